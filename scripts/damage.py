@@ -22,10 +22,10 @@ from PIL import Image
 from shardkit import open_dataset, verify
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset import handles
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.errors import CorruptDataset, UsageError
+from shardkit.recipe import Recipe
 from shardkit.registry import format_names
 from shardkit.sources.imagefolder import scan_imagefolder
 

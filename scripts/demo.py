@@ -8,8 +8,9 @@ import sys
 import time
 import zlib
 from pathlib import Path
+from typing import Any
 
-from shardkit import LoaderOptions, RandomResizedCrop, make_loader, open_dataset
+from shardkit import RandomResizedCrop, make_loader, open_dataset
 from shardkit.registry import format_names
 
 ROOT = Path(__file__).parents[1]
@@ -74,8 +75,8 @@ def read(place: Path) -> tuple[int, float, list[int], int]:
     first: list[int] = []
     state = None
     for engine in ("thread", "process"):
-        options = LoaderOptions(engine=engine, num_workers=2)
-        loader = make_loader(dataset, 16, shuffle=True, seed=1, options=options)
+        options: dict[str, Any] = {"engine": engine, "num_workers": 2}
+        loader = make_loader(dataset, 16, shuffle=True, seed=1, **options)
         if state is not None:
             loader.load_state_dict(state)
         for number, (pixels, labels) in enumerate(loader):

@@ -24,9 +24,10 @@ from PIL import Image
 
 from shardkit.conversion.convert import convert, convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import load_manifest
-from shardkit.record import Field, make_keys
+from shardkit.kinds.field import Field
+from shardkit.recipe import Recipe
+from shardkit.record import make_keys
 from shardkit.sources.imagefolder import scan_imagefolder
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"

@@ -1,6 +1,8 @@
-"""Writes docs/cli.md from the commands' help texts and docs/api.md from the public docstrings.
+"""Writes docs/cli.md, docs/api.md and shardkit/__init__.pyi.
 
-python scripts/make_reference.py           write both
+They follow from help texts, public docstrings and classes of options.
+
+python scripts/make_reference.py           write all
 python scripts/make_reference.py --check   write nothing; exit with 1 if one is stale
 """
 
@@ -13,6 +15,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from shardkit.cli.main import cli
 
 DOCS = Path(__file__).parents[1] / "docs"
 _NOTE = "<!-- Made by scripts/make_reference.py; edit the docstrings and help texts instead. -->"
+_STUB = Path(shardkit.__file__).with_suffix(".pyi")
 _WIDTH = 90
 """Columns of help texts, in any terminal."""
 _SECTIONS = ("Args", "Returns", "Raises", "Yields")
@@ -36,18 +40,24 @@ TASKS = {
         "Convert a folder of images to a dataset. `shardkit convert` does the same.",
         (
             "convert",
-            "Converted",
+            "conversion.convert.Converted",
+            "conversion.convert.plan_conversion",
+            "conversion.convert.plan_jobs",
+            "conversion.work.work",
+            "conversion.convert.commit",
             "attach",
-            "Attached",
+            "conversion.attach.Attached",
             "append",
-            "Appended",
+            "conversion.append.Appended",
             "merge",
             "Field",
             "Sample",
-            "Plan",
-            "Manifest",
-            "Progress",
-            "Source",
+            "recipe.Recipe",
+            "conversion.plan.Plan",
+            "dataset.manifest.Manifest",
+            "system.pool.Progress",
+            "contracts.Source",
+            "open_source",
             "upload",
             "download",
         ),
@@ -65,11 +75,12 @@ TASKS = {
             "IterableHDF5Dataset",
             "IterableTarDataset",
             "CenterCrop",
+            "RandomCrop",
             "RandomResizedCrop",
             "Resize",
-            "ImageOp",
+            "torch.data.ops.ImageOp",
             "with_rng",
-            "BatchView",
+            "torch.data.collate.BatchView",
             "collate",
         ),
     ),
@@ -77,11 +88,10 @@ TASKS = {
         "Load batches in a reproducible order, resume exactly, and copy them to the GPU.",
         (
             "make_loader",
-            "Loader",
-            "LoaderOptions",
-            "Order",
+            "torch.loader.Loader",
+            "sampling.order.Order",
             "BlockShuffle",
-            "RankShard",
+            "Rank",
             "Weighted",
             "Balanced",
             "Mixture",
@@ -95,37 +105,37 @@ TASKS = {
         "Check, repair, compare, export and examine datasets.",
         (
             "verify",
-            "Verification",
-            "Finding",
-            "SourceReport",
+            "verification.verify.Verification",
+            "verification.shard_check.Finding",
+            "verification.source_comparison.SourceReport",
             "repair",
-            "Repaired",
+            "verification.repair.Repaired",
             "describe",
             "reindex",
             "split",
             "diff",
-            "Differences",
-            "DatasetDifference",
-            "ChangedRecord",
+            "verification.diff.Differences",
+            "verification.diff.DatasetDifference",
+            "verification.diff.ChangedRecord",
             "export",
-            "Exported",
+            "exporting.export.Exported",
             "report",
-            "DatasetReport",
+            "reporting.report.DatasetReport",
         ),
     ),
     "Measuring": (
         "Find out what limits loading, and which settings are fastest.",
         (
             "doctor",
-            "DoctorReport",
+            "measure.doctor.doctor.DoctorReport",
             "tune",
-            "TuneReport",
+            "measure.tune.tune.TuneReport",
             "find_batch_size",
-            "FoundBatchSize",
+            "torch.batch_size.FoundBatchSize",
             "bench",
-            "BenchReport",
+            "measure.bench.report.BenchReport",
             "ThroughputMonitor",
-            "ThroughputReport",
+            "torch.monitor.ThroughputReport",
         ),
     ),
     "Errors": (
@@ -133,22 +143,22 @@ TASKS = {
         (
             "ShardkitError",
             "UsageError",
-            "StateMismatch",
+            "errors.StateMismatch",
             "ConversionFailed",
-            "BadImages",
-            "DiskFull",
-            "BadImage",
-            "Problem",
-            "LoaderFailed",
-            "TransformFailed",
-            "MeasurementFailed",
+            "errors.BadImages",
+            "errors.DiskFull",
+            "errors.BadImage",
+            "errors.Problem",
+            "errors.LoaderFailed",
+            "errors.TransformFailed",
+            "errors.MeasurementFailed",
             "CorruptDataset",
-            "CorruptShard",
-            "CorruptRecord",
+            "errors.CorruptShard",
+            "errors.CorruptRecord",
         ),
     ),
 }
-"""Section of docs/api.md to its introduction and public names."""
+"""Section of docs/api.md to its introduction and names; those that are not public, with module."""
 
 
 def main(arguments: list[str]) -> int:
@@ -156,9 +166,14 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2
-    pages = {DOCS / "cli.md": cli_page(), DOCS / "api.md": api_page()}
+    pages = {
+        DOCS / "cli.md": cli_page(),
+        DOCS / "api.md": api_page(),
+        _STUB: stub(),
+    }
     if not arguments:
         for path, text in pages.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
         return 0
     stale = [
@@ -173,7 +188,7 @@ def main(arguments: list[str]) -> int:
 def cli_page() -> str:
     """Return the page of all commands."""
     parts = [_NOTE, "# The `shardkit` command", "`python -m shardkit` is the same command."]
-    common = set(_options(_help(_FULL))[1])
+    common = set(_sections(_help(_FULL)))
     for words, command in _commands(cli, ()):
         assert command.help, f"the command {' '.join(words)!r} has no help text"
         output = _help(words)
@@ -194,18 +209,15 @@ def _help(words: Sequence[str]) -> str:
     return shown.output.rstrip()
 
 
-def _options(output: str) -> tuple[str, list[str]]:
-    """Divide a help text into the part before the options, and each option with its lines."""
-    head, _, options = output.partition("Options:\n")
-    return head, re.split(r"\n(?=  -)", options)
+def _sections(output: str) -> list[str]:
+    """Divide a help text at its headings."""
+    return re.split(r"\n\n(?=[A-Z][a-z]+:\n)", output)
 
 
 def _without(output: str, common: set[str]) -> str:
-    """Return a help text without the options that another page of the same kind shows."""
-    head, options = _options(output)
-    own = [option for option in options if option not in common]
-    name = " ".join(["shardkit", *_FULL])
-    return "\n".join([f"{head}Options:", *own, f"  ... and the options of `{name}`"])
+    """Return a help text without the sections that another page of the same kind shows."""
+    sections = [section for section in _sections(output) if section not in common]
+    return "\n\n".join([*sections, f"... and the other options of `shardkit {' '.join(_FULL)}`"])
 
 
 def api_page() -> str:
@@ -214,22 +226,36 @@ def api_page() -> str:
     Raises:
         ValueError: If a public name has no task, or a task names something else.
     """
-    listed = sorted(name for _, names in TASKS.values() for name in names)
-    public = sorted({*shardkit.__all__, "ShardDataModule"} - {"__version__"})
+    listed = sorted(name for _, names in TASKS.values() for name in names if "." not in name)
+    public = sorted({*shardkit.__all__, "ShardDataModule"} - {"__version__"})  # lightning or not
     if listed != public:
         raise ValueError(f"TASKS differs from the public names: {sorted({*listed} ^ {*public})}")
     parts = [
         _NOTE,
         "# The Python interface",
-        "Import every name from `shardkit`; the modules inside may change. `shardkit.__version__` "
-        "is the version.",
+        "Import a name from `shardkit`, unless its entry gives a module. `shardkit.__version__` is "
+        "the version.",
     ]
     for task, (text, names) in TASKS.items():
-        links = ", ".join(f"[`{name}`](#{name.lower()})" for name in names)
+        shown = [name.rpartition(".")[2] for name in names]
+        links = ", ".join(f"[`{name}`](#{name.lower()})" for name in shown)
         parts += [f"## {task}", text, links]
         for name in names:
-            parts += _entry(name, getattr(shardkit, name))
+            module, _, last = f"shardkit.{name}".rpartition(".")
+            parts += _entry(last, module, getattr(import_module(module), last))
     return "\n\n".join(parts) + "\n"
+
+
+def stub() -> str:
+    """Return the types of the public names."""
+    lines = [
+        f"from shardkit.{module} import {name} as {name}"
+        for module, names in sorted(vars(shardkit)["_PUBLIC"].items())
+        for name in names.split()
+    ]
+    note = f"# {_NOTE.strip('<!- >')}"
+    imports = ["from shardkit._version import __version__ as __version__", *lines]
+    return "\n".join([note, *imports, "", "__all__: list[str]"]) + "\n"
 
 
 def _commands(
@@ -244,8 +270,10 @@ def _commands(
             yield from _commands(inner, (*words, name))
 
 
-def _entry(name: str, thing: Any) -> list[str]:
+def _entry(name: str, module: str, thing: Any) -> list[str]:
     parts = [f"### {name}"]
+    if module != "shardkit":
+        parts.append(f"In `{module}`.")
     if not inspect.isclass(thing):
         return [*parts, _code(f"{name}{_signature(thing)}"), _prose(thing)]
     bases = [base.__name__ for base in thing.__bases__ if base.__name__ in shardkit.__all__]
@@ -280,20 +308,34 @@ def _members(kind: type) -> list[str]:
 
 def _attributes(kind: type) -> Iterator[str]:
     """Yield a list item for each attribute with its docstring, and for each property."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(tree, ast.ClassDef)
-    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign):
-            name, default = ast.unparse(node.target), ""
-            if node.value is not None:
-                default = f" = {ast.unparse(node.value)}"
-            text = _constant(after)
-            if not name.startswith("_"):
-                yield _item(f"{name}: {ast.unparse(node.annotation)}{default}", text)
+    bases = [base for base in kind.__mro__[:0:-1] if dataclasses.is_dataclass(base)]
+    for base in (*bases, kind):
+        yield from _fields(base)
     for name, value in vars(kind).items():
         if isinstance(value, property) and not name.startswith("_"):
             kind_of = (value.fget.__annotations__ if value.fget else {}).get("return", "Any")
             yield _item(f"{name}: {kind_of}", inspect.getdoc(value) or "")
+
+
+def _fields(kind: type) -> Iterator[str]:
+    """Yield a list item for each attribute that a class states itself."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign):
+            name, default, text = ast.unparse(node.target), "", _constant(after)
+            if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "option":
+                first, *_ = node.value.args
+                default = f" = {ast.unparse(first)}"
+                text = next(
+                    str(ast.literal_eval(word.value))
+                    for word in node.value.keywords
+                    if word.arg == "help"
+                )
+            elif node.value is not None:
+                default = f" = {ast.unparse(node.value)}"
+            if not (name.startswith("_") or name.isupper()):
+                yield _item(f"{name}: {ast.unparse(node.annotation)}{default}", text)
 
 
 def _constant(node: ast.stmt | None) -> str:
@@ -312,12 +354,14 @@ def _signature(function: Any) -> str:
     signature = inspect.signature(function)
     parameters = [item for item in signature.parameters.values() if item.name != "self"]
     text = str(signature.replace(parameters=parameters))
-    text = re.sub(r"<function (\S+) at 0x\w+>", r"\1", text)  # an address differs in each run
+    text = re.sub(
+        r"<function (?:\w+\.)*(\S+) at 0x\w+>", r"\1", text
+    )  # an address differs in each run
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations are strings, so quoted
 
 
 def _code(text: str) -> str:
-    if len(text) > _WIDTH:
+    if len(text) > _WIDTH and "\n" not in text:
         head, _, rest = text.partition("(")
         inner, arrow, result = rest.rpartition(")")
         arguments = re.split(r", (?![^\[]*\])", inner)

@@ -2,7 +2,7 @@
 
     python scripts/make_sample_data.py [DIRECTORY]
 
-sample_annotations/, beside it, has the mask of each image, and captions and boxes in
+docs/examples/annotations has the mask of each image, and captions and boxes in
 annotations.jsonl.
 
 They are drawn, so no one else holds rights to them. The oddities occur in real folders: spaces and
@@ -172,4 +172,4 @@ def _save(image: Image.Image, path: Path, number: int) -> None:
 if __name__ == "__main__":
     place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "sample_data"
     main(place)
-    annotate(place.parent / "sample_annotations")
+    annotate(place.parent / "docs" / "examples" / "annotations")

@@ -1,4 +1,4 @@
-"""Prints the size and structure of the package at one or more commits, as Markdown tables.
+"""Prints size, structure and spread-out ideas of the package at some commits, as Markdown tables.
 
 python scripts/structure.py bf70f04 HEAD
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import statistics
 import subprocess
 import sys
@@ -141,6 +142,112 @@ def summary(package: Package) -> dict[str, str]:
     }
 
 
+MANIFESTS = {"Manifest", "AttachedManifest", "SplitsManifest", "AttachedShard"}
+KINDS = {
+    *("image", "mask", "array", "bytes", "number", "label", "labels"),
+    *("text", "json", "boxes", "keypoints"),
+}
+GENERATED = {"conversion.keywords"}
+
+
+def spread_out(package: Package) -> dict[str, str]:
+    """Return in how many places ideas are that should be in one; goals are those of 0.1.0."""
+    files = {name: source for name, source in package.files.items() if name not in GENERATED}
+    trees = {name: ast.parse(source) for name, source in files.items()}
+    calls = [
+        (name, call, ast.unparse(call.func))
+        for name, tree in trees.items()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+    ]
+    inside = [(name, call, function) for name, call, function in calls if "manifest" not in name]
+    lines = "\n".join(files.values())
+    names = [node for tree in trees.values() for node in ast.walk(tree)]
+    words = Counter(node.id for node in names if isinstance(node, ast.Name))
+    words += Counter(node.arg for node in names if isinstance(node, ast.arg))
+    imported: dict[str, set[str]] = {}
+    for importer, module in imports(package):
+        imported.setdefault(importer, set()).add(module)
+    code = [line for line in lines.split("\n") if line.strip() and not line.strip().startswith("#")]
+    import_lines = sum(
+        node.end_lineno - node.lineno + 1
+        for node in names
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and node.end_lineno
+    )
+    strings = re.compile(r"""\b(?:call|send|_call)\(\s*(?:_READER,\s*)?["'][\w:]+["']""")
+    return {
+        "lines (goal 43,000)": f"{sum(source.count(chr(10)) for source in files.values()):,}",
+        "files that mention `dct_scaling` (2)": str(
+            sum("dct_scaling" in source for source in files.values())
+        ),
+        "`noqa: PLR0913` (3)": f"{len(re.findall('noqa:.*PLR0913', lines))}",
+        "`isinstance` of manifest classes outside of their module (5)": str(
+            sum(
+                function == "isinstance" and bool(MANIFESTS & _names(call.args[1]))
+                for _, call, function in inside
+            )
+        ),
+        "places that construct a manifest (1)": str(
+            len({name for name, _, function in inside if function in MANIFESTS - {"AttachedShard"}})
+        ),
+        "`hasattr` and `getattr` of a source, uses of lists of sources (0)": str(
+            sum(_probes_source(node) for node in names)
+        ),
+        "comparisons of a field's kind outside of kinds/ (25)": str(
+            sum(
+                _compares_kind(node)
+                for name, tree in trees.items()
+                if not name.startswith("kinds.")
+                for node in ast.walk(tree)
+            )
+        ),
+        "calls by string to helper processes (0)": f"{len(strings.findall(lines))}",
+        "public names (50)": f"{_public(package.files['__init__'])}",
+        "`found` and `each` as identifiers (100)": f"{words['found'] + words['each']:,}",
+        "import lines per code line (8%)": f"{100 * import_lines / len(code):.1f}%",
+        "modules that import 14 or more others of ours (3)": str(
+            sum(len(modules) >= 14 for name, modules in imported.items() if name != "__init__")
+        ),
+    }
+
+
+def _names(node: ast.expr) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _probes_source(node: ast.AST) -> bool:
+    """Return whether a source is asked for an ability by name, or a list of sources is used."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        return node.id in ("ATTACHABLE_SOURCES", "ATTACHED_SOURCE")
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("hasattr", "getattr"):
+        return False
+    return bool(re.search(r"(^|\W)_?source$", ast.unparse(node.args[0])))
+
+
+def _compares_kind(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Compare) or not re.search(r"\bkind\b", ast.unparse(node.left)):
+        return False
+    texts = {
+        part.value
+        for side in node.comparators
+        for part in ast.walk(side)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    }
+    names = {name for side in node.comparators for name in _names(side)}
+    return bool(texts & KINDS or names & {"STORED_APART", "COLUMN_KINDS", "LISTED_KINDS", "KINDS"})
+
+
+def _public(source: str) -> int:
+    """Return the number of public names that the package's ``__init__`` states."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_PUBLIC":
+            modules = ast.literal_eval(node.value)
+            return sum(len(names.split()) for names in modules.values())
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return len(ast.literal_eval(node.value)) - 1  # without __version__
+    return 0
+
+
 def sizes(package: Package) -> Iterator[str]:
     """Yield a table row for each package: modules and lines."""
     for name in sorted({package_of(module) for module in package.files}):
@@ -156,7 +263,7 @@ def main(commits: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     packages = [read(commit) for commit in commits]
-    columns = [summary(package) for package in packages]
+    columns = [{**summary(package), **spread_out(package)} for package in packages]
     print("\n".join(["| | " + " | ".join(commits) + " |", "|---" * (len(commits) + 1) + "|"]))
     for name in columns[0]:
         print(f"| {name} | " + " | ".join(column[name] for column in columns) + " |")

@@ -23,6 +23,8 @@ rebuild an error from a DataLoader worker with its type: it passes only the mess
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -37,7 +39,20 @@ class Problem:
 
 
 class ShardkitError(Exception):
-    """Base class of all errors that shardkit raises on purpose."""
+    """Base class of all errors that shardkit raises on purpose.
+
+    Args:
+        message: The problem, and perhaps the remedy.
+        where: The file, folder, URL or option that it concerns, if one alone.
+    """
+
+    where: str | None = None
+    """The file, folder, URL or option that it concerns; None if the message alone names it."""
+
+    def __init__(self, message: str = "", *, where: object = None) -> None:
+        super().__init__(message)
+        if where is not None:
+            self.where = str(where)
 
 
 class UsageError(ShardkitError):
@@ -93,3 +108,14 @@ class CorruptShard(CorruptDataset):
 
 class CorruptRecord(CorruptDataset):
     """A record's bytes differ from those written."""
+
+
+@contextlib.contextmanager
+def located(where: object) -> Iterator[None]:
+    """Set `ShardkitError.where` of errors in the block that have none."""
+    try:
+        yield
+    except ShardkitError as error:
+        if error.where is None:
+            error.where = str(where)
+        raise

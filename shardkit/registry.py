@@ -6,19 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-from shardkit.contracts import Format, SourceKind
+from shardkit.contracts import Format, Source, SourceKind
 from shardkit.errors import UsageError
+from shardkit.system.text import suggestion
 
 DEFAULT_SOURCE = "imagefolder"
 """The source that is meant where none is named."""
 
-ATTACHED_SOURCE = "webdataset"
+DEFAULT_ATTACHED = "webdataset"
 """The source whose files `shardkit attach` takes where no kind is named."""
 
-ATTACHABLE_SOURCES = (ATTACHED_SOURCE, "hdf5", "lmdb")
-"""The sources whose files it takes."""
+_ALIASES = {"tar": "webdataset", "wds": "webdataset", "h5": "hdf5", "mdb": "lmdb"}
+"""Other names of formats and sources, to suggest the one that is meant."""
 
 _Plugin = TypeVar("_Plugin", Format, SourceKind)
 
@@ -45,22 +47,28 @@ class _Registry(Generic[_Plugin]):
         if target is None and name in (third_party := self._third_party()):
             target = third_party[name].value
         if target is None:
-            raise UsageError(f"unknown {self.word} {name!r}; choose from {', '.join(self.names())}")
+            raise UsageError(
+                f"unknown {self.word} {name!r}; choose from {', '.join(self.names())}."
+                f"{self.hint(name)}"
+            )
         module, _, attribute = target.partition(":")
         try:
-            found = getattr(import_module(module), attribute)
+            plugin = getattr(import_module(module), attribute)
         except ImportError as error:
             raise UsageError(
                 f"{self.word} {name!r} needs a package that cannot be imported: {error}. "
                 f"Install it with `pip install {(error.name or module).partition('.')[0]}`."
             ) from error
         except AttributeError:
-            found = None
-        if not isinstance(found, self.type):
+            plugin = None
+        if not isinstance(plugin, self.type):
             raise UsageError(
                 f"{self.word} {name!r} is broken: {target} is not a shardkit {self.type.__name__}"
             )
-        return found
+        return plugin
+
+    def hint(self, name: str) -> str:
+        return suggestion(_ALIASES.get(name.lower(), name), self.names())
 
     def _third_party(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=self.group)}
@@ -102,6 +110,11 @@ def format_names() -> list[str]:
     return _FORMATS.names()
 
 
+def format_hint(name: str) -> str:
+    """Return the format that a user may mean by an unknown name, as a sentence; "" for none."""
+    return _FORMATS.hint(name)
+
+
 def get_format(name: str) -> Format:
     """Return the format called ``name``.
 
@@ -114,6 +127,44 @@ def get_format(name: str) -> Format:
 def source_names() -> list[str]:
     """Return the names of all kinds of sources, sorted, without importing them."""
     return _SOURCES.names()
+
+
+def attachable_sources() -> list[str]:
+    """Return the names of all kinds of sources that can be attached, the default first."""
+    kinds = [name for name in source_names() if _can_attach(name)]
+    return sorted(kinds, key=lambda name: name != DEFAULT_ATTACHED)
+
+
+def _can_attach(name: str) -> bool:
+    try:
+        return get_source(name).attaching is not None
+    except UsageError:  # its package is missing
+        return False
+
+
+def source_hint(name: str) -> str:
+    """Return the source that a user may mean by an unknown name, as a sentence; "" for none."""
+    return _SOURCES.hint(name)
+
+
+def is_own_source(name: str) -> bool:
+    """Return whether the kind of source is shardkit's own, not one of another package."""
+    return name in _SOURCES.own
+
+
+def open_source(kind: str, path: str | Path, **options: Any) -> Source:
+    """Open a source of images, for `shardkit.convert`, `shardkit.append` or `shardkit.attach`.
+
+    Args:
+        kind: Kind of source, such as ``coco``: a command of ``shardkit convert``.
+        path: The file, folder or pattern that the command calls SRC.
+        **options: The options of that command under "Source", such as ``root="photos"``.
+
+    Raises:
+        UsageError: If there is no such kind, it needs a package that is not installed, it has no
+            such option, or it cannot be opened.
+    """
+    return get_source(kind).open(path, **options)
 
 
 def get_source(name: str) -> SourceKind:

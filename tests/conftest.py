@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "shardkit"))
 # terminal; children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Nothing that tests make shardkit remember belongs to the user.
+_STATE = tempfile.TemporaryDirectory(prefix="shardkit-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
+
+# A fifth of the tests' time, and nobody pulls the plug; child processes that are not forks do sync.
+os.fsync = lambda fd: None
 
 # Its thread would live on in this process, from which tests fork workers.
 tqdm.monitor_interval = 0

@@ -1,6 +1,6 @@
 """Train a small network that describes pictures: images with captions.
 
-    python convert_fields.py sample_data sample_annotations fields
+    python convert_fields.py ../../sample_data annotations fields
     python caption.py fields
 
 prints "accuracy 88.5%", the fraction of captions that equal those of the dataset word by word,

@@ -1,6 +1,6 @@
 """Convert images with masks, captions and boxes: sample_data and its annotations.
 
-    python convert_fields.py sample_data sample_annotations fields
+    python convert_fields.py ../../sample_data annotations fields
 
 Any object with ``len()`` and ``[number]`` is a source of samples; here each is a dict. The schema
 states only what one sample cannot show: which classes there are.

@@ -1,6 +1,6 @@
 """Train a small network that finds the shape in each picture: images with masks.
 
-    python convert_fields.py sample_data sample_annotations fields
+    python convert_fields.py ../../sample_data annotations fields
     python segment.py fields
 
 prints "overlap 96.3%", the mean intersection over union of the shapes found with those in the

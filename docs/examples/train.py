@@ -29,10 +29,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardkit import (
     DevicePrefetcher,
-    LoaderOptions,
     Normalize,
     RandomResizedCrop,
-    RankShard,
+    Rank,
     Resize,
     make_loader,
     open_dataset,
@@ -161,9 +160,7 @@ def accuracy(network: nn.Module, options: argparse.Namespace, device: torch.devi
     """Return the fraction of images classified correctly, each counted once."""
     whole = Resize((options.size, options.size))
     dataset = open_dataset(options.validation or options.dataset, decode=whole)
-    loader = make_loader(
-        dataset, 64, options=LoaderOptions(rank_shard=RankShard(remainder="exact"))
-    )
+    loader = make_loader(dataset, 64, rank=Rank(remainder="exact"))
     correct = torch.zeros((), dtype=torch.int64, device=device)
     for images, labels in DevicePrefetcher(loader, device, Normalize()):
         correct += (network(images).argmax(1) == labels).sum()

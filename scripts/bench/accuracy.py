@@ -21,13 +21,12 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from shardkit import CenterCrop, RandomResizedCrop, Resize
-from shardkit.codecs.image import Pixels, decode, inspect
-from shardkit.conversion.recipe import Recipe
-from shardkit.dataset.decode import Decoding
+from shardkit.codecs.image import Decoding, Pixels, decode, inspect
 from shardkit.dataset.located import EncodedImage
+from shardkit.recipe import Recipe
 from shardkit.record import Record
 from shardkit.sampling.order import Draws
-from shardkit.torch.data.ops import ImageOp, Piece
+from shardkit.torch.data.ops import Crop, ImageOp
 
 SIZES = (48, 96, 224)
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -55,7 +54,7 @@ def _converted(photos: list[bytes]) -> None:
     }
     for label, options in variants.items():
         for size in SIZES:
-            recipe = Recipe(resize=(size, size), encode="png", **options)
+            recipe = Recipe(resize=size, encode="png", **options)
             reduced = [data for data in photos if _shorter(data) >= 4 * size]
             _row(f"{label}, {size}", _stored(reduced if recipe.dct_scaling else photos, recipe))
 
@@ -90,24 +89,24 @@ def _loaded(photos: list[bytes]) -> None:
 def _rendered(photos: Iterable[bytes], op: ImageOp) -> Iterator[Pair]:
     for number, data in enumerate(photos):
         info = inspect(data, "jpg")
-        piece = op.piece(info.width, info.height, Draws(0, number))
+        crop = op.crop(info.width, info.height, Draws(0, number))
         image = EncodedImage(data, "jpg", 0, info.width, info.height)
-        yield op.render(image, piece, Decoding()), _expected(_opened(data), piece, op.filter)
+        yield op.render(image, crop, Decoding()), _expected(_opened(data), crop, op.filter)
 
 
-def _expected(image: Image.Image, piece: Piece, name: str) -> Pixels:
-    """Return ``piece`` as Pillow cuts and scales it."""
-    if piece.whole is not None:
-        image = image.resize(piece.whole[::-1], _FILTERS[name])
-    right, bottom = piece.left + piece.width, piece.top + piece.height
-    image = image.crop((piece.left, piece.top, right, bottom))
-    image = image.resize(piece.size[::-1], _FILTERS[name])
-    return np.asarray(ImageOps.mirror(image) if piece.flip else image)
+def _expected(image: Image.Image, crop: Crop, name: str) -> Pixels:
+    """Return ``crop`` as Pillow cuts and scales it."""
+    if crop.scaled is not None:
+        image = image.resize(crop.scaled[::-1], _FILTERS[name])
+    right, bottom = crop.left + crop.width, crop.top + crop.height
+    image = image.crop((crop.left, crop.top, right, bottom))
+    image = image.resize(crop.size[::-1], _FILTERS[name])
+    return np.asarray(ImageOps.mirror(image) if crop.flip else image)
 
 
 def _fast(photos: list[bytes]) -> None:
     print('\njpeg="fast": mean difference per image')
-    pairs = [(decode(data, "jpg", fast=True), decode(data, "jpg")) for data in photos]
+    pairs = [(decode(data, "jpg", Decoding(fast=True)), decode(data, "jpg")) for data in photos]
     means = [float(_difference(pair).mean()) for pair in pairs]
     print(f"median {np.median(means):.2f}, maximum {max(means):.2f} of 255")
 

@@ -41,7 +41,7 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from shardkit import LoaderOptions, Sample, convert, make_loader, open_dataset
+from shardkit import Sample, convert, make_loader, open_dataset
 
 _SLICE = 64 << 10
 """Bytes that are sent at a time."""
@@ -181,10 +181,10 @@ def _cpu() -> float:
 
 def _read(url: str, cache: Path, fetch: str, start: Any, answer: Connection) -> None:
     dataset = open_dataset(url, decode="bytes", cache=cache, fetch=fetch)
-    options = LoaderOptions(num_workers=0, collate_fn=len)
+    options: dict[str, Any] = {"num_workers": 0, "collate_fn": len}
     start.wait()
     begun, used = time.perf_counter(), _cpu()
-    images = sum(make_loader(dataset, 64, options=options))
+    images = sum(make_loader(dataset, 64, **options))
     answer.send((time.perf_counter() - begun, _cpu() - used))
     assert images == len(dataset)
 

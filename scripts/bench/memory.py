@@ -22,14 +22,14 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
-from shardkit import CenterCrop, LoaderOptions, make_loader, open_dataset
+from shardkit import CenterCrop, make_loader, open_dataset
 from shardkit.conversion.convert import convert
 from shardkit.torch.data.memory import BlockPool
 from shardkit.torch.engine import threads
@@ -159,11 +159,13 @@ def by_threads(path: Path, prefetch: int | None, *, keep: bool) -> tuple[int, fl
     before = Memory.of().rss
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     workers = 0 if prefetch is None else min(WORKERS, prefetch)
-    options = LoaderOptions(
-        engine="thread", num_workers=workers, prefetch_factor=prefetch and prefetch // workers
-    )
+    options: dict[str, Any] = {
+        "engine": "thread",
+        "num_workers": workers,
+        "prefetch_factor": prefetch and prefetch // workers,
+    }
     kept = []
-    for batch in itertools.islice(make_loader(dataset, BATCH, shuffle=True, options=options), 14):
+    for batch in itertools.islice(make_loader(dataset, BATCH, shuffle=True, **options), 14):
         time.sleep(0.12 if prefetch else 0)
         if keep:
             kept.append(batch)
@@ -191,9 +193,9 @@ def of_bare_worker(method: str) -> Memory:
 
 def of_worker(path: Path, method: str) -> Memory:
     """Return what a worker of the process engine has after three epochs."""
-    options = LoaderOptions(engine="process", num_workers=WORKERS, start_method=method)
+    options: dict[str, Any] = {"engine": "process", "num_workers": WORKERS, "start_method": method}
     loader = make_loader(
-        open_dataset(path, decode=CenterCrop(SIDE)), BATCH, shuffle=True, options=options
+        open_dataset(path, decode=CenterCrop(SIDE)), BATCH, shuffle=True, **options
     )
     for _ in range(3):
         for _ in loader:

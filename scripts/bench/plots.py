@@ -1,88 +1,92 @@
-"""Bar charts of benchmark tables: median and range of each candidate.
+"""The chart on top of README.md: speedups over FFCV, from the tables of docs/benchmarks.md.
 
-    python scripts/bench/plots.py docs/plots    redraw every chart from its JSON file
+    python scripts/bench/plots.py docs/benchmarks.md docs/plots/ffcv.png
 
-A chart shows each other library once, and of shardkit's rows only those that a user would choose
-between: LMDB shards, read by threads, with and without one option. The table has all rows.
+It needs matplotlib (``pip install matplotlib``).
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-import textwrap
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from harness import Result, Table
+MACHINES = {"AMD EPYC": "#1f6f8b", "Intel Xeon": "#e0a458"}
+"""Columns of the page, and colors."""
 
-_OURS, _OTHERS = "#1f6f8b", "#b0b7bd"
+ROWS = {
+    "JPEG, center crop, threads": ("JPEGs of 256 pixels", "exact, threads"),
+    "JPEG, center crop, processes": ("JPEGs of 256 pixels", "exact, worker processes"),
+    "JPEG, center crop, jpeg='fast'": ("JPEGs of 256 pixels", '`jpeg="fast"`'),
+    "JPEG, random crop from 500 x 375": ("Random crops", "500 x 375, over FFCV"),
+    "JPEG, random crop from 2000 x 1500": ("Random crops", "2000 x 1500, over FFCV"),
+    "raw 224 x 224, threads": ("Raw pixels", "threads, over FFCV"),
+    "raw 224 x 224, processes": ("Raw pixels", "worker processes, over FFCV"),
+    "float16 arrays, threads": ("Arrays", "threads, over FFCV"),
+    "float16 arrays, processes": ("Arrays", "worker processes, over FFCV"),
+}
+"""Bars of the chart: start of the section's heading, and first cell of the row."""
+
+Range = tuple[float, float]
 
 
-def plot(table: Table, target: Path) -> None:
-    """Draw a table as a PNG file; does nothing if nothing was measured.
+def speedups(page: str) -> dict[str, list[Range | str]]:
+    """Return lowest and highest speedup of each bar on each machine; other cells as they are.
 
     Raises:
-        ModuleNotFoundError: If matplotlib is not installed.
+        ValueError: If the page lacks a row.
     """
+    return {label: _row(page, section, name) for label, (section, name) in ROWS.items()}
+
+
+def _row(page: str, section: str, name: str) -> list[Range | str]:
+    text = next((part for part in page.split("\n## ") if part.startswith(section)), "")
+    row = re.search(rf"^\| {re.escape(name)} \|(.*?)\|(.*?)\|", text, re.MULTILINE)
+    if not row:
+        raise ValueError(f"the page has no row {name!r} in a section {section!r}")
+    return [_range(cell.strip()) for cell in row.groups()]
+
+
+def _range(cell: str) -> Range | str:
+    """Parse a cell such as "1.11 to 1.23", but not ratios of anything else."""
+    numbers = re.fullmatch(r"([\d.]+)(?: to ([\d.]+))?", cell)
+    return (float(numbers[1]), float(numbers[2] or numbers[1])) if numbers else cell
+
+
+def draw(page: str, target: Path) -> None:
+    """Draw the chart as a PNG file."""
     matplotlib: Any = import_module("matplotlib")
     matplotlib.use("Agg")
     pyplot: Any = import_module("matplotlib.pyplot")
-    measured = charted([result for result in table.results if result.rates])
-    if not measured:
-        return
-    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.32 * len(measured)), layout="constrained")
-    axes.barh(
-        [_label(result.name) for result in measured],
-        [result.median for result in measured],
-        xerr=_spread(measured),
-        color=[_OURS if "shardkit" in result.name else _OTHERS for result in measured],
-        ecolor="#555555",
-        capsize=2,
-    )
+    bars = speedups(page)
+    figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
+    for column, (machine, color) in enumerate(MACHINES.items()):
+        axes.barh(0, 0, color=color, label=machine)  # for the legend
+        for row, bar in enumerate(bars.values()):
+            value, height = bar[column], row + 0.38 * column - 0.19
+            if isinstance(value, str):
+                axes.annotate(value, (0.03, height), fontsize=7, color="#777777", va="center")
+                continue
+            low, high = value
+            axes.barh(
+                height,
+                (low + high) / 2,
+                height=0.36,
+                xerr=(high - low) / 2,
+                color=color,
+                ecolor="#444444",
+                capsize=2,
+            )
+    axes.axvline(1, color="#444444", linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(bars)), list(bars))
     axes.invert_yaxis()
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel(f"{table.unit}, median and range of {table.rounds} rounds")
-    figure.suptitle(textwrap.fill(table.title, 80), fontsize="medium")
+    axes.set_xlabel("speedup over FFCV, lowest to highest ratio of medians")
     axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(title="2 cores, 2 workers", loc="lower right", frameon=False)
     figure.savefig(target, dpi=120)
-    pyplot.close(figure)
-
-
-def charted(results: list[Result]) -> list[Result]:
-    """Return the rows that a chart shows: the others', and at most two of shardkit's."""
-    ours = [one for one in results if one.name.startswith("shardkit lmdb") and not _special(one)]
-    others = [one for one in results if not one.name.startswith("shardkit ")]
-    return others + ours
-
-
-def _special(result: Result) -> bool:
-    """Return whether only the table shows the row."""
-    return ", process" in result.name or ", jpeg=" in result.name
-
-
-def _label(name: str) -> str:
-    return re.sub(r"^shardkit lmdb(, thread)?", "shardkit", name)
-
-
-def _spread(measured: list[Result]) -> list[list[float]]:
-    """Return how far below and above its median each contender came."""
-    medians = [result.median or 0.0 for result in measured]
-    low = [m - min(result.rates) for m, result in zip(medians, measured, strict=True)]
-    high = [max(result.rates) - m for m, result in zip(medians, measured, strict=True)]
-    return [low, high]
-
-
-def main(folder: Path) -> None:
-    """Redraw the chart of each JSON file in the folder."""
-    for path in sorted(folder.glob("*.json")):
-        stored = json.loads(path.read_text("utf-8"))
-        results = [Result(**result) for result in stored.pop("results")]
-        known = {name: stored[name] for name in ("name", "title", "baseline", "unit", "rounds")}
-        plot(Table(results=results, **known), path.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    draw(Path(sys.argv[1]).read_text("utf-8"), Path(sys.argv[2]))

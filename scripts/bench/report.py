@@ -1,17 +1,17 @@
-"""Results of a run: Markdown tables between the markers of a page, JSON files and plots."""
+"""Results of a run, as Markdown tables and JSON files."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import re
+import subprocess
 from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from harness import Result, Table
+from harness import ROOT, Result, Table
 
 import shardkit
 
@@ -52,44 +52,17 @@ def machine() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     system = f"{platform.system()}, Python {platform.python_version()}"
-    return f"shardkit {shardkit.__version__}; {cores} cores of {model}, {system}, {versions}"
+    ours = f"shardkit {shardkit.__version__}{_commit()}"
+    return f"{ours}; {cores} cores of {model}, {system}, {versions}"
 
 
-def require_markers(page: Path, names: Sequence[str]) -> None:
-    """Find the places that will be written to, before anything takes time.
-
-    Raises:
-        SystemExit: If there is no page, or it lacks one.
-    """
-    if not page.is_file():
-        raise SystemExit(f"there is no page {page} to write to")
-    text = page.read_text("utf-8")
-    for name in names:
-        if not _place(name).search(text):
-            raise SystemExit(
-                f"{page} lacks the lines <!-- bench: {name} --> and <!-- end bench -->"
-            )
-
-
-def write(page: Path, name: str, text: str) -> None:
-    """Replace what stands between the markers of a workload."""
-    old = page.read_text("utf-8")
-    new = _place(name).sub(lambda match: f"{match[1]}\n{text}\n{match[2]}", old)
-    page.write_text(new, "utf-8")
-
-
-def write_json(folder: Path, tables: Sequence[Table]) -> None:
+def write_json(folder: Path, tables: Sequence[Table], command: str) -> None:
     """Keep every number of the tables."""
     folder.mkdir(parents=True, exist_ok=True)
+    source = {"date": str(date.today()), "machine": machine(), "command": command}
     for table in tables:
-        found = {"date": str(date.today()), "machine": machine(), **table.as_json()}
-        text = json.dumps(found, indent=1, ensure_ascii=False)
+        text = json.dumps({**source, **table.as_json()}, indent=1, ensure_ascii=False)
         (folder / f"{table.name}.json").write_text(text + "\n", "utf-8")
-
-
-def _place(name: str) -> re.Pattern[str]:
-    start, end = re.escape(f"<!-- bench: {name} -->"), re.escape("<!-- end bench -->")
-    return re.compile(rf"^({start})$\n(?:(?!<!-- bench).)*?^({end})$", re.MULTILINE | re.DOTALL)
 
 
 def _row(result: Result, base: float | None) -> str:
@@ -105,6 +78,16 @@ def _row(result: Result, base: float | None) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _commit() -> str:
+    """Return the commit of this checkout, if git knows it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f" at {done.stdout.strip()}"
 
 
 def _cpuinfo() -> list[str]:

@@ -1,19 +1,17 @@
 """Compare shardkit with other data loaders on this machine.
 
     python scripts/bench/run.py PHOTOS [--only crop,raw] [--rounds 5] [--copies 10]
-                                [--work DIR] [--write docs/benchmarks.md]
+                                [--work DIR] [--results DIR]
 
 PHOTOS is an image folder of photographs (class folders); those whose shorter side has 256 pixels or
 more are taken ``--copies`` times. ``scripts/bench/peers`` installs the other libraries; what is not
-installed is named in the tables. With ``--work`` the data are kept for another run. ``--write``
-puts the tables between the markers of a page, and JSON and plots into ``plots`` beside it (plots
-need matplotlib: ``pip install matplotlib``).
+installed is named in the tables. With ``--work`` the data are kept for another run, with
+``--results`` every number, as JSON: one file for each table. docs/benchmarks.md cites them.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Callable
 from importlib import import_module
@@ -22,7 +20,6 @@ from pathlib import Path
 import material
 import report
 from harness import Table
-from plots import plot
 from workloads.rows import Bench
 
 WORKLOADS = {
@@ -41,8 +38,6 @@ WORKLOADS = {
 
 def main(arguments: list[str] | None = None) -> None:
     given = _parse(arguments)
-    if given.write:
-        report.require_markers(given.write, given.only)
     with tempfile.TemporaryDirectory() as temporary:
         work = (given.work or Path(temporary)).absolute()
         material.make(given.photos, work, given.copies)
@@ -52,28 +47,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(name: str, given: argparse.Namespace, bench: Bench) -> None:
-    """Measure one workload and keep what was found."""
+    """Measure one workload; print and keep its results."""
     run: Callable[[Bench], list[Table]] = import_module(f"workloads.{WORKLOADS[name]}").run
     tables = run(bench)
     command = (
         f"python scripts/bench/run.py PHOTOS --only {name} --rounds {given.rounds} "
         f"--copies {given.copies}"
     )
-    text = report.markdown(tables, command)
-    print(f"\n{text}", flush=True)
-    results = given.write.parent / "plots" if given.write else bench.work / "results"
-    report.write_json(results, tables)
-    if given.write:
-        report.write(given.write, name, text)
-        _plot(results, tables)
-
-
-def _plot(folder: Path, tables: list[Table]) -> None:
-    try:
-        for table in tables:
-            plot(table, folder / f"{table.name}.png")
-    except ModuleNotFoundError as error:
-        print(f"no plots: {error.name} is missing (pip install {error.name})", file=sys.stderr)
+    print(f"\n{report.markdown(tables, command)}", flush=True)
+    if given.results:
+        report.write_json(given.results, tables, command)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -86,7 +69,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--copies", type=_count, default=10, help=copies)
     work = "Where data are kept for another run, which then begins at once (default: nowhere)."
     parser.add_argument("--work", type=Path, help=work)
-    parser.add_argument("--write", type=Path, help="The page to write the tables to.")
+    parser.add_argument("--results", type=Path, help="Folder for JSON files (default: none).")
     return parser.parse_args(arguments)
 
 

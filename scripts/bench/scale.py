@@ -38,19 +38,19 @@ from memory import Memory, fresh, of_children, pictures, table, timed
 
 from shardkit import (
     BlockShuffle,
-    LoaderOptions,
     RandomResizedCrop,
     ShardDataset,
     make_loader,
     open_dataset,
 )
 from shardkit.contracts import ShardSpec
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.index import INDEX_DIRECTORY, IndexPart, save_index
 from shardkit.dataset.index_builder import index_shard
 from shardkit.dataset.manifest import FieldEntry, FileEntry, Manifest, ShardEntry, save_manifest
+from shardkit.kinds.field import Field
 from shardkit.measure.runner.page_cache import drop
-from shardkit.record import Field, Record, dump_json
+from shardkit.recipe import Recipe
+from shardkit.record import Record, dump_json
 from shardkit.registry import format_names, get_format
 from shardkit.sampling.order import Order
 from shardkit.system.files import sha256_of, sync
@@ -130,6 +130,7 @@ def write_dataset(to: str, directory: Path, area: Path, part: IndexPart, shards:
             "images": rows,
             "order": "folder",
             "seed": None,
+            "limit": None,
         },
     )
     save_manifest(manifest, directory)
@@ -183,13 +184,13 @@ def spread(rows: list[int], shards: int) -> list[int]:
     return [row * shards // AREA_ROWS * AREA_ROWS + row for row in rows]
 
 
-def first_batch(path: Path, options: LoaderOptions, *, cold: bool = False) -> float:
+def first_batch(path: Path, options: dict[str, Any], *, cold: bool = False) -> float:
     """Return the seconds from `open_dataset` to the first batch."""
     if cold:
         drop([*path.glob("shard-000000.*"), *path.glob(f"{INDEX_DIRECTORY}/*")])
     begun = time.perf_counter()
     dataset = open_dataset(path, decode=RandomResizedCrop(224))
-    loader = make_loader(dataset, BATCH, shuffle=True, options=options)
+    loader = make_loader(dataset, BATCH, shuffle=True, **options)
     iterator = iter(loader)
     next(iterator)
     seconds = time.perf_counter() - begun
@@ -199,9 +200,13 @@ def first_batch(path: Path, options: LoaderOptions, *, cold: bool = False) -> fl
 
 def workers_memory(path: Path, start_method: str) -> Memory:
     """Return what a worker of the process engine has after 60 batches."""
-    options = LoaderOptions(engine="process", num_workers=WORKERS, start_method=start_method)
+    options: dict[str, Any] = {
+        "engine": "process",
+        "num_workers": WORKERS,
+        "start_method": start_method,
+    }
     dataset = open_dataset(path, decode=RandomResizedCrop(224))
-    loader = make_loader(dataset, BATCH, shuffle=True, options=options)
+    loader = make_loader(dataset, BATCH, shuffle=True, **options)
     for _ in itertools.islice(loader, 60):
         pass
     found = of_children()
@@ -240,7 +245,7 @@ def questions(path: Path) -> list[tuple[object, ...]]:
     size = len(dataset)
     last = np.arange(size - BATCH, size)
     loaders = {
-        name: make_loader(dataset, BATCH, shuffle=shuffle, options=LoaderOptions(engine="thread"))
+        name: make_loader(dataset, BATCH, shuffle=shuffle, engine="thread")
         for name, shuffle in (("full", True), ("blocks", BlockShuffle()))
     }
     state = loaders["full"].state_dict()
@@ -304,9 +309,9 @@ def show_opening(places: dict[str, Path]) -> None:
 
 def show_first_batch(places: dict[str, Path]) -> None:
     """The first shuffled batch."""
-    threads = LoaderOptions(engine="thread", num_workers=WORKERS)
+    threads: dict[str, Any] = {"engine": "thread", "num_workers": WORKERS}
     forked, served = (
-        LoaderOptions(engine="process", num_workers=WORKERS, start_method=method)
+        {"engine": "process", "num_workers": WORKERS, "start_method": method}
         for method in ("fork", "forkserver")
     )
     kinds: dict[str, Callable[[Path], float]] = {

@@ -27,7 +27,6 @@ from typing import Any
 
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
 from shardkit.errors import MeasurementFailed
 from shardkit.measure.runner import session
 from shardkit.measure.runner.environment import cpu_model
@@ -35,6 +34,7 @@ from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Spread, turn
 from shardkit.measure.runner.spec import LoaderSpec, StopCondition, Subject
 from shardkit.measure.tune.tune import tune
+from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.files import write_atomically
 from shardkit.system.machine import usable_cpus

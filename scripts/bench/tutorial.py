@@ -4,7 +4,7 @@
 
 512 samples of 3 x 224 x 224 noise, a wait of 5 ms per fetch, batches of 32, 4 workers. See "Data
 Loading Optimization in PyTorch",
-docs.pytorch.org/tutorials/intermediate/intermediate_data_loading_tutorial.html. `shardkit ladder`
+docs.pytorch.org/tutorials/intermediate/intermediate_data_loading_tutorial.html. `shardkit ablation`
 takes the same steps with a dataset or an image folder.
 """
 
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from shardkit import BatchView, LoaderOptions, collate, make_loader
+from shardkit import collate, make_loader
 from shardkit.measure.runner.rounds import Spread, turn
 from shardkit.measure.runner.spec import StepSpec, StopCondition
 from shardkit.measure.runner.steps import make_step
 from shardkit.measure.runner.timing import measure
-from shardkit.torch.data.collate import Values
+from shardkit.torch.data.collate import BatchView, Values
 from shardkit.torch.data.read_context import new_block
 
 BATCH_SIZE, WORKERS = 32, 4
@@ -60,13 +60,13 @@ def steps() -> dict[str, Any]:
     plain: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True}
     workers = {**plain, "num_workers": WORKERS, "prefetch_factor": 2}
     kept = {**workers, "persistent_workers": True}
-    ours = LoaderOptions(num_workers=WORKERS)
+    ours: dict[str, Any] = {"num_workers": WORKERS}
     return {
         "no workers": DataLoader(OneByOne(), **plain),
         f"+ {WORKERS} workers": DataLoader(OneByOne(), **workers),
         "+ persistent workers": DataLoader(OneByOne(), **kept),
         "+ batched __getitems__": DataLoader(Batched(), **kept, collate_fn=collate),
-        "+ shardkit's engine": make_loader(Batched(), BATCH_SIZE, shuffle=True, options=ours),
+        "+ shardkit's engine": make_loader(Batched(), BATCH_SIZE, shuffle=True, **ours),
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import shardkit
 from scripts.fuzzing.target import BrokenPromiseError, Target
-from shardkit.sources import library_process
+from shardkit.system import helper
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = str(Path(shardkit.__file__).parent) + os.sep
@@ -124,8 +124,8 @@ class _Watch:
 
 def _starts_a_reader(event: str, arguments: tuple[Any, ...]) -> bool:
     """Tell whether a program is the process in which shardkit calls libraries."""
-    last = f"from {library_process.__name__} import serve; serve()"
-    return event == "subprocess.Popen" and list(arguments[1])[-1].endswith(last)
+    program = f"from {helper.__name__} import serve; "
+    return event == "subprocess.Popen" and program in list(arguments[1])[-1]
 
 
 _watch: _Watch | None = None

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from shardkit.codecs.planes import from_rgb
 from shardkit.contracts import Format, ShardSpec
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
-from shardkit.record import Field, Record, Schema, describe_schema, dump_json
+from shardkit.kinds.field import Field, Schema, describe_schema
+from shardkit.recipe import Recipe
+from shardkit.record import PLANES, Record, dump_json
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.npy import npy_header
 
@@ -90,6 +92,10 @@ def pictures() -> dict[str, list[bytes]]:
             b"P3 2 2 255 1 2 3 4 5 6 7 8 9 10 11 12\n",
             b"P2\n# a comment\n2 1 65535 1 60000\n",
             b"P1 3 1 101\n",
+        ],
+        PLANES: [
+            *(from_rgb(np.asarray(picture("RGB")), chroma) for chroma in ("420", "444")),
+            from_rgb(np.asarray(picture("L").convert("RGB")), "420"),
         ],
     }
 

@@ -2,10 +2,11 @@
  *
  *   native FILE...
  *
- * Each file is decoded as a JPEG: whole and in regions, at all scales, with true and false sizes. Its bytes
- * also serve as index entries, pieces and pixels, as an image to inspect and as a shard to walk and index.
- * Nothing is compared; the sanitizers report. */
+ * Each file is decoded as a PNG and as a JPEG: whole and in regions, at all scales, with true and false
+ * sizes, and to planes, which are converted. Its bytes also serve as index entries, pieces and pixels, as
+ * an image to inspect and as a shard to walk and index. Nothing is compared; the sanitizers report. */
 #include "convert.h"
+#include "png.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,8 @@
 #define MOST (1 << 22)
 
 static size_t decoded;
+
+static const uint8_t white[] = {255, 255, 255};
 
 static void decode(const uint8_t *data, size_t length, uint32_t width, uint32_t height) {
     static const int scales[] = {8, 4, 3, 2, 1};
@@ -40,10 +43,69 @@ static void decode(const uint8_t *data, size_t length, uint32_t width, uint32_t 
             if (out != NULL)
                 decoded += sk_decode_jpeg(data, length, width, height, scales[n], regions[m],
                                           (int)(m % 2), &line, out) == SK_DONE;
+            if (out != NULL && scales[n] == 8)
+                decoded += sk_decode_png(data, length, width, height, regions[m], white, &line,
+                                         out) == SK_DONE;
             free(out);
         }
     }
     sk_release(&line);
+}
+
+/* Decode a PNG as its header states, to RGB and to values. */
+static void decode_png(const uint8_t *data, size_t length) {
+    sk_memory work = {NULL, 0};
+    sk_png png;
+    if (sk_read_png(data, length, &png) != SK_DONE || (uint64_t)png.width * png.height > 1 << 20)
+        return;
+    for (int values = 0; values < 2; values++) {
+        sk_region all = {0, 0, (int32_t)png.width, (int32_t)png.height};
+        uint8_t *out = malloc((values ? sk_png_values(&png) : 3) * png.width * png.height);
+        if (out == NULL) abort();
+        decoded += sk_png_pixels(data, &png, all, values ? NULL : white, &work, out) == SK_DONE;
+        free(out);
+    }
+    sk_release(&work);
+    decode(data, length, png.width, png.height);
+}
+
+/* Convert regions of a record, in memory that is exactly as large as it must be. */
+static void finish(const uint8_t *record, size_t length, uint32_t width, uint32_t height) {
+    int32_t wide = (int32_t)width, high = (int32_t)height;
+    const sk_region regions[] = {
+        {0, 0, wide, high},
+        {wide / 3, high / 3, wide - wide / 3, high - high / 3},
+        {wide / 4, high / 4, wide - wide / 2, high - high / 2},
+        {wide - 1, high - 1, 1, 1},
+    };
+    sk_memory work = {NULL, 0};
+    for (size_t n = 0; n < sizeof regions / sizeof *regions; n++) {
+        uint8_t *out = malloc(3 * (size_t)regions[n].width * (size_t)regions[n].height);
+        if (out == NULL) abort();
+        decoded += sk_finish_planes(record, length, width, height, regions[n], &work, out) == SK_DONE;
+        free(out);
+    }
+    sk_release(&work);
+}
+
+/* Read the planes of a JPEG, and convert them to RGB with all samplings that fit their size. */
+static void read_planes(const uint8_t *data, size_t length) {
+    static const char *const names[] = {"mono", "420jpeg", "422", "444"};
+    sk_jpeg_planes planes;
+    enum sk_code code = sk_jpeg_planes_of(data, length, &planes);
+    for (size_t n = 0; code == SK_DONE && n < sizeof names / sizeof *names; n++) {
+        char header[128];
+        size_t start = (size_t)snprintf(header, sizeof header,
+                                        "YUV4MPEG2 W%u H%u F1:1 Ip A1:1 C%s XCOLORRANGE=FULL\nFRAME\n",
+                                        planes.width, planes.height, names[n]);
+        uint8_t *record = malloc(start + planes.size);
+        if (record == NULL) abort();
+        memcpy(record, header, start);
+        memcpy(record + start, planes.data, planes.size);
+        finish(record, start + planes.size, planes.width, planes.height);
+        free(record);
+    }
+    free(planes.data);
 }
 
 /* Read what entries name, of any 64 KiB, and draw crops of their sizes. */
@@ -71,14 +133,15 @@ static void read_stored(sk_batch *batch) {
     free(entries);
 }
 
-/* Fill a batch from entries made of the file's bytes, which name the file itself. */
+/* Fill a batch, and views of it, from entries made of the file's bytes, which name the file itself. */
 static void fill(const uint8_t *data, size_t length, int file) {
-    enum { COUNT = 8, SIDE = 24 };
+    enum { COUNT = 8, SIDE = 24, VIEWS = 3 };
     size_t sample = 3 * SIDE * SIDE;
     uint8_t *out = malloc(COUNT * sample), *entries = malloc(COUNT * SK_ENTRY), codes[COUNT];
+    uint8_t more_codes[COUNT];
     int32_t files[COUNT];
-    sk_piece pieces[COUNT];
-    sk_batch batch = {0};
+    sk_piece pieces[COUNT], others[COUNT];
+    sk_batch batch = {0}, views[VIEWS];
     if (out == NULL || entries == NULL) abort();
     for (size_t n = 0; n < COUNT; n++) {
         files[n] = file;
@@ -90,9 +153,10 @@ static void fill(const uint8_t *data, size_t length, int file) {
             entries[n * SK_ENTRY + 10] = entries[n * SK_ENTRY + 11] = 0;
             memset(entries + n * SK_ENTRY + 21, 0, 3);
             memset(entries + n * SK_ENTRY + 25, 0, 3);
-            entries[n * SK_ENTRY + 28] = n % 4 == 1 ? 7 : 0;
+            entries[n * SK_ENTRY + 28] = n % 4 == 1 ? 7 : n % 8 == 3;
             pieces[n] = (sk_piece){{1, 2, 1 + (int32_t)n, SIDE - (int32_t)n}, 1, 0, 0};
         }
+        others[n] = (sk_piece){{(int32_t)n, 0, SIDE, 8 + (int32_t)n}, 0, 0, 0};
     }
     batch.count = COUNT;
     batch.entries = entries;
@@ -104,10 +168,16 @@ static void fill(const uint8_t *data, size_t length, int file) {
     batch.oversample = 1.0;
     batch.out = out;
     batch.codes = codes;
-    sk_fill(&batch);
+    sk_fill(&batch, 1);
+    for (int n = 0; n < VIEWS; n++) views[n] = batch;
+    views[1].pieces = others;
+    views[1].height = views[1].width = 3; /* at reduced size */
+    views[1].codes = more_codes;
+    views[2].pieces = others;
+    sk_fill(views, VIEWS);
     batch.pieces = NULL;
     batch.verify_encoded = batch.verify_raw = 1;
-    sk_fill(&batch);
+    sk_fill(&batch, 1);
     sk_check_entries(entries, COUNT, 8, codes);
     read_stored(&batch);
     free(out);
@@ -146,7 +216,7 @@ static void copy(size_t length, int file) {
     batch.height = batch.width = SIDE;
     batch.out = out;
     batch.codes = codes;
-    sk_fill(&batch);
+    sk_fill(&batch, 1);
     for (size_t n = 0; n < COUNT; n++) { /* as if the end of each had been in memory */
         sk_copy each = {data + n * length / COUNT, out + n * sample, sample, sample, 1, n};
         sk_copy_mapped(&each, 1, codes);
@@ -172,8 +242,8 @@ static void resize(const uint8_t *data, size_t length) {
             sk_region region = {wide / 3, high / 2, wide - wide / 3, high - high / 2};
             uint8_t *out = malloc(3 * (size_t)region.width * (size_t)region.height);
             if (out == NULL) abort();
-            sk_resize(pixels, width, height, box, wide, high, (enum sk_filter)(m % 2), n % 2 == 0,
-                      region, m % 3 == 0, &work, out);
+            sk_resize(pixels, 3 * (size_t)width, width, height, box, wide, high,
+                      (enum sk_filter)(m % 2), n % 2 == 0, region, m % 3 == 0, &work, out);
             free(out);
         }
         free(pixels);
@@ -290,10 +360,12 @@ int main(int count, char **names) {
                     }
                     break;
                 }
+            decode_png(data, length);
             decode(data, length, 17, 9);
             fill(data, length, fileno(file));
             if (n % 16 == 1) copy(length, fileno(file));
             resize(data, length);
+            read_planes(data, length);
         }
         free(data);
         fclose(file);

@@ -2,8 +2,8 @@
 
     python -m scripts.fuzzing.pieces LIBRARY COUNT
 
-A crash, or a pixel that differs from the full decode, is a failure. An image that only the full
-decode refuses counts as refused: the library stops below the piece.
+A crash, a pixel that differs from the full decode, or a piece of an image that the full decode
+refuses is a failure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardkit.codecs.image import decode, inspect
+from shardkit.codecs.image import Decoding, decode, inspect
 from shardkit.codecs.reduced import reduced_side, sufficient_eighths
 from shardkit.codecs.turbo import VARIABLE, Region, decode_region
 from shardkit.errors import BadImage
@@ -56,9 +56,9 @@ def _outcome(source: random.Random, decoder: Decoder) -> str:
     region = _region(source, *(reduced_side(side, eighths) for side in size))
     piece = decoder(data, size, eighths, region)
     try:
-        whole = decode(data, "jpg", at_least=target)
+        whole = decode(data, "jpg", Decoding(at_least=target))
     except BadImage:
-        return "refused"
+        return "refused" if piece is None else "different"
     if piece is None:
         return "left to the full decode"
     rows = slice(region.top, region.top + region.height)

@@ -2,63 +2,38 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import click
-
-from shardkit.cli.console import emit, say
-from shardkit.cli.convert_report import reporting_bad
-from shardkit.cli.options import (
-    on_error_option,
-    quiet_option,
-    shard_samples_option,
-    shard_size_option,
-    workers_option,
-)
-from shardkit.cli.show import amount, line, progress_bar, some
-from shardkit.cli.url_source import cache_option, copied
-from shardkit.conversion.append import Appended, append
+from shardkit.cli.console import say
+from shardkit.cli.options import Options, argument, click_options, command_option
+from shardkit.cli.printing import line, progress_bar, some
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
+from shardkit.cli.url_source import Copies, copied
+from shardkit.conversion.append import Appended, AppendOptions, append
+from shardkit.system.formatting import amount
 from shardkit.system.machine import usable_cpus
 
 
-@click.command("append")
-@click.argument("dataset", type=click.Path(path_type=Path))
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path),
-    metavar="SRC",
-    required=True,
-    help="Source of the same kind as that of DATASET.",
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions(Options):
+    """Options of the command alone."""
+
+    source: Path = command_option(
+        help="Source of the same kind as that of DATASET.", flags=("--from",), metavar="SRC"
+    )
+
+
+@command(
+    "append",
+    argument("dataset"),
+    *click_options(AppendOptions),
+    options=(CommandOptions, Copies),
 )
-@cache_option
-@click.option(
-    "--skip-existing",
-    is_flag=True,
-    help="Leave out images whose path or key DATASET has already, such as all old ones of a folder "
-    "that has grown.",
-)
-@on_error_option
-@shard_size_option
-@shard_samples_option
-@workers_option
-@click.option("--force", is_flag=True, help="Discard the work of another unfinished run.")
-@quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def append_command(  # noqa: PLR0913 - Click passes each option by name
-    *,
-    dataset: Path,
-    source: Path,
-    cache: Path | None,
-    skip_existing: bool,
-    on_error: str,
-    shard_size: str,
-    shard_samples: int | None,
-    workers: int | None,
-    force: bool,
-    quiet: bool,
-    as_json: bool,
+def append_command(
+    run: Run, options: CommandOptions, copies: Copies, *, dataset: Path, **words: Any
 ) -> None:
     """Add the images of SRC to DATASET as new shards, with the options that made DATASET.
 
@@ -72,41 +47,30 @@ def append_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit append dataset --from more-photos
       shardkit append dataset --from photos --skip-existing
     """
-    started = time.monotonic()
-    source = copied(source, cache, quiet=quiet)
-    with reporting_bad(as_json=as_json), progress_bar("appending", quiet=quiet) as tally:
-        done = append(
-            dataset,
-            source,
-            skip_existing=skip_existing,
-            on_error=on_error,
-            shard_size=shard_size,
-            shard_samples=shard_samples,
-            force=force,
-            workers=workers or usable_cpus(),
-            on_progress=tally,
-        )
-    seconds = time.monotonic() - started
-    if as_json:
-        rows = {name: manifest.rows for name, manifest in done.manifests.items()}
-        report = {"seconds": round(seconds, 3), "images": done.images, "rows": rows}
-        emit({**report, "left_out": done.left_out})
-    elif not quiet:
-        _show(dataset, done, seconds)
+    source = copied(run, options.source, copies)
+    with progress_bar(run, "appending") as tally:
+        words["workers"] = words["workers"] or usable_cpus()
+        appended = append(dataset, source, **words, on_progress=tally)
+    run.report(
+        lambda: {
+            "images": appended.images,
+            "rows": {name: manifest.rows for name, manifest in appended.manifests.items()},
+            "left_out": appended.left_out,
+        },
+        lambda: _show(dataset, appended, run.seconds),
+    )
 
 
-def _show(dataset: Path, done: Appended, seconds: float) -> None:
-    rows = sum(manifest.rows for manifest in done.manifests.values())
-    shards = sum(len(manifest.shards) for manifest in done.manifests.values())
-    if not done.images:
+def _show(dataset: Path, appended: Appended, seconds: float) -> None:
+    rows = sum(manifest.rows for manifest in appended.manifests.values())
+    shards = sum(len(manifest.shards) for manifest in appended.manifests.values())
+    left_out = appended.left_out
+    if not appended.images:
         say(f"{dataset}: nothing to append: all images are in the dataset ({amount(rows, 'row')})")
     else:
         say(
-            f"{dataset}: {amount(done.images, 'image')} appended, now {amount(rows, 'row')} in "
+            f"{dataset}: {amount(appended.images, 'image')} appended, now {amount(rows, 'row')} in "
             f"{amount(shards, 'shard')} ({seconds:.1f} s)"
         )
-    if done.left_out:
-        line(
-            "left out",
-            f"{amount(len(done.left_out), 'image')}: {some(done.left_out, counted=False)}",
-        )
+    if left_out:
+        line("left out", f"{amount(len(left_out), 'image')}: {some(left_out, counted=False)}")

@@ -53,15 +53,6 @@ def show_usage_error(error: click.ClickException) -> None:
         say(line.replace("\t", "  "), err=True)  # Click indents choices by tabs
 
 
-def can_show(text: str) -> bool:
-    """Return whether standard output can encode ``text``."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
 def _write(text: str, *, err: bool) -> None:
     try:
         click.echo(text, err=err)

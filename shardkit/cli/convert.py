@@ -6,37 +6,42 @@ import contextlib
 import shlex
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
-from shardkit.cli.console import emit
 from shardkit.cli.convert_report import (
-    made_as_json,
-    plan_as_json,
-    reporting_bad,
-    show_made,
+    converted_fields,
+    plan_fields,
+    show_converted,
     show_plan,
     show_planned,
 )
-from shardkit.cli.options import on_error_option, shard_samples_option, shard_size_option
-from shardkit.cli.show import line, progress_bar
-from shardkit.cli.url_source import CACHE, copied, require_root
-from shardkit.contracts import Source, SourceKind, SourceOption
-from shardkit.conversion.convert import convert
-from shardkit.conversion.recipe import (
-    CHECKS,
-    DEFAULT_QUALITY,
-    ENCODINGS,
-    FILTERS,
-    RESIZE_MODES,
-    RESIZERS,
-)
+from shardkit.cli.options import argument, click_options
+from shardkit.cli.printing import line, progress_bar
+from shardkit.cli.run import Run
+from shardkit.cli.runner import Command
+from shardkit.cli.url_source import Copies, copied, require_root
+from shardkit.contracts import Source, SourceKind
+from shardkit.conversion.build_all import Builder
+from shardkit.conversion.convert import Placement, convert, plan_conversion, plan_jobs
+from shardkit.conversion.exclude import Exclusion
+from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import UsageError
-from shardkit.registry import DEFAULT_SOURCE, format_names, get_source, source_names
+from shardkit.options import option
+from shardkit.recipe import RecipeOptions
+from shardkit.registry import (
+    DEFAULT_SOURCE,
+    get_source,
+    open_source,
+    source_hint,
+    source_names,
+)
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import report
+from shardkit.sources.divided import DivisionOptions
 from shardkit.stores.urls import as_url
 from shardkit.system.cluster import open_cluster
 from shardkit.system.files import require_own_output, write_result
@@ -69,7 +74,10 @@ class _Sources(click.Group):
                 f"{args[0]} is a folder; the source type comes first. Try: "
                 f"shardkit convert {DEFAULT_SOURCE} {shlex.join(rest)}"
             )
-        return super().resolve_command(ctx, args)
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise click.UsageError(error.message + source_hint(args[0]), ctx) from error
 
 
 def _title(name: str) -> str:
@@ -80,274 +88,85 @@ def _title(name: str) -> str:
 
 
 @click.group("convert", cls=_Sources)
-def convert_group() -> None:
+def convert_command() -> None:
     """Create a dataset of shards. COMMAND is the source type."""
 
 
-@click.argument("src", type=click.Path(path_type=Path))
-@click.argument("dst", type=click.Path(path_type=Path))
-@click.option(
-    "--to", required=True, type=click.Choice(format_names()), help="Format of the shards."
-)
-@click.option("--resize", metavar="N|HxW", help="Scale images to N pixels, or to height x width.")
-@click.option(
-    "--resize-mode",
-    type=click.Choice(RESIZE_MODES),
-    help="Scale the shorter or longer side to N (or cover or fit into HxW), fill HxW and crop the "
-    "rest, fit and pad, or stretch.  [default: shorter for N, crop for HxW]",
-)
-@click.option(
-    "--filter",
-    "filter_",
-    type=click.Choice(list(FILTERS)),
-    default="bicubic",
-    show_default=True,
-    help="Interpolation; all filters are antialiased.",
-)
-@click.option(
-    "--resizer",
-    type=click.Choice(RESIZERS),
-    default="pillow",
-    show_default=True,
-    help="Library that scales images. torch (bicubic or bilinear) is faster for large folders, but "
-    "each process needs 1 s and 200 MB to load it. A few values differ from Pillow's, by 1 or 2.",
-)
-@click.option(
-    "--dct-scaling",
-    is_flag=True,
-    help="Decode JPEGs at reduced size if their sides are at least 4x the target's. 2.5x faster "
-    "for 2000-pixel photographs, but not exact: PSNR compared with the default, over 200 "
-    "photographs, was at least 38 dB, and 50 dB or more in the median.",
-)
-@click.option("--enlarge", is_flag=True, help="Allow images to become larger than they are.")
-@click.option(
-    "--encode",
-    type=click.Choice(ENCODINGS),
-    default="keep",
-    show_default=True,
-    help="Encoding of stored images. keep: leave bytes unchanged unless pixels must change. raw: "
-    "unencoded pixels, all of one size.",
-)
-@click.option(
-    "--quality",
-    type=int,
-    metavar="1-100",
-    help="JPEG and WebP quality. If given, all of these images are re-encoded.  "
-    f"[default: {DEFAULT_QUALITY} where an image must be encoded]",
-)
-@click.option(
-    "--background",
-    default="white",
-    show_default=True,
-    metavar="COLOR",
-    help="Color under transparent pixels and around padded images.",
-)
-@click.option(
-    "--orient",
-    is_flag=True,
-    help="Apply the EXIF orientation, even if nothing else changes.",
-)
-@click.option(
-    "--check",
-    type=click.Choice(CHECKS),
-    default="decode",
-    show_default=True,
-    help="Depth of image validation.",
-)
-@click.option(
-    "--tolerate-damage",
-    is_flag=True,
-    help="Store damaged JPEGs that Pillow can decode; readers return Pillow's pixels.",
-)
-@on_error_option
-@click.option(
-    "--val", type=float, metavar="SHARE", help="Divide off this share as a split val, such as 0.1."
-)
-@click.option("--test", type=float, metavar="SHARE", help="Divide off this share as a split test.")
-@click.option("--stratify", is_flag=True, help="Divide each class by itself, in exact shares.")
-@click.option(
-    "--group",
-    metavar="folder|COLUMN",
-    help="Keep images of one folder, or with one value in a column, on one side.",
-)
-@click.option(
-    "--exclude",
-    multiple=True,
-    metavar="[SPLIT=]FILE",
-    help="Leave out the images whose keys or paths FILE lists, one per line, such as the lists of "
-    "`shardkit report --exclude`; for a dataset, also row numbers. Repeatable.",
-)
-@shard_size_option
-@shard_samples_option
-@click.option(
-    "--shuffle/--no-shuffle",
-    default=None,
-    help="Store images in random order, so that sequential reading is well mixed, or in the "
-    "source's order.  [default: shuffle, unless the source is a dataset]",
-)
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Seed of the random order, and of --val and --test.",
-)
-@click.option(
-    "--limit", type=int, metavar="N", help="Convert only N images of each split, for a trial."
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of processes; the result does not depend on it.  [default: number of CPUs]",
-)
-@click.option("--force", is_flag=True, help="Replace the dataset in DST once the new one is ready.")
-@click.option(
-    "--staging",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="If DST is a URL (s3://, gs://, az://): build the dataset in DIR, then upload it. "
-    "Optional with --plan-only.",
-)
-@click.option(
-    "--cluster",
-    metavar="ADDRESS",
-    help="Build the shards on a cluster, dask://HOST:PORT or ray://HOST:PORT, whose machines see "
-    "SRC and DST at the same paths.",
-)
-@click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
-@click.option(
-    "--plan-only",
-    is_flag=True,
-    help="Write only the plan into DST, a folder or URL: jobs build it with `work DST`, then "
-    "`commit DST` publishes the dataset.",
-)
-@click.option(
-    "--report",
-    "report_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Also examine the images, and write the page of `shardkit report` to FILE.",
-)
-@click.option("--quiet", is_flag=True, help="Print only --json output.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.pass_obj
-def _convert(  # noqa: PLR0913 - Click passes each option by name
-    source: Source,
-    *,
-    src: Path,
-    dst: Path,
-    to: str,
-    resize: str | None,
-    resize_mode: str | None,
-    filter_: str,
-    resizer: str,
-    dct_scaling: bool,
-    enlarge: bool,
-    encode: str,
-    quality: int | None,
-    background: str,
-    orient: bool,
-    check: str,
-    tolerate_damage: bool,
-    on_error: str,
-    val: float | None,
-    test: float | None,
-    stratify: bool,
-    group: str | None,
-    exclude: tuple[str, ...],
-    shard_size: str,
-    shard_samples: int | None,
-    shuffle: bool | None,
-    seed: int,
-    limit: int | None,
-    workers: int | None,
-    force: bool,
-    staging: Path | None,
-    cluster: str | None,
-    dry_run: bool,
-    plan_only: bool,
-    report_file: Path | None,
-    quiet: bool,
-    as_json: bool,
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions:
+    """The options of the command alone."""
+
+    HEADING: ClassVar[str] = "Running"
+
+    cluster: str | None = option(
+        None,
+        help="Build the shards on a cluster, dask://HOST:PORT or ray://HOST:PORT, whose machines "
+        "see SRC and DST at the same paths.",
+        metavar="ADDRESS",
+    )
+    dry_run: bool = option(False, help="Show the plan and write nothing.")
+    plan_only: bool = option(
+        False,
+        help="Write only the plan into DST, a folder or URL: jobs build it with `work DST`, then "
+        "`commit DST` publishes the dataset.",
+    )
+    report: Path | None = option(
+        None,
+        help="Also examine the images, and write the page of `shardkit report` to FILE.",
+        metavar="FILE",
+        heading="Output",
+    )
+
+    def __post_init__(self) -> None:
+        if self.dry_run and self.plan_only:
+            raise UsageError("--dry-run writes nothing, --plan-only the plan: choose one")
+        if self.report is not None and (self.dry_run or self.plan_only):
+            raise UsageError(
+                "--report needs a finished dataset; leave out --dry-run and --plan-only"
+            )
+
+
+def _convert(
+    run: Run, options: CommandOptions, source: Source, src: Path, dst: Path, **words: Any
 ) -> None:
-    lost: set[str] = set()
-    _require_report(report_file, dst, dry_run=dry_run or plan_only)
+    """Convert a source, or plan it; ``words`` are the options of `convert`."""
+    if options.report is not None:
+        _require_report(options.report, dst)
+    words["workers"] = words["workers"] or usable_cpus()
+    shown, lost = as_url(dst) or dst, set[str]()
     with (
-        reporting_bad(as_json=as_json),
-        progress_bar("listing" if plan_only else "converting", quiet=quiet) as tally,
-        _executor(cluster, lost) as executor,
+        progress_bar(run, "listing" if options.plan_only else "converting") as tally,
+        _executor(options.cluster, lost) as executor,
     ):
-        made = convert(
-            source,
-            dst,
-            to=to,
-            resize=resize,
-            resize_mode=resize_mode,
-            filter=filter_,
-            resizer=resizer,
-            dct_scaling=dct_scaling,
-            enlarge=enlarge,
-            encode=encode,
-            quality=quality,
-            background=background,
-            orient=orient,
-            check=check,
-            tolerate_damage=tolerate_damage,
-            on_error=on_error,
-            val=val or 0.0,
-            test=test or 0.0,
-            stratify=stratify,
-            group=group,
-            exclude=exclude,
-            shard_size=shard_size,
-            shard_samples=shard_samples,
-            shuffle=shuffle,
-            seed=seed,
-            limit=limit,
-            workers=workers or usable_cpus(),
-            executor=executor,
-            facts=report_file is not None,
-            force=force,
-            dry_run=dry_run,
-            staging=staging,
-            plan_only=plan_only,
-            on_progress=tally,
-        )
-    shown = as_url(dst) or dst
-    if dry_run:
-        if as_json:
-            emit(plan_as_json(made.plan))
+        words |= {"executor": executor, "on_progress": tally}
+        if options.dry_run:
+            plan = plan_conversion(source, dst, **words)
+            run.report(lambda: plan_fields(plan), lambda: show_plan(src, shown, plan))
+        elif options.plan_only:
+            jobs = plan_jobs(source, dst, **words).jobs
+            run.report(lambda: {"tasks": jobs}, lambda: show_planned(src, shown, jobs))
         else:
-            show_plan(src, shown, made.plan)
-    elif plan_only:
-        if as_json:
-            emit({"tasks": made.jobs})
-        elif not quiet:
-            show_planned(src, shown, made)
-    elif as_json:
-        emit(made_as_json(shown, made, tally))
-    elif not quiet:
-        show_made(src, shown, made, tally, lost)
-    if report_file is not None:
-        _write_report(report_file, dst, workers, quiet=quiet or as_json)
+            converted = convert(source, dst, **words, facts=options.report is not None)
+    if options.dry_run or options.plan_only:
+        return
+    run.report(
+        lambda: converted_fields(shown, converted, tally),
+        lambda: show_converted(src, shown, converted, tally, lost),
+    )
+    if options.report is not None:
+        _write_report(run, options.report, dst, words["workers"])
 
 
-def _write_report(path: Path, dst: Path, workers: int | None, *, quiet: bool) -> None:
-    with progress_bar("measuring", quiet=quiet) as tally:
-        found = report(dst, workers=workers or usable_cpus(), on_progress=tally)
-    write_result(path, page(found).encode())
-    if not quiet:
+def _write_report(run: Run, path: Path, dst: Path, workers: int) -> None:
+    with progress_bar(run, "measuring") as tally:
+        measured = report(dst, workers=workers, on_progress=tally)
+    write_result(path, page(measured).encode())
+    if run.is_text:
         line("report", f"written to {path}")
 
 
-def _require_report(path: Path | None, dst: Path, *, dry_run: bool) -> None:
+def _require_report(path: Path, dst: Path) -> None:
     """Refuse ``--report`` where no report can be made or written."""
-    if path is None:
-        return
-    if dry_run:
-        raise UsageError("--report needs a finished dataset; leave out --dry-run and --plan-only")
     if as_url(dst):
         raise UsageError(
             f"--report reads a local dataset; run `shardkit report` on a copy of {dst}"
@@ -361,52 +180,36 @@ def _executor(cluster: str | None, lost: set[str]) -> Iterator[Executor | None]:
     if cluster is None:
         yield None
         return
-    with open_cluster(cluster) as found:
-        before = found.members()
-        yield found.executor
-        lost |= before - found.members()
+    with open_cluster(cluster) as opened:
+        before = opened.members()
+        yield opened.executor
+        lost |= before - opened.members()
 
 
-_COMMON = click.command()(_convert)
-"""The options of every conversion, as Click parameters."""
-
-
-class _Command(click.Command):
+class _Command(Command):
     """The command for a source: the options of every conversion, and the source's own."""
 
     def __init__(self, kind: SourceKind) -> None:
-        options = (*kind.options, CACHE) if kind.of_files else kind.options
-        own = [source_option(option) for option in options]
-        params = _COMMON.params
-        place = next(n for n, each in enumerate(params) if each.name == "val")
-        super().__init__(
-            kind.name,
-            params=[*params[:place], *own, *params[place:]],
-            callback=_COMMON.callback,
-            help=kind.help,
-        )
+        of_source = click_options(kind.options, *[Copies] * kind.of_files)
+        params = [
+            argument("src"),
+            argument("dst"),
+            *click_options(ConvertOptions, RecipeOptions),
+            *of_source,
+            *click_options(DivisionOptions, Exclusion, Builder, Placement),
+        ]
+        super().__init__(kind.name, self._run, params, (CommandOptions,), help=kind.help)
         self._kind = kind
-        self._own = [str(option.name) for option in own]
+        self._of_source = [str(option.name) for option in of_source]
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def _run(
+        self, run: Run, options: CommandOptions, *, src: Path, dst: Path, **words: Any
+    ) -> None:
         """Open the source with its own options, then convert it."""
-        own = {name: ctx.params.pop(name) for name in self._own}
+        of_source = {name: words.pop(name) for name in self._of_source}
         if self._kind.of_files:
-            src, quiet = ctx.params["src"], ctx.params["quiet"]
-            if "root" in own:
-                require_root(src, own["root"])
-            ctx.params["src"] = copied(src, own.pop("cache"), quiet=quiet)
-        ctx.obj = self._kind.open(ctx.params["src"], **own)
-        return super().invoke(ctx)
-
-
-def source_option(option: SourceOption) -> click.Option:
-    """Return a source's option as one of a command."""
-    return click.Option(
-        [option.flags],
-        default=option.default,
-        show_default=option.default is not None,
-        metavar=option.metavar,
-        type=option.type,
-        help=option.help,
-    )
+            if "root" in of_source:
+                require_root(src, of_source["root"])
+            src = copied(run, src, Copies(cache=of_source.pop("cache")))
+        source = open_source(self._kind.name, src, **of_source)
+        _convert(run, options, source, src, dst, **words)

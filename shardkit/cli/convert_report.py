@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardkit.cli.console import emit, say
-from shardkit.cli.show import Tally, amount, line, show_notes, some, table
-from shardkit.contracts import Scan
+from shardkit.cli.console import say
+from shardkit.cli.printing import (
+    Tally,
+    ignored_counts,
+    line,
+    problem_lines,
+    show_notes,
+    some,
+    table,
+)
+from shardkit.contracts import LOOSE, Scan
 from shardkit.conversion.convert import Converted
 from shardkit.conversion.plan import Plan
 from shardkit.dataset.manifest import Manifest
-from shardkit.errors import BadImages, Problem
-from shardkit.system.formatting import size
+from shardkit.errors import Problem
+from shardkit.record import IMAGE_FIELDS
+from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable
 from shardkit.verification.describe import summarize
 
@@ -56,9 +65,9 @@ def show_plan(src: Path, dst: Path | str, plan: Plan) -> None:
         )
 
 
-def plan_as_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan of a conversion, by split."""
-    return {
+def plan_fields(plan: Plan) -> dict[str, Any]:
+    """Return the plan of a conversion as JSON values."""
+    splits = {
         split.name: {
             "images": len(split.source),
             "shards": split.shards,
@@ -72,6 +81,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         }
         for split in plan.splits
     }
+    return {"plan": splits}
 
 
 def _first_rows(scan: Scan, split: str) -> list[dict[str, Any]]:
@@ -86,7 +96,8 @@ def _first_rows(scan: Scan, split: str) -> list[dict[str, Any]]:
 def _show_left_out(ignored: Collection[Problem], problems: list[Problem]) -> None:
     if ignored:
         line("ignored", _by_reason(ignored))
-    for text in _bad(problems, limit=_BAD):
+        _show_loose(Counter(problem.reason for problem in ignored)[LOOSE])
+    for text in problem_lines(problems, limit=_BAD):
         line("bad", text)
 
 
@@ -100,48 +111,17 @@ def _by_reason(problems: Iterable[Problem]) -> str:
     )
 
 
-def show_planned(src: Path, dst: Path | str, made: Converted) -> None:
+def show_planned(src: Path, dst: Path | str, jobs: int) -> None:
     """Print what to do after a plan for jobs was written."""
-    say(f"planned {src} to {dst}: {amount(made.jobs, 'task')}, 0 to {made.jobs - 1}")
+    say(f"planned {src} to {dst}: {amount(jobs, 'task')}, 0 to {jobs - 1}")
     place = shlex.quote(str(dst))
     line("next", f"shardkit work {place} --claim, on any machines; then shardkit commit {place}")
 
 
-def show_problems(problems: Sequence[Problem], *, limit: int | None = None) -> None:
-    """Print bad images, at most ``limit`` for a command that prints all with ``--json``."""
-    for text in _bad(problems, limit=limit):
-        say(f"  bad: {text}", err=True)
-
-
-def _bad(problems: Sequence[Problem], *, limit: int | None) -> list[str]:
-    texts = [f"{printable(problem.path)}: {problem.reason}" for problem in problems[:limit]]
-    if more := len(problems) - len(texts):
-        texts.append(f"... and {more:,} more (--json prints all)")
-    return texts
-
-
-@contextlib.contextmanager
-def reporting_bad(*, as_json: bool) -> Iterator[None]:
-    """Print the bad images of a conversion that fails within the block; as JSON, all of them."""
-    try:
-        yield
-    except BadImages as error:
-        if as_json:
-            emit(bad_as_json(error))
-        else:
-            show_problems(error.problems, limit=_BAD)
-        raise
-
-
-def bad_as_json(error: BadImages) -> dict[str, Any]:
-    """Return all bad images of a failed conversion."""
-    return {"bad": _problems_as_json(error.problems)}
-
-
-def show_made(
+def show_converted(
     src: Path | None,
     dst: Path | str,
-    made: Converted,
+    converted: Converted,
     tally: Tally,
     lost: Collection[str] = (),
 ) -> None:
@@ -150,29 +130,29 @@ def show_made(
     Args:
         src: The source; None if jobs have converted it.
         dst: The target.
-        made: The result.
+        converted: The result.
         tally: What was read, and in which time.
         lost: Workers of a cluster that died.
     """
-    if made.unchanged:
+    if converted.unchanged or converted.plan is None:
         say(f"{dst} already holds the result of this command; nothing to do")
         return
-    seconds = tally.seconds
     say(f"converted {src} to {dst}" if src else f"published {dst}")
-    for name, manifest in made.manifests.items():
+    for name, manifest in converted.manifests.items():
         # A committed plan is gone, and with it the names of ignored files.
-        _show_dataset(name, manifest, made.plan.scan.ignored.get(name) if src else None)
-    unused = dict(made.plan.scan.understood).get("unused", "nothing")
+        _show_dataset(name, manifest, converted.plan.scan.ignored.get(name) if src else None)
+    unused = dict(converted.plan.scan.understood).get("unused", "nothing")
     if unused not in _ALL_USED:
         line("unused", printable(unused))
-    if made.reused_shards:
-        line("resumed", f"{amount(made.reused_shards, 'shard')} kept from an earlier run")
+    if converted.reused_shards:
+        line("resumed", f"{amount(converted.reused_shards, 'shard')} kept from an earlier run")
     if lost:
         line("lost", f"{some(sorted(lost))}; other workers built their shards")
-    rates = (
-        f", {tally.images / seconds:,.0f} images/s, {tally.bytes / 1e6 / seconds:,.1f} MB/s read"
-    )
-    line("time", f"{seconds:.1f} s{rates if tally.images else ''}")
+    seconds, rates = tally.seconds, ""
+    if tally.images:
+        images = amount(round(tally.images / seconds), "image")
+        rates = f", {images}/s, {tally.bytes / 1e6 / seconds:,.1f} MB/s read"
+    line("time", f"{seconds:.1f} s{rates}")
     line("next", f"shardkit verify {shlex.quote(str(dst))}")
 
 
@@ -186,6 +166,9 @@ def _show_dataset(name: str, manifest: Manifest, ignored: Collection[Problem] | 
         f"{amount(manifest.rows, 'image')} {classes}, {amount(len(manifest.shards), 'shard')} of "
         f"{manifest.format}, {size(manifest.bytes)}",
     )
+    if manifest.recipe.get("encode") == "planes":
+        stored = (item for item in manifest.fields.items() if item[0] in IMAGE_FIELDS)
+        line("stored", ", ".join(f"{count:,} {name}" for name, count in stored))
     counts = zip(manifest.classes or (), manifest.class_counts or (), strict=True)
     empty = [name for name, count in counts if not count]
     if labeled and empty and not manifest.source["limit"]:
@@ -195,22 +178,29 @@ def _show_dataset(name: str, manifest: Manifest, ignored: Collection[Problem] | 
     if manifest.skipped:
         line("skipped", f"{amount(len(manifest.skipped), 'bad file')}, listed in skipped.jsonl")
     if manifest.ignored:
-        counted = (f"{count:,} {reason}" for reason, count in manifest.ignored.items())
-        line("ignored", _by_reason(ignored) if ignored else "; ".join(counted))
+        line("ignored", _by_reason(ignored) if ignored else ignored_counts(manifest.ignored))
+        _show_loose(manifest.ignored.get(LOOSE, 0))
 
 
-def made_as_json(dst: Path | str, made: Converted, tally: Tally) -> dict[str, Any]:
-    """Return the summary of a conversion, by split."""
-    datasets = {
-        name: {"path": f"{dst}/{name}".rstrip("/"), **summarize(manifest)}
-        for name, manifest in made.manifests.items()
-    }
+def _show_loose(count: int) -> None:
+    if count:
+        line(
+            "loose",
+            f"{amount(count, 'image')} next to the class folders, left out: move them into a class "
+            "folder, or convert them by themselves, without labels",
+        )
+
+
+def converted_fields(dst: Path | str, converted: Converted, tally: Tally) -> dict[str, Any]:
+    """Return the summary of a conversion as JSON values."""
     return {
-        "seconds": round(tally.seconds, 3),
         "bytes_read": tally.bytes,
-        "reused_shards": made.reused_shards,
-        "unchanged": made.unchanged,
-        "datasets": datasets,
+        "reused_shards": converted.reused_shards,
+        "unchanged": converted.unchanged,
+        "datasets": {
+            name: {"path": f"{dst}/{name}".rstrip("/"), **summarize(manifest)}
+            for name, manifest in converted.manifests.items()
+        },
     }
 
 

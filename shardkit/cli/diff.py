@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
-from shardkit.cli.console import emit, say
-from shardkit.cli.options import quiet_option
-from shardkit.cli.show import amount, line, some, table
+from shardkit.cli.console import say
+from shardkit.cli.options import Options, argument, command_option
+from shardkit.cli.printing import line, some, table
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
+from shardkit.system.formatting import amount
 from shardkit.system.text import printable
-from shardkit.verification.diff import DatasetDifference, diff
+from shardkit.verification.diff import DatasetDifference, Differences, diff
 
 _LISTED = 20
 """Maximum changed records to show; --json prints all."""
 
 
-@click.command("diff")
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
-@click.option(
-    "--bytes", "read_bytes", is_flag=True, help="Also read and compare the bytes of all images."
-)
-@quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print all differences as JSON.")
-def diff_command(first: Path, second: Path, read_bytes: bool, quiet: bool, as_json: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions(Options):
+    """Options of `shardkit diff`."""
+
+    read_bytes: bool = command_option(
+        False, help="Also read and compare the bytes of all images.", flags=("--bytes",)
+    )
+
+
+@command("diff", argument("first"), argument("second"), options=(DiffOptions,))
+def diff_command(run: Run, options: DiffOptions, *, first: Path, second: Path) -> int:
     """Show which records were added, removed or changed from dataset FIRST to dataset SECOND.
 
     Records are matched by key, in datasets of any formats, and compared through the indexes: images
@@ -40,34 +42,42 @@ def diff_command(first: Path, second: Path, read_bytes: bool, quiet: bool, as_js
       shardkit diff dataset-v1 dataset-v2
       shardkit diff dataset-v1/train dataset-v2/train --bytes --json
     """
-    found = diff(first, second, read_bytes=read_bytes)
-    if as_json:
-        splits = {name: asdict(split) for name, split in found.splits.items()}
-        emit({"equal": found.equal, "bytes_read": read_bytes, "splits": splits})
-    elif not quiet:
-        for name, split in found.splits.items():
-            _show(first / name, second / name, split, read_bytes=read_bytes)
-    sys.exit(0 if found.equal else 1)
+    read_bytes = options.read_bytes
+    differences = diff(first, second, read_bytes=read_bytes)
+    run.report(
+        lambda: {
+            "equal": differences.equal,
+            "bytes_read": read_bytes,
+            "splits": {name: asdict(split) for name, split in differences.splits.items()},
+        },
+        lambda: _show(first, second, differences, read_bytes=read_bytes),
+    )
+    return 0 if differences.equal else 1
 
 
-def _show(first: Path, second: Path, found: DatasetDifference, *, read_bytes: bool) -> None:
+def _show(first: Path, second: Path, differences: Differences, *, read_bytes: bool) -> None:
     how = "bytes compared" if read_bytes else "indexes compared, no record read"
-    if found.equal:
-        order = ", in another order" if found.reordered else ""
-        say(f"{first} and {second}: equal, {amount(found.rows[0], 'record')}{order} ({how})")
+    for name, split in differences.splits.items():
+        _show_split(first / name, second / name, split, how)
+
+
+def _show_split(first: Path, second: Path, split: DatasetDifference, how: str) -> None:
+    if split.equal:
+        order = ", in another order" if split.reordered else ""
+        say(f"{first} and {second}: equal, {amount(split.rows[0], 'record')}{order} ({how})")
         return
     say(f"{first} -> {second} ({how})")
-    for name, pair in found.described.items():
+    for name, pair in split.described.items():
         line(name, f"{_described(pair[0])} -> {_described(pair[1])}")
-    for name, keys in (("added", found.added), ("removed", found.removed)):
+    for name, keys in (("added", split.added), ("removed", split.removed)):
         if keys:
             line(name, f"{amount(len(keys), 'record')}: {some(keys, counted=False)}")
-    if found.changed:
-        counts = Counter(name for each in found.changed for name in each.fields)
+    if split.changed:
+        counts = Counter(name for record in split.changed for name in record.fields)
         named = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        line("changed", f"{amount(len(found.changed), 'record')}: {named}")
-        table([(each.key, ", ".join(each.fields)) for each in found.changed], limit=_LISTED)
-    if found.reordered:
+        line("changed", f"{amount(len(split.changed), 'record')}: {named}")
+        table([(record.key, ", ".join(record.fields)) for record in split.changed], limit=_LISTED)
+    if split.reordered:
         line("order", "the records that both have are in another order")
 
 

@@ -2,74 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from dataclasses import dataclass
 
-import click
-
-from shardkit.cli.console import emit, say
+from shardkit.cli.console import say
 from shardkit.cli.doctor_report import report_lines, verbose_lines
-from shardkit.cli.measure_options import (
-    decode_option,
-    model_option,
-    step_ms_option,
-    transform_option,
+from shardkit.cli.options import (
+    LocalOrUrl,
+    Options,
+    argument,
+    command_option,
+    duration_option,
 )
-from shardkit.cli.options import duration, quiet_option
-from shardkit.cli.show import Bar
-from shardkit.measure.doctor.doctor import Watch, doctor
+from shardkit.cli.printing import Bar
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
+from shardkit.measure.doctor.doctor import DoctorOptions, DoctorReport, doctor
 
 
-@click.command("doctor")
-@click.argument("dataset", required=False)
-@click.option(
-    "--loader",
-    metavar="MODULE:NAME",
-    help="Function that returns your DataLoader or shardkit loader, instead of DATASET.",
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions(DoctorOptions):
+    """What is measured."""
+
+    budget: float = duration_option(
+        DoctorOptions,
+        "budget",
+        help="Approximate duration, such as 30s or 2m. A longer run decides closer cases.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetailOptions(Options):
+    """What is printed."""
+
+    verbose: bool = command_option(False, help="Print all stages, and all checks of the machine.")
+
+
+@command(
+    "doctor",
+    argument("dataset", required=False, type=LocalOrUrl()),
+    options=(CommandOptions, DetailOptions),
 )
-@decode_option
-@transform_option
-@click.option(
-    "--batch-size",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    metavar="N",
-    help="Samples per batch; with --loader its own.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Workers that you plan to use.  [default: as make_loader]",
-)
-@step_ms_option
-@model_option
-@click.option(
-    "--budget",
-    callback=duration,
-    default="12s",
-    show_default=True,
-    metavar="TIME",
-    help="Approximate duration, such as 30s or 2m. A longer run decides closer cases.",
-)
-@click.option("--verbose", is_flag=True, help="Print all stages, and all checks of the machine.")
-@quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
-def doctor_command(  # noqa: PLR0913 - Click passes each option by name
-    *,
-    dataset: str | None,
-    loader: str | None,
-    decode: str | None,
-    transform: str | None,
-    batch_size: int,
-    workers: int | None,
-    step_ms: float | None,
-    model: str | None,
-    budget: float,
-    verbose: bool,
-    quiet: bool,
-    as_json: bool,
+def doctor_command(
+    run: Run, options: CommandOptions, details: DetailOptions, *, dataset: str | None
 ) -> None:
     """Find out whether the GPU waits for data and why, and measure what helps.
 
@@ -84,28 +58,12 @@ def doctor_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit doctor photos --transform augment:train --model small
       shardkit doctor --loader train:make_train_loader --step-ms 180
     """
-    with _status(quiet=quiet) as watch:
-        report = doctor(
-            dataset,
-            loader=loader,
-            decode=decode,
-            transform=transform,
-            batch_size=batch_size,
-            workers=workers,
-            step_ms=step_ms,
-            model=model,
-            budget=budget,
-            watch=watch,
-        )
-    if as_json:
-        emit(report.as_dict())
-    elif not quiet:
-        for line in report_lines(report) + (verbose_lines(report) if verbose else []):
-            say(line)
+    hidden = run.output.quiet or None
+    with Bar(bar_format="{desc} ({elapsed})", disable=hidden, leave=False) as bar:
+        report = doctor(dataset, **{**vars(options), "watch": bar.set_description_str})
+    run.report(report.as_dict, lambda: _show(report, verbose=details.verbose))
 
 
-@contextlib.contextmanager
-def _status(*, quiet: bool) -> Iterator[Watch]:
-    """Show progress on standard error, if it is a terminal."""
-    with Bar(bar_format="{desc} ({elapsed})", disable=quiet or None, leave=False) as bar:
-        yield bar.set_description_str
+def _show(report: DoctorReport, *, verbose: bool) -> None:
+    for text in report_lines(report) + (verbose_lines(report) if verbose else []):
+        say(text)

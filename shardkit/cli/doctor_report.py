@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from shardkit.cli.show import amount
 from shardkit.measure.doctor.checks import Finding
 from shardkit.measure.doctor.doctor import DoctorReport
 from shardkit.measure.doctor.judgement import TORCH_THREADS, Diagnosis, Range, Rated
@@ -14,7 +13,8 @@ from shardkit.measure.doctor.pipeline import Setup
 from shardkit.measure.doctor.profile import OWN_CODE, WAITS, Profile
 from shardkit.measure.doctor.stored import Group
 from shardkit.measure.runner.gil import HOLDS
-from shardkit.system.formatting import significant
+from shardkit.record import PLANES
+from shardkit.system.formatting import amount, significant
 from shardkit.system.machine import OtherLoad
 from shardkit.system.text import printable
 
@@ -37,8 +37,8 @@ def report_lines(report: DoctorReport) -> list[str]:
     """Return the report: the verdict first, and what to do last."""
     diagnosis, profile = report.diagnosis, report.profile
     if diagnosis is None or profile is None:
-        found = [each for each in report.findings if each.severity != "ok"]
-        return _lines("machine", _checks(report.findings)) + _finding_lines(found)
+        findings = [finding for finding in report.findings if finding.severity != "ok"]
+        return _lines("machine", _checks(report.findings)) + _finding_lines(findings)
     before = _lines("GPU", _gpu(diagnosis, profile))
     name = "cause" if diagnosis.status == "starved" else "slowest"
     before += _lines(name, _cause(diagnosis.cause, profile))
@@ -51,7 +51,7 @@ def report_lines(report: DoctorReport) -> list[str]:
 def verbose_lines(report: DoctorReport) -> list[str]:
     """Return the time of all stages, and all checks of the machine that are not in the report."""
     if report.profile is None:
-        return _finding_lines(each for each in report.findings if each.severity == "ok")
+        return _finding_lines(finding for finding in report.findings if finding.severity == "ok")
     stages = [
         f"  {name:<9} {_ms(stage.seconds):>10} per image, {report.profile.fraction(name):.0%}; "
         f"computes {stage.busy:.0%} of it"
@@ -76,13 +76,13 @@ def _gpu(diagnosis: Diagnosis, profile: Profile) -> str:
     rate = f"the loader ({_engine(setup)}) gives {_spread(diagnosis.delivered)}"
     if diagnosis.needed is None or profile.step_seconds is None or diagnosis.waiting is None:
         return (
-            f"unknown without a training step: {rate} images/s, so the GPU waits if a step with a "
-            f"batch of {size} is shorter than {_ms(size / diagnosis.delivered.median)}. Add "
-            "--step-ms T or --model"
+            f"waits if a training step with a batch of {size} takes less than "
+            f"{_ms(size / diagnosis.delivered.median)}: {rate} images/s. Give the time of your "
+            "step: add --step-ms T or --model"
         )
     needs = (
         f"a step of {_ms(profile.step_seconds)} with a batch of {size} needs "
-        f"{diagnosis.needed:,.0f} images/s; {rate}"
+        f"{amount(round(diagnosis.needed), 'image')}/s; {rate}"
     )
     waits = " to ".join(dict.fromkeys(f"{part:.0%}" for part in diagnosis.waiting))
     return {
@@ -142,7 +142,9 @@ def _stage(stage: str, profile: Profile) -> str:
     setup = profile.setup
     return {
         "read": "reading",
-        "decode": "decoding" if profile.kind != "raw" else "copying raw pixels",
+        "decode": {"raw": "copying raw pixels", PLANES: "converting planes"}.get(
+            profile.kind, "decoding"
+        ),
         "dataset": f"the dataset {setup.dataset}",
         "transform": f"the transform {setup.transform}",
         "collate": f"the collate function {setup.collate}" if setup.collate else "collating",
@@ -169,10 +171,12 @@ def _remedies(diagnosis: Diagnosis, most: int) -> list[str]:
     verdicts = {"unclear": "too noisy to tell", "no gain": "no gain"}
     rest = []
     for verdict in ("unclear", "no gain", "failed"):
-        names = [each.remedy.name for each in diagnosis.remedies if each.verdict == verdict]
+        names = [rated.remedy.name for rated in diagnosis.remedies if rated.verdict == verdict]
         rest += [f"{verdicts.get(verdict, verdict)}: {', '.join(names)}"] if names else []
-    gains = [(each, each.rate) for each in diagnosis.remedies if each.verdict == "gain"]
-    rows = [(_spread(rate), _effect(each, diagnosis), each.remedy) for each, rate in gains if rate]
+    gains = [(rated, rated.rate) for rated in diagnosis.remedies if rated.verdict == "gain"]
+    rows = [
+        (_spread(rate), _effect(rated, diagnosis), rated.remedy) for rated, rate in gains if rate
+    ]
     last = "; ".join(rest)
     if not rows:
         return _lines("remedies", last or "none that doctor can measure")
@@ -212,7 +216,7 @@ def _trust(report: DoctorReport, diagnosis: Diagnosis) -> str:
     if load is not None:
         text += f"other programs used {load.busy:.1f} of {amount(load.present, 'CPU')}; "
     text += f"{amount(rate.rounds, 'round')} vary by {rate.variation:.0%}"
-    if report.profile is not None and any(each.remedy.recipe for each in diagnosis.remedies):
+    if report.profile is not None and any(rated.remedy.recipe for rated in diagnosis.remedies):
         tried, images = len(report.profile.rows), report.profile.images
         text += f"; conversions were tried with {tried:,} of {images:,} images"
     return text
@@ -229,19 +233,21 @@ def _starves_alone(diagnosis: Diagnosis, load: OtherLoad | None) -> bool:
 def _checks(findings: Sequence[Finding]) -> str:
     parts = []
     for severity in ("problem", "warning", "note"):
-        found = [each.what for each in findings if each.severity == severity]
-        if found:
-            notes = amount(len(found), "note")
-            parts.append(notes if severity == "note" else f"{severity}: {'; '.join(found)}")
-    fine = sum(each.severity == "ok" for each in findings)
+        names = [finding.what for finding in findings if finding.severity == severity]
+        if names:
+            notes = amount(len(names), "note")
+            parts.append(notes if severity == "note" else f"{severity}: {'; '.join(names)}")
+    fine = sum(finding.severity == "ok" for finding in findings)
     return "; ".join([*parts, f"{amount(fine, 'check')} passed"])
 
 
 def _finding_lines(findings: Iterable[Finding]) -> list[str]:
     lines = []
-    for each in findings:
-        text = f"{each.what} ({each.evidence})" + (f": {each.remedy}" if each.remedy else "")
-        lines += _lines(f"  {each.severity}", text)
+    for finding in findings:
+        text = f"{finding.what} ({finding.evidence})" + (
+            f": {finding.remedy}" if finding.remedy else ""
+        )
+        lines += _lines(f"  {finding.severity}", text)
     return lines
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-import click
-
 from shardkit.cli.console import say
-from shardkit.cli.show import amount, progress_bar
-from shardkit.dataset.manifest import dataset_directories, load_manifest
+from shardkit.cli.options import argument
+from shardkit.cli.printing import progress_bar
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
+from shardkit.dataset.opened import OpenedDirectory
+from shardkit.system.formatting import amount
 from shardkit.verification.reindex import reindex
 
 
-@click.command("index")
-@click.argument("dataset", type=click.Path(path_type=Path))
-@click.option("--quiet", is_flag=True, help="Print nothing.")
-def index_command(dataset: Path, quiet: bool) -> None:
+@command("index", argument("dataset"))
+def index_command(run: Run, *, dataset: Path) -> None:
     """Rebuild the index of DATASET from its shards.
 
     Refuses damaged shards, because an index made from them would hide the damage.
@@ -24,9 +25,10 @@ def index_command(dataset: Path, quiet: bool) -> None:
     Example:
       shardkit index dataset
     """
-    for place in dataset_directories(dataset).values():
-        rows = load_manifest(place).rows
-        with progress_bar("indexing", quiet=quiet, total=rows) as on_progress:
-            reindex(place, on_progress=on_progress)
-        if not quiet:
-            say(f"{place}: index of {amount(rows, 'row')} rebuilt")
+    rows = dict[str, int]()
+    for name, split in OpenedDirectory(dataset).splits.items():
+        rows[name] = split.manifest.rows
+        with progress_bar(run, "indexing", total=rows[name]) as tally:
+            reindex(split.path, on_progress=tally)
+        text = f"{split.path}: index of {amount(rows[name], 'row')} rebuilt"
+        run.report(lambda: {"rows": rows}, partial(say, text))

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from shardkit.cli.console import say
-from shardkit.cli.show import amount
+from shardkit.cli.options import Options, argument, command_option
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
 from shardkit.exporting.tar_index import TOOLS, export_index
+from shardkit.system.formatting import amount
 
 
-@click.command("index-export")
-@click.argument("dataset", type=click.Path(path_type=Path))
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--as",
-    "tool",
-    type=click.Choice(sorted(TOOLS)),
-    required=True,
-    help="Tool that reads the indexes.",
-)
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder of the archives.  [default: where `attach` found them]",
-)
-@click.option("--quiet", is_flag=True, help="Print nothing.")
+@dataclass(frozen=True, kw_only=True)
+class IndexExportOptions(Options):
+    """Options of `shardkit index-export`."""
+
+    tool: str = command_option(
+        help="Tool that reads the indexes.", flags=("--as",), choices=tuple(sorted(TOOLS))
+    )
+    root: Path | None = command_option(
+        None,
+        help="Folder of the archives.",
+        metavar="DIR",
+        shown="where `attach` found them",
+    )
+
+
+@command("index-export", argument("dataset"), argument("folder"), options=(IndexExportOptions,))
 def index_export_command(
-    *, dataset: Path, folder: Path, tool: str, root: Path | None, quiet: bool
+    run: Run, options: IndexExportOptions, *, dataset: Path, folder: Path
 ) -> None:
     """Write the indexes of another tool for the archives of the attached DATASET to FOLDER.
 
@@ -40,6 +41,11 @@ def index_export_command(
     Example:
       shardkit index-export index dali-index --as dali
     """
-    count = export_index(dataset, folder, tool, root=root)
-    if not quiet:
-        say(f"{dataset}: index of {amount(count, 'sample')} for {tool} written to {folder}")
+    tool = options.tool
+    count = export_index(dataset, folder, tool, root=options.root)
+    run.report(
+        lambda: {"tool": tool, "samples": count, "path": str(folder)},
+        lambda: say(
+            f"{dataset}: index of {amount(count, 'sample')} for {tool} written to {folder}"
+        ),
+    )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
-import click
-
-from shardkit.cli.console import emit, say
-from shardkit.cli.show import amount, line, show_notes, some, table, wrapped
+from shardkit.cli.console import say
+from shardkit.cli.options import argument
+from shardkit.cli.printing import ignored_counts, line, show_notes, some, table, wrapped
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
+from shardkit.conversion.jobs import progress_of
 from shardkit.dataset.parts import sources_of
-from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL, field_in_words
+from shardkit.errors import UsageError
+from shardkit.kinds.field import field_in_words
+from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL
 from shardkit.stores.urls import as_url
-from shardkit.system.formatting import size
+from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable
 from shardkit.verification.describe import describe
 
@@ -20,11 +25,11 @@ _LISTED = 30
 """Maximum classes to show; --json prints all."""
 
 
-@click.command("info")
-@click.argument("dataset", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def info_command(dataset: Path, as_json: bool) -> None:
+@command("info", argument("dataset"))
+def info_command(run: Run, *, dataset: Path) -> None:
     """Show the format, sizes, classes and recipe of DATASET, a folder or URL.
+
+    Of a plan for jobs, it shows how many tasks are done, and the next command.
 
     \b
     Examples:
@@ -32,13 +37,32 @@ def info_command(dataset: Path, as_json: bool) -> None:
       shardkit info dataset --json
       shardkit info s3://bucket/dataset
     """
-    described = describe(dataset)
-    if as_json:
-        emit(described)
+    try:
+        datasets = describe(dataset)
+    except UsageError:
+        progress = progress_of(dataset)
+        if progress is None:
+            raise
+        done, tasks = progress
+        run.report(
+            lambda: {"datasets": {}, "plan": {"done": done, "tasks": tasks}},
+            lambda: _show_plan(as_url(dataset) or str(dataset), done, tasks),
+        )
         return
+    run.report(lambda: {"datasets": datasets}, lambda: _show_all(dataset, datasets))
+
+
+def _show_plan(place: str, done: int, tasks: int) -> None:
+    say(place)
+    line("plan", f"{done:,} of {tasks:,} tasks are done; no dataset is published")
+    command = ["work", place, "--claim"] if done < tasks else ["commit", place]
+    line("next", shlex.join(["shardkit", *command]))
+
+
+def _show_all(dataset: Path, datasets: dict[str, dict[str, Any]]) -> None:
     url = as_url(dataset)
-    for name, value in described.items():
-        _show(f"{url}/{name}".rstrip("/") if url else dataset / name, value)
+    for name, described in datasets.items():
+        _show(f"{url}/{name}".rstrip("/") if url else dataset / name, described)
 
 
 def _show(place: Path | str, value: dict[str, Any]) -> None:
@@ -70,7 +94,7 @@ def _show(place: Path | str, value: dict[str, Any]) -> None:
     if value["skipped"]:
         line("skipped", f"{amount(len(value['skipped']), 'bad file')}, listed in skipped.jsonl")
     if value["ignored"]:
-        line("ignored", ", ".join(f"{reason}: {n:,}" for reason, n in value["ignored"].items()))
+        line("ignored", ignored_counts(value["ignored"]))
     show_notes(value["notes"], value["recipe"])
     if value["classes"] is None or (value["rows"] and not any(value["classes"].values())):
         line("classes", "none: the dataset has no labels")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn
@@ -14,94 +14,82 @@ import click
 
 from shardkit._version import __version__
 from shardkit.cli.console import open_streams, say, show_usage_error
+from shardkit.cli.run import Run, error_fields
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.system import native
+from shardkit.system.text import suggestion
+
+_COMMANDS: dict[str, dict[str, str]] = {
+    "Create": {
+        "convert": "Create a dataset of shards.",
+        "work": "Build shards of a planned conversion.",
+        "commit": "Publish the dataset that jobs built.",
+        "attach": "Read files of other programs in place.",
+        "upload": "Upload a dataset to an object store.",
+    },
+    "Check": {
+        "verify": "Find every damaged byte of a dataset.",
+        "repair": "Rebuild damaged files of a dataset from its source.",
+        "index": "Rebuild a dataset's index from its shards.",
+        "diff": "Show how two datasets differ, by key.",
+    },
+    "Inspect": {
+        "info": "Show a dataset's format, sizes, classes and recipe.",
+        "show": "Show records of a dataset, or write a sheet of their pictures.",
+        "report": "Show the content and faults of datasets on one page.",
+    },
+    "Change": {
+        "append": "Add images to a dataset.",
+        "merge": "Merge datasets into one.",
+        "split": "Divide a dataset into train, val and test.",
+        "export": "Write a dataset as a folder of images, tables or tar archives.",
+        "index-export": "Write the tar indexes of other tools.",
+    },
+    "Measure": {
+        "doctor": "Find out what limits loading, and what would help.",
+        "tune": "Find the fastest loader settings on this machine.",
+        "bench": "Compare the reading speed of datasets and image folders.",
+        "ablation": "Measure the speedup of each improvement to data loading.",
+    },
+}
+"""Names and help of the commands, by heading. Each is an object of a module of its own name."""
 
 
-class LazyGroup(click.Group):
-    """A group of commands from a table: name to ``module:attribute`` and a line of help."""
-
-    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._table = table
+class _Commands(click.Group):
+    """The commands of `_COMMANDS`, imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, in the order of the table."""
-        return list(self._table)
+        """Return the names of all commands."""
+        return [name for commands in _COMMANDS.values() for name in commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load a command; None if the name is unknown."""
-        if cmd_name not in self._table:
+        if cmd_name not in self.list_commands(ctx):
             return None
-        module, _, attribute = self._table[cmd_name][0].partition(":")
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command)
+        name = cmd_name.replace("-", "_")
+        module = import_module(f"shardkit.cli.{name}")
+        command: click.Command = getattr(module, f"{name}_command")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return name, command and arguments; suggest a command for an unknown name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            hint = suggestion(args[0], self.list_commands(ctx))
+            raise click.UsageError(error.message + hint, ctx) from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without loading them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._table.items()])
+        """Write the lists of commands without loading them."""
+        for heading, commands in _COMMANDS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<12}", text) for name, text in commands.items()])
 
 
 @click.group(
-    cls=LazyGroup,
-    table={
-        "convert": ("shardkit.cli.convert:convert_group", "Create a dataset of shards."),
-        "work": ("shardkit.cli.jobs:work_command", "Build shards of a planned conversion."),
-        "commit": ("shardkit.cli.jobs:commit_command", "Publish the dataset that jobs built."),
-        "attach": (
-            "shardkit.cli.attach:attach_command",
-            "Read files of other programs in place.",
-        ),
-        "append": ("shardkit.cli.append:append_command", "Add images to a dataset."),
-        "merge": ("shardkit.cli.merge:merge_command", "Merge datasets into one."),
-        "index-export": (
-            "shardkit.cli.index_export:index_export_command",
-            "Write the tar indexes of other tools.",
-        ),
-        "verify": ("shardkit.cli.verify:verify_command", "Find every damaged byte of a dataset."),
-        "repair": (
-            "shardkit.cli.repair:repair_command",
-            "Rebuild damaged files of a dataset from its source.",
-        ),
-        "upload": ("shardkit.cli.upload:upload_command", "Upload a dataset to an object store."),
-        "info": (
-            "shardkit.cli.info:info_command",
-            "Show a dataset's format, sizes, classes and recipe.",
-        ),
-        "diff": ("shardkit.cli.diff:diff_command", "Show how two datasets differ, by key."),
-        "export": (
-            "shardkit.cli.export:export_command",
-            "Write a dataset as a folder of images, tables or tar archives.",
-        ),
-        "report": (
-            "shardkit.cli.report:report_command",
-            "Show what is in datasets, and what is wrong with it, on one page.",
-        ),
-        "show": (
-            "shardkit.cli.show_records:show_command",
-            "Show records of a dataset, or write a sheet of their pictures.",
-        ),
-        "split": ("shardkit.cli.split:split_command", "Divide a dataset into train, val and test."),
-        "index": ("shardkit.cli.index:index_command", "Rebuild a dataset's index from its shards."),
-        "doctor": (
-            "shardkit.cli.doctor:doctor_command",
-            "Find out what limits loading, and what would help.",
-        ),
-        "tune": (
-            "shardkit.cli.tune:tune_command",
-            "Find the fastest loader settings on this machine.",
-        ),
-        "bench": (
-            "shardkit.cli.bench:bench_command",
-            "Compare the reading speed of datasets and image folders.",
-        ),
-        "ladder": (
-            "shardkit.cli.ladder:ladder_command",
-            "Measure the speedup of each improvement to data loading.",
-        ),
-    },
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
@@ -134,26 +122,37 @@ def _show_version(context: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; each error becomes one message and an exit code."""
+    """Run the command line; each error becomes one message, perhaps as JSON, and an exit code."""
     open_streams()
     signal.signal(signal.SIGTERM, _Ending())
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored in background jobs
-        signal.signal(signal.SIGINT, _Ending())
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as in background jobs, and by nohup
+            signal.signal(number, _Ending())
+    run = Run(json="--json" in sys.argv)
     try:
-        code = cli.main(prog_name="shardkit", standalone_mode=False)
+        code = cli.main(prog_name="shardkit", standalone_mode=False, obj=run)
     except click.ClickException as error:
         show_usage_error(error)
+        run.end(error.exit_code, _usage_fields(error))
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        _fail(_interrupted(), 130)
+    except (click.Abort, KeyboardInterrupt) as error:
+        _fail(run, error, _interrupted(), 130)
     except ShardkitError as error:
-        _fail(str(error), 2 if isinstance(error, UsageError) else 1)
-    except MemoryError:
-        _fail("out of memory", 1)
+        _fail(run, error, str(error), 2 if isinstance(error, UsageError) else 1)
+    except MemoryError as error:
+        _fail(run, error, "out of memory", 1)
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
-        _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), 1)
+        place = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        remedy = "Rerun the command once the file system allows it."
+        _fail(run, error, f"{place}. {remedy}", 1, where=error.filename)
+    except SystemExit as end:  # by a signal, whose message is printed
+        run.end(int(end.code or 0), error_fields(end, _interrupted()))
+        raise
+    except Exception as error:
+        run.end(1, error_fields(error, str(error)))
+        raise
     sys.exit(code or 0)
 
 
@@ -178,12 +177,26 @@ class _Ending:
         if number == signal.SIGINT and not again:
             raise KeyboardInterrupt
         if number == signal.SIGINT or not again:
-            os.write(2, f"shardkit: error: {_interrupted()}\n".encode())
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, f"shardkit: error: {_interrupted()}\n".encode())
         if again:
             os._exit(128 + number)
         sys.exit(128 + number)
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(
+    run: Run, error: BaseException, message: str, code: int, *, where: str | None = None
+) -> NoReturn:
     say(f"shardkit: error: {message}", err=True)
+    run.end(code, error_fields(error, message, where=where))
     sys.exit(code)
+
+
+def _usage_fields(error: click.ClickException) -> dict[str, Any]:
+    """Return an error of Click as JSON values."""
+    param, where, remedy = getattr(error, "param", None), getattr(error, "option_name", None), None
+    if isinstance(param, click.Parameter):
+        where = param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        remedy = f"Try '{error.ctx.command_path} --help' for help."
+    return error_fields(error, error.format_message(), where=where, remedy=remedy)

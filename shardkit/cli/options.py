@@ -1,67 +1,192 @@
-"""Options shared by several commands."""
+"""The options of commands: Click's parameters for classes of options, and shared classes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from typing import Any, ClassVar
 
 import click
 
-from shardkit.conversion.plan import DEFAULT_SHARD_BYTES
+from shardkit.options import Option, option, options_of, same_option
+from shardkit.registry import format_hint, format_names
+from shardkit.system.machine import usable_cpus
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
-workers_option = click.option(
-    "--workers",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of processes.  [default: number of CPUs]",
-)
+class LocalOrUrl(click.Path):
+    """A path or URL that is not empty: an empty one, as of an unset variable, would be ``.``."""
 
-_SIZES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "" and param is not None:
+            raise click.BadParameter("it is empty: give a path or URL", ctx, param)
+        return super().convert(value, param, ctx)
 
-quiet_option = click.option(
-    "--quiet", is_flag=True, help="Print only --json output. See the exit code."
-)
 
-on_error_option = click.option(
-    "--on-error",
-    type=click.Choice(["fail", "skip"]),
-    default="fail",
-    show_default=True,
-    help="fail: write nothing if an image is bad. skip: leave bad images out and record each.",
-)
+_TYPES: dict[str, Any] = {"int": int, "float": float, "Path": LocalOrUrl(path_type=Path)}
+"""Types of values by those in a field's annotation; all others are texts."""
 
-shard_size_option = click.option(
-    "--shard-size",
-    default=f"{DEFAULT_SHARD_BYTES >> 20}MiB",
-    show_default=True,
-    metavar="SIZE",
-    help="Approximate bytes of images per shard.",
-)
 
-shard_samples_option = click.option(
-    "--shard-samples", type=int, metavar="N", help="Images per shard, instead of --shard-size."
-)
+class FormatChoice(click.Choice):  # type: ignore[type-arg]
+    """A choice of formats that suggests the one that is meant."""
+
+    def __init__(self) -> None:
+        super().__init__(format_names())
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name of the format."""
+        try:
+            return str(super().convert(value, param, ctx))
+        except click.BadParameter as error:
+            self.fail(error.message + format_hint(value), param, ctx)
+
+
+class GroupedOption(click.Option):
+    """An option of a command, under a heading of its help."""
+
+    def __init__(self, flags: list[str], *, heading: str, **details: Any) -> None:
+        super().__init__(flags, **details)
+        self.heading = heading
+
+
+def command_option(default: Any = MISSING, *, help: str, **details: Any) -> Any:  # noqa: A002
+    """Return a dataclass field that is an option of a command alone.
+
+    Args:
+        default: The field's default; without one, users must give the option.
+        help: Its description.
+        details: See `Option`; or ``flags``, and other details of `click.Option`.
+    """
+    return _with_details(option(default, help=help, **_ours(details)), details)
+
+
+def restated(kind: type[Any], name: str, **details: Any) -> Any:
+    """Return a dataclass field that is the same option as one of another class.
+
+    Args:
+        kind: The other class.
+        name: The option's name.
+        details: What differs; see `command_option`.
+    """
+    return _with_details(same_option(kind, name, **_ours(details)), details)
+
+
+def duration_option(kind: type[Any], name: str, *, help: str) -> Any:  # noqa: A002
+    """Return a dataclass field that is an option of another class in seconds, as a time like 2m."""
+    (seconds,) = (item.default for item in fields(kind) if item.name == name)
+    details = {"default": f"{seconds:g}s", "type": str, "callback": duration}
+    return _with_details(same_option(kind, name, help=help, metavar="TIME"), details)
+
+
+def _ours(details: dict[str, Any]) -> dict[str, Any]:
+    """Take the details of `Option` out of those of an option, which leaves Click's."""
+    names = Option.__annotations__.keys() - {"type"}  # Click's; ours is the field's
+    return {name: details.pop(name) for name in [*details] if name in names}
+
+
+def _with_details(item: Any, details: dict[str, Any]) -> Any:
+    return field(default=item.default, metadata={**item.metadata, "click": details})
+
+
+def click_options(*kinds: type[Any]) -> list[click.Option]:
+    """Return the options of classes as those of a command."""
+    return [
+        _click_option(item, details.get(item.name, {}))
+        for kind in kinds
+        for details in [{item.name: item.metadata.get("click", {}) for item in fields(kind)}]
+        for item in options_of(kind)
+        if not item.is_keyword_only
+    ]
+
+
+def _click_option(item: Option, more: Mapping[str, Any]) -> click.Option:
+    flags, help_text, details = [item.flag], item.help, dict[str, Any]()
+    if item.shown:
+        help_text += f"  [default: {item.shown}]"
+    elif item.default is MISSING:
+        details["required"] = True
+    elif not item.is_repeated and item.default is not None:
+        details["default"] = item.default if item.parse is None else item.spell(item.default)
+        details["show_default"] = item.is_positive or type(item.default) not in (bool, float)
+    if item.type == "bool":
+        details["is_flag"] = True
+    elif item.type == "bool | None":
+        flags = [f"{item.flag}/--no-{item.flag[2:]}"]
+        details["default"] = None
+    elif item.name == "to":
+        details["type"] = FormatChoice()
+    elif item.choices:
+        details["type"] = click.Choice(item.choices)
+    elif item.minimum is not None:
+        details["type"] = click.IntRange(item.minimum)
+    elif item.is_positive:
+        details["type"] = click.FloatRange(0, min_open=True)
+    elif item.parse is None and (match := re.search(r"\b(int|float|Path)\b", item.type)):
+        details["type"] = _TYPES[match[1]]
+    details |= more
+    return GroupedOption(
+        [*details.pop("flags", flags), item.name],
+        heading=item.heading,
+        help=help_text,
+        metavar=item.metavar,
+        multiple=item.is_repeated,
+        **details,
+    )
+
+
+def argument(name: str, **details: Any) -> click.Argument:
+    """Return an argument of a command: a path, unless ``details`` give another type."""
+    return click.Argument([name], **{"type": LocalOrUrl(path_type=Path), **details})
+
+
+class Options:
+    """Base class of the options of one command."""
+
+    HEADING: ClassVar[str] = "Options"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers(Options):
+    """Worker processes."""
+
+    workers: int | None = option(
+        None, help="Number of processes.", metavar="N", minimum=1, shown="number of CPUs"
+    )
+
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+        return self.workers or usable_cpus()
+
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+_BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """Return a time in seconds, from ``60``, ``60s``, ``2m`` or ``1h``."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([a-z]*)", value.strip().lower())
-    if not found or found[2] not in _UNITS:
+    """Return a time in seconds above 0, from ``60``, ``60s``, ``2m`` or ``1h``."""
+    seconds = _quantity(value, _SECONDS)
+    if not seconds:
         raise click.BadParameter(f"{value!r} is not a time such as 60s or 2m", ctx, param)
-    return float(found[1]) * _UNITS[found[2]]
+    return seconds
 
 
 def byte_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Return a number of bytes, from ``500MB`` or ``4GiB``."""
     if value is None:
         return None
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([a-z]*)", value.strip().lower())
-    if not found or found[2] not in _SIZES:
+    size = _quantity(value, _BYTES)
+    if size is None:
         raise click.BadParameter(f"{value!r} is not a size such as 500MB or 4GiB", ctx, param)
-    return int(float(found[1]) * _SIZES[found[2]])
+    return int(size)
+
+
+def _quantity(text: str, units: Mapping[str, float]) -> float | None:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([a-z]*)", text.strip().lower())
+    return float(match[1]) * units[match[2]] if match and match[2] in units else None
 
 
 def one_or_all(paths: Sequence[Path]) -> Path | list[Path] | None:

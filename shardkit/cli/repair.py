@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from dataclasses import asdict
+import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import click
-
-from shardkit.cli.console import emit, say
-from shardkit.cli.options import one_or_all, quiet_option, workers_option
-from shardkit.cli.show import amount, line, progress_bar, some
-from shardkit.cli.url_source import cache_option, copied
-from shardkit.dataset.manifest import dataset_directories, load_manifest
-from shardkit.system.machine import usable_cpus
+from shardkit.cli.console import say
+from shardkit.cli.options import Options, Workers, argument, command_option, one_or_all
+from shardkit.cli.printing import line, progress_bar, some
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
+from shardkit.cli.url_source import Copies, copied
+from shardkit.dataset.opened import OpenedDirectory
+from shardkit.errors import UsageError
+from shardkit.stores.urls import as_url
+from shardkit.system.formatting import amount
 from shardkit.system.text import printable
 from shardkit.verification.repair import Repaired, repair
 
@@ -22,31 +23,23 @@ _LISTED = 50
 """Maximum unrepaired files to show; --json prints all."""
 
 
-@click.command("repair")
-@click.argument("dataset", type=click.Path(path_type=Path))
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path),
-    metavar="SRC",
-    required=True,
-    multiple=True,
-    help="Source that DATASET was converted from. Repeat it for each part of a merged dataset, in "
-    "order, unless all have the same source.",
-)
-@cache_option
-@workers_option
-@quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def repair_command(  # noqa: PLR0913 - Click passes each option by name
-    *,
-    dataset: Path,
-    source: tuple[Path, ...],
-    cache: Path | None,
-    workers: int | None,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RepairOptions(Options):
+    """Options of `shardkit repair`."""
+
+    sources: tuple[Path, ...] = command_option(
+        help="Source that DATASET was converted from. Repeat it for each part of a merged dataset, "
+        "in order, unless all have the same source.",
+        flags=("--from",),
+        metavar="SRC",
+        is_repeated=True,
+    )
+
+
+@command("repair", argument("dataset"), options=(RepairOptions, Workers, Copies))
+def repair_command(
+    run: Run, options: RepairOptions, workers: Workers, copies: Copies, *, dataset: Path
+) -> int:
     """Rebuild damaged or missing files of DATASET from its source SRC.
 
     Repair rebuilds shards, index and reports as the conversion did, and installs a file only if it
@@ -57,37 +50,42 @@ def repair_command(  # noqa: PLR0913 - Click passes each option by name
     Example:
       shardkit repair dataset --from photos
     """
-    started = time.monotonic()
-    sources = [copied(each, cache, quiet=quiet) for each in source]
-    total = sum(load_manifest(place).rows for place in dataset_directories(dataset).values())
-    with progress_bar("repairing", quiet=quiet, total=total) as on_progress:
-        result = repair(
-            dataset,
-            one_or_all(sources),
-            workers=workers or usable_cpus(),
-            on_progress=on_progress,
-        )
-    seconds = time.monotonic() - started
-    if as_json:
-        emit({"ok": result.ok, "seconds": round(seconds, 3), **asdict(result)})
-    elif not quiet:
-        _show(dataset, result, seconds)
-    sys.exit(0 if result.ok else 1)
+    for source in options.sources:
+        _require_source(source)
+    sources = [copied(run, source, copies) for source in options.sources]
+    total = OpenedDirectory(dataset).rows
+    with progress_bar(run, "repairing", total=total) as tally:
+        repaired = repair(dataset, one_or_all(sources), workers=workers.count, on_progress=tally)
+    run.report(
+        lambda: {"ok": repaired.ok, **asdict(repaired)},
+        lambda: _show(dataset, repaired, run.seconds),
+    )
+    return 0 if repaired.ok else 1
 
 
-def _show(dataset: Path, result: Repaired, seconds: float) -> None:
-    for finding in result.findings[:_LISTED]:
+def _require_source(source: Path) -> None:
+    """Refuse a path that does not exist, which an intact dataset would hide."""
+    if as_url(source) is not None or re.search(r"[*?{@]", str(source)):  # a pattern, or with a root
+        return
+    try:
+        source.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"the source {source} does not exist", where=source) from None
+
+
+def _show(dataset: Path, repaired: Repaired, seconds: float) -> None:
+    for finding in repaired.findings[:_LISTED]:
         say(f"  not repaired: {printable(finding.file)}: {printable(finding.reason)}", err=True)
-    if len(result.findings) > _LISTED:
-        more = len(result.findings) - _LISTED
+    if len(repaired.findings) > _LISTED:
+        more = len(repaired.findings) - _LISTED
         say(f"  not repaired: ... and {more:,} more (--json prints all)", err=True)
-    if not result.files and result.ok:
-        files = amount(result.intact, "file")
+    if not repaired.files and repaired.ok:
+        files = amount(repaired.intact, "file")
         say(f"{dataset}: nothing to repair: {files} as the conversion wrote them ({seconds:.1f} s)")
         return
     say(
-        f"{dataset}: {amount(len(result.files), 'file')} rebuilt, {result.intact:,} intact, "
-        f"{len(result.findings):,} still damaged ({seconds:.1f} s)"
+        f"{dataset}: {amount(len(repaired.files), 'file')} rebuilt, {repaired.intact:,} intact, "
+        f"{len(repaired.findings):,} not rebuilt ({seconds:.1f} s)"
     )
-    if result.files:
-        line("repaired", some(result.files))
+    if repaired.files:
+        line("repaired", some(repaired.files))

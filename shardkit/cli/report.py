@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from shardkit.cli.console import emit, say
-from shardkit.cli.options import quiet_option, workers_option
-from shardkit.cli.show import amount, line, progress_bar
+from shardkit.cli.console import say
+from shardkit.cli.options import LocalOrUrl, Options, Workers, argument, command_option
+from shardkit.cli.printing import line, progress_bar
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
 from shardkit.errors import UsageError
 from shardkit.reporting.findings import DISTANCE, KINDS
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import DatasetReport, report
 from shardkit.system.files import require_own_output, write_result
-from shardkit.system.machine import usable_cpus
+from shardkit.system.formatting import amount
 
 
 def _kinds(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
@@ -30,66 +31,61 @@ def _kinds(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     return kinds
 
 
-@click.command("report")
-@click.argument("datasets", metavar="DATASET...", nargs=-1, required=True, type=click.Path())
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write a self-contained HTML page with pictures to FILE.",
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(Options):
+    """Options of `shardkit report`."""
+
+    output: Path | None = command_option(
+        None,
+        help="Write a self-contained HTML page with pictures to FILE.",
+        flags=("-o", "--output"),
+        metavar="FILE",
+    )
+    json_file: Path | None = command_option(
+        None, help="Write everything that the page states to FILE as JSON.", metavar="FILE"
+    )
+    exclude: Path | None = command_option(
+        None,
+        help="Write lists of keys to leave out to DIR, one for each finding, for `convert "
+        "... --exclude`.",
+        metavar="DIR",
+        type=LocalOrUrl(path_type=Path, file_okay=False),
+    )
+    fail_on: list[str] = command_option(
+        None,
+        help="Exit with 1 if there are findings of these kinds, such as "
+        "leak,exact-duplicate,label-conflict.",
+        metavar="KINDS",
+        callback=_kinds,
+    )
+    distance: int = command_option(
+        DISTANCE,
+        help="Maximum number of different bits in the 64-bit hashes of similar pictures.",
+        metavar="N",
+        type=click.IntRange(0, 16),
+    )
+    seed: int = command_option(
+        0, help="Seed for choosing the pictures of the contact sheets.", metavar="N", minimum=0
+    )
+
+    def __post_init__(self) -> None:
+        for path, flag in ((self.output, "--output"), (self.json_file, "--json-file")):
+            if path is not None:
+                require_own_output(path, flag, MARK)
+        if self.output is not None and self.output == self.json_file:
+            raise UsageError(
+                f"--json-file and --output name the same file, {self.output}; choose two files"
+            )
+
+
+@command(
+    "report",
+    argument("datasets", metavar="DATASET...", nargs=-1, required=True, type=LocalOrUrl()),
+    options=(ReportOptions, Workers),
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write everything that the page states to FILE as JSON; - prints it.",
-)
-@click.option(
-    "--exclude",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Write lists of keys to leave out to DIR, one for each finding, for `convert "
-    "... --exclude`.",
-)
-@click.option(
-    "--fail-on",
-    metavar="KINDS",
-    callback=_kinds,
-    help="Exit with 1 if there are findings of these kinds, such as "
-    "leak,exact-duplicate,label-conflict.",
-)
-@click.option(
-    "--distance",
-    type=click.IntRange(0, 16),
-    default=DISTANCE,
-    show_default=True,
-    metavar="N",
-    help="Maximum number of different bits in the 64-bit hashes of similar pictures.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Seed of the choice of pictures for the contact sheets.",
-)
-@workers_option
-@quiet_option
-def report_command(  # noqa: PLR0913 - Click passes each option by name
-    *,
-    datasets: tuple[str, ...],
-    output: Path | None,
-    json_file: Path | None,
-    exclude: Path | None,
-    fail_on: list[str],
-    distance: int,
-    seed: int,
-    workers: int | None,
-    quiet: bool,
-) -> None:
+def report_command(
+    run: Run, options: ReportOptions, workers: Workers, *, datasets: tuple[str, ...]
+) -> int:
     """Find duplicates, leaks between splits, and odd or broken images of each DATASET.
 
     The page also shows classes, channel statistics, distributions and contact sheets. Facts of each
@@ -102,53 +98,44 @@ def report_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit report dataset --fail-on leak,exact-duplicate,label-conflict
       shardkit report train val -o report.html --exclude lists
     """
-    started = time.monotonic()
-    if output is not None:
-        require_own_output(output, "--output", MARK)
-    if json_file is not None and str(json_file) != "-":
-        require_own_output(json_file, "--json", MARK)
-        if json_file == output:
-            raise UsageError(f"--json and --output name the same file, {output}; choose two files")
-    with progress_bar("measuring", quiet=quiet) as tally:
-        made = report(
-            *datasets, distance=distance, workers=workers or usable_cpus(), on_progress=tally
+    with progress_bar(run, "measuring") as tally:
+        measured = report(
+            *datasets, distance=options.distance, workers=workers.count, on_progress=tally
         )
+    output, json_file, exclude = options.output, options.json_file, options.exclude
     if output is not None:
-        write_result(output, page(made, seed).encode())
-    lists = made.save_exclude(exclude) if exclude is not None else []
+        write_result(output, page(measured, options.seed).encode())
+    lists = measured.save_exclude(exclude) if exclude is not None else []
     if json_file is not None:
-        value = {"generator": MARK, **made.as_dict()}
-        if str(json_file) == "-":
-            emit(value)
-        else:
-            # Without indent: a million findings then need a fifth of the memory and time.
-            write_result(json_file, json.dumps(value, allow_nan=False).encode())
-    failed = made.failed(fail_on)
-    if not quiet and str(json_file) != "-":
-        _show(made, time.monotonic() - started)
+        value = {"generator": MARK, **measured.as_dict()}
+        # Without indent: a million findings then need a fifth of the memory and time.
+        write_result(json_file, json.dumps(value, allow_nan=False).encode())
+    failed = measured.failed(options.fail_on)
+    run.report(measured.as_dict, lambda: _show(measured, run.seconds))
+    if run.is_text:
         for name, path in (("page", output), ("json", json_file)):
             if path is not None:
                 line(name, f"written to {path}")
         if lists:
             line("exclude", f"{amount(len(lists), 'list')} written to {exclude}")
-    if failed and not quiet:
-        counts = ", ".join(f"{each.kind} ({amount(each.rows, 'image')})" for each in failed)
-        say(f"shardkit: --fail-on: found {counts}", err=True)
-    sys.exit(1 if failed else 0)
+        if failed:
+            counts = ", ".join(f"{kind.kind} ({amount(kind.rows, 'image')})" for kind in failed)
+            say(f"shardkit: --fail-on: found {counts}", err=True)
+    return 1 if failed else 0
 
 
-def _show(made: DatasetReport, seconds: float) -> None:
-    images = made.images
+def _show(measured: DatasetReport, seconds: float) -> None:
+    images = measured.images
     names = ", ".join(part.name for part in images.parts)
     say(f"{names}: {amount(int(images.present.sum()), 'image')} ({seconds:.1f} s)")
     if images.measured.any():
-        line("channels", made.normalize)
-    found = [each for each in made.findings if each.groups]
-    if not found:
+        line("channels", measured.normalize)
+    findings = [finding for finding in measured.findings if finding.groups]
+    if not findings:
         line("findings", "none")
         return
-    line("findings", amount(len(found), "kind"))
-    for each in found:
-        say(f"    {each.kind:<22}  {each.rows:>9,}  {KINDS[each.kind]}")
-    if not all(each.complete for each in found):
+    line("findings", amount(len(findings), "kind"))
+    for finding in findings:
+        say(f"    {finding.kind:<22}  {finding.rows:>9,}  {KINDS[finding.kind]}")
+    if not all(finding.complete for finding in findings):
         line("note", "there are more similar pairs than can be listed; use a lower --distance")

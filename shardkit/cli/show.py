@@ -1,170 +1,145 @@
-"""Print numbers, tables and progress on a terminal."""
+"""``shardkit show``: see single records of a dataset."""
 
 from __future__ import annotations
 
-import contextlib
-import textwrap
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from tqdm import tqdm
+import click
+from PIL.PngImagePlugin import PngInfo
 
 from shardkit.cli.console import say
-from shardkit.system.pool import Progress
-from shardkit.system.text import printable, shortened
+from shardkit.cli.options import Options, argument, command_option
+from shardkit.cli.printing import line, table
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
+from shardkit.dataset.shardset import ShardSet, open_shards
+from shardkit.errors import UsageError
+from shardkit.record import IMAGE
+from shardkit.reporting.fields import sampled_rows
+from shardkit.reporting.pictures import picture, sheet
+from shardkit.reporting.records import describe_record, find_row, rows_of_class
+from shardkit.system.files import require_own_output, write_result
+from shardkit.system.formatting import amount
 
-_WIDTH = 100
+_MOST = 400
+"""Maximum records to show at a time."""
 
-if TYPE_CHECKING:  # measuring loads torch, which converting does not need
-    from shardkit.measure.runner.rounds import Watch
+_LISTED = 20
+
+_SIDE = 512
+"""Side of the picture of one record, in pixels."""
+
+_MARK = "made by shardkit show"
 
 
-def amount(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 image", "2,000 images"."""
-    plural = (
-        f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}{'es' if noun[-1] == 's' else 's'}"
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(Options):
+    """Options of `shardkit show`."""
+
+    class_name: str | None = command_option(
+        None, help="Show records of this class.", flags=("--class",), metavar="NAME"
     )
-    return f"{count:,} {noun if count == 1 else plural}"
-
-
-def line(name: str, text: str) -> None:
-    """Print a named line of a summary."""
-    say(f"  {name:<9} {text}")
-
-
-def table(rows: Sequence[Sequence[str]], *, limit: int | None = None) -> None:
-    """Print at most ``limit`` rows; the first column is left-aligned, all others right-aligned."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows[:limit]:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        say("    " + "  ".join(cells))
-    if limit is not None and len(rows) > limit:
-        say(f"    ... and {len(rows) - limit:,} more (--json prints all)")
-
-
-def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
-    """Print a text in lines of 100 characters.
-
-    Args:
-        text: The text.
-        indent: Start of every line but the first.
-        first: Start of the first line.
-        cut: Whether to break words that are longer than a line, such as paths.
-    """
-    lines = textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=indent,
-        break_long_words=cut,
-        break_on_hyphens=False,
+    count: int | None = command_option(
+        None,
+        help="Show N records, drawn with --seed.",
+        flags=("--random",),
+        metavar="N",
+        shown="16 without RECORD",
+        type=click.IntRange(1, _MOST),
     )
-    for each in lines:
-        say(each)
+    seed: int = command_option(0, help="Seed of --random.", metavar="N", minimum=0)
+    output: Path | None = command_option(
+        None,
+        help="Write the pictures with masks and boxes to FILE, a PNG image.",
+        flags=("-o", "--output"),
+        metavar="FILE",
+    )
+
+    def __post_init__(self) -> None:
+        if self.output is not None:
+            if self.output.suffix.lower() != ".png":
+                raise UsageError(f"--output {self.output}: a picture is a file named *.png")
+            require_own_output(self.output, "--output", _MARK)
 
 
-def some(names: Sequence[str], limit: int = 8, *, counted: bool = True) -> str:
-    """Return the first ``limit`` names, separated by commas, and perhaps the number of all."""
-    text = ", ".join(printable(name) for name in names[:limit])
-    more = f" ... ({len(names):,} in all)" if counted else " ..."
-    return text + (more if len(names) > limit else "")
+@command(
+    "show",
+    argument("dataset"),
+    argument("record", required=False, type=str),
+    options=(ShowOptions,),
+)
+def show_command(run: Run, options: ShowOptions, *, dataset: Path, record: str | None) -> None:
+    """Show the RECORD of DATASET with the given row, key or path, or several records.
 
+    A number is a row; "key:7" is the key "7".
 
-_NOTES = {
-    "orientation": "with an EXIF orientation, which readers do not apply; convert --orient does",
-    "odd": "with harmless JPEG faults, such as extra bytes; readers decode them as Pillow does",
-    "damaged": "with lost JPEG data, due to --tolerate-damage; readers decode them as Pillow does",
-    "frames": "with several frames or pages; readers take the first",
-}
-
-
-def show_notes(notes: Mapping[str, int], recipe: Mapping[str, Any]) -> None:
-    """Print a dataset's notes on images that were stored unchanged."""
-    for name, count in notes.items():
-        text = _NOTES.get(name, name)
-        if name == "small" and recipe["resize"]:
-            box = "x".join(map(str, recipe["resize"]))
-            text = f"{'is' if count == 1 else 'are'} smaller than {box}; --enlarge scales them up"
-        line("noted", f"{amount(count, 'image')} {text}")
-
-
-class Bar(tqdm):  # type: ignore[type-arg]
-    """A progress bar on standard error that escapes control characters in names."""
-
-    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
-        """Set the text before the bar."""
-        super().set_description_str(printable(desc or ""), refresh)
-
-    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Set the text after the bar."""
-        super().set_postfix_str(printable(s), refresh)
-
-    def note(self, text: str) -> None:
-        """Print a line above the bar."""
-        self.write(printable(text), file=self.fp)
-
-
-class Tally:
-    """Adds up progress reports and shows them in a bar."""
-
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
-        self._started = time.monotonic()
-        self.images = 0
-        self.bytes = 0
-        """Bytes of encoded images read."""
-        self.bad = 0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start, above 0."""
-        return max(time.monotonic() - self._started, 1e-9)
-
-    def __call__(self, progress: Progress) -> None:
-        """Add a report and update the bar."""
-        self.images += progress.images
-        self.bytes += progress.bytes
-        self.bad += progress.bad
-        bar = self._bar
-        bar.total = progress.total or bar.total
-        rate = self.bytes / 1e6 / self.seconds
-        bar.set_postfix_str(f"{rate:.1f} MB/s read, {self.bad} bad", refresh=False)
-        bar.update(progress.images)
-
-
-@contextlib.contextmanager
-def progress_bar(action: str, *, quiet: bool, total: int | None = None) -> Iterator[Tally]:
-    """Show progress within the block if standard error is a terminal.
-
-    Args:
-        action: One word for the work.
-        quiet: Whether to hide the bar.
-        total: Number of images; None if the first report gives it.
+    \b
+    Examples:
+      shardkit show dataset 0
+      shardkit show dataset cat/tom
+      shardkit show dataset --class cat --random 16 -o cats.png
     """
-    with Bar(total=total, desc=action, unit="img", disable=quiet or None, leave=False) as bar:
-        yield Tally(bar)
+    if record is not None and (options.class_name is not None or options.count is not None):
+        raise UsageError("RECORD names one record; leave out --class and --random")
+    shards = open_shards(dataset)
+    if options.output is not None and IMAGE not in shards.schema:
+        raise UsageError(f"{dataset} has no images; leave out --output")
+    rows = _chosen(shards, options) if record is None else [find_row(shards, record)]
+    records = [describe_record(shards, row) for row in rows]
+    run.report(
+        lambda: {"records": records},
+        lambda: _list(dataset, records) if record is None else _show(records[0]),
+    )
+    if options.output is not None:
+        image = sheet(shards, rows) if record is None else picture(shards, rows[0], _SIDE)
+        mark = PngInfo()
+        mark.add_text("Software", _MARK)
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG", pnginfo=mark)
+        write_result(options.output, buffer.getvalue())
+        if run.is_text:
+            line("written", f"{options.output}")
 
 
-@contextlib.contextmanager
-def measuring_bar(*, quiet: bool, unit: str = "measurement") -> Iterator[Watch]:
-    """Show the current measurement within the block if standard error is a terminal.
+def _chosen(shards: ShardSet, options: ShowOptions) -> list[int]:
+    """Return random rows, perhaps of one class."""
+    count = options.count or 16
+    if options.class_name is None:
+        rows = sampled_rows(len(shards), count, options.seed)
+    else:
+        rows = rows_of_class(shards, options.class_name, count, options.seed)
+    result: list[int] = rows.tolist()
+    return result
 
-    Args:
-        quiet: Whether to hide the bar.
-        unit: Unit of the work.
-    """
-    shape = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}{postfix}"
-    with Bar(
-        desc="measuring", unit=unit, disable=quiet or None, leave=False, bar_format=shape
-    ) as bar:
 
-        def watch(text: str, done: float, total: float) -> None:
-            bar.total = total
-            bar.set_postfix_str(shortened(text, 50), refresh=False)
-            bar.update(done - bar.n)
-            bar.refresh()
+def _list(dataset: Path, records: list[dict[str, Any]]) -> None:
+    say(f"{dataset}: {amount(len(records), 'record')}")
+    cells = [(str(record["row"]), record["key"], record["class"] or "-") for record in records]
+    table([("row", "key", "class"), *cells], limit=_LISTED)
 
-        yield watch
+
+def _in_words(stored: dict[str, Any]) -> str:
+    sides = f", {stored['width']} x {stored['height']}" if "width" in stored else ""
+    return f"{stored['kind']}, {amount(stored['bytes'], 'byte')}{sides}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 2) if isinstance(value, float) else value
+
+
+def _show(described: dict[str, Any]) -> None:
+    shown = [(name, described[name]) for name in ("path", "class") if described[name] is not None]
+    for name, value in described["fields"].items():
+        stored = isinstance(value, dict) and "bytes" in value
+        shown.append((name, _in_words(value) if stored else _rounded(value)))
+    for name, value in described.get("facts", {}).items():
+        shown.append((name, "unknown" if value is None else value))
+    say(f"row {described['row']}: {described['key']}")
+    width = max(len(name) for name, _ in shown)
+    for name, value in shown:
+        say(f"  {name:<{width}}  {value}")

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardkit.cli.console import emit, say
-from shardkit.cli.measure_options import (
-    decode_option,
-    model_option,
-    step_ms_option,
-    transform_option,
+from shardkit.cli.options import (
+    Options,
+    argument,
+    byte_size,
+    command_option,
+    duration_option,
 )
-from shardkit.cli.options import byte_size, duration, quiet_option
-from shardkit.cli.show import line, measuring_bar
+from shardkit.cli.printing import line, measuring_bar, show_text
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
 from shardkit.errors import UsageError
 from shardkit.measure.runner.material import choose_decode, open_subject
 from shardkit.measure.runner.spec import Subject
 from shardkit.measure.runner.steps import make_model
-from shardkit.measure.tune.tune import tune
-from shardkit.torch.batch_size import find_batch_size
+from shardkit.measure.tune.tune import TuneOptions, tune
+from shardkit.torch.batch_size import FoundBatchSize, find_batch_size
 from shardkit.torch.tuned import require_replaceable
 
 _AUTO = "auto"
@@ -42,58 +43,52 @@ class _BatchSize(click.ParamType[Any]):
         return click.IntRange(1).convert(value, param, ctx)
 
 
-@click.command("tune")
-@click.argument("dataset", type=click.Path(path_type=Path))
-@decode_option
-@transform_option
-@click.option(
-    "--batch-size",
-    type=_BatchSize(),
-    default=64,
-    show_default=True,
-    metavar="N",
-    help="Samples per batch. 'auto' finds the largest for which a training step of --model fits in "
-    "memory.",
-)
-@click.option(
-    "--memory",
-    callback=byte_size,
-    metavar="SIZE",
-    help="Memory for --batch-size auto, such as 4GiB: of the device, or main memory without one.  "
-    "[default: the device's free memory]",
-)
-@step_ms_option
-@model_option
-@click.option(
-    "--budget",
-    callback=duration,
-    default="60s",
-    show_default=True,
-    metavar="TIME",
-    help="Time limit, such as 90s or 2m.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the settings to FILE, for make_loader(..., tuned=FILE).",
-)
-@quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print all measurements as JSON.")
-def tune_command(  # noqa: PLR0913 - Click passes each option by name
-    *,
-    dataset: Path,
-    decode: str | None,
-    transform: str | None,
-    batch_size: Any,
-    memory: int | None,
-    step_ms: float | None,
-    model: str | None,
-    budget: float,
-    out: Path | None,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions(TuneOptions):
+    """What is measured."""
+
+    batch_size: Any = command_option(
+        64,
+        help="Samples per batch. 'auto' finds the largest for which a training step of --model "
+        "fits in memory.",
+        metavar="N",
+        type=_BatchSize(),
+    )
+    budget: float = duration_option(
+        TuneOptions,
+        "budget",
+        help="Time limit, such as 90s or 2m. Opening the data and the first two measurements may "
+        "take longer.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreOptions(Options):
+    """Memory for a batch, and the file to write."""
+
+    memory: int | None = command_option(
+        None,
+        help="Memory for --batch-size auto, such as 4GiB: of the device, or main memory without "
+        "one.",
+        metavar="SIZE",
+        callback=byte_size,
+        type=str,
+        shown="the device's free memory",
+    )
+    out: Path | None = command_option(
+        None,
+        help="Write the settings to FILE, for make_loader(..., tuned=FILE).",
+        metavar="FILE",
+        heading="Output",
+    )
+
+    def __post_init__(self) -> None:
+        if self.out is not None:
+            require_replaceable(self.out)
+
+
+@command("tune", argument("dataset"), options=(CommandOptions, MoreOptions))
+def tune_command(run: Run, options: CommandOptions, more: MoreOptions, *, dataset: Path) -> None:
     """Find the fastest make_loader settings for DATASET on this machine.
 
     Tune measures threads and worker processes, their number and prefetch, in interleaved rounds
@@ -108,43 +103,35 @@ def tune_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit tune dataset --step-ms 120 --batch-size 128
       shardkit tune dataset --model nets:resnet --batch-size auto
     """
-    if out is not None:
-        require_replaceable(out)
-    found = None
-    if batch_size == _AUTO or memory is not None:
-        if batch_size != _AUTO or model is None:
-            raise UsageError(
-                "--batch-size auto needs --model, and --memory belongs to it: give --batch-size "
-                "auto with --model"
-            )
-        found = find_batch_size(
-            partial(_model_and_sample, dataset, decode, transform, model), memory=memory
-        )
-        batch_size = found.batch_size
-        if not quiet and not as_json:
-            line("batch", found.describe())
-    with measuring_bar(quiet=quiet, unit="s") as watch:
-        report = tune(
-            dataset,
-            decode=decode,
-            transform=transform,
-            batch_size=batch_size,
-            step_ms=step_ms,
-            model=model,
-            budget=budget,
-            watch=watch,
-        )
+    values, out = vars(options), more.out
+    batch_size = None
+    if options.batch_size == _AUTO or more.memory is not None:
+        batch_size = _find_batch_size(dataset, options, more.memory)
+        values = {**values, "batch_size": batch_size.batch_size}
+        if run.is_text:
+            line("batch", batch_size.describe())
+    with measuring_bar(run, unit="s") as watch:
+        report = tune(dataset, **{**values, "watch": watch})
     try:
-        if as_json:
-            emit(report.as_dict() | ({"batch_size": asdict(found)} if found else {}))
-        elif not quiet:
-            for each in report.describe().split("\n"):
-                say(each)
+        run.report(
+            lambda: report.as_dict() | ({"batch_size": asdict(batch_size)} if batch_size else {}),
+            lambda: show_text(report.describe()),
+        )
     finally:  # keep one if the other fails: a pager may be gone, or the disk full
         if out is not None:
             report.tuned().save(out)
-    if out is not None and not quiet and not as_json:
+    if out is not None and run.is_text:
         line("written", f"{out}; or paste make_loader(dataset, shuffle=True, tuned={str(out)!r})")
+
+
+def _find_batch_size(dataset: Path, options: CommandOptions, memory: int | None) -> FoundBatchSize:
+    if options.batch_size != _AUTO or options.model is None:
+        raise UsageError(
+            "--batch-size auto needs --model, and --memory belongs to it: give --batch-size auto "
+            "with --model"
+        )
+    trained = partial(_model_and_sample, dataset, options.decode, options.transform, options.model)
+    return find_batch_size(trained, memory=memory)
 
 
 def _model_and_sample(

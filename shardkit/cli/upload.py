@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
-import click
-
-from shardkit.cli.console import emit, say
-from shardkit.cli.options import quiet_option
-from shardkit.cli.show import progress_bar
-from shardkit.conversion.upload import upload
+from shardkit.cli.console import say
+from shardkit.cli.options import LocalOrUrl, argument
+from shardkit.cli.printing import progress_bar
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
 from shardkit.system.formatting import size
+from shardkit.transfer.upload import upload
 
 
-@click.command("upload")
-@click.argument("dataset", type=click.Path(path_type=Path))
-@click.argument("url")
-@quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def upload_command(*, dataset: Path, url: str, quiet: bool, as_json: bool) -> None:
+@command("upload", argument("dataset"), argument("url", type=LocalOrUrl()))
+def upload_command(run: Run, *, dataset: Path, url: str) -> None:
     """Upload DATASET to URL: s3://BUCKET/PATH, gs:// or az://.
 
     Each file is compared with the manifest, and sent with its checksum. The manifest comes last, so
@@ -27,15 +22,13 @@ def upload_command(*, dataset: Path, url: str, quiet: bool, as_json: bool) -> No
     another dataset.
 
     \b
-    Examples:
+    Example:
       shardkit upload dataset s3://bucket/dataset
     """
-    started = time.monotonic()
-    with progress_bar("uploading", quiet=quiet) as tally:
-        sent = upload(dataset, url, on_progress=tally)
-    seconds = time.monotonic() - started
-    if as_json:
-        emit({"url": url, "uploaded": sent, "bytes": tally.bytes, "seconds": round(seconds, 3)})
-    elif not quiet:
-        what = f"uploaded {size(tally.bytes)} in {seconds:.1f} s" if sent else "unchanged"
-        say(f"{url}: {what}")
+    with progress_bar(run, "uploading") as tally:
+        is_new = upload(dataset, url, on_progress=tally)
+    text = f"uploaded {size(tally.bytes)} in {run.seconds:.1f} s" if is_new else "unchanged"
+    run.report(
+        lambda: {"url": url, "uploaded": is_new, "bytes": tally.bytes},
+        lambda: say(f"{url}: {text}"),
+    )

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
-from shardkit.cli.show import progress_bar
-from shardkit.contracts import SourceOption
-from shardkit.conversion.download import download
+from shardkit.cli.printing import progress_bar
+from shardkit.cli.run import Run
+from shardkit.contracts import SourceOptions
 from shardkit.errors import UsageError
+from shardkit.options import option
 from shardkit.stores.urls import as_url
-
-CACHE = SourceOption(
-    flags="--cache",
-    metavar="DIR",
-    type=Path,
-    help="If SRC is a URL: copy its files to this folder, unless they are there.",
-)
-
-cache_option = click.option(CACHE.flags, metavar=CACHE.metavar, type=CACHE.type, help=CACHE.help)
+from shardkit.transfer.download import download
 
 
-def copied(source: Path, cache: Path | None, *, quiet: bool) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Copies(SourceOptions):
+    """Where files of a URL are copied to."""
+
+    cache: Path | None = option(
+        None,
+        help="If SRC is a URL: copy its files to this folder, unless they are there.",
+        metavar="DIR",
+    )
+
+
+def copied(run: Run, source: Path, copies: Copies) -> Path:
     """Return a source's local path; copy its files first if it is a URL, perhaps with ``@ROOT``.
 
     Raises:
@@ -32,11 +35,11 @@ def copied(source: Path, cache: Path | None, *, quiet: bool) -> Path:
     """
     if as_url(source) is None:
         return source
-    if cache is None:
+    if copies.cache is None:
         raise UsageError(f"{as_url(source)} is a URL: name a local folder for a copy with --cache")
     url, at, root = _with_root(source)
-    with progress_bar("copying", quiet=quiet) as tally:
-        return Path(f"{download(url, cache, on_progress=tally)}{at}{root}")
+    with progress_bar(run, "copying") as tally:
+        return Path(f"{download(url, copies.cache, on_progress=tally)}{at}{root}")
 
 
 def require_root(source: Path, root: str | None) -> None:

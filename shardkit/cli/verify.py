@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import sys
-import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
-from shardkit.cli.console import emit, say
-from shardkit.cli.options import one_or_all, quiet_option, workers_option
-from shardkit.cli.show import amount, line, progress_bar, some
-from shardkit.cli.url_source import cache_option, copied
-from shardkit.dataset.manifest import MANIFEST_NAME, dataset_directories, load_manifest
+from shardkit.cli.console import say
+from shardkit.cli.options import Options, Workers, argument, command_option, one_or_all
+from shardkit.cli.printing import line, progress_bar, some
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
+from shardkit.cli.url_source import Copies, copied
+from shardkit.dataset.manifest import MANIFEST_NAME
+from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import ShardkitError, UsageError
+from shardkit.options import same_option
 from shardkit.stores.urls import as_url
-from shardkit.system.formatting import size
-from shardkit.system.machine import usable_cpus
+from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable
 from shardkit.verification.receipt import check_receipt as compare_receipt
 from shardkit.verification.receipt import load_receipt, require_new, save_receipt
 from shardkit.verification.shard_check import Finding
 from shardkit.verification.source_comparison import SourceReport
-from shardkit.verification.verify import LEVELS, Verification, verify
+from shardkit.verification.verify import Verification, VerifyOptions, verify
 
 _BAD_IMAGE = (
     "stored as in the source, so `repair` cannot fix it; fix or remove the source file and "
@@ -37,59 +36,39 @@ _LISTED = 50
 """Maximum findings to show; --json prints all."""
 
 
-@click.command("verify")
-@click.argument("dataset", type=click.Path(path_type=Path))
-@click.option(
-    "--level",
-    type=click.Choice(LEVELS),
-    default="full",
-    show_default=True,
-    help="quick: check manifest, files, sizes and index. full: also each shard's and record's "
-    "checksum. decode: also each image's pixels.",
-)
-@click.option(
-    "--against",
-    type=click.Path(path_type=Path),
-    metavar="SRC",
-    multiple=True,
-    help="Also compare each record with its file in SRC. Repeat it for each part of a merged "
-    "dataset, in order, unless all have the same source.",
-)
-@cache_option
-@click.option(
-    "--write-receipt",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the result of --against to FILE, as proof for later checks.",
-)
-@click.option(
-    "--check-receipt",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Check that DATASET is still what the receipt in FILE describes.",
-)
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder of the archives of an attached dataset.  [default: where `attach` found them]",
-)
-@workers_option
-@quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
-def verify_command(  # noqa: PLR0913 - Click passes each option by name
-    *,
-    dataset: Path,
-    level: str,
-    against: tuple[Path, ...],
-    cache: Path | None,
-    write_receipt: Path | None,
-    check_receipt: Path | None,
-    root: Path | None,
-    workers: int | None,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions(Options):
+    """Options of `shardkit verify`."""
+
+    level: str = same_option(VerifyOptions, "level")
+    against: tuple[Path, ...] = same_option(VerifyOptions, "against", default=())
+    write_receipt: Path | None = command_option(
+        None,
+        help="Write the result of --against to FILE, as proof for later checks.",
+        metavar="FILE",
+    )
+    check_receipt: Path | None = command_option(
+        None,
+        help="Check that DATASET is still what the receipt in FILE describes.",
+        metavar="FILE",
+    )
+    root: Path | None = same_option(VerifyOptions, "root")
+
+    def __post_init__(self) -> None:
+        if self.write_receipt is not None and not self.against:
+            raise UsageError(
+                "--write-receipt requires --against SRC; --check-receipt checks an existing receipt"
+            )
+        for name in ("against", "write_receipt", "check_receipt"):
+            if getattr(self, name) and self.level == "quick":
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag} needs --level full or decode: quick reads no shards")
+
+
+@command("verify", argument("dataset"), options=(CommandOptions, Workers, Copies))
+def verify_command(
+    run: Run, options: CommandOptions, workers: Workers, copies: Copies, *, dataset: Path
+) -> int:
     """Check every byte of DATASET, a folder or URL, against its manifest and index.
 
     Each damaged record is reported with its key, shard and source file. With --against SRC, verify
@@ -105,62 +84,40 @@ def verify_command(  # noqa: PLR0913 - Click passes each option by name
       shardkit verify dataset --check-receipt receipt.json
       shardkit verify s3://bucket/dataset
     """
-    started = time.monotonic()
-    _check_options(level, one_or_all(against), write_receipt, check_receipt)
-    known = None if check_receipt is None else load_receipt(check_receipt)
-    if write_receipt is not None:
-        require_new(write_receipt)
-    source = one_or_all([copied(each, cache, quiet=quiet) for each in against])
-    with progress_bar("verifying", quiet=quiet, total=_count(dataset)) as on_progress:
+    written, receipt = options.write_receipt, None
+    if options.check_receipt is not None:
+        receipt = load_receipt(options.check_receipt)
+    if written is not None:
+        require_new(written)
+    sources = one_or_all([copied(run, source, copies) for source in options.against])
+    with progress_bar(run, "verifying", total=_count(dataset)) as tally:
         result = verify(
             dataset,
-            level,
-            against=source,
-            root=root,
-            workers=workers or usable_cpus(),
-            on_progress=on_progress,
+            options.level,
+            against=sources,
+            root=options.root,
+            workers=workers.count,
+            on_progress=tally,
         )
-    if known and result.datasets:
+    if receipt and result.datasets:
         with contextlib.suppress(ShardkitError):  # a damaged manifest is already a finding
-            result.findings += compare_receipt(known, dataset, result.manifests)
-    seconds = time.monotonic() - started
-    if as_json:
-        report = {"ok": result.ok, "seconds": round(seconds, 3), **asdict(result)}
-        emit({**report, "receipt": known and {"time": known["time"], "holds": result.ok}})
-    elif not quiet:
-        _show(as_url(dataset) or dataset, result, seconds)
-    if write_receipt is not None and result.ok:
-        save_receipt(write_receipt, dataset, result)  # after the report: the disk may be full
-    if not quiet and not as_json:
-        _show_receipts(write_receipt, known, result)
-    sys.exit(0 if result.ok else 1)
-
-
-def _check_options(
-    level: str,
-    against: Path | list[Path] | None,
-    write_receipt: Path | None,
-    check_receipt: Path | None,
-) -> None:
-    """Refuse options that have no effect together."""
-    if write_receipt is not None and against is None:
-        raise UsageError(
-            "--write-receipt requires --against SRC; --check-receipt checks an existing receipt"
-        )
-    needs_records = {
-        "--against": against,
-        "--write-receipt": write_receipt,
-        "--check-receipt": check_receipt,
-    }
-    for option, value in needs_records.items():
-        if value is not None and level == "quick":
-            raise UsageError(f"{option} needs --level full or decode: quick reads no shards")
+            result.findings += compare_receipt(receipt, dataset, result.manifests)
+    checked = receipt and {"time": receipt["time"], "holds": result.ok}
+    run.report(
+        lambda: {"ok": result.ok, **asdict(result), "receipt": checked},
+        lambda: _show(as_url(dataset) or dataset, result, run.seconds),
+    )
+    if written is not None and result.ok:
+        save_receipt(written, dataset, result)  # after the report: the disk may be full
+    if run.is_text:
+        _show_receipts(written, receipt, result)
+    return 0 if result.ok else 1
 
 
 def _count(dataset: Path) -> int:
     """Return the number of records to read, for the progress bar."""
     try:
-        return sum(load_manifest(place).rows for place in dataset_directories(dataset).values())
+        return OpenedDirectory(dataset).rows
     except ShardkitError:
         return 0  # verify reports the damage
 
@@ -196,7 +153,9 @@ def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
 def _show_source(source: SourceReport) -> None:
     files = f"{amount(source.files, 'file')} of {printable(source.name)}, {size(source.bytes)}"
     if source.left_out:
-        files += f", not counting {source.left_out:,} skipped, not selected or beyond --limit"
+        verb = "was" if source.left_out == 1 else "were"
+        others = f"{source.left_out:,} other{'s' * (source.left_out != 1)} {verb}"
+        files += f" ({others} skipped, not selected or beyond --limit)"
     if not source.alike:
         line("source", f"{files}: each present once, every byte matches")
         return
@@ -208,12 +167,12 @@ def _show_source(source: SourceReport) -> None:
 
 
 def _show_receipts(
-    written: Path | None, known: dict[str, Any] | None, result: Verification
+    written: Path | None, receipt: dict[str, Any] | None, result: Verification
 ) -> None:
-    if known:
-        against = printable(known["source"]["name"])
+    if receipt:
+        against = printable(receipt["source"]["name"])
         text = f", against {against}: holds" if result.ok else ": does not hold"
-        line("receipt", f"of {_when(known)}{text}")
+        line("receipt", f"of {_when(receipt)}{text}")
     if written is not None:
         line("receipt", f"written to {written}" if result.ok else "not written: see the findings")
 
@@ -224,8 +183,11 @@ def _when(receipt: dict[str, Any]) -> str:
 
 
 def _kind(finding: Finding) -> str:
-    """Return the kind of a finding; "bad image" is a fault of the source."""
-    return "differs" if finding.source else "bad image" if finding.as_stored else "damaged"
+    """Return the kind of a finding; "bad image" is a fault of the source, "not read" an error."""
+    if finding.unread:
+        return "not read"
+    differs = finding.source or finding.receipt
+    return "differs" if differs else "bad image" if finding.as_stored else "damaged"
 
 
 def _describe(finding: Finding) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,20 +36,43 @@ def as_bad_image(what: str, pixels: int = 0) -> Iterator[None]:
     Raises:
         BadImage: If the image is bad.
         MemoryError: If memory is short.
+        Exception: From a signal handler, unchanged.
     """
+    handled = sys.exception()
     try:
         yield
     except (BadImage, MemoryError):
         raise
     except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and cause is not handled:  # the library may have replaced it
+            raise_interruption(cause)
+            cause = cause.__context__
         require_memory(str(error), pixels)
         raise BadImage(f"{what}: {_reason(error)}") from error
+
+
+def raise_interruption(error: BaseException) -> None:
+    """Raise ``error`` again if a signal handler raised it: the interrupted work is not at fault.
+
+    Python calls a handler with the frame that it interrupts, from that frame.
+    """
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        interrupted, entry = entry.tb_frame, entry.tb_next
+        code, values = entry.tb_frame.f_code, entry.tb_frame.f_locals
+        arguments = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+        if code.co_flags & inspect.CO_VARARGS:
+            arguments += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+        if any(argument is interrupted for argument in arguments):
+            raise error
 
 
 def require_memory(reason: str, pixels: int = 0) -> None:
     """Raise `MemoryError` if a library failed for lack of memory, not because of the image.
 
-    Not all libraries report it, so this also tries to allocate the memory for ``pixels``.
+    Otherwise, ``--on-error skip`` would leave out good images. Not all libraries report it, so this
+    also tries to allocate the memory for ``pixels``.
     """
     if _NO_MEMORY.match(reason):
         raise MemoryError(reason)

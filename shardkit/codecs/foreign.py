@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
+from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.codecs.quiet import quiet
 from shardkit.errors import BadImage
 
@@ -53,10 +54,12 @@ def identify(file: BinaryIO) -> str | None:
     except OSError as error:
         if error.errno is not None:
             raise
+        raise_interruption(error)
         return None
     except MemoryError:
         raise
-    except Exception:  # plugins raise all kinds for unexpected content
+    except Exception as error:  # plugins raise all kinds for unexpected content
+        raise_interruption(error)
         return None
 
 

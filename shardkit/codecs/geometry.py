@@ -25,18 +25,68 @@ Mask = npt.NDArray[Any]
 
 
 class Frame(NamedTuple):
-    """The view of an image: it is scaled, and a piece of the result is scaled again and flipped."""
+    """A crop of an image: it is scaled, and a crop of the result is scaled again and flipped."""
 
     image: tuple[int, int]
     """Width and height of the image."""
-    whole: tuple[int, int]
+    scaled: tuple[int, int]
     """Width and height that the image is scaled to."""
-    piece: tuple[int, int, int, int]
-    """Left, top, width and height of the piece of the scaled image; it may exceed the image."""
+    crop: tuple[int, int, int, int]
+    """Left, top, width and height of the crop of the scaled image; it may exceed the image."""
     size: tuple[int, int]
-    """Width and height that the piece is scaled to."""
+    """Width and height that the crop is scaled to."""
     flip: bool = False
     """Whether it is flipped horizontally."""
+
+
+class Geometry(NamedTuple):
+    """What a conversion does to an image: it is turned upright, scaled, then cropped or padded."""
+
+    stored: tuple[int, int]
+    """Width and height of the source image, before its orientation is applied."""
+    orientation: int
+    """EXIF orientation to apply, 1 to 8."""
+    size: tuple[int, int]
+    """Width and height to scale the upright image to."""
+    canvas: tuple[int, int]
+    """Width and height to crop or pad to, around the center."""
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether no pixel moves."""
+        return self.orientation == 1 and self.stored == self.size == self.canvas
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether the EXIF orientation is one of mirrored images."""
+        return self.orientation in (2, 4, 5, 7)
+
+    @property
+    def frame(self) -> Frame:
+        """What becomes of the upright image."""
+        upright = self.stored[::-1] if self.orientation >= 5 else self.stored
+        left, top = centered(self.size, self.canvas)
+        return Frame(upright, self.size, (left, top, *self.canvas), self.canvas)
+
+    def upright(self, boxes: Boxes) -> Boxes:
+        """Return boxes in pixels of the upright image."""
+        left, top, right, bottom = boxes.T
+        width, height = self.stored
+        turned = {
+            2: (width - right, top, width - left, bottom),
+            3: (width - right, height - bottom, width - left, height - top),
+            4: (left, height - bottom, right, height - top),
+            5: (top, left, bottom, right),
+            6: (height - bottom, left, height - top, right),
+            7: (height - bottom, width - right, height - top, width - left),
+            8: (top, width - right, bottom, width - left),
+        }
+        return np.stack(turned.get(self.orientation, (left, top, right, bottom)), axis=1)
+
+
+def centered(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
+    """Return left and top of a canvas around the center of an image; negative to pad it."""
+    return round((size[0] - canvas[0]) / 2), round((size[1] - canvas[1]) / 2)
 
 
 def move_boxes(boxes: Boxes, frame: Frame) -> tuple[Boxes, npt.NDArray[np.bool_]]:
@@ -47,7 +97,7 @@ def move_boxes(boxes: Boxes, frame: Frame) -> tuple[Boxes, npt.NDArray[np.bool_]
 
     Args:
         boxes: Boxes in pixels of the image.
-        frame: The view.
+        frame: The crop of the image.
 
     Returns:
         The remaining boxes in pixels of the frame, and whether each box remains, shape (N,).
@@ -70,7 +120,7 @@ def move_points(points: Keypoints, frame: Frame, names: Sequence[str] | None = N
 
     Args:
         points: Points in pixels of the image: shape (..., 3), or (..., names, 3).
-        frame: The view.
+        frame: The crop of the image.
         names: Names of the points of each object.
     """
     places = _move(points[..., :2].reshape(-1, 2), frame).reshape(*points.shape[:-1], 2)
@@ -112,11 +162,11 @@ def move_mask(mask: Mask, frame: Frame) -> Mask:
 
     Args:
         mask: The mask, of the size of the frame's image.
-        frame: The view.
+        frame: The crop of the image.
     """
-    left, top, piece_width, piece_height = frame.piece
-    columns = _nearest(left, piece_width, frame.size[0], frame.whole[0], mask.shape[1])
-    rows = _nearest(top, piece_height, frame.size[1], frame.whole[1], mask.shape[0])
+    left, top, crop_width, crop_height = frame.crop
+    columns = _nearest(left, crop_width, frame.size[0], frame.scaled[0], mask.shape[1])
+    rows = _nearest(top, crop_height, frame.size[1], frame.scaled[1], mask.shape[0])
     if frame.flip:
         columns = columns[::-1]
     inside = (rows >= 0) & (rows < mask.shape[0]), (columns >= 0) & (columns < mask.shape[1])
@@ -127,23 +177,23 @@ def move_mask(mask: Mask, frame: Frame) -> Mask:
     return moved
 
 
-def _nearest(start: int, length: int, size: int, whole: int, side: int) -> npt.NDArray[np.int64]:
+def _nearest(start: int, length: int, size: int, scaled: int, side: int) -> npt.NDArray[np.int64]:
     """Return the position in an image of each pixel of a frame, along one axis.
 
-    An image of ``side`` pixels is scaled to ``whole`` pixels. ``length`` of these, beginning at
+    An image of ``side`` pixels is scaled to ``scaled`` pixels. ``length`` of these, beginning at
     ``start``, are then scaled to ``size``. Integers make ties exact.
     """
-    # The center (n + 1/2) * length / size + start, times side / whole.
+    # The center (n + 1/2) * length / size + start, times side / scaled.
     centers = (2 * np.arange(size) + 1) * length + 2 * size * start
-    return centers * side // (2 * size * whole)
+    return centers * side // (2 * size * scaled)
 
 
 def _move(places: npt.NDArray[np.float64], frame: Frame) -> npt.NDArray[np.float64]:
     """Return places in a frame, which may be outside it: shape (N, 2), or (N, 4) for boxes."""
-    left, top, piece_width, piece_height = frame.piece
+    left, top, crop_width, crop_height = frame.crop
     moved = np.empty_like(places)
-    for axis, (start, length) in enumerate(((left, piece_width), (top, piece_height))):
-        scaled = places[:, axis::2] * frame.whole[axis] / frame.image[axis] - start
+    for axis, (start, length) in enumerate(((left, crop_width), (top, crop_height))):
+        scaled = places[:, axis::2] * frame.scaled[axis] / frame.image[axis] - start
         moved[:, axis::2] = scaled * frame.size[axis] / length
     if frame.flip:
         moved[:, 0::2] = frame.size[0] - moved[:, 0::2]

@@ -1,7 +1,8 @@
 """Identify, inspect, decode to RGB, and encode images.
 
 simplejpeg (libjpeg-turbo without the GIL) decodes JPEG; Pillow decodes everything else, and JPEGs
-that simplejpeg refuses or warns about. With these settings both give equal pixels.
+that simplejpeg refuses or warns about. With these settings both give equal pixels, but only
+simplejpeg detects damage in the middle of a JPEG.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +27,18 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from shardkit.codecs.decode_errors import as_bad_image, require_memory
-from shardkit.codecs.foreign import open_foreign
+from shardkit.codecs import planes
+from shardkit.codecs.decode_errors import as_bad_image, raise_interruption, require_memory
+from shardkit.codecs.foreign import identify, open_foreign
 from shardkit.codecs.geometry import Mask
 from shardkit.codecs.jpeg_faults import CMYK, is_warning, jpeg_loss
 from shardkit.codecs.quantizers import allow_fast_dct
-from shardkit.codecs.quiet import quiet
+from shardkit.codecs.quiet import quiet, silence_libtiff
 from shardkit.codecs.structure import (
     PlainPng,
     check_png,
     check_ppm,
+    jpeg_has_end,
     jpeg_header,
     plain_png,
     png_is_whole,
@@ -43,8 +47,9 @@ from shardkit.codecs.structure import (
     webp_size,
 )
 from shardkit.errors import BadImage
-from shardkit.record import FOREIGN_FIELD
-from shardkit.system import native
+from shardkit.record import FOREIGN_FIELD, PLANES
+from shardkit.system import compiled
+from shardkit.system.turns import in_turn
 
 try:
     import simplejpeg
@@ -96,6 +101,9 @@ SNIFF_BYTES = 32
 
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 """Pixel limit, as in Pillow: larger images count as decompression bombs."""
+
+LARGE_PIXELS = 64_000_000
+"""Larger images are decoded one at a time over all workers: a WebP of 6 KB takes up to 2.7 GB."""
 
 _BAND = 1 << 22
 """Pixels converted to RGB at a time, with up to 20 bytes of memory each."""
@@ -158,14 +166,26 @@ def sniff(head: bytes) -> str | None:
     return match.lastgroup if match else None
 
 
+def image_field_of(file: BinaryIO) -> str:
+    """Return the image field for the content of a file, from its first bytes.
+
+    Raises:
+        BadImage: If it is not an image.
+    """
+    head = file.read(SNIFF_BYTES)
+    kind = sniff(head) or (FOREIGN_FIELD if head and identify(file) else None)
+    if kind is None:
+        raise BadImage("its content is not an image" if head else "it is empty")
+    return kind
+
+
 def inspect(data: bytes, field: str) -> ImageInfo:
     """Read the header of an encoded image, ignoring damaged metadata.
 
     Raises:
         BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
     """
-    compiled = native.module()
-    if field == "jpg" and compiled and (size := compiled.inspect_jpeg(data)):
+    if field == "jpg" and (size := compiled.inspect_jpeg(data)):
         return ImageInfo(*size)  # it has no EXIF and no further frames
     if field == "jpg":
         with as_bad_image("it cannot be identified"):
@@ -174,15 +194,17 @@ def inspect(data: bytes, field: str) -> ImageInfo:
         if not header.speaks and simplejpeg is not None:
             try:
                 height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-            except (ValueError, KeyError):
-                pass  # Pillow supports more kinds and gives better errors
+            except (ValueError, KeyError) as error:
+                raise_interruption(error)  # Pillow supports more kinds and gives better errors
             else:
                 _check_size(width, height)
                 return ImageInfo(width, height)
+    if field == PLANES:
+        return ImageInfo(*stated_size(data, field))
     if field == "png" and (plain := plain_png(data)):
         _check_size(plain.width, plain.height)
         return ImageInfo(plain.width, plain.height, plain=plain)
-    with quiet(), open_image(data, field) as image:
+    with opened(data, field) as image:
         with as_bad_image("its frames cannot be counted"):
             frames = _frames(image, data, field)
         kind = ""
@@ -202,38 +224,55 @@ def stated_size(data: bytes | memoryview, field: str) -> tuple[int, int]:
         BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
     """
     if field == "jpg" and simplejpeg is not None:
-        with contextlib.suppress(ValueError, KeyError):  # Pillow supports more kinds
+        try:
             height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        except (ValueError, KeyError) as error:
+            raise_interruption(error)  # Pillow supports more kinds
+        else:
             return width, height
-    with quiet(), open_image(data, field) as image:
+    if field == PLANES:
+        width, height = planes.stated_size(data)
+        _check_size(width, height)
+        return width, height
+    with opened(data, field) as image:
         return image.size
 
 
-def decode(  # noqa: PLR0913 - independent options
+class Decoding(NamedTuple):
+    """Options of decoding."""
+
+    background: Color = WHITE
+    """RGB color under transparent pixels."""
+    fast: bool = False
+    """Whether JPEGs may use libjpeg's fast inverse DCT: off by up to 1.5 levels on average (see
+    `allow_fast_dct`). Requires simplejpeg."""
+    at_least: tuple[int, int] = (0, 0)
+    """Minimum width and height. A JPEG of at least twice that size may be decoded reduced, but not
+    below; (0, 0) decodes all pixels."""
+
+
+EXACT = Decoding()
+
+
+def decode(
     data: bytes | memoryview,
     field: str,
+    how: Decoding = EXACT,
     *,
-    background: Color = WHITE,
-    at_least: tuple[int, int] = (0, 0),
     out: Pixels | None = None,
-    fast: bool = False,
     warnings: list[str] | None = None,
 ) -> Pixels:
     """Decode an encoded image to RGB without applying its EXIF orientation.
 
     Gray, palette and CMYK images become RGB, 16-bit images keep their upper eight bits, and
-    transparent images are composited over ``background``. Of an animation, decodes the first frame.
+    transparent images are composited over a background. Of an animation, decodes the first frame.
     A JPEG with libjpeg warnings, even of data loss, gives the same pixels as in Pillow.
 
     Args:
         data: The encoded image.
         field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS` except ``raw``.
-        background: RGB color under transparent pixels.
-        at_least: Minimum width and height. A JPEG of at least twice that size may be decoded
-            reduced, but not below; (0, 0) decodes all pixels.
+        how: Options.
         out: Array for the pixels: C-contiguous, of exactly the image's shape.
-        fast: Whether a JPEG may use libjpeg's fast inverse DCT (see `allow_fast_dct`). Requires
-            simplejpeg.
         warnings: Receives libjpeg's first warning about a JPEG, if any, for
             `shardkit.codecs.jpeg_faults.jpeg_loss`.
 
@@ -245,12 +284,21 @@ def decode(  # noqa: PLR0913 - independent options
     """
     if warnings is None:
         warnings = []
+    if field == PLANES:
+        return _decode_planes(data, out)
     if field == "jpg" and simplejpeg is not None:
-        pixels = _decode_jpeg(data, at_least, out, fast, warnings)
+        pixels = _decode_jpeg(data, how, out, warnings)
         if pixels is not None:
             return pixels
+    if field == "png" and out is None:
+        pixels = compiled.decode_png(data, how.background)
+        if pixels is not None:
+            return pixels
+    if warnings and not jpeg_has_end(bytes(data)):  # Pillow accepts some of these
+        loss = jpeg_loss(bytes(data), warnings[0])
+        raise BadImage(f"it is damaged: {loss or 'it has no end marker'}")
     try:
-        return _decode_by_pillow(data, field, background, at_least, out)
+        return _decode_by_pillow(data, field, how, out)
     except BadImage as error:
         if field != "jpg" or isinstance(error, WrongSizeError):
             raise
@@ -273,6 +321,8 @@ def decode_mask(data: bytes | memoryview, field: str) -> Mask:
     Raises:
         BadImage: If the image cannot be decoded completely.
     """
+    if field == "png" and (mask := compiled.decode_png(data, None)) is not None:
+        return mask
     with _loaded(data, field) as image:
         values = np.asarray(image)
         if image.mode.startswith("I"):  # older versions of Pillow open 16-bit PNG files as 32-bit
@@ -360,7 +410,8 @@ def _orientation(image: Image.Image, data: bytes, field: str) -> int:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except MemoryError:
         raise
-    except Exception:  # damaged, in one of many ways
+    except Exception as error:  # damaged, in one of many ways
+        raise_interruption(error)
         return 1
     return int(orientation) if orientation in _TRANSPOSITIONS else 1
 
@@ -383,22 +434,29 @@ def _jpeg_frames(image: Image.Image) -> int:
         return frames if isinstance(frames, int) and 0 < frames == len(index[0xB002]) else 1
     except MemoryError:
         raise
-    except Exception:  # damaged, in one of many ways
+    except Exception as error:  # damaged, in one of many ways
+        raise_interruption(error)
         return 1
 
 
 def _decode_by_pillow(
     data: bytes | memoryview,
     field: str,
-    background: Color,
-    at_least: tuple[int, int],
+    how: Decoding,
     out: Pixels | None,
 ) -> Pixels:
-    with _loaded(data, field, at_least) as image:
+    with _loaded(data, field, how.at_least) as image:
         shape = (image.height, image.width, 3)
         if out is not None and out.shape != shape:
             raise WrongSizeError(f"it is {shape[1]} x {shape[0]} pixels, not of the expected size")
-        return _put(image, background, np.empty(shape, np.uint8) if out is None else out)
+        return _put(image, how.background, np.empty(shape, np.uint8) if out is None else out)
+
+
+def _decode_planes(data: bytes | memoryview, out: Pixels | None) -> Pixels:
+    width, height = stated_size(data, PLANES)
+    if out is not None and out.shape != (height, width, 3):
+        raise WrongSizeError(f"it is {width} x {height} pixels, not of the expected size")
+    return planes.decode(data, out=out)
 
 
 @contextlib.contextmanager
@@ -409,7 +467,7 @@ def _loaded(
     if field == "png":
         with as_bad_image("it cannot be decoded"):
             check_png(data)
-    with quiet(), open_image(data, field) as image:
+    with opened(data, field) as image:
         if field == "jpg" and min(at_least) > 0:
             image.draft(None, at_least)
         with as_bad_image("it cannot be decoded", image.width * image.height):
@@ -421,30 +479,31 @@ def _loaded(
 
 def _decode_jpeg(
     data: bytes | memoryview,
-    at_least: tuple[int, int],
+    how: Decoding,
     out: Pixels | None,
-    fast: bool,
     warnings: list[str],
 ) -> Pixels | None:
     """Decode with simplejpeg; None means to use Pillow instead."""
-    width, height = at_least
+    width, height = how.at_least
     try:
         stated_height, stated_width, space, _ = simplejpeg.decode_jpeg_header(data)
         _check_size(stated_width, stated_height)
         cmyk = space in CMYK
-        pixels: Pixels = simplejpeg.decode_jpeg(
-            data,
-            colorspace="CMYK" if cmyk else "RGB",
-            fastdct=fast and allow_fast_dct(data),
-            fastupsample=False,  # it is off by 40 levels on average at saturated edges
-            min_height=height,
-            min_width=width,
-            min_factor=2 if height else 1,
-            buffer=None if cmyk else out,
-        )
+        with in_turn_if_large(stated_width, stated_height):
+            pixels: Pixels = simplejpeg.decode_jpeg(
+                data,
+                colorspace="CMYK" if cmyk else "RGB",
+                fastdct=how.fast and allow_fast_dct(data),
+                fastupsample=False,  # it is off by 40 levels on average at saturated edges
+                min_height=height,
+                min_width=width,
+                min_factor=2 if height else 1,
+                buffer=None if cmyk else out,
+            )
     except BadImage:
         raise
     except (ValueError, KeyError) as error:  # KeyError: a subsampling unknown to simplejpeg
+        raise_interruption(error)
         reason = str(error)
         require_memory(reason)
         if is_warning(reason):
@@ -460,7 +519,7 @@ def decode_luma(
 
     Args:
         data: The encoded image.
-        at_least: As for `decode`.
+        at_least: As for `Decoding`.
 
     Returns:
         uint8 of shape (height, width).
@@ -473,22 +532,47 @@ def decode_luma(
             data, colorspace="GRAY", min_height=height, min_width=width, min_factor=2
         )
     except (ValueError, KeyError) as error:
+        raise_interruption(error)
         require_memory(str(error))
         return None
     return gray[:, :, 0]
 
 
-def open_image(data: bytes | memoryview, field: str) -> Image.Image:
+@contextlib.contextmanager
+def opened(data: bytes | memoryview, field: str) -> Iterator[Image.Image]:
     """Open an encoded image with Pillow, after the checks that Pillow lacks; decode nothing.
 
     Raises:
         BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
     """
+    size = (webp_size(data) if field == "webp" else None) or (0, 0)  # opening allocates a canvas
+    with (
+        quiet(),
+        in_turn_if_large(*size),
+        _open_image(data, field) as image,
+        in_turn_if_large(image.width, image.height),
+    ):
+        yield image
+
+
+def in_turn_if_large(width: int, height: int) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which no other thread or process decodes an image as large as this one.
+
+    It can be nested, so that a caller can use the pixels there, too.
+    """
+    return in_turn() if width * height > LARGE_PIXELS else contextlib.nullcontext()
+
+
+def _open_image(data: bytes | memoryview, field: str) -> Image.Image:
     size = webp_size(data) if field == "webp" else None
     if size is not None:
         _check_size(*size)
+    if field not in _OPENERS:
+        raise BadImage(f"it cannot be stored as {field}")
     if field == "ppm":
         check_ppm(data)
+    if field == "tiff":
+        silence_libtiff()
     with as_bad_image("it cannot be identified", size[0] * size[1] if size else 0):
         image = _OPENERS[field](io.BytesIO(data))
     _check_size(image.width, image.height)
@@ -506,9 +590,9 @@ def _check_tiles(image: Image.Image) -> None:
     """Refuse tiles that are larger than the image: libtiff allocates a whole tile."""
     tags = image.tag_v2  # type: ignore[attr-defined]
     for tag, side in (322, image.width), (323, image.height):
-        stated = tags.get(tag, 0)
-        if isinstance(stated, int) and stated > max(_TILE, side + 15):
-            raise BadImage(f"it states tiles of {stated} pixels for a side of {side} pixels")
+        tile = tags.get(tag, 0)
+        if isinstance(tile, int) and tile > max(_TILE, side + 15):
+            raise BadImage(f"it states tiles of {tile} pixels for a side of {side} pixels")
 
 
 def _put(image: Image.Image, background: Color, out: Pixels) -> Pixels:

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.codecs.structure import jpeg_pieces
 
 try:
@@ -69,8 +70,8 @@ def jpeg_loss(data: bytes, warning: str) -> str:
         for at in _scans_before(pieces, marker, size):
             tries += 1
             shorter = _replaced(pieces, at, pieces[at][:-size])
-            found = _first_warning(shorter)
-            if found != warning:
+            next_warning = _first_warning(shorter)
+            if next_warning != warning:
                 break
             if tries >= _MOST_TRIES:
                 return warning
@@ -78,7 +79,7 @@ def jpeg_loss(data: bytes, warning: str) -> str:
             return warning
         if not _is_whole(pieces, at, size):
             return warning
-        pieces, warning = shorter, found
+        pieces, warning = shorter, next_warning
     return "" if _HARMLESS.match(warning) else warning
 
 
@@ -112,12 +113,12 @@ def _is_whole(pieces: list[bytes], at: int, size: int) -> bool:
         end -= 1
     if scan[end - 2 : end] == b"\xff\0":
         return True  # a byte of ones, stuffed
-    whole = _decoded(_replaced(pieces, at, scan[:end]))
+    trimmed = _decoded(_replaced(pieces, at, scan[:end]))
     for bit in range(8):
         last = scan[end - 1] ^ 1 << bit
         stuffed = scan[: end - 1] + bytes((last, 0) if last == 0xFF else (last,))
         other = _decoded(_replaced(pieces, at, stuffed))
-        if isinstance(whole, str) or isinstance(other, str) or not np.array_equal(whole, other):
+        if isinstance(trimmed, str) or isinstance(other, str) or not np.array_equal(trimmed, other):
             return True  # the bit is data, and all below are ones
         if not scan[end - 1] >> bit & 1:
             return False
@@ -139,5 +140,6 @@ def _decoded(pieces: list[bytes], **reduction: int) -> Pixels | str:
             data, colorspace="CMYK" if space in CMYK else "RGB", **reduction
         )
     except (ValueError, KeyError) as error:
+        raise_interruption(error)
         return str(error)
     return pixels

@@ -15,7 +15,7 @@ from PIL import Image
 
 from shardkit.codecs.image import Pixels
 from shardkit.codecs.structure import PlainPng
-from shardkit.system import native
+from shardkit.system import compiled
 
 SIDE = 32
 """Minimum shorter side at which a JPEG is measured: 1/8 of the size costs hardly more than checking
@@ -90,23 +90,20 @@ def measure(pixels: Pixels) -> Any:
     """
     measures = np.zeros(1, MEASURES)
     pixels = np.ascontiguousarray(pixels)
-    compiled = native.module()
-    if compiled is not None:
-        height, width = pixels.shape[:2]
-        if compiled.measure(pixels, width, height, WAVES, measures.view(np.uint8)):
-            return measures[0]
+    if compiled.measure(pixels, WAVES, measures):
+        return measures[0]
     gray = np.asarray(Image.fromarray(pixels).convert("L"))
-    found = measures[0]
+    result = measures[0]
     counts = [np.bincount(pixels[..., n].reshape(-1), minlength=256) for n in range(3)]
-    found["mean"], found["std"] = _moments(np.stack(counts))
+    result["mean"], result["std"] = _moments(np.stack(counts))
     levels = np.bincount(gray.reshape(-1), minlength=256)
-    found["brightness"], found["contrast"] = (each[0] for each in _moments(levels[None]))
-    found["highlight"] = np.searchsorted(100 * np.cumsum(levels), 99 * gray.size)
+    result["brightness"], result["contrast"] = (moment[0] for moment in _moments(levels[None]))
+    result["highlight"] = np.searchsorted(100 * np.cumsum(levels), 99 * gray.size)
     hashes = _hashes(gray)
-    found["hash"], found["crops"] = hashes[0], hashes[1:]
-    found["sharpness"] = sharpness(gray)
-    found["pixels"] = zlib.crc32(pixels.data)
-    return found
+    result["hash"], result["crops"] = hashes[0], hashes[1:]
+    result["sharpness"] = sharpness(gray)
+    result["pixels"] = zlib.crc32(pixels.data)
+    return result
 
 
 def measure_png(image: PlainPng, rows: bytes, measures: npt.NDArray[Any]) -> None:
@@ -117,10 +114,7 @@ def measure_png(image: PlainPng, rows: bytes, measures: npt.NDArray[Any]) -> Non
         rows: Its unpacked rows.
         measures: `MEASURES` of one image. ``done`` is 0 if it was not measured.
     """
-    compiled = native.module()
-    if compiled is not None and image.channels in (1, 3):
-        size = image.width, image.height, image.channels
-        compiled.measure_png(rows, *size, WAVES, measures.view(np.uint8))
+    compiled.measure_png(rows, (image.width, image.height, image.channels), WAVES, measures)
 
 
 def may_be_blurred(length: int, size: tuple[int, int], quantizers: int) -> bool:
@@ -172,11 +166,11 @@ def _hashes(gray: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 def _reduced(levels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return rows as `_GRID` sums of equal width, in units of 1 / `_GRID` pixel."""
     width = levels.shape[1]
-    whole, part = np.divmod(np.arange(1, _GRID) * width, _GRID)
+    pixel, part = np.divmod(np.arange(1, _GRID) * width, _GRID)
     sums = np.cumsum(levels, axis=1)
-    before = np.where(whole > 0, sums[:, np.maximum(whole - 1, 0)], 0)
+    before = np.where(pixel > 0, sums[:, np.maximum(pixel - 1, 0)], 0)
     at_edges = np.zeros((len(levels), _GRID + 1), np.int64)
-    at_edges[:, 1:-1] = before * _GRID + part * levels[:, whole]
+    at_edges[:, 1:-1] = before * _GRID + part * levels[:, pixel]
     at_edges[:, -1] = sums[:, -1] * _GRID
     return np.diff(at_edges, axis=1)
 
@@ -200,7 +194,7 @@ def sharpness(gray: npt.NDArray[np.uint8]) -> float:
 
     Unlike the variance of a Laplacian, this hardly depends on contrast and content.
     """
-    found = []
+    fractions = []
     levels = gray.astype(np.int16)
     for values in (levels, levels.T):
         if len(values) <= 2 * _WINDOW:
@@ -210,5 +204,5 @@ def sharpness(gray: npt.NDArray[np.uint8]) -> float:
         blurred = np.abs(values[_WINDOW:] - values[:-_WINDOW])  # neighboring means, times 9
         lost = np.maximum(steps - blurred, 0)
         total = int(steps.sum(dtype=np.int64))
-        found.append(int(lost.sum(dtype=np.int64)) / total if total else 0.0)
-    return min(found)
+        fractions.append(int(lost.sum(dtype=np.int64)) / total if total else 0.0)
+    return min(fractions)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.image import inspect, open_image
-from shardkit.codecs.quiet import quiet
+from shardkit.codecs.image import inspect, opened
+from shardkit.record import PLANES
 
 # The luminance table of the JPEG standard, Annex K, which most encoders scale by their quality.
 _LUMINANCE = np.array(
@@ -56,10 +56,10 @@ def properties(data: bytes | memoryview, field: str) -> Properties:
     Raises:
         BadImage: If the header is damaged.
     """
-    if field == "raw":
+    if field in ("raw", PLANES):
         return Properties(b"RGB", 1, 1, icc=False, quantizers=0)
     info = inspect(bytes(data), field)
-    with quiet(), open_image(data, field) as image:
+    with opened(data, field) as image:
         tables = getattr(image, "quantization", None) if field == "jpg" else None
         return Properties(
             mode=image.mode.encode("ascii"),

@@ -1,18 +1,22 @@
-"""Suppress Pillow's warnings in one thread.
+"""Suppress Pillow's warnings in one thread, and what libtiff prints.
 
-They concern unused metadata, or sizes that shardkit limits itself; under ``python -W error`` they
-would make good images bad. `warnings.catch_warnings` would change the filters of all threads, and
-two threads that leave it in the wrong order would not restore them.
+Warnings concern unused metadata, or sizes that shardkit limits itself; under ``python -W error``
+they would make good images bad. `warnings.catch_warnings` would change the filters of all threads,
+and two threads that leave it in the wrong order would not restore them.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import re
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from PIL import _imaging
 
 
 class _Here(threading.local):
@@ -44,7 +48,8 @@ def quiet() -> Iterator[None]:
     try:
         yield
     finally:
-        _here.depth -= 1
+        # A block that a signal interrupted may end late, when its generator is deleted.
+        _here.depth = max(0, _here.depth - 1)
 
 
 def _install() -> None:
@@ -53,4 +58,18 @@ def _install() -> None:
     if filters and filters[0] is _FILTER:
         return
     with _lock:
-        filters[:] = [_FILTER, *(each for each in filters if each is not _FILTER)]
+        filters[:] = [_FILTER, *(entry for entry in filters if entry is not _FILTER)]
+
+
+@functools.cache
+def silence_libtiff() -> None:
+    """Make Pillow's libtiff print nothing in this process.
+
+    It prints errors to stderr without the name of a file; Pillow raises an exception as well.
+    """
+    try:
+        handle = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
+    except (AttributeError, OSError):  # a Pillow without libtiff, or with a hidden one
+        return
+    handle.argtypes, handle.restype = (ctypes.c_void_p,), ctypes.c_void_p
+    handle(None)

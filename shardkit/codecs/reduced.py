@@ -27,17 +27,29 @@ def sufficient_eighths(size: tuple[int, int], at_least: tuple[int, int]) -> int:
     return 8
 
 
-def reduction(found: tuple[int, ...], whole: tuple[int, ...]) -> float | None:
+def same_scale(size: tuple[int, int], at_least: tuple[int, int]) -> tuple[int, int]:
+    """Return values that are equal for minimum sizes at which any decoder chooses one scale.
+
+    They are the scale of `sufficient_eighths`, and that of Pillow's ``draft`` if it is reduced.
+    """
+    eighths = sufficient_eighths(size, at_least)
+    if eighths == 8:
+        return 8, 1
+    fitting = min(side // max(1, least) for side, least in zip(size, at_least, strict=True))
+    return eighths, max(scale for scale in (1, 2, 4, 8) if scale <= max(1, fitting))
+
+
+def reduction(decoded: tuple[int, ...], full: tuple[int, ...]) -> float | None:
     """Return the scale at which a JPEG was decoded, or None if the shapes do not fit.
 
     Args:
-        found: Decoded height and width.
-        whole: Full height and width.
+        decoded: Decoded height and width.
+        full: Full height and width.
     """
-    if found[:2] == whole[:2]:
+    if decoded[:2] == full[:2]:
         return 1.0
     for eighths in range(7, 0, -1):
-        if found[:2] == tuple(reduced_side(side, eighths) for side in whole[:2]):
+        if decoded[:2] == tuple(reduced_side(side, eighths) for side in full[:2]):
             return eighths / 8
     return None
 

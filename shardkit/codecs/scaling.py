@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from shardkit.codecs.image import Pixels
-from shardkit.codecs.resize import TALL_FIRST
+from shardkit.system.compiled import TALL_FIRST
 
 
 @contextmanager

@@ -64,6 +64,8 @@ _PLAIN_CHUNKS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32, b"tIME": 7}
 """Sizes of chunks that do not affect pixels."""
 _PLAIN_TEXT = 4096
 """Maximum bytes of a text chunk in a plain PNG."""
+_TELLING_TEXTS = (b"Raw profile type ", b"transparency", b"interlace", b"bbox")
+"""Beginnings of text chunks that hold EXIF data, or that Pillow mixes with its own properties."""
 _PLAIN_BYTES = 1 << 24
 """Maximum bytes of a plain PNG and of its pixels, which are unpacked at once."""
 
@@ -143,6 +145,30 @@ def jpeg_pieces(data: bytes) -> list[bytes]:
     return pieces
 
 
+def jpeg_has_end(data: bytes) -> bool:
+    """Return whether a JPEG has the marker of its end."""
+    return jpeg_pieces(data)[-1] == b"\xff\xd9"
+
+
+def jpeg_ends_after_scan(data: bytes | memoryview) -> bool:
+    """Return whether a JPEG's first scan ends with the image, not with the file or another marker.
+
+    Then decoding all of it gives warnings at worst.
+    """
+    at = 2
+    while match := _MARKER.search(data, at):
+        at = match.end()
+        marker = match[0][1]
+        if marker in _BORDERS:
+            break
+        if marker not in _LONELY:
+            at += int.from_bytes(data[at : at + 2], "big")
+        if marker == _START_OF_SCAN:
+            end = _SCAN_END.search(data, at)
+            return end is not None and end[0][1] == _BORDERS[1]
+    return False
+
+
 def tiff_frames(data: bytes) -> int:
     """Return the number of images in a TIFF file.
 
@@ -181,10 +207,10 @@ def check_png(data: bytes | memoryview) -> None:
         end = kind
         if (kind == b"IHDR") != (at == _SIGNATURE):
             raise BadImage("it is damaged: IHDR is not its first chunk, or not the only one")
-        stated = data[at + 8 + len(content) : at + 12 + len(content)]
+        checksum = data[at + 8 + len(content) : at + 12 + len(content)]
         if kind == b"IEND":
             return
-        if zlib.crc32(content, zlib.crc32(kind)) != int.from_bytes(stated, "big"):
+        if zlib.crc32(content, zlib.crc32(kind)) != int.from_bytes(checksum, "big"):
             raise BadImage(f"it is damaged: the checksum of its chunk {_name(kind)} is wrong")
     last = f" after its chunk {_name(end)}" if end else ""
     raise BadImage(f"it is damaged: it ends{last}, without the chunk IEND")
@@ -210,8 +236,8 @@ class PlainPng(NamedTuple):
             pixels = unpacker.decompress(self.packed, row * self.height + 1)
         except zlib.error:
             return None
-        whole = unpacker.eof and not unpacker.unused_data and len(pixels) == row * self.height
-        return pixels if whole and max(pixels[::row]) <= 4 else None  # known filters
+        complete = unpacker.eof and not unpacker.unused_data and len(pixels) == row * self.height
+        return pixels if complete and max(pixels[::row]) <= 4 else None  # known filters
 
 
 def plain_png(data: bytes | memoryview) -> PlainPng | None:
@@ -233,8 +259,8 @@ def plain_png(data: bytes | memoryview) -> PlainPng | None:
             pieces.append(content)
         elif pieces or not (at == _SIGNATURE or _is_plain(kind, content)):
             break
-        stated = int.from_bytes(data[at + 8 + size : at + 12 + size], "big")
-        if zlib.crc32(content, zlib.crc32(kind)) != stated:
+        checksum = int.from_bytes(data[at + 8 + size : at + 12 + size], "big")
+        if zlib.crc32(content, zlib.crc32(kind)) != checksum:
             break
     return None
 
@@ -318,7 +344,7 @@ def _chunks(view: memoryview) -> Iterator[tuple[int, bytes, memoryview]]:
 def _is_plain(kind: bytes, content: memoryview) -> bool:
     """Return whether a chunk before the pixels affects neither them nor the orientation."""
     if kind == b"tEXt":
-        return len(content) <= _PLAIN_TEXT and bytes(content[:17]) != b"Raw profile type "
+        return len(content) <= _PLAIN_TEXT and not bytes(content).startswith(_TELLING_TEXTS)
     return len(content) == _PLAIN_CHUNKS.get(kind)
 
 

@@ -3,8 +3,12 @@
 No Python package offers that call, but the library comes with many systems (Homebrew, conda-forge,
 Fedora, newer Debians) and in the wheel ``pylibjxl`` (`pip install 'shardkit[turbo]'`), whose
 extension exports it. Its C interface is stable. It is optional: the pixels equal those of decoding
-the whole image and cropping, bit for bit, only faster. Decoding stops below the region, so damage
-there goes unnoticed.
+the whole image and cropping, bit for bit, only faster.
+
+Decoding stops below the region, so wrong bytes there go unnoticed, as with the compiled module. The
+record's checksum detects damage after the conversion, and ``--check decode`` before. But a file
+that a full decode refuses is refused with every crop: neither decodes a region unless the first
+scan ends with the image's end marker.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.quantizers import allow_fast_dct
+from shardkit.codecs.structure import jpeg_ends_after_scan
 from shardkit.errors import UsageError
 
 VARIABLE = "SHARDKIT_TURBOJPEG"
@@ -36,6 +41,9 @@ _DECOMPRESS = 1  # TJINIT_DECOMPRESS
 _STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _COLOR = 0, 4, 5, 6, 8  # TJPARAM_...
 _FAST_DCT, _PROGRESSIVE = 10, 12
 _RGB = 0  # TJPF_RGB
+_SAMPLINGS = {0: 444, 1: 422, 2: 420, 3: 400}
+"""Chroma sampling of each TJSAMP_... whose planes are stored."""
+_YCBCR, _GRAY = 1, 2  # TJCS_...
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
 """Block width in pixels for each subsampling, TJSAMP_444 to TJSAMP_441."""
 _CMYK = (3, 4)
@@ -92,7 +100,8 @@ def decode_region(
 
     Returns:
         uint8 of shape (height, width, 3), possibly not contiguous. None if the library is missing
-        or does not apply: the image is CMYK, progressive, of another size, or known to be damaged.
+        or does not apply: the image is CMYK, progressive, of another size, known to be damaged, or
+        does not end after its first scan.
 
     Raises:
         UsageError: If the environment variable does not name a TurboJPEG library.
@@ -109,13 +118,13 @@ def decode_region(
             library.tj3Set(handle, parameter, value)
         if library.tj3DecompressHeader(handle, *source):
             return None
-        known = (library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)) == size
+        as_expected = (library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)) == size
         subsampling = library.tj3Get(handle, _SUBSAMPLING)
-        if not known or library.tj3Get(handle, _COLOR) in _CMYK:
+        if not as_expected or library.tj3Get(handle, _COLOR) in _CMYK:
             return None
         if library.tj3Get(handle, _PROGRESSIVE):  # missing scans would be smoothed differently
             return None
-        if not 0 <= subsampling < len(_BLOCK_WIDTHS):
+        if not 0 <= subsampling < len(_BLOCK_WIDTHS) or not jpeg_ends_after_scan(data):
             return None
         block = -(-_BLOCK_WIDTHS[subsampling] * eighths // 8)
         begin = max(0, region.left - _CONTEXT) // block * block  # must be aligned to a block
@@ -129,6 +138,42 @@ def decode_region(
         )
         left = region.left - begin
         return None if failed else pixels[:, left : left + region.width]
+    finally:  # one handle for each thread was no faster, and carried errors to the next image
+        library.tj3Destroy(handle)
+
+
+def decode_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
+    """Return width, height, sampling (420, 422, 444, or 400 for gray) and the planes of a JPEG.
+
+    None if it has a warning or no such planes, or without the library.
+
+    Raises:
+        UsageError: If the environment variable does not name a TurboJPEG library.
+    """
+    library = _library()
+    if library is None:
+        return None
+    handle = library.tj3Init(_DECOMPRESS)
+    try:
+        source = np.frombuffer(data, np.uint8).ctypes.data, len(data)
+        library.tj3Set(handle, _STOP_ON_WARNING, 1)
+        if library.tj3DecompressHeader(handle, *source):
+            return None
+        width, height = library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)
+        sampling = _SAMPLINGS.get(library.tj3Get(handle, _SUBSAMPLING), 0)
+        color = _GRAY if sampling == 400 else _YCBCR
+        if not sampling or library.tj3Get(handle, _COLOR) != color:
+            return None
+        # The library pads odd sides of the image to whole samples of chroma.
+        across, down = 1 + (sampling in (420, 422)), 1 + (sampling == 420)
+        chroma = -(-height // down), -(-width // across)
+        sides = [(chroma[0] * down, chroma[1] * across), chroma, chroma]
+        planes = [np.empty(shape, np.uint8) for shape in sides[: 1 if sampling == 400 else 3]]
+        pointers = (ctypes.c_void_p * 3)(*(plane.ctypes.data for plane in planes))
+        if library.tj3DecompressToYUVPlanes8(handle, *source, pointers, None):
+            return None
+        planes[0] = planes[0][:height, :width]
+        return width, height, sampling, b"".join(plane.tobytes() for plane in planes)
     finally:
         library.tj3Destroy(handle)
 
@@ -167,9 +212,9 @@ def _candidates() -> Iterator[str]:
     yield _FILE
     yield f"/opt/homebrew/lib/{_FILE}"  # not in the system's search path
     for package, pattern in _WHEELS.items():
-        found = find_spec(package)  # without importing it
-        if found is not None and found.origin is not None:
-            yield from map(str, sorted(Path(found.origin).parent.glob(pattern)))
+        spec = find_spec(package)  # without importing it
+        if spec is not None and spec.origin is not None:
+            yield from map(str, sorted(Path(spec.origin).parent.glob(pattern)))
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -188,6 +233,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "tj3SetScalingFactor": (pointer, _Scale),
         "tj3SetCroppingRegion": (pointer, _Region),
         "tj3Decompress8": (pointer, pointer, size, pointer, number, number),
+        "tj3DecompressToYUVPlanes8": (pointer, pointer, size, pointer, pointer),
     }
     for name, types in arguments.items():
         getattr(library, name).argtypes = types

@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
+from array import array
 from collections.abc import Collection, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Images, Scan, Source
+from shardkit.contracts import Images, PartedSource, Scan, Source
 from shardkit.conversion.assemble import save_manifests
-from shardkit.conversion.build_all import Builder, build, prepare
-from shardkit.conversion.combine import Piece, combine, load_splits, other_fields
+from shardkit.conversion.build import ShardTask
+from shardkit.conversion.build_all import Builder
+from shardkit.conversion.combine import (
+    Shape,
+    common_schema,
+    in_several,
+    link_shards,
+    load_splits,
+    open_splits,
+    other_fields,
+    shape_of,
+)
 from shardkit.conversion.disk import as_failure
+from shardkit.conversion.engine import Work, assembly, build, prepare, publishing
 from shardkit.conversion.fingerprint import ConversionFingerprint
-from shardkit.conversion.manifests import make_manifest
-from shardkit.conversion.options import parse_bytes
-from shardkit.conversion.plan import DEFAULT_SHARD_BYTES, ConvertOptions, Plan, make_plan
-from shardkit.conversion.recipe import Recipe
+from shardkit.conversion.parted_scan import scan_in_parts
+from shardkit.conversion.plan import (
+    ConvertOptions,
+    Plan,
+    make_plan,
+)
 from shardkit.conversion.staging import (
     StagingDirectory,
     check_target,
-    clear_trash,
+    finish_interrupted,
     open_staging,
     refuse_overlap,
 )
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
-from shardkit.dataset.parts import parts_of
+from shardkit.dataset.opened import OpenedDataset
+from shardkit.dataset.parts import PartEntry, dataset_parts, entries_of, source_of
 from shardkit.dataset.reports import excluded_paths
 from shardkit.errors import UsageError
+from shardkit.options import about, option, part, require_valid, same_option, takes
+from shardkit.recipe import Recipe
 from shardkit.record import LABEL
 from shardkit.registry import get_source
 from shardkit.sources.divided import Divided, is_divided, reopen
 from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report
+from shardkit.system.temporary import TemporaryFolder, full_disk_named
 from shardkit.system.text import quoted
+from shardkit.system.text_hashes import TextHashes
 
 _NAMED = 3
 """Maximum images that a message names; it counts all."""
@@ -54,18 +73,41 @@ class Appended:
     """Paths of images that the dataset had already; with splits, each starts with its split."""
 
 
-def append(  # noqa: PLR0913 - the options of the command, each with its own meaning
-    directory: str | Path,
-    source: str | Path | Source,
-    *,
-    skip_existing: bool = False,
-    on_error: str = "fail",
-    shard_size: int | str = DEFAULT_SHARD_BYTES,
-    shard_samples: int | None = None,
-    force: bool = False,
-    workers: int = 1,
-    on_progress: Report | None = None,
-) -> Appended:
+@dataclass(frozen=True, kw_only=True)
+class AppendOptions:
+    """The options of `append`."""
+
+    skip_existing: bool = option(
+        False,
+        help="Leave out images whose path or key is in DATASET already, such as the old ones of a "
+        "folder that has grown.",
+    )
+    on_error: str = same_option(ConvertOptions, "on_error")
+    shard_size: int | str = same_option(ConvertOptions, "shard_size")
+    shard_samples: int | None = same_option(ConvertOptions, "shard_samples")
+    force: bool = option(False, help="Discard the work of another unfinished run.")
+    workers: int = same_option(Builder, "workers")
+    on_progress: Report | None = same_option(Builder, "on_progress")
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+
+
+@dataclass(frozen=True)
+class AppendArguments(AppendOptions):
+    """The arguments of `append`."""
+
+    directory: str | Path = field(metadata=about("The dataset, perhaps of splits."))
+    source: str | Path | Source = field(
+        metadata=about(
+            "A path of the same kind as that of the dataset, read with the same options; or a "
+            "source of any kind, with the splits of the dataset."
+        )
+    )
+
+
+@takes(AppendArguments)
+def append(arguments: AppendArguments) -> Appended:
     """Append images to a dataset, as new shards, with the recipe of the dataset.
 
     Existing rows keep their numbers and shards. The labels of new classes follow the existing ones.
@@ -74,19 +116,9 @@ def append(  # noqa: PLR0913 - the options of the command, each with its own mea
     continue with the old one or report that it was replaced. Repeat an interrupted call to resume
     it. Repeating a finished call does nothing.
 
-    Args:
-        directory: The dataset, perhaps of splits.
-        source: A path of the same kind as that of the dataset, read with the same options; or a
-            source of any kind, with the splits of the dataset.
-        skip_existing: Leave out images whose path or key the dataset has already, or which its
-            conversion left out; otherwise they are an error. Content is not compared, except for
-            sizes if the dataset stores images unchanged.
-        on_error: ``fail`` writes nothing if any image is bad; ``skip`` leaves bad images out.
-        shard_size: Approximate bytes of images in a shard, as a number or as ``"256MiB"``.
-        shard_samples: Images in a shard, instead of ``shard_size``.
-        force: Discard the work of another unfinished run.
-        workers: Number of processes.
-        on_progress: Called with the work done since the last call.
+    An image that the dataset has already, or that its conversion left out, is an error without
+    ``skip_existing``. Content is not compared, except for sizes if the dataset stores images
+    unchanged.
 
     Raises:
         UsageError: If there is no dataset, or ``source`` does not go with it.
@@ -94,44 +126,46 @@ def append(  # noqa: PLR0913 - the options of the command, each with its own mea
         CorruptDataset: If a manifest or an index is damaged, or a shard has the wrong size.
         ConversionFailed: If writing fails.
     """
-    directory = Path(directory)
+    directory = Path(arguments.directory)
     try:
-        _finish_interrupted(directory)
+        finish_interrupted(directory)
         manifests = load_splits(directory)
         check_target(directory, force=True)
-        opened = _open(directory, source, manifests)
+        opened = _open(directory, arguments.source, manifests)
         refuse_overlap(opened, directory)
-        new = _new_images(directory, manifests, opened, skip_existing=skip_existing)
+        temporary = TemporaryFolder()  # for the list of images, while the plan is used
+        with full_disk_named():
+            scan = _scan(opened, manifests, temporary.path, part(arguments, Builder))
+        new = _new_images(directory, manifests, scan, skip_existing=arguments.skip_existing)
         if new.images or any(new.scan.problems.values()):
             first = next(iter(manifests.values()))
             options = ConvertOptions(
                 to=first.format,
                 recipe=Recipe.restored(first.recipe),
-                shard_bytes=parse_bytes(shard_size),
-                shard_samples=shard_samples,
-                on_error=on_error,
+                shard_size=arguments.shard_size,
+                shard_samples=arguments.shard_samples,
+                on_error=arguments.on_error,
                 **_order(first),
             )
             plan = _without_empty_shards(make_plan(new.scan, options))
-            if on_progress:
-                on_progress(Progress(total=new.images))
-            with open_staging(directory, force=True) as staging:
-                staging.start(_fingerprint(plan, manifests), force=force)
-                _carry_out(directory, manifests, plan, staging, (workers, on_progress))
+            builder = part(arguments, Builder)
+            if builder.on_progress:
+                builder.on_progress(Progress(total=new.images))
+            fingerprint = _fingerprint(plan, manifests)
+            with (
+                open_staging(directory, force=True) as staging,
+                publishing(staging, fingerprint, force=arguments.force) as is_needed,
+            ):
+                datasets = open_splits(directory)
+                if {name: dataset.manifest for name, dataset in datasets.items()} != manifests:
+                    raise UsageError(f"another process has changed {directory}: rerun the command")
+                if is_needed:
+                    _make(datasets, plan, staging, builder)
     except OSError as error:
         raise as_failure(error, directory) from error
     after = load_splits(directory)
-    rows = [sum(manifest.rows for manifest in each.values()) for each in (manifests, after)]
+    rows = [sum(manifest.rows for manifest in splits.values()) for splits in (manifests, after)]
     return Appended(manifests=after, images=rows[1] - rows[0], left_out=sorted(new.left_out))
-
-
-def _finish_interrupted(directory: Path) -> None:
-    """Complete the publication of an earlier run, and remove what a killed one left."""
-    clear_trash(directory)
-    if StagingDirectory(directory).is_ready:
-        with open_staging(directory, force=True) as staging:
-            if staging.is_ready:
-                staging.finish()
 
 
 def _without_empty_shards(plan: Plan) -> Plan:
@@ -139,8 +173,8 @@ def _without_empty_shards(plan: Plan) -> Plan:
     return replace(
         plan,
         splits=tuple(
-            each if len(each.source) else replace(each, cuts=(0,), shard_bytes=())
-            for each in plan.splits
+            split if len(split.source) else replace(split, cuts=(0,), shard_bytes=())
+            for split in plan.splits
         ),
     )
 
@@ -155,7 +189,7 @@ def _open(
     if not isinstance(source, (str, Path)):
         return source
     described = _first_sources(manifests)
-    kind = {str(each.get("kind")) for each in described.values()}.pop()
+    kind = {str(description.get("kind")) for description in described.values()}.pop()
     find = partial(get_source(kind).find, Path(source))
     try:
         opened = reopen(find, described)
@@ -168,13 +202,13 @@ def _open(
 
 def _has_folders(source: str | Path, names: Collection[str]) -> bool:
     """Return whether all folders in a folder have some of these names."""
-    found = {each.name for each in Path(source).glob("*") if each.is_dir()}
-    return bool(found) and found <= set(names)
+    folders = {path.name for path in Path(source).glob("*") if path.is_dir()}
+    return bool(folders) and folders <= set(names)
 
 
 def _order(manifest: Manifest) -> dict[str, Any]:
     """Return the order of rows in the dataset, as options."""
-    seed = parts_of(manifest)[0].manifest.source.get("seed")
+    seed = dataset_parts(manifest)[0].manifest.source.get("seed")
     return {"shuffle": seed is not None, "seed": seed or 0}
 
 
@@ -190,27 +224,37 @@ class _New:
         return sum(map(len, self.scan.splits.values()))
 
 
+def _scan(
+    source: Source, manifests: Mapping[str, Manifest], folder: Path, builder: Builder
+) -> Scan:
+    """Scan the source, in parts if possible, with the classes of the dataset."""
+    classes = next(iter(manifests.values())).classes
+    if not isinstance(source, PartedSource):
+        return source.scan(classes)
+    lister = replace(builder, on_progress=None)
+    return scan_in_parts(source, folder, lambda _: None, lister.list_parts, classes)
+
+
 def _new_images(
-    directory: Path, manifests: Mapping[str, Manifest], source: Source, *, skip_existing: bool
+    directory: Path, manifests: Mapping[str, Manifest], scan: Scan, *, skip_existing: bool
 ) -> _New:
-    """Scan the source, and divide its images into new and existing ones.
+    """Divide the images of a scan into new and existing ones.
 
     Raises:
         UsageError: If it does not go with the dataset, or existing images may not be left out.
     """
-    classes = next(iter(manifests.values())).classes
-    scan = source.scan(classes)
+    source = scan.source
     _require_alike(directory, manifests, scan)
     splits, left_out, changed = dict[str, Images](), list[str](), list[str]()
     problems, ignored = dict(scan.problems), dict(scan.ignored)
-    known = _known(directory, manifests)
+    existing = _existing(directory, manifests, scan)
     for split, manifest in manifests.items():
         images, prefix = scan.splits.get(split, Images(source, split, ())), _prefix(split)
-        sizes, keys = known[split]
+        sizes, keys = existing[split]
         bad = {problem.path for problem in manifest.skipped}
         bad |= excluded_paths(directory / as_name(split), manifest.files) or set()
         exact = scan.exact_sizes and Recipe.restored(manifest.recipe).keeps_bytes
-        rows = []
+        rows = array("q")
         for row, entry in enumerate(images.entries):
             if entry.path not in sizes and entry.key not in keys and entry.path not in bad:
                 rows.append(row)
@@ -218,9 +262,11 @@ def _new_images(
             left_out.append(prefix + entry.path)
             if exact and sizes.get(entry.path, entry.bytes) != entry.bytes:
                 changed.append(prefix + entry.path)
-        splits[split] = images.take(rows)
+        splits[split] = images if len(rows) == len(images) else images.take(rows)
         if skip_existing:
-            problems[split] = [each for each in problems.get(split, ()) if each.path not in bad]
+            problems[split] = [
+                bad_file for bad_file in problems.get(split, ()) if bad_file.path not in bad
+            ]
             ignored[split] = []  # most are those that the dataset lists already
     new = _New(replace(scan, splits=splits, problems=problems, ignored=ignored), left_out)
     if changed:
@@ -236,34 +282,48 @@ def _new_images(
     return new
 
 
-def _known(
-    directory: Path, manifests: Mapping[str, Manifest]
+def _existing(
+    directory: Path, manifests: Mapping[str, Manifest], scan: Scan
 ) -> dict[str, tuple[Mapping[str, int], Set[str]]]:
-    """Return the sizes of the images of each split by path, and their keys.
+    """Return the sizes, by path, and the keys of all images of each split that a scan may name.
 
     If the dataset was divided, an image on any side is one of each: it must not be on two.
     """
-    indexes = [Index(directory / as_name(split), each.rows) for split, each in manifests.items()]
-    sizes = [
-        dict(zip(each.paths(), each.rows()["length"].tolist(), strict=True)) for each in indexes
-    ]
-    keys = [set(each.keys()) for each in indexes]
-    if is_divided(_first_sources(manifests)):
-        sizes = [dict(ChainMap(*sizes))] * len(sizes)
-        keys = [set().union(*keys)] * len(keys)
-    return dict(zip(manifests, zip(sizes, keys, strict=True), strict=True))
+    existing = dict[str, tuple[Mapping[str, int], Set[str]]]()
+    is_one = is_divided(_first_sources(manifests))
+    for group in [list(manifests)] if is_one else [[split] for split in manifests]:
+        indexes = [Index(directory / as_name(split), manifests[split].rows) for split in group]
+        paths, keys = TextHashes(), TextHashes()
+        for split in group:
+            for entry in scan.splits[split].entries if split in scan.splits else ():
+                paths.add(entry.path)
+                keys.add(entry.key)
+        for piece in chain.from_iterable(index.pieces() for index in indexes):
+            paths.add_all(piece.paths)
+            keys.add_all(piece.keys)
+        same_paths, same_keys = paths.repeated(), keys.repeated()
+        sizes, stored_keys = dict[str, int](), set[str]()
+        some = indexes if same_paths or same_keys else ()
+        for piece in chain.from_iterable(index.pieces() for index in some):
+            lengths = zip(piece.paths, piece.rows["length"].tolist(), strict=True)
+            sizes.update((path, size) for path, size in lengths if hash(path) in same_paths)
+            stored_keys.update(key for key in piece.keys if hash(key) in same_keys)
+        existing |= dict.fromkeys(group, (sizes, stored_keys))
+    return existing
 
 
 def _first_sources(manifests: Mapping[str, Manifest]) -> dict[str, dict[str, Any]]:
     """Return what the manifests state about the source that the dataset was first made from."""
-    return {split: parts_of(each)[0].manifest.source for split, each in manifests.items()}
+    return {
+        split: dataset_parts(manifest)[0].manifest.source for split, manifest in manifests.items()
+    }
 
 
 def _is_last(manifests: Mapping[str, Manifest], left_out: list[str], source: Source) -> bool:
     """Return whether an earlier run has appended exactly these images."""
     count = 0
     for split, manifest in manifests.items():
-        last = parts_of(manifest)[-1].manifest
+        last = dataset_parts(manifest)[-1].manifest
         count += last.rows + len(last.skipped)
         described = {**source.describe(split), "kind": source.kind}
         if any(last.source.get(name) != value for name, value in described.items()):
@@ -273,6 +333,11 @@ def _is_last(manifests: Mapping[str, Manifest], left_out: list[str], source: Sou
 
 def _require_alike(directory: Path, manifests: Mapping[str, Manifest], scan: Scan) -> None:
     unknown = sorted(scan.splits.keys() - manifests.keys())
+    if unknown and is_divided(_first_sources(manifests)):
+        raise UsageError(
+            f"{directory} was divided with --stratify, and dividing again would move images that "
+            f"it has: put the new images into folders {' and '.join(manifests)}"
+        )
     if unknown:
         raise UsageError(
             f"{scan.source} has {_splits(scan.splits)}, and {directory} has {_splits(manifests)}; "
@@ -282,12 +347,12 @@ def _require_alike(directory: Path, manifests: Mapping[str, Manifest], scan: Sca
     if other_fields(schema) != other_fields(scan.schema) or (
         any(map(len, scan.splits.values())) and (LABEL in schema) != (LABEL in scan.schema)
     ):
-        stated, found = (
-            ", ".join(f"{name} ({field})" for name, field in each.items())
-            for each in (schema, scan.schema)
+        before, now = (
+            ", ".join(f"{name} ({field})" for name, field in fields.items())
+            for fields in (schema, scan.schema)
         )
         raise UsageError(
-            f"{scan.source} has the fields {found}, and {directory} has {stated}: the fields of "
+            f"{scan.source} has the fields {now}, and {directory} has {before}: the fields of "
             "all records must be the same"
         )
 
@@ -300,38 +365,54 @@ def _splits(names: Mapping[str, Any]) -> str:
     return "no splits" if "" in names else f"the splits {', '.join(names)}"
 
 
-def _carry_out(
-    directory: Path,
-    manifests: Mapping[str, Manifest],
-    plan: Plan,
-    staging: StagingDirectory,
-    how: tuple[int, Report | None],
+def _make(
+    datasets: Mapping[str, OpenedDataset], plan: Plan, staging: StagingDirectory, builder: Builder
 ) -> None:
-    """Build the new shards, combine them with the dataset, and publish the result."""
-    if load_splits(directory) != manifests:
-        raise UsageError(f"another process has changed {directory}: rerun the command")
-    workers, report = how
-    above = staging.state / "new"
+    """Build the new shards, link the others, and write the files of both together."""
+    old = {split: dataset.manifest for split, dataset in datasets.items()}
     works = [
-        prepare(split, plan, staging, above, first=len(manifests[split.name].shards))
-        for split in plan.splits
+        prepare(split, plan, staging, first=len(old[split.name].shards)) for split in plan.splits
     ]
-    build(works, plan, staging, Builder(workers, None, report))
-    made = {}
-    for work in works:
-        name = work.plan.name
-        old = Piece(directory / as_name(name), manifests[name])
-        new = Piece(work.folder, make_manifest(work, plan), work.first)
-        made[name] = combine(staging.dataset / as_name(name), [old, new])
-    save_manifests(made, staging.dataset)
-    staging.publish()
+    schemas = {
+        work.split: common_schema([shape_of(datasets[work.split]), _shape(work, plan)])
+        for work in works
+    }
+    build(works, plan, staging, builder)
+    manifests = {}
+    for work, split in zip(works, plan.splits, strict=True):
+        dataset, new = datasets[work.split], work.piece()
+        pieces = [link_shards(dataset, work.folder), new]
+        part = PartEntry(
+            shards=len(new.shards),
+            first=len(dataset.manifest.shards),
+            classes=None if plan.scan.classes is None else len(plan.scan.classes),
+            skipped=len(new.skipped),
+            source=split.meta["source"],
+            software=plan.software,
+        )
+        combined = replace(
+            assembly(work, plan),
+            schema=schemas[work.split],
+            source=source_of([*entries_of(dataset.manifest), part]),
+        )
+        repeated = partial(in_several, [dataset.path, work.folder])
+        manifests[work.split] = combined.finish(pieces, repeated)
+    save_manifests(manifests, staging.dataset)
+
+
+def _shape(work: Work[ShardTask], plan: Plan) -> Shape:
+    """Return what the new shards have in common with those of the dataset."""
+    recipe = plan.options.recipe
+    return Shape(
+        work.folder, plan.options.to, recipe.describe(), recipe.raw_shape, plan.scan.schema
+    )
 
 
 def _fingerprint(plan: Plan, manifests: Mapping[str, Manifest]) -> ConversionFingerprint:
     """Return everything that determines the result: also the dataset to append to."""
-    found = plan.fingerprint()
+    planned = plan.fingerprint()
     dataset = [manifest.digest for manifest in manifests.values()]
-    return replace(found, settings={**found.settings, "the dataset": dataset})
+    return replace(planned, settings={**planned.settings, "the dataset": dataset})
 
 
 def _some(names: list[str]) -> str:

@@ -1,43 +1,162 @@
-"""What every manifest is assembled from: reports, digests of files, and sums of counts."""
+"""Make the files of a dataset from its shards: index, reports and manifest."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
+import numpy as np
+
+from shardkit.conversion.build import repeated_key, repeated_keys
+from shardkit.dataset.index import Index, IndexPart, save_index
 from shardkit.dataset.manifest import (
+    AttachedManifest,
+    FieldEntry,
     FileEntry,
     Manifest,
+    ShardEntry,
     SplitsManifest,
     save_manifest,
 )
-from shardkit.dataset.reports import report_lines
-from shardkit.errors import Problem
+from shardkit.dataset.reports import IGNORED, SKIPPED, report_lines
+from shardkit.errors import Problem, UsageError
+from shardkit.kinds.field import Schema
+from shardkit.record import ABSENT, IMAGE, LABEL, LABEL_FIELD, META_FIELD, STORED_KINDS
 from shardkit.system.files import as_name, sha256_of, sync
 
-_Name = TypeVar("_Name", str, int)
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Neighboring shards of a dataset to assemble."""
+
+    shards: Sequence[ShardEntry]
+    index: Iterable[IndexPart]
+    """Their index in parts, in order. One is in memory at a time."""
+    notes: Mapping[str, int]
+    skipped: Sequence[Problem]
+    ignored: Iterable[Problem]
 
 
-def total(counts: Iterable[Mapping[_Name, int]]) -> Counter[_Name]:
-    """Return the sum of counts, by name."""
-    found: Counter[_Name] = Counter()
-    for part in counts:
-        found.update(part)
-    return found
+@dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """A dataset whose shards exist. All others of its files are made from this."""
+
+    folder: Path
+    """The folder of the dataset, which has none of these files yet."""
+    format: str
+    schema: Schema
+    raw_shape: tuple[int, int, int] | None
+    recipe: dict[str, Any]
+    source: dict[str, Any]
+    software: dict[str, str]
+    archives: str | None = None
+    """The folder of the shards if they are archives of another program."""
+
+    def finish(
+        self, pieces: Sequence[Piece], repeated: Callable[[list[str]], UsageError] | None = None
+    ) -> Manifest:
+        """Write index and reports, and return the manifest to save with them.
+
+        Args:
+            pieces: All shards, in order.
+            repeated: Returns the error for keys of several records; None is a general one.
+
+        Raises:
+            UsageError: If two records have the same key.
+        """
+        counts, stored, labels = Counter[str](), Counter[str](), Counter[int]()
+
+        def counted() -> Iterator[IndexPart]:
+            for part in chain.from_iterable(piece.index for piece in pieces):
+                present = part.counts(self.schema)
+                counts.update(present)
+                stored.update(_stored_names(part, self.schema, present))
+                values, times = np.unique(part.rows["label"], return_counts=True)
+                labels.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
+                yield part
+
+        names = save_index(counted(), self.folder, self.schema)
+        bad = [problem for piece in pieces for problem in piece.skipped]
+        skipped = _save_report(SKIPPED, bad, self.folder)
+        ignored = _save_report(
+            IGNORED, chain.from_iterable(piece.ignored for piece in pieces), self.folder
+        )
+        notes = Counter[str]()
+        for piece in pieces:
+            notes.update(piece.notes)
+        names += [SKIPPED] * bool(skipped) + [IGNORED] * bool(ignored)
+        shards = [shard for piece in pieces for shard in piece.shards]
+        rows = sum(shard.rows for shard in shards)
+        lacking = {name for name in self.schema if counts[name] < rows}
+        index = Index(self.folder, rows, self.schema, lacking)
+        if keys := repeated_keys(index.keys()):
+            raise (repeated or repeated_key)(keys)
+        classes = self.schema[LABEL].classes if LABEL in self.schema else None
+        manifest = Manifest(
+            format=self.format,
+            rows=rows,
+            content_digest=index.content_digest(),
+            shards=tuple(shards),
+            files=tuple(_file_entry(name, self.folder) for name in names),
+            fields={name: count for name, count in sorted(stored.items()) if count},
+            schema=tuple(
+                FieldEntry.of(name, field, counts[name]) for name, field in self.schema.items()
+            ),
+            classes=classes,
+            class_counts=None
+            if classes is None
+            else tuple(labels[label] for label in range(len(classes))),
+            raw_shape=self.raw_shape,
+            recipe=self.recipe,
+            source=self.source,
+            notes=dict(sorted(notes.items())),
+            skipped=tuple(bad),
+            ignored=dict(sorted(ignored.items())),
+            software=self.software,
+        )
+        if self.archives is None:
+            return manifest
+        return AttachedManifest(**vars(manifest), folder=self.archives)
 
 
-def save_report(name: str, problems: Collection[Problem], folder: Path) -> list[str]:
-    """Write a report, unless there is nothing to report; return the files written."""
-    if not problems:
-        return []
+def _stored_names(part: IndexPart, schema: Schema, present: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of records with each stored name, given those with each field."""
+    counts = {META_FIELD: len(part.keys)}
+    for name, field in schema.items():
+        stored = field.stored_name(name)
+        if stored is not None:
+            counts[LABEL_FIELD if name == LABEL else stored] = present[name]
+        elif field.type.is_picture:
+            entries = part.rows if name == IMAGE else part.apart[name]
+            prefix = "" if name == IMAGE else f"{name}."
+            codes = np.bincount(entries["field"], minlength=len(STORED_KINDS)).tolist()
+            for kind, count in zip(STORED_KINDS, codes, strict=True):
+                if kind != ABSENT:
+                    counts[prefix + kind] = count
+    return counts
+
+
+def _save_report(name: str, problems: Iterable[Problem], folder: Path) -> Counter[str]:
+    """Write a report, unless there is nothing to report; return the number by reason."""
+    reasons = Counter[str]()
+
+    def counted() -> Iterator[Problem]:
+        for problem in problems:
+            reasons[problem.reason] += 1
+            yield problem
+
     with (folder / name).open("wb") as file:
-        file.writelines(report_lines(problems))
-    return [name]
+        file.writelines(report_lines(counted()))
+    if not reasons:
+        (folder / name).unlink()
+    return reasons
 
 
-def file_entry(name: str, folder: Path) -> FileEntry:
+def _file_entry(name: str, folder: Path) -> FileEntry:
     """Return the entry of a finished file, after syncing it."""
     path = folder / name
     sync(path)

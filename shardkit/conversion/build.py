@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import bisect
-import errno
 import hashlib
 import itertools
 import math
-import secrets
-import shutil
+import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,68 +20,54 @@ import numpy as np
 from shardkit.codecs.measures import MEASURES
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary
-from shardkit.conversion.disk import as_failure
-from shardkit.conversion.recipe import Recipe
-from shardkit.dataset.facts import FACT, Facts, measure_images
-from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, join_parts, save_index
+from shardkit.conversion.plan import software_of
+from shardkit.conversion.task import FEWER, ShardResult, Task, save_result
+from shardkit.dataset.facts import Facts, measure_images
+from shardkit.dataset.index import IndexPart, join_parts
 from shardkit.dataset.index_builder import ShardPart, index_shard
 from shardkit.dataset.located import EncodedImage
-from shardkit.dataset.manifest import FACTS_NAME, ShardEntry
-from shardkit.errors import BadImage, ConversionFailed, Problem
-from shardkit.record import (
-    IMAGE,
-    LABEL,
-    NO_LABEL,
-    Record,
-    Schema,
-    checksums,
-    describe_schema,
-    dump_json,
-    load_json,
-)
+from shardkit.dataset.manifest import ShardEntry
+from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
+from shardkit.kinds.field import Schema, describe_schema
+from shardkit.recipe import Recipe
+from shardkit.record import IMAGE, LABEL, NO_LABEL, Record, checksums, dump_json
 from shardkit.registry import get_format
 from shardkit.system.files import (
     has_sha256,
     published,
-    read_small,
     sha256_of,
     sync,
-    write_atomically,
 )
-from shardkit.system.npy import StoredValues, save_npy
 from shardkit.system.pool import Meter, Team, team
-from shardkit.system.safe_paths import status_of
+from shardkit.system.safe_paths import UNFIT, status_of
+from shardkit.system.text import quoted
+from shardkit.system.text_hashes import TextHashes
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardTask:
-    """One shard to build, with everything that a worker process needs."""
+class ShardTask(Task):
+    """One shard to build."""
 
     split: str
     number: int
-    folder: Path
-    """Folder of the finished shard."""
-    part: Path
-    """Folder for the shard's part of the index and of the manifest."""
     format: str
-    recipe: Recipe
-    schema: Schema
-    """The fields of all records."""
-    source: Images
     meta: dict[str, Any]
     software: dict[str, str]
     """Versions of all libraries that can change its bytes."""
     keep: bool
     """Whether to keep the shard if some of its images are bad."""
-    workers: int = 1
-    """Processes that work on it; more than one if fewer shards than workers are left."""
     facts: bool = False
-    """Whether to measure the images too, for `load_facts_part`."""
+    """Whether to measure the images too, for `shardkit.conversion.task.load_facts`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the shard's file."""
+        return f"shard-{self.number:06d}{get_format(self.format).suffix}"
 
     @property
     def path(self) -> Path:
         """The shard's file."""
-        return self.folder / f"shard-{self.number:06d}{get_format(self.format).suffix}"
+        return self.folder / self.name
 
     @cached_property
     def digest(self) -> str:
@@ -92,114 +76,40 @@ class ShardTask:
         digest.update(dump_json([self.recipe.describe(), list(self.source.entries)]))
         return digest.hexdigest()
 
+    def is_current(self, entry: ShardEntry) -> bool:
+        """Return whether the file is there, with its size."""
+        try:
+            return status_of(self.folder, self.name).st_size == entry.bytes
+        except UNFIT:
+            return False
 
-@dataclass(frozen=True, kw_only=True)
-class ShardResult:
-    """What a finished shard adds to the manifest."""
+    def is_intact(self, entry: ShardEntry) -> bool:
+        """Return whether the file has its SHA-256."""
+        return has_sha256(self.path, entry.sha256)
 
-    entry: ShardEntry | None
-    """None if bad images prevented the shard."""
-    bad: list[Problem]
-    fields: dict[str, int]
-    labels: dict[int, int]
-    """Number of records of each label; unlabeled records are not counted."""
-    notes: dict[str, int]
-
-
-class Built(NamedTuple):
-    """The outcome of building a shard."""
-
-    result: ShardResult
-    kept: bool
-    """Whether an earlier run built it, and it is intact."""
-
-
-def build_shard(task: ShardTask) -> Built:
-    """Build the shard of ``task``, and save its part of the index and its result.
-
-    Raises:
-        ConversionFailed: If it cannot be written, or differs from the input when read back.
-    """
-    try:
-        done = load_result(task)
-        if done is not None and _is_sound(task, done):
-            meter = Meter()
-            meter.add(images=len(task.source))
-            meter.flush()
-            return Built(done, kept=True)
-        with published(task.path) as temporary:
-            result, part, facts = _write(task, temporary)
-        _save_part(task, result, part, facts)
-    except _UnwantedError as unwanted:
-        return Built(unwanted.result, kept=False)
-    except OSError as error:
-        raise as_failure(error, task.folder) from error
-    except RuntimeError as error:
-        if "start new thread" not in str(error):
-            raise
-        raise ConversionFailed(f"{error}: memory ran out. {_FEWER}") from error
-    return Built(result, kept=False)
-
-
-_FEWER = "Rerun the same command with fewer --workers: finished shards are kept."
-
-
-def load_result(task: ShardTask) -> ShardResult | None:
-    """Return the result of a shard that an earlier run built from the same input, or None.
-
-    This checks only that the shard exists and has the right size.
-    """
-    result = saved_result(task)
-    try:
-        size = status_of(task.folder, task.path.name).st_size
-    except OSError:
-        return None
-    return result if result and result.entry and size == result.entry.bytes else None
-
-
-def saved_result(task: ShardTask) -> ShardResult | None:
-    """Return the saved result of a shard built from the same input, or None; ignore the shard."""
-    try:
-        value = load_json(read_small(task.part / "result.json"))
-        if value["made_of"] != task.digest:
-            return None
-        return ShardResult(
-            entry=ShardEntry(**value["entry"]),
-            bad=[Problem(**problem) for problem in value["bad"]],
-            fields=value["fields"],
-            labels={int(label): count for label, count in value["labels"].items()},
-            notes=value["notes"],
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _is_sound(task: ShardTask, result: ShardResult) -> bool:
-    """Return whether a shard and its part of the index still have the bytes written."""
-    try:
-        files = load_json(read_small(task.part / "result.json"))["part"]
-        return (
-            result.entry is not None
-            and has_sha256(task.path, result.entry.sha256)
-            and all(
-                has_sha256(task.part / name, digest, task.part) for name, digest in files.items()
+    def require_same_machine(self) -> None:
+        """Refuse to build it with other versions of libraries than planned."""
+        here = software_of(get_format(self.format), self.recipe)
+        differ = [
+            f"{name} is {here.get(name, 'absent')}, and {planned} was planned"
+            for name, planned in self.software.items()
+            if here.get(name) != planned
+        ]
+        if differ:
+            raise UsageError(
+                f"{socket.gethostname()} would write other bytes: {'; '.join(differ)}. Install the "
+                "planned versions there."
             )
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return False
 
-
-def load_part(task: ShardTask, rows: int) -> IndexPart:
-    """Return a finished shard's part of the index."""
-    return Index(task.part, rows).part(task.schema)
-
-
-def load_facts_part(task: ShardTask, rows: int) -> Facts:
-    """Return the facts of a finished shard; all zero if it was built without."""
-    try:
-        return StoredValues(task.part / FACTS_NAME, FACT, rows)[:]
-    except (OSError, ValueError):
-        return np.zeros(rows, FACT)
+    def make(self) -> ShardResult:
+        """Build the shard, read it back and compare it with the input."""
+        try:
+            with published(self.path) as temporary:
+                result, part, facts = _write(self, temporary)
+        except _UnwantedError as unwanted:
+            return unwanted.result
+        save_result(self, result, part, facts)
+        return result
 
 
 class _UnwantedError(Exception):
@@ -220,26 +130,21 @@ class _Tally:
 
     def __init__(self) -> None:
         self.bad: list[Problem] = []
-        self.fields: Counter[str] = Counter()
-        self.labels: Counter[int] = Counter()
         self.notes: Counter[str] = Counter()
+        self.keys: list[str] = []
         self.checksums: list[int] = []
         self.facts: list[Facts] = []
         """Of records, chunk by chunk; empty unless they are wanted."""
 
     def count(self, record: Record, notes: Iterable[str]) -> None:
-        for name in record.fields:
-            self.fields[name] += 1
+        self.keys.append(record.key)
         for name in notes:
             self.notes[name] += 1
-        if (label := record.label) != NO_LABEL:
-            self.labels[label] += 1
 
     def add(self, other: _Tally) -> None:
         self.bad += other.bad
-        self.fields.update(other.fields)
-        self.labels.update(other.labels)
         self.notes.update(other.notes)
+        self.keys += other.keys
         self.checksums += other.checksums
         self.facts += other.facts
 
@@ -255,6 +160,8 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart, list[Fa
             starts = _write_records(task, chunks, workers, writer, tally)
             if tally.bad and not task.keep:
                 raise _UnwantedError(_result(tally, None))
+            if keys := repeated_keys(tally.keys):
+                raise repeated_key(keys)
             writer.close()
         except BaseException:
             writer.abort()
@@ -265,12 +172,33 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart, list[Fa
             sha256 = aside.submit(_synced_sha256, path)
             part = _read_back(task, path, tally.checksums, starts, workers)
     entry = ShardEntry(
-        name=task.path.name,
+        name=task.name,
         rows=len(tally.checksums),
         bytes=path.stat().st_size,
         sha256=sha256.result(),
     )
     return _result(tally, entry), part, tally.facts
+
+
+def repeated_keys(keys: Sequence[str]) -> list[str]:
+    """Return the keys of several records, which readers of tar files would take for one.
+
+    It holds only keys whose hashes are equal.
+    """
+    hashes = TextHashes()
+    hashes.add_all(keys)
+    alike = hashes.repeated()
+    counts = Counter(key for key in keys if hash(key) in alike) if alike else Counter[str]()
+    return [key for key, count in counts.items() if count > 1]
+
+
+def repeated_key(keys: Sequence[str]) -> UsageError:
+    """Return the error that records have the same keys."""
+    others = f" ({len(keys):,} keys do)" if len(keys) > 1 else ""
+    return UsageError(
+        f"the key {quoted(keys[0])} occurs more than once{others}; give each record a key of its "
+        "own"
+    )
 
 
 def _synced_sha256(path: Path) -> str:
@@ -361,9 +289,7 @@ def _prepare(chunk: _Chunk) -> _Prepared:
             except BadImage as error:
                 tally.bad.append(Problem(path=source.entries[row].path, reason=str(error)))
             except MemoryError:  # the image is not to blame, and must not be left out for it
-                raise ConversionFailed(
-                    f"memory ran out at {source.locate(row)}. {_FEWER}"
-                ) from None
+                raise ConversionFailed(f"memory ran out at {source.locate(row)}. {FEWER}") from None
             else:
                 records.append(record)
                 rows.append(row)
@@ -409,8 +335,8 @@ def _read_back(
         _WrittenPart(task.format, path, part, checksums[rows])
         for rows, part in _divide(len(checksums), count, starts)
     ]
-    found = workers.map_at_once(_compare, parts)
-    index = join_parts(found, task.schema)
+    indexes = workers.map_at_once(_compare, parts)
+    index = join_parts(indexes, task.schema)
     if len(set(index.keys)) != len(checksums):
         raise ConversionFailed(
             f"{path} lost records: it has {len(set(index.keys))} of {len(checksums)}"
@@ -435,8 +361,8 @@ def _compare(written: _WrittenPart) -> IndexPart:
     """Return the index of a part of a shard, after comparing its records."""
     expected = iter(written.checksums)
 
-    def compare(keys: Sequence[str], found: Sequence[int]) -> None:
-        for key, checksum in zip(keys, found, strict=True):
+    def compare(keys: Sequence[str], checksums: Sequence[int]) -> None:
+        for key, checksum in zip(keys, checksums, strict=True):
             if checksum != next(expected, None):
                 raise ConversionFailed(
                     f"{written.path} reads back other than it was written, at record {key!r}: "
@@ -446,39 +372,5 @@ def _compare(written: _WrittenPart) -> IndexPart:
     return index_shard(get_format(written.format), written.path, compare, written.part)
 
 
-def _save_part(task: ShardTask, result: ShardResult, part: IndexPart, facts: list[Facts]) -> None:
-    """Save index, facts and result of a finished shard; the result, last, marks it as done."""
-    task.part.parent.mkdir(parents=True, exist_ok=True)
-    new = task.part.with_name(f".{task.part.name}.{secrets.token_hex(8)}")
-    new.mkdir()
-    digests = {}
-    if facts:
-        measured = np.concatenate(facts)
-        measured["checksum"] = np.where(measured["version"], part.rows["checksum"], 0)
-        save_npy(new / FACTS_NAME, measured)
-    for name in (*save_index([part], new, task.schema), *([FACTS_NAME] if facts else [])):
-        sync(new / name)
-        digests[name] = sha256_of(new / name)
-    for folder in {(new / name).parent for name in digests} | {new / INDEX_DIRECTORY}:
-        sync(folder)
-    value = {"made_of": task.digest, "part": digests, **asdict(result)}
-    write_atomically(new / "result.json", dump_json(value))
-    while True:  # another job may build the same shard, and save the same part
-        shutil.rmtree(task.part, ignore_errors=True)
-        try:
-            new.rename(task.part)
-            break
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-    sync(task.part.parent)
-
-
 def _result(tally: _Tally, entry: ShardEntry | None) -> ShardResult:
-    return ShardResult(
-        entry=entry,
-        bad=tally.bad,
-        fields=dict(sorted(tally.fields.items())),
-        labels=dict(sorted(tally.labels.items())),
-        notes=dict(sorted(tally.notes.items())),
-    )
+    return ShardResult(entry=entry, bad=tally.bad, notes=dict(sorted(tally.notes.items())))

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import itertools
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.conversion.assemble import file_entry, save_report, total
-from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, join_parts, save_index
-from shardkit.dataset.manifest import (
-    FACTS_NAME,
-    AttachedManifest,
-    FieldEntry,
-    Manifest,
-    ShardEntry,
-    load_any_manifest,
-    manifests_of,
-)
-from shardkit.dataset.parts import entries_of, source_of
-from shardkit.dataset.reports import IGNORED, SKIPPED
-from shardkit.errors import CorruptDataset, CorruptShard, UsageError
-from shardkit.record import LABEL, Field, Schema, describe_schema
+from shardkit.conversion.assemble import Piece
+from shardkit.dataset.index import INDEX_DIRECTORY, IndexPart
+from shardkit.dataset.manifest import FACTS_NAME, Manifest
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
+from shardkit.dataset.reports import IGNORED
+from shardkit.errors import CorruptDataset, CorruptShard, Problem, UsageError
+from shardkit.kinds.field import Field, Schema, describe_schema
+from shardkit.record import LABEL
 from shardkit.registry import get_format
-from shardkit.system.files import has_sha256, open_regular, read_small, sync
+from shardkit.system.files import has_sha256, open_regular, sync
 from shardkit.system.safe_paths import LinkRefused, is_file
 from shardkit.system.text import quoted
 
@@ -41,150 +31,145 @@ _CANNOT_LINK = (
 """Errors that mean that a file must be copied."""
 
 
-class Piece(NamedTuple):
-    """A dataset to combine with others."""
+class Shape(NamedTuple):
+    """What datasets to combine must have in common."""
 
     place: Path
-    manifest: Manifest
-    first: int = 0
-    """The number in the metadata of its first shard."""
+    """The dataset, for messages."""
+    format: str
+    recipe: dict[str, Any]
+    raw_shape: tuple[int, int, int] | None
+    schema: Schema
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes; None without labels."""
+        return self.schema[LABEL].classes if LABEL in self.schema else None
 
 
-def load_splits(directory: Path) -> dict[str, Manifest]:
-    """Return the manifest of each split, or of the dataset as "".
+def shape_of(dataset: OpenedDataset) -> Shape:
+    """Return what other datasets must have in common with one."""
+    manifest = dataset.manifest
+    return Shape(
+        dataset.path,
+        manifest.format,
+        manifest.recipe,
+        manifest.raw_shape,
+        manifest.fields_by_name,
+    )
+
+
+def open_splits(directory: Path) -> dict[str, OpenedDataset]:
+    """Return the dataset of each split, or the only one as "".
 
     Raises:
         UsageError: If there is no dataset, or it has no shards of its own.
         CorruptDataset: If a manifest is damaged, or of another dataset.
     """
-    top = load_any_manifest(directory)
-    if isinstance(top, AttachedManifest):
-        raise UsageError(
-            f"{directory} reads archives of another program in place; first make a dataset with "
-            "shards of its own: shardkit convert dataset"
-        )
-    return manifests_of(directory, top)
+    return OpenedDirectory(directory).own_splits(
+        f"{directory} reads archives of another program in place; first make a dataset with "
+        "shards of its own: shardkit convert dataset"
+    )
 
 
-def common_schema(pieces: Sequence[Piece]) -> Schema:
+def load_splits(directory: Path) -> dict[str, Manifest]:
+    """Return the manifest of each split; see `open_splits`."""
+    return {name: dataset.manifest for name, dataset in open_splits(directory).items()}
+
+
+def common_schema(shapes: Sequence[Shape]) -> Schema:
     """Return the schema of the combined dataset, after checking that records can stay as they are.
 
     Raises:
         UsageError: If the datasets differ in anything but sources, and classes at the end.
     """
-    first = pieces[0]
-    for piece in pieces[1:]:
-        names = f"{first.place} and {piece.place}"
-        one, other = first.manifest, piece.manifest
-        for what, stated, its in (
-            ("formats", {"format": one.format}, {"format": other.format}),
-            ("recipes", _recipe(one), _recipe(other)),
-            ("fields", _fields(one), _fields(other)),
+    first = shapes[0]
+    for shape in shapes[1:]:
+        for what, one, other in (
+            ("formats", {"format": first.format}, {"format": shape.format}),
+            ("recipes", _recipe(first), _recipe(shape)),
+            ("fields", _fields(first), _fields(shape)),
         ):
-            if stated != its:
-                wrong = [name for name in {**stated, **its} if stated.get(name) != its.get(name)]
+            differing = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+            if differing:
                 raise UsageError(
-                    f"{names} have different {what} ("
+                    f"{first.place} and {shape.place} have different {what} ("
                     + ", ".join(
-                        f"{name}: {stated.get(name, 'none')} and {its.get(name, 'none')}"
-                        for name in wrong
+                        f"{name}: {one.get(name, 'none')} and {other.get(name, 'none')}"
+                        for name in differing
                     )
                     + "); convert one of them again with the options of the other"
                 )
-    classes = _common_classes(pieces)
-    schema = dict(first.manifest.fields_by_name)
+    classes = _common_classes(shapes)
+    schema = dict(first.schema)
     if classes is not None:
         schema[LABEL] = Field("label", classes=classes)
     return schema
 
 
-def _recipe(manifest: Manifest) -> dict[str, object]:
-    return {**manifest.recipe, "size of raw pixels": manifest.raw_shape}
+def _recipe(shape: Shape) -> dict[str, object]:
+    return {**shape.recipe, "size of raw pixels": shape.raw_shape}
 
 
-def _fields(manifest: Manifest) -> dict[str, object]:
+def _fields(shape: Shape) -> dict[str, object]:
     return {
         name: str(field) if field.classes is None else f"{field} {list(field.classes)}"
-        for name, field in manifest.fields_by_name.items()
+        for name, field in shape.schema.items()
         if name != LABEL
     }
 
 
 def other_fields(schema: Schema) -> dict[str, dict[str, Any]]:
     """Return all fields but the label, whose classes may grow, as JSON values by name."""
-    return {each["name"]: each for each in describe_schema(schema) if each["name"] != LABEL}
+    return {value["name"]: value for value in describe_schema(schema) if value["name"] != LABEL}
 
 
-def _common_classes(pieces: Sequence[Piece]) -> tuple[str, ...] | None:
+def _common_classes(shapes: Sequence[Shape]) -> tuple[str, ...] | None:
     """Return the longest list of classes, with which all others must start."""
-    longest = max(pieces, key=lambda piece: len(piece.manifest.classes or ()))
-    classes = longest.manifest.classes
-    for piece in pieces:
-        own = piece.manifest.classes
-        if (own is None) != (classes is None):
-            raise UsageError(f"only one of {piece.place} and {longest.place} has labels")
-        if own is None or classes is None or own == classes[: len(own)]:
+    longest = max(shapes, key=lambda shape: len(shape.classes or ()))
+    classes = longest.classes
+    for shape in shapes:
+        some = shape.classes
+        if (some is None) != (classes is None):
+            raise UsageError(f"only one of {shape.place} and {longest.place} has labels")
+        if some is None or classes is None or some == classes[: len(some)]:
             continue
-        label = next(n for n, (a, b) in enumerate(zip(own, classes, strict=False)) if a != b)
-        union = dict.fromkeys([*classes, *own])
+        label = next(n for n, (a, b) in enumerate(zip(some, classes, strict=False)) if a != b)
+        union = dict.fromkeys([*classes, *some])
         raise UsageError(
-            f"label {label} is {quoted(own[label])} in {piece.place} and {quoted(classes[label])} "
+            f"label {label} is {quoted(some[label])} in {shape.place} and {quoted(classes[label])} "
             f"in {longest.place}. Records store labels, so they cannot be combined. Convert both "
             f"again with one list of all {len(union)} classes, such as with --class-order FILE"
         )
     return classes
 
 
-def combine(folder: Path, pieces: Sequence[Piece]) -> Manifest:
-    """Combine datasets in ``folder``, which is empty, and return the manifest to save there.
+def link_shards(dataset: OpenedDataset, folder: Path, *, first: int = 0) -> Piece:
+    """Link the shards of a dataset into another one, and return what the other's assembly needs.
 
-    Rows, and the shards, follow one another in the order of the datasets.
+    Args:
+        dataset: The dataset.
+        folder: Folder of the other one.
+        first: Number of its first shard there.
 
     Raises:
-        UsageError: If records cannot stay as they are, or two have the same key.
         CorruptDataset: If a file differs in size from its manifest, or an index in content.
     """
-    schema = common_schema(pieces)
-    manifests = [piece.manifest for piece in pieces]
     folder.mkdir(parents=True, exist_ok=True)
-    shards: list[ShardEntry] = []
-    suffix = get_format(manifests[0].format).suffix
-    for piece in pieces:
-        for entry in piece.manifest.shards:
-            name = f"shard-{len(shards):06d}{suffix}"
-            _link(piece.place, entry.name, folder / name, entry.bytes)
-            shards.append(replace(entry, name=name))
-    if is_file(pieces[0].place, FACTS_NAME):  # of the first rows, which stay as they are
-        _link(pieces[0].place, FACTS_NAME, folder / FACTS_NAME)
-    index = join_parts([_index(piece) for piece in pieces], schema)
-    _require_distinct(pieces, index.keys)
-    counts = index.counts(schema)
-    names = save_index([index], folder, schema)
-    skipped = tuple(problem for manifest in manifests for problem in manifest.skipped)
-    names += save_report(SKIPPED, skipped, folder)
-    if ignored := b"".join(map(_ignored, pieces)):
-        (folder / IGNORED).write_bytes(ignored)
-        names.append(IGNORED)
-    lacking = {name for name, count in counts.items() if count < len(index.rows)}
-    classes = schema[LABEL].classes if LABEL in schema else None
-    entries = [entry for piece in pieces for entry in entries_of(piece.manifest, first=piece.first)]
-    return Manifest(
-        format=manifests[0].format,
-        rows=len(index.rows),
-        content_digest=Index(folder, len(index.rows)).content_digest(schema, lacking),
-        shards=tuple(shards),
-        files=tuple(file_entry(name, folder) for name in names),
-        fields=_sorted_sum(manifest.fields for manifest in manifests),
-        schema=tuple(FieldEntry.of(name, field, counts[name]) for name, field in schema.items()),
-        classes=classes,
-        class_counts=None if classes is None else _class_counts(manifests),
-        raw_shape=manifests[0].raw_shape,
-        recipe=manifests[0].recipe,
-        source=source_of(entries),
-        notes=_sorted_sum(manifest.notes for manifest in manifests),
-        skipped=skipped,
-        ignored=_sorted_sum(manifest.ignored for manifest in manifests),
-        software=manifests[-1].software,
+    manifest, suffix = dataset.manifest, get_format(dataset.manifest.format).suffix
+    shards = []
+    for number, shard in enumerate(manifest.shards, first):
+        name = f"shard-{number:06d}{suffix}"
+        _link(dataset.path, shard.name, folder / name, shard.bytes)
+        shards.append(replace(shard, name=name))
+    if not first and is_file(dataset.path, FACTS_NAME):  # of the first rows, which stay
+        _link(dataset.path, FACTS_NAME, folder / FACTS_NAME)
+    return Piece(
+        shards=shards,
+        index=_index(dataset),
+        notes=manifest.notes,
+        skipped=manifest.skipped,
+        ignored=_ignored(dataset),
     )
 
 
@@ -211,47 +196,31 @@ def _link(place: Path, name: str, goal: Path, size: int | None = None) -> None:
         ) from error
 
 
-def _index(piece: Piece) -> IndexPart:
-    """Return the index of a dataset, after comparing its files with the manifest."""
-    for entry in piece.manifest.files:
-        inside = entry.name.startswith(f"{INDEX_DIRECTORY}/")
-        if inside and not has_sha256(piece.place / entry.name, entry.sha256, piece.place):
-            raise CorruptDataset(
-                f"{piece.place / entry.name} is damaged: run `shardkit index {piece.place}`"
-            )
-    schema = piece.manifest.fields_by_name
-    return Index(piece.place, piece.manifest.rows).part(schema, lacking=piece.manifest.lacking)
+def _index(dataset: OpenedDataset) -> Iterator[IndexPart]:
+    """Yield the index of a dataset in parts, after comparing its files with the manifest."""
+    manifest, path = dataset.manifest, dataset.path
+    for file in manifest.files:
+        inside = file.name.startswith(f"{INDEX_DIRECTORY}/")
+        if inside and not has_sha256(path / file.name, file.sha256, path):
+            raise CorruptDataset(f"{path / file.name} is damaged: run `shardkit index {path}`")
+    yield from dataset.index.pieces()
 
 
-def _ignored(piece: Piece) -> bytes:
-    """Return the report of ignored files, if there is one."""
-    for entry in piece.manifest.files:
-        if entry.name == IGNORED:
-            content = read_small(piece.place / IGNORED)
-            if hashlib.sha256(content).hexdigest() != entry.sha256:
-                raise CorruptDataset(
-                    f"{piece.place / IGNORED} is damaged: run `shardkit verify {piece.place}`"
-                )
-            return content
-    return b""
+def _ignored(dataset: OpenedDataset) -> Iterator[Problem]:
+    """Yield the ignored files that the report of a dataset lists, if there is one."""
+    path = dataset.path / IGNORED
+    for file in dataset.manifest.files:
+        if file.name == IGNORED:
+            if not has_sha256(path, file.sha256, dataset.path):
+                raise CorruptDataset(f"{path} is damaged: run `shardkit verify {dataset.path}`")
+            yield from dataset.ignored
 
 
-def _require_distinct(pieces: Sequence[Piece], keys: Sequence[str]) -> None:
-    if len(set(keys)) == len(keys):
-        return
-    twice = [key for key, count in Counter(keys).items() if count > 1]
-    raise UsageError(
-        f"{len(twice)} keys are in more than one of {', '.join(str(p.place) for p in pieces)}: "
-        f"{', '.join(map(quoted, twice[:3]))}{' ...' if len(twice) > 3 else ''}. Keys come from "
+def in_several(places: Sequence[Path], keys: Sequence[str]) -> UsageError:
+    """Return the error that datasets have the same keys."""
+    return UsageError(
+        f"{len(keys)} keys are in more than one of {', '.join(map(str, places))}: "
+        f"{', '.join(map(quoted, keys[:3]))}{' ...' if len(keys) > 3 else ''}. Keys come from "
         "file names and must differ: leave these records out of one dataset with `shardkit convert "
         "dataset --exclude`, or rename the files and convert again"
     )
-
-
-def _class_counts(manifests: Sequence[Manifest]) -> tuple[int, ...]:
-    counts = (manifest.class_counts or () for manifest in manifests)
-    return tuple(map(sum, itertools.zip_longest(*counts, fillvalue=0)))
-
-
-def _sorted_sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    return dict(sorted(total(counts).items()))

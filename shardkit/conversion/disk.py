@@ -7,6 +7,7 @@ import errno
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.errors import ConversionFailed, DiskFull
 from shardkit.system.files import Reservation, free_bytes
 
@@ -94,17 +95,21 @@ def _mib(count: int) -> str:
 
 
 def as_failure(error: OSError, folder: Path) -> ConversionFailed:
-    """Return the error to raise for a failure to write below ``folder``, with the remedy."""
+    """Return the error to raise for a failure of the disk of ``folder``, with the remedy."""
+    raise_interruption(error)
     if error.errno in FULL:
         what = "disk" if error.errno == errno.ENOSPC else "disk quota"
         return DiskFull(
             f"the {what} of {folder} is full. Free some space and rerun the same command: finished "
             "shards are kept."
         )
+    where = f" ({error.filename})" if error.filename else ""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return ConversionFailed(
-            "too many files are open. Raise the limit (`ulimit -n`) and rerun the same command: "
-            "finished shards are kept."
+            f"too many files are open{where}. Raise the limit (`ulimit -n`) and rerun the same "
+            "command: finished shards are kept."
         )
-    where = f" ({error.filename})" if error.filename else ""
-    return ConversionFailed(f"{folder} cannot be written: {error.strerror or error}{where}")
+    return ConversionFailed(
+        f"{folder} cannot be read or written: {error.strerror or error}{where}. Rerun the same "
+        "command: finished shards are kept."
+    )

@@ -4,18 +4,21 @@ Readers find either the old or the new dataset at any moment. The process may be
 these steps:
 
 1. ``state/sibling`` names a hidden folder next to the target.
-2. The finished dataset moves from the work folder to that folder.
-3. The new folder gets a work folder of its own: links to the lock and the state, and
-   ``state/exchanged``, which lists the files of the old dataset.
+2. The finished dataset gets a work folder: links to the lock and the state.
+3. It moves to the hidden folder and gets ``state/exchanged``, which lists the files of the old
+   dataset.
 4. The two folders are exchanged. Now the target holds the new dataset and ``state/exchanged``.
 5. The old dataset moves into the work folder and is removed there.
 
-The next run undoes steps 1 to 3 (`FolderExchange.take_back`) or repeats step 5.
+The next run undoes steps 1 to 3 (`FolderExchange.take_back`) or repeats step 5. It touches a hidden
+folder only if ``state/sibling`` is one file in both folders, by device and inode: anybody may have
+written the name.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import secrets
@@ -25,8 +28,10 @@ from collections.abc import Collection, Iterable
 from pathlib import Path, PurePath
 
 from shardkit.record import dump_json
-from shardkit.system.files import exchange, read_small, sync, write_atomically
+from shardkit.system.files import exchange, is_temporary, read_small, sync, write_atomically
 from shardkit.system.safe_paths import (
+    UNFIT,
+    exists,
     is_file,
     make_folder,
     move,
@@ -34,6 +39,7 @@ from shardkit.system.safe_paths import (
     remove,
     remove_empty,
     remove_tree,
+    status_of,
     walk,
 )
 
@@ -104,20 +110,28 @@ class FolderExchange:
             return False  # this process would then be in the old dataset
         known = {str(path) for name in old for path in (name, *PurePath(name).parents)}
         try:
-            found = [name for name, _ in walk(self._target)]
-        except OSError:  # a link, or a folder of another user
+            names = [name for name, _ in walk(self._target)]
+        except (*UNFIT, PermissionError):  # a link, or a folder of another user
             return False
-        return all(name in known or name.split("/")[0] == self._work for name in found)
+        return all(
+            name in known or name.split("/")[0] == self._work or is_temporary(name)
+            for name in names
+        )
 
     def _prepare(self, name: str, old: Collection[str]) -> None:
         """Move the new dataset to the hidden folder, complete that folder and sync it."""
+        for folder in (self._work, self._state):
+            make_folder(self._target, f"{self._made}/{folder}")
+            with (
+                opened(self._target, folder) as source,
+                opened(self._target, f"{self._made}/{folder}") as goal,
+            ):
+                _link_files(source, goal)
+        for folder in (f"{self._made}/{self._state}", f"{self._made}/{self._work}", self._made):
+            sync(self._target / folder)  # the next run knows the hidden folder by the links
         with opened(self._above) as above, opened(self._target, self._work) as work:
             os.rename(PurePath(self._made).name, name, src_dir_fd=work, dst_dir_fd=above)
         new = self._above / name
-        for folder in (self._work, self._state):
-            make_folder(new, folder)
-            with opened(self._target, folder) as source, opened(new, folder) as goal:
-                _link_files(source, goal)
         write_atomically(new / self.listed, dump_json(sorted(old)))
         with opened(self._target) as target, opened(new) as made:
             _copy_attributes(target, made)
@@ -128,18 +142,17 @@ class FolderExchange:
 
     def take_back(self) -> None:
         """Undo the steps of an interrupted run before the exchange."""
-        if self.is_done or not (name := self._sibling_name()):
+        if self.is_done or not is_file(self._target, self._sibling):
             return
-        try:
-            with opened(self._above) as above, opened(self._target, self._work) as work:
-                made = PurePath(self._made).name
-                os.rename(name, made, src_dir_fd=above, dst_dir_fd=work)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            remove_tree(self._above, name)  # after a power cut the folder has both names
+        if name := self._sibling_name():
+            try:
+                with opened(self._above) as above, opened(self._target, self._work) as work:
+                    made = PurePath(self._made).name
+                    os.rename(name, made, src_dir_fd=above, dst_dir_fd=work)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                remove_tree(self._above, name)  # after a power cut the folder has both names
         remove_tree(self._target, f"{self._made}/{self._work}")
         for path in (self._target / self._work, self._above):
             sync(path)
@@ -148,18 +161,16 @@ class FolderExchange:
     def remove_old(self, old: Collection[str]) -> None:
         """Remove the old dataset after the exchange.
 
-        Files that were added to its folder at the last moment move to the target.
+        Files that were added to its folder at the last moment move to the target, unless they are
+        temporary files that a killed process left.
 
         Args:
             old: The files of the old dataset.
         """
         if name := self._sibling_name():
             with opened(self._above) as above, opened(self._target, self._work) as work:
-                try:
-                    moved = PurePath(self._old).name
-                    os.rename(name, moved, src_dir_fd=above, dst_dir_fd=work)
-                except FileNotFoundError:
-                    pass
+                moved = PurePath(self._old).name
+                os.rename(name, moved, src_dir_fd=above, dst_dir_fd=work)
             # Without these, a power cut could leave it next to the target, unnoticed.
             for path in (self._target / self._work, self._above):
                 sync(path)
@@ -174,37 +185,41 @@ class FolderExchange:
 
     def _keep_others(self) -> None:
         try:
-            found = [name for name, is_folder in walk(self._target, self._old) if not is_folder]
+            names = [name for name, is_folder in walk(self._target, self._old) if not is_folder]
         except FileNotFoundError:
             return
-        for name in found:
+        for name in itertools.filterfalse(is_temporary, names):
             goal = PurePath(name).relative_to(self._old)
-            if not os.path.lexists(self._target / goal):
+            if not exists(self._target / goal):
                 if goal.parent != PurePath():
                     make_folder(self._target, str(goal.parent))
                 move(self._target, name, str(goal))
 
     def _sibling_name(self) -> str | None:
-        """Return the name of the hidden folder, from this run or an earlier one."""
+        """Return the name of the hidden folder of this run or an earlier one, if it is there."""
         try:
             content = read_small(self._target / self._sibling, root=self._target)
-        except OSError:
+            name = content.decode("ascii", "replace")
+            if not _HIDDEN.fullmatch(name):
+                return None
+            here = status_of(self._target, self._sibling)
+            there = status_of(self._above, f"{name}/{self._sibling}")
+        except UNFIT:
             return None
-        name = content.decode("ascii", "replace")
-        return name if _HIDDEN.fullmatch(name) else None
+        return name if os.path.samestat(here, there) else None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the new, or after the exchange the old dataset is in the hidden folder."""
+        return self._sibling_name() is not None
 
 
 def _link_files(source: int, goal: int) -> None:
     """Link the files of one open folder into another."""
-    for entry in os.scandir(source):
-        if entry.is_file(follow_symlinks=False):
-            os.link(
-                entry.name,
-                entry.name,
-                src_dir_fd=source,
-                dst_dir_fd=goal,
-                follow_symlinks=False,
-            )
+    with os.scandir(source) as entries:
+        files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    for name in files:
+        os.link(name, name, src_dir_fd=source, dst_dir_fd=goal, follow_symlinks=False)
 
 
 def _copy_attributes(folder: int, other: int) -> None:

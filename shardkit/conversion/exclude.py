@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-from shardkit.contracts import Scan
+from shardkit.contracts import Entry, Images, Scan, StoredEntries
 from shardkit.dataset.reports import EXCLUDED
 from shardkit.dataset.selection import Listed, read_list
 from shardkit.errors import Problem, UsageError
+from shardkit.options import option
+from shardkit.sources.divided import Divided
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclusion:
+    """Which images of a source a conversion leaves out."""
+
+    HEADING: ClassVar[str] = "Division"
+
+    exclude: str | Path | Sequence[str | Path] = option(
+        (),
+        help="Leave out the images whose keys or paths FILE lists, one per line, such as the lists "
+        "of `shardkit report --exclude`; for a dataset, also row numbers. Repeatable.",
+        metavar="[SPLIT=]FILE",
+        is_repeated=True,
+    )
+
+    @property
+    def lists(self) -> Sequence[str | Path]:
+        """The files."""
+        return [self.exclude] if isinstance(self.exclude, (str, Path)) else self.exclude
 
 
 def exclude_listed(scan: Scan, lists: Sequence[str | Path]) -> Scan:
@@ -21,59 +44,72 @@ def exclude_listed(scan: Scan, lists: Sequence[str | Path]) -> Scan:
     Args:
         scan: The images of any source.
         lists: The files. If the source has splits, the name of one and ``=`` precede each file, as
-            in ``train=leak.txt``.
+            in ``train=leak.txt``. If it was divided into them, a file alone holds for all.
 
     Raises:
         UsageError: If a file cannot be read, names an image that the source lacks, or names all
             images of a split.
     """
-    chosen: dict[str, set[int]] = {}
-    for each in lists:
-        split, path = _split_of(scan, str(each))
-        found = _rows(scan, split, read_list(path, "--exclude"))
-        chosen.setdefault(split, set()).update(found)
+    chosen: dict[str, set[str]] = {}
+    for text in lists:
+        names, path = _splits_of(scan, str(text))
+        for split, key in _listed_keys(scan, names, read_list(path, "--exclude")):
+            chosen.setdefault(split, set()).add(key)
     splits, ignored = dict(scan.splits), dict(scan.ignored)
-    for split, rows in chosen.items():
+    for split, keys in chosen.items():
         images = splits[split]
-        if len(rows) == len(images):
-            raise UsageError(f"--exclude leaves no image of {_place(scan, split)}")
-        paths = images.paths()
-        left_out = [Problem(path=paths[row], reason=EXCLUDED) for row in sorted(rows)]
+        if len(keys) == len(images):
+            raise UsageError(f"--exclude leaves no image of {_place(scan, [split])}")
+        paths = [entry.path for entry in images.entries if entry.key in keys]
+        left_out = [Problem(path=path, reason=EXCLUDED) for path in paths]
         ignored[split] = [*ignored.get(split, ()), *left_out]
-        splits[split] = images.take(row for row in range(len(images)) if row not in rows)
+        splits[split] = _without(images, keys)
     return replace(scan, splits=splits, ignored=ignored)
 
 
-def _split_of(scan: Scan, text: str) -> tuple[str, str]:
-    """Return the split and the file that an option names."""
-    if "" in scan.splits:
-        return "", text
+def _without(images: Images, keys: set[str]) -> Images:
+    """Return the images without those of some keys."""
+    if isinstance(images.entries, StoredEntries):
+        parts = images.entries.divide(lambda entries: [entry.key in keys for entry in entries])
+        return images.of(parts[False])
+    return images.take(row for row, entry in enumerate(images.entries) if entry.key not in keys)
+
+
+def _splits_of(scan: Scan, text: str) -> tuple[Sequence[str], str]:
+    """Return the splits and the file that an option names."""
     split, mark, path = text.partition("=")
-    if not mark or split not in scan.splits:
-        raise UsageError(
-            f"--exclude {text}: {scan.source} has the splits {', '.join(scan.splits)}; name that "
-            f"of the list: --exclude {next(iter(scan.splits))}=FILE"
-        )
-    return split, path
+    if mark and split and split in scan.splits:
+        return [split], path
+    if "" in scan.splits or isinstance(scan.source, Divided):
+        return list(scan.splits), text
+    raise UsageError(
+        f"--exclude {text}: {scan.source} has the splits {', '.join(scan.splits)}; name that "
+        f"of the list: --exclude {next(iter(scan.splits))}=FILE"
+    )
 
 
-def _place(scan: Scan, split: str) -> str:
-    return f"{scan.source}, {split}" if split else str(scan.source)
-
-
-def _rows(scan: Scan, split: str, listed: Listed) -> set[int]:
-    """Return the positions of the listed images in a split."""
-    entries = scan.splits[split].entries
+def _listed_keys(scan: Scan, splits: Sequence[str], listed: Listed) -> Iterator[tuple[str, str]]:
+    """Yield split and key of each listed image."""
     wanted = set(listed.names)
     if listed.are_rows and scan.records:
-        listed.require_digest(scan.source.describe(split).get("content_digest"))
-        found = {str(entry.place): row for row, entry in enumerate(entries)}
+        listed.require_digest(scan.source.describe(splits[0]).get("content_digest"))
+        names: tuple[Callable[[Entry], str], ...] = (lambda entry: str(entry.place),)
     elif listed.are_rows and listed.digest is not None:
         raise UsageError(
             f"{listed.where} lists rows of a dataset; only `shardkit convert dataset` accepts it"
         )
     else:
-        found = {entry.path: row for row, entry in enumerate(entries) if entry.path in wanted}
-        found |= {entry.key: row for row, entry in enumerate(entries) if entry.key in wanted}
-    listed.require_known(found, _place(scan, split))
-    return {found[name] for name in wanted}
+        names = (lambda entry: entry.path, lambda entry: entry.key)  # a key overrides a path
+    places: list[dict[str, tuple[str, str]]] = [{} for _ in names]
+    for split in splits:
+        for entry in scan.splits[split].entries:
+            for name_of, of_name in zip(names, places, strict=True):
+                if (name := name_of(entry)) in wanted:
+                    of_name[name] = split, entry.key
+    by_name = {name: place for of_name in places for name, place in of_name.items()}
+    listed.require_known(by_name, _place(scan, splits))
+    return (by_name[name] for name in wanted)
+
+
+def _place(scan: Scan, splits: Sequence[str]) -> str:
+    return f"{scan.source}, {splits[0]}" if len(splits) == 1 and splits[0] else str(scan.source)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import open_regular, published, read_small, write_atomically
+from shardkit.system.safe_paths import UNFIT
 
 _NAMED = 3
 """Files that a message names; it counts the others."""
@@ -80,7 +81,7 @@ def saved_digest(folder: Path) -> str | None:
     """Return the digest of the fingerprint in ``folder``, or None if there is none."""
     try:
         digest = load_json(read_small(folder / _PLAN)).get("digest")
-    except (OSError, ValueError):
+    except (*UNFIT, ValueError):
         return None
     return digest if isinstance(digest, str) else None
 
@@ -98,19 +99,19 @@ def differences(folder: Path, now: ConversionFingerprint, bad: Collection[str]) 
         settings, images = dict(plan["settings"]), dict(plan["images"])
         with io.BufferedReader(open_regular(folder / _FILES)) as lines:
             compared = _compared(map(load_json, lines), now.parts())
-    except (OSError, ValueError, TypeError, KeyError):
+    except (*UNFIT, ValueError, TypeError, KeyError):
         return ["the description of its source and options is damaged"]
-    found = [
+    reasons = [
         # A setting that only one has, such as a library's version, follows from another one.
         _describe(name, settings[name], now.settings[name])
         for name in sorted(settings.keys() & now.settings.keys())
         if settings[name] != now.settings[name]
     ]
-    found += _file_differences(compared, bad)
+    reasons += _file_differences(compared, bad)
     same_names = compared is not None and not (compared["added"] or compared["removed"])
-    if not found and same_names and images != now.images:
-        found.append("the number of images in the source differs")
-    return found
+    if not reasons and same_names and images != now.images:
+        reasons.append("the number of images in the source differs")
+    return reasons
 
 
 def _describe(name: str, before: Any, now: Any) -> str:
@@ -151,11 +152,11 @@ def _compared(
 def _file_differences(compared: dict[str, list[str]] | None, bad: Collection[str]) -> list[str]:
     if compared is None:
         return ["most files or their order differ"]
-    found = []
+    reasons = []
     for kind, all_names in compared.items():
         names = sorted(name for name in all_names if name not in bad)
         if names:
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
             files = f"{len(names):,} file{'s' * (len(names) > 1)}"
-            found.append(f"{files} {kind} ({', '.join(names[:_NAMED])}{more})")
-    return found
+            reasons.append(f"{files} {kind} ({', '.join(names[:_NAMED])}{more})")
+    return reasons

@@ -6,21 +6,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry
+import numpy as np
+
 from shardkit.conversion.plan import Plan, SplitPlan
 from shardkit.conversion.staging import StagingDirectory
 from shardkit.dataset.index import Index
-from shardkit.dataset.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    SplitsManifest,
-    load_any_manifest,
-    load_manifest,
-    split_directory,
-)
+from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
+from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import BadImage, ShardkitError
-from shardkit.record import describe_schema, dump_json, load_json
-from shardkit.system.safe_paths import is_file, status_of
+from shardkit.kinds.field import describe_schema
+from shardkit.record import dump_json, load_json
+from shardkit.system.safe_paths import UNFIT, is_file, status_of
 
 
 def finished(plan: Plan, target: Path) -> dict[str, Manifest] | None:
@@ -33,23 +29,17 @@ def finished(plan: Plan, target: Path) -> dict[str, Manifest] | None:
     if not is_file(target, MANIFEST_NAME) or StagingDirectory(target).is_ready:
         return None
     try:
-        top = load_any_manifest(target)
-        names = list(top.splits) if isinstance(top, SplitsManifest) else [""]
-        if sorted(names) != sorted(split.name for split in plan.splits):
+        dataset = OpenedDirectory(target)
+        if dataset.splits.keys() != {split.name for split in plan.splits}:
             return None
-        manifests = {
-            split.name: load_manifest(split_directory(target, split.name)) for split in plan.splits
-        }
-        digests = {name: manifest.digest for name, manifest in manifests.items()}
-        if isinstance(top, SplitsManifest) and top.splits != digests:
-            return None
+        manifests = dataset.manifests()
         same = all(
-            _matches(split, plan, manifests[split.name], target / split.name)
+            _matches(split, plan, manifests[split.name], dataset.splits[split.name].path)
             for split in plan.splits
         )
-    except (ShardkitError, OSError, ValueError):
+    except (*UNFIT, ShardkitError, ValueError):
         return None  # damaged: the user decides what to do
-    return manifests if same else None
+    return {split.name: manifests[split.name] for split in plan.splits} if same else None
 
 
 def _matches(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) -> bool:
@@ -83,35 +73,32 @@ def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) 
     """Return whether the rows are the planned images in order, without those left out."""
     left_out = {problem.path for problem in manifest.skipped}
     unreadable = {problem.path for problem in plan.scan.problems.get(split.name, ())}
-    entries = split.source.entries
-    bad = [entry for entry in entries if entry.path in left_out]
-    if left_out != unreadable | {entry.path for entry in bad}:
+    entries = enumerate(split.source.entries if left_out else ())
+    bad = [row for row, entry in entries if entry.path in left_out]
+    if left_out != unreadable | {split.source.entries[row].path for row in bad}:
         return False
     if left_out and plan.options.on_error != "skip":
         return False
-    shards = [
-        [entry for entry in split.shard_source(number).entries if entry.path not in left_out]
-        for number in range(split.shards)
-    ]
-    if [len(shard) for shard in shards if shard] != [shard.rows for shard in manifest.shards]:
+    counts = np.diff(np.subtract(split.cuts, np.searchsorted(bad, split.cuts))).tolist()
+    if [count for count in counts if count] != [shard.rows for shard in manifest.shards]:
         return False
-    kept = [entry for shard in shards for entry in shard]
-    index = Index(place, manifest.rows)
-    rows = index.rows()
-    return (
-        [entry.path for entry in kept] == list(index.paths())
-        and (not plan.scan.known or [entry.label for entry in kept] == rows["label"].tolist())
-        and (
-            not (plan.scan.known and plan.scan.exact_sizes and plan.options.recipe.keeps_bytes)
-            or [entry.bytes for entry in kept] == rows["length"].tolist()
-        )
-        and all(_is_bad(entry, split, plan) for entry in bad)
-    )
+    compares_sizes = plan.scan.known and plan.scan.exact_sizes and plan.options.recipe.keeps_bytes
+    kept = (entry for entry in split.source.entries if entry.path not in left_out)
+    for part in Index(place, manifest.rows).pieces():
+        labels, lengths = part.rows["label"].tolist(), part.rows["length"].tolist()
+        for path, label, length, entry in zip(part.paths, labels, lengths, kept, strict=False):
+            if (
+                entry.path != path
+                or (plan.scan.known and entry.label != label)
+                or (compares_sizes and entry.bytes != length)
+            ):
+                return False
+    return all(_is_bad(row, split, plan) for row in bad)
 
 
-def _is_bad(entry: Entry, split: SplitPlan, plan: Plan) -> bool:
+def _is_bad(row: int, split: SplitPlan, plan: Plan) -> bool:
     try:
-        (record,) = split.source.read([split.source.entries.index(entry)])
+        (record,) = split.source.read([row])
         plan.options.recipe.apply(record, plan.scan.schema)
     except BadImage:
         return True

@@ -16,6 +16,7 @@ from shardkit.errors import UsageError
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import read_small
 from shardkit.system.safe_paths import (
+    UNFIT,
     LinkRefused,
     move,
     open_plain,
@@ -77,8 +78,10 @@ def _refuse_planted(folder: Path) -> None:
     try:
         for _ in walk(folder.parent, folder.name):
             pass
-    except OSError as error:
+    except UNFIT as error:
         raise _unusable(folder, error) from error
+    except OSError as error:
+        raise as_failure(error, folder.parent) from error
 
 
 def _unusable(folder: Path, error: OSError) -> UsageError:
@@ -192,7 +195,7 @@ def _owner(target: Path, owner: str) -> tuple[bytes, str, int]:
         content = read_small(target / owner, root=target)
         value = load_json(content)
         return content, str(value["machine"]), int(value["process"])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+    except (*UNFIT, ValueError, TypeError, KeyError, OverflowError):
         return content, "an unknown machine", -1
 
 

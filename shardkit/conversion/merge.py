@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
-from shardkit.conversion.assemble import save_manifests
-from shardkit.conversion.combine import Piece, combine, common_schema, load_splits
-from shardkit.conversion.disk import as_failure
+from shardkit.conversion.assemble import Assembly, save_manifests
+from shardkit.conversion.combine import (
+    common_schema,
+    in_several,
+    link_shards,
+    load_splits,
+    open_splits,
+    shape_of,
+)
+from shardkit.conversion.engine import publishing
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.staging import StagingDirectory, clear_trash, open_staging
 from shardkit.dataset.manifest import Manifest
+from shardkit.dataset.opened import OpenedDataset
+from shardkit.dataset.parts import entries_of, source_of
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.system.files import as_name, overlap
 
@@ -38,48 +49,63 @@ def merge(
         CorruptDataset: If a manifest or an index is damaged, or a shard has the wrong size.
         ConversionFailed: If writing fails.
     """
-    places, target = [Path(each) for each in datasets], Path(target)
+    places, target = [Path(path) for path in datasets], Path(target)
     if isinstance(datasets, str) or len(places) < 2:
         raise UsageError("merge requires a list of at least two datasets")
     _refuse_overlap(places, target)
-    manifests = [load_splits(place) for place in places]
-    for place, splits in zip(places, manifests, strict=True):
-        if splits.keys() != manifests[0].keys():
+    opened = [open_splits(place) for place in places]
+    for place, splits in zip(places, opened, strict=True):
+        if splits.keys() != opened[0].keys():
             raise UsageError(
-                f"{places[0]} has {_named(manifests[0])}, {place} has {_named(splits)}; merge "
+                f"{places[0]} has {_named(opened[0])}, {place} has {_named(splits)}; merge "
                 "datasets with the same splits, or single splits"
             )
-    pieces = {
-        split: [Piece(p / as_name(split), m[split]) for p, m in zip(places, manifests, strict=True)]
-        for split in manifests[0]
-    }
-    common_schema([piece for each in pieces.values() for piece in each])
-    digests = {piece.manifest.digest for each in pieces.values() for piece in each}
-    if len(digests) < len(places) * len(pieces):
+    merged = {split: [splits[split] for splits in opened] for split in opened[0]}
+    parts = list(chain.from_iterable(merged.values()))
+    common_schema([shape_of(dataset) for dataset in parts])
+    if len({dataset.manifest.digest for dataset in parts}) < len(parts):
         raise UsageError("two of the datasets are the same")
-    if not force and _is_merged(target, pieces):
+    if not force and _is_merged(target, merged):
         clear_trash(target)
         return load_splits(target)
-    with open_staging(target, force=force) as staging:
-        try:
-            staging.start(_fingerprint(pieces), force=force)
-            if not staging.is_ready:
-                staging.prune(())
-                made = {
-                    split: combine(staging.dataset / as_name(split), each)
-                    for split, each in pieces.items()
-                }
-                save_manifests(made, staging.dataset)
-            staging.publish()
-        except (UsageError, CorruptDataset):
-            staging.discard()
-            raise
-        except OSError as error:
-            raise as_failure(error, target) from error
+    with (
+        open_staging(target, force=force) as staging,
+        publishing(staging, _fingerprint(merged), force=force) as is_needed,
+    ):
+        if is_needed:
+            staging.prune(())
+            try:
+                _make(merged, staging)
+            except (UsageError, CorruptDataset):
+                staging.discard()
+                raise
     return load_splits(target)
 
 
-def _named(splits: dict[str, Manifest]) -> str:
+def _make(merged: Mapping[str, Sequence[OpenedDataset]], staging: StagingDirectory) -> None:
+    """Link the shards of all splits, and write the files of the merged dataset."""
+    manifests = {}
+    for split, datasets in merged.items():
+        folder, first = staging.dataset / as_name(split), datasets[0].manifest
+        pieces, shards = [], 0
+        for dataset in datasets:
+            pieces.append(link_shards(dataset, folder, first=shards))
+            shards += len(dataset.manifest.shards)
+        assembly = Assembly(
+            folder=folder,
+            format=first.format,
+            schema=common_schema([shape_of(dataset) for dataset in datasets]),
+            raw_shape=first.raw_shape,
+            recipe=first.recipe,
+            source=source_of([part for d in datasets for part in entries_of(d.manifest)]),
+            software=datasets[-1].manifest.software,
+        )
+        repeated = partial(in_several, [dataset.path for dataset in datasets])
+        manifests[split] = assembly.finish(pieces, repeated)
+    save_manifests(manifests, staging.dataset)
+
+
+def _named(splits: Collection[str]) -> str:
     return "no splits" if "" in splits else f"the splits {', '.join(splits)}"
 
 
@@ -89,22 +115,24 @@ def _refuse_overlap(places: Sequence[Path], target: Path) -> None:
             raise UsageError(f"{target} and {place} overlap; choose another directory")
 
 
-def _is_merged(target: Path, pieces: dict[str, list[Piece]]) -> bool:
+def _is_merged(target: Path, merged: Mapping[str, Sequence[OpenedDataset]]) -> bool:
     """Return whether an earlier run has merged the same shards."""
     try:
-        made = {} if StagingDirectory(target).is_ready else load_splits(target)
+        manifests = {} if StagingDirectory(target).is_ready else load_splits(target)
     except ShardkitError:
         return False
-    return made.keys() == pieces.keys() and all(
-        [shard.sha256 for shard in made[split].shards]
-        == [shard.sha256 for piece in each for shard in piece.manifest.shards]
-        for split, each in pieces.items()
+    return manifests.keys() == merged.keys() and all(
+        [shard.sha256 for shard in manifests[split].shards]
+        == [shard.sha256 for dataset in datasets for shard in dataset.manifest.shards]
+        for split, datasets in merged.items()
     )
 
 
-def _fingerprint(pieces: dict[str, list[Piece]]) -> ConversionFingerprint:
-    merged = {
-        f"the datasets{f' of {split}' if split else ''}": [p.manifest.digest for p in each]
-        for split, each in pieces.items()
+def _fingerprint(merged: Mapping[str, Sequence[OpenedDataset]]) -> ConversionFingerprint:
+    settings: dict[str, object] = {
+        f"the datasets{f' of {split}' if split else ''}": [
+            dataset.manifest.digest for dataset in datasets
+        ]
+        for split, datasets in merged.items()
     }
-    return ConversionFingerprint(settings=dict(merged), images={}, files={}, on_error="fail")
+    return ConversionFingerprint(settings=settings, images={}, files={}, on_error="fail")

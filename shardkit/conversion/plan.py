@@ -6,35 +6,57 @@ interruption changes the result.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
-
-import numpy as np
+from typing import Any, ClassVar
 
 from shardkit._version import __version__
-from shardkit.contracts import Format, Images, Scan
+from shardkit.contracts import Format, Images, Scan, StoredEntries
 from shardkit.conversion.fingerprint import ConversionFingerprint
-from shardkit.conversion.recipe import Recipe
-from shardkit.dataset.manifest import FORMAT_VERSION
+from shardkit.conversion.stored_order import sort_entries, stored_order
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import IMAGE, LABEL, Schema, describe_schema
+from shardkit.kinds.field import Schema, describe_schema
+from shardkit.options import about, option, require_integer, require_valid
+from shardkit.recipe import Recipe
+from shardkit.record import IMAGE, LABEL, dump_json
 from shardkit.registry import get_format
-from shardkit.system.formatting import size
+from shardkit.system import formatting
+from shardkit.system.files import SMALL_BYTES
 from shardkit.system.text import printable
 
 DEFAULT_SHARD_BYTES = 256 << 20
 """Large enough for sequential reading at full speed, small enough to verify and copy one by one."""
+
+_CLASS_BYTES = SMALL_BYTES // 2
+"""Maximum bytes of the class names of a field; the manifest also has their counts."""
 
 _TRIALS = 32
 """Images to encode, to estimate the size of the others."""
 
 _INDEX_BYTES = 150
 """Approximate bytes of a record in the index: a row, its key and its path."""
+
+
+def parse_bytes(size: int | str) -> int:
+    """Return a number of bytes, given as a number or a text such as ``256MiB`` or ``1GB``.
+
+    Raises:
+        UsageError: If it is not a size.
+    """
+    count = formatting.parse_bytes(size)
+    if count is None:
+        raise UsageError(
+            f"--shard-size {str(size)[:40]!r} is not a size such as 256MiB, 1GB or 500000"
+        )
+    return count
+
+
+def spell_bytes(size: int) -> str:
+    """Return the text that `parse_bytes` parses."""
+    return str(size) if size % (1 << 20) else f"{size >> 20}MiB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,32 +67,50 @@ class ConvertOptions:
         UsageError: If an option is out of range or contradicts another.
     """
 
-    to: str
-    """Name of the storage format."""
+    HEADING: ClassVar[str] = "Shards"
+
+    to: str = field(metadata=about("Format of the shards: lmdb, hdf5 or webdataset."))
     recipe: Recipe = field(default_factory=Recipe)
-    shard_bytes: int = DEFAULT_SHARD_BYTES
-    """Approximate bytes of images in a shard."""
-    shard_samples: int | None = None
-    """Images in a shard, instead of ``shard_bytes``."""
-    shuffle: bool | None = None
-    """Whether to store images in random order instead of the source's; None means the source's
-    for a dataset, else random. A `Plan` states which."""
-    seed: int = 0
-    """Seed of the random order."""
-    limit: int | None = None
-    """Convert only this many images of each split, the first in stored order."""
-    on_error: str = "fail"
-    """``fail`` writes nothing if any image is bad; ``skip`` leaves bad images out."""
+    shard_size: int | str = option(
+        DEFAULT_SHARD_BYTES,
+        help="Approximate bytes of images per shard, such as 256MiB.",
+        metavar="SIZE",
+        parse=parse_bytes,
+        spell=spell_bytes,
+    )
+    shard_samples: int | None = option(
+        None, help="Images per shard, instead of --shard-size.", metavar="N", minimum=1
+    )
+    shuffle: bool | None = option(
+        None,
+        help="Store images in random order, so that sequential reading is well mixed, or in the "
+        "source's order.",
+        shown="shuffle, unless the source is a dataset",
+    )
+    seed: int = option(0, help="Seed of the random order, and of --val and --test.", metavar="N")
+    limit: int | None = option(
+        None, help="Convert only N images of each split, for a trial.", metavar="N", minimum=1
+    )
+    on_error: str = option(
+        "fail",
+        help="fail: write nothing if an image is bad. skip: leave bad images out and record each.",
+        choices=("fail", "skip"),
+        heading="Images",
+    )
 
     def __post_init__(self) -> None:
+        require_valid(self)
         get_format(self.to)
+        require_integer("seed", self.seed)
         if self.shard_bytes < 1:
             raise UsageError(f"shard size {self.shard_bytes} is not at least one byte")
-        for option, value in (("shard_samples", self.shard_samples), ("limit", self.limit)):
-            if value is not None and value < 1:
-                raise UsageError(f"{option} {value} is not at least 1")
-        if self.on_error not in ("fail", "skip"):
-            raise UsageError(f"on_error={self.on_error!r} is neither 'fail' nor 'skip'")
+        if self.shard_samples is not None and self.shard_bytes != DEFAULT_SHARD_BYTES:
+            raise UsageError("--shard-size and --shard-samples exclude each other: choose one")
+
+    @property
+    def shard_bytes(self) -> int:
+        """The bytes of `shard_size`."""
+        return parse_bytes(self.shard_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +157,14 @@ class Plan:
 
     def large_files(self) -> str:
         """Return a sentence that names files of over a tenth of all bytes, or ""."""
-        entries = [entry for split in self.splits for entry in split.source.entries]
-        tenth = sum(entry.bytes for entry in entries) / 10
+        tenth = sum(sum(split.source.sizes()) for split in self.splits) / 10
+        entries = (entry for split in self.splits for entry in split.source.entries)
         large = sorted((-entry.bytes, entry.path) for entry in entries if entry.bytes > tenth)
         if not large:
             return ""
-        named = ", ".join(f"{printable(path)} ({size(-count)})" for count, path in large[:3])
+        named = ", ".join(
+            f"{printable(path)} ({formatting.size(-count)})" for count, path in large[:3]
+        )
         return f" The largest files are {named}."
 
     def fingerprint(self) -> ConversionFingerprint:
@@ -136,19 +178,18 @@ class Plan:
 
     def _settings(self) -> dict[str, Any]:
         options = self.options
-        found = {
+        values = {
             "to": options.to,
             "shard-size": options.shard_bytes,
             "shard-samples": options.shard_samples,
             "shuffle": options.shuffle,
             "seed": options.seed,
             "limit": options.limit,
-            "resizer": options.recipe.resizer,
-            "dct-scaling": options.recipe.dct_scaling,
+            **options.recipe.scaling,
             **options.recipe.describe(),
         }
         return {
-            **{f"--{name.replace('_', '-')}": value for name, value in found.items()},
+            **{f"--{name.replace('_', '-')}": value for name, value in values.items()},
             **{f"the version of {name}": value for name, value in self.software.items()},
             "classes": self.scan.classes and list(self.scan.classes),
             "the fields": describe_schema(self.scan.schema),
@@ -189,8 +230,13 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
         scan: The images.
         options: The options.
         sorted_already: Whether the images of each split are in stored order.
+
+    Raises:
+        UsageError: If a field has more classes than fit into a manifest.
     """
     options = _completed(options, scan)
+    options.recipe.require_codecs()
+    _require_few_classes(scan.schema)
     storage = get_format(options.to)
     return Plan(
         storage=storage,
@@ -202,6 +248,17 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
         ),
         software=software_of(storage, options.recipe),
     )
+
+
+def _require_few_classes(schema: Schema) -> None:
+    for name, schema_field in schema.items():
+        count = len(schema_field.classes or ())
+        if len(dump_json(schema_field.classes)) > _CLASS_BYTES:
+            raise UsageError(
+                f"the {count:,} class names of {name} have over {formatting.size(_CLASS_BYTES)}: "
+                "if each row has a class of its own, store the value as another field, such as "
+                "with --keep"
+            )
 
 
 def _completed(options: ConvertOptions, scan: Scan) -> ConvertOptions:
@@ -225,23 +282,6 @@ def _seed(options: ConvertOptions) -> int | None:
     return options.seed if options.shuffle else None
 
 
-def rank(path: str, seed: int) -> bytes:
-    """Return the BLAKE2b-128 of seed and path, by which images are sorted in random order."""
-    data = b"%d\0" % seed + path.encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
-def stored_order(paths: Iterable[str], seed: int) -> list[int]:
-    """Return the rows of ``paths`` in random order: sorted by `rank`.
-
-    The order of two images depends only on their paths and the seed: not on the random numbers of a
-    library, nor on the other images.
-    """
-    ranks = np.frombuffer(b"".join([rank(path, seed) for path in paths]), ">u8").reshape(-1, 2)
-    order: list[int] = np.lexsort((ranks[:, 1], ranks[:, 0])).tolist()
-    return order
-
-
 def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
     """Return the images of a source in the order of rows.
 
@@ -252,6 +292,8 @@ def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
     """
     if seed is None:
         return source.of(source.entries[:limit])
+    if isinstance(source.entries, StoredEntries):
+        return source.of(sort_entries(source.entries, seed)[:limit])
     return source.take(stored_order(source.paths(), seed)[:limit])
 
 
@@ -292,7 +334,7 @@ def shard_meta(
 ) -> dict[str, Any]:
     """Return the description of a dataset that each of its shards stores."""
     return {
-        "shardkit": FORMAT_VERSION,
+        "shardkit": 2 if recipe.encode == "planes" else 1,
         "format": to,
         "classes": schema[LABEL].classes if LABEL in schema else None,
         "schema": describe_schema(schema),
@@ -314,7 +356,7 @@ def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Iterable[int]:
     # Sizes are similar with either resizer. With one of them, both give the same shards.
     trial = replace(recipe, resizer="pillow")
     tried = [
-        found for row in range(0, len(source), step) if (found := _try(source, trial, row, schema))
+        size for row in range(0, len(source), step) if (size := _try(source, trial, row, schema))
     ]
     mean = sum(tried) // len(tried) if tried else 1
     return itertools.repeat(max(1, mean), len(source))
@@ -348,11 +390,11 @@ def _cuts(sizes: Iterable[int], options: ConvertOptions) -> tuple[list[int], lis
 
 def software_of(storage: Format, recipe: Recipe) -> dict[str, str]:
     """Return the versions of all libraries that affect the bytes of the result."""
-    found = {"shardkit": __version__}
+    versions = {"shardkit": __version__}
     packages = ("pillow", "simplejpeg", *storage.libraries)
     for package in dict.fromkeys((*packages, recipe.resizer)):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "absent"
-    return found
+            versions[package] = "absent"
+    return versions

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path, PurePath
 
 from shardkit.contracts import Source
@@ -21,29 +22,37 @@ from shardkit.conversion.exchange import FolderExchange
 from shardkit.conversion.fingerprint import ConversionFingerprint, differences, saved_digest
 from shardkit.conversion.lock import locked
 from shardkit.dataset.index import INDEX_DIRECTORY
-from shardkit.dataset.manifest import (
-    FACTS_NAME,
-    MANIFEST_NAME,
-    SplitsManifest,
-    dataset_directories,
-    load_any_manifest,
-    load_manifest,
-    require_file_name,
-)
+from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME, require_file_name
+from shardkit.dataset.opened import OpenedDirectory
+from shardkit.dataset.parts import PARTS
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
-from shardkit.system.files import overlap, read_small, require_local, sync, write_atomically
+from shardkit.system.files import (
+    is_temporary,
+    overlap,
+    read_small,
+    require_local,
+    sync,
+    write_atomically,
+)
 from shardkit.system.safe_paths import (
+    NO_PATH,
+    UNFIT,
+    exists,
     is_file,
     make_folder,
     move,
+    opened,
     parts_of,
     remove,
     remove_empty,
     remove_tree,
     require_removable,
+    status_of,
     walk,
 )
+
+_LOG = logging.getLogger(__name__)
 
 WORK_NAME = ".shardkit-work"
 
@@ -57,7 +66,8 @@ _SCRATCH = f"{WORK_NAME}/scratch"
 """The folder for temporary files."""
 
 RETIRED = f"{STATE}/retired.json"
-"""The list of an old dataset's files, while they are removed one by one."""
+"""The list of an old dataset's files, while they are removed one by one: name, inode, size and time
+of modification. Only what still has all four is removed: anybody may have written the names."""
 
 
 class StagingDirectory:
@@ -65,7 +75,7 @@ class StagingDirectory:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self._made = [path for path in (target, *target.parents) if not os.path.exists(path)]
+        self._made = [path for path in (target, *target.parents) if not exists(path)]
         self.folder = target / WORK_NAME
         self.dataset = target / DATASET
         """The new dataset, with the paths that it will have in the target."""
@@ -100,6 +110,8 @@ class StagingDirectory:
             UsageError: If there is an unfinished run with another fingerprint, without ``force``.
         """
         self._exchange.take_back()
+        if not self.is_ready:
+            remove(self.target, f"{STATE}/ready")  # the complete dataset was removed
         earlier = saved_digest(self.state)
         if earlier is None or earlier != fingerprint.digest:
             self._settle(earlier, fingerprint, force=force)
@@ -127,15 +139,15 @@ class StagingDirectory:
                     "while publishing it; --force replaces it"
                 )
         elif earlier is not None:
-            found = differences(self.state, fingerprint, self._bad_files())
-            if not found:
+            reasons = differences(self.state, fingerprint, self._bad_files())
+            if not reasons:
                 return
             if not force:
                 done = self.count_finished()
                 shards = f", discarding {done:,} finished shard{'s' * (done != 1)}" if done else ""
                 raise UsageError(
                     f"{self.target} holds an unfinished conversion, which this command cannot "
-                    f"resume: {'; '.join(found)}. --force starts over{shards}"
+                    f"resume: {'; '.join(reasons)}. --force starts over{shards}"
                 )
         remove(self.target, f"{STATE}/plan.json")  # first, so the rest does not count as work
         for folder in (STATE, DATASET):
@@ -158,7 +170,7 @@ class StagingDirectory:
             return frozenset(
                 load_json(read_small(self.state / "bad.json", root=self.target))["files"]
             )
-        except (OSError, ValueError, TypeError, KeyError):
+        except (*UNFIT, ValueError, TypeError, KeyError):
             return frozenset()
 
     def save_bad_files(self, bad: Collection[str]) -> None:
@@ -172,17 +184,35 @@ class StagingDirectory:
                 remove(self.target, name)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the manifest is there, which is written last."""
+        return is_file(self.target, f"{DATASET}/{MANIFEST_NAME}")
+
+    @property
     def is_ready(self) -> bool:
         """Whether the dataset is complete, so that only `publish` remains."""
-        return all(is_file(self.target, f"{STATE}/{name}") for name in ("ready", "plan.json"))
+        if not all(is_file(self.target, f"{STATE}/{name}") for name in ("ready", "plan.json")):
+            return False
+        return (
+            self.is_complete
+            or is_file(self.target, RETIRED)  # it is moved up file by file
+            or self._exchange.is_begun
+            or self._exchange.is_done
+        )
 
     def publish(self) -> None:
         """Move the complete dataset to the target, replacing an old one; may be repeated."""
-        found = walk(self.target, DATASET)
-        _sync_all({self.dataset, *(self.target / name for name, is_folder in found if is_folder)})
+        self._remove_temporaries(DATASET)  # of a run that was killed
+        entries = walk(self.target, DATASET)
+        _sync_all({self.dataset, *(self.target / name for name, is_folder in entries if is_folder)})
         write_atomically(self.state / "ready", b"")
         self._move()
         self.discard()
+
+    def _remove_temporaries(self, folder: str) -> None:
+        """Remove the files that `published` left when it was killed."""
+        for name in filter(is_temporary, self._files(folder)):
+            remove(self.target, name)
 
     def finish(self) -> None:
         """Complete the publication of an earlier run, which had made everything ready."""
@@ -193,8 +223,8 @@ class StagingDirectory:
     def _move(self) -> None:
         if self._exchanged():
             return
-        self._retire()
         made = [PurePath(name).relative_to(DATASET) for name in self._files(DATASET)]
+        self._retire(made)
         folders = {self.target}
         for folder in {path.parent for path in made} - {PurePath()}:
             make_folder(self.target, str(folder))
@@ -224,8 +254,14 @@ class StagingDirectory:
         clear_trash(self.target)
         move(self.target, WORK_NAME, TRASH_NAME)
         sync(self.target)
-        clear_trash(self.target)
+        error = clear_trash(self.target)
         sync(self.target)
+        if error:
+            _LOG.warning(
+                "%s cannot be removed: %s. The dataset is complete; delete that folder.",
+                self.target / TRASH_NAME,
+                error,
+            )
         self._remove_parents()
 
     def _remove_parents(self) -> None:
@@ -234,12 +270,30 @@ class StagingDirectory:
             for path in self._made:
                 path.rmdir()
 
-    def _retire(self) -> None:
-        """Remove the old dataset, manifests first; the list survives an interruption."""
+    def _require_vacant(self, names: Iterable[str]) -> None:
+        """Refuse to publish over files that are not of the old dataset: they are the user's."""
+        for name in sorted(names):
+            with contextlib.suppress(FileNotFoundError):
+                there = status_of(self.target, name)
+                # After a power cut, a file may have both names.
+                if not os.path.samestat(there, status_of(self.target, f"{DATASET}/{name}")):
+                    raise UsageError(
+                        f"{self.target / name} is not of the dataset that is being replaced. Move "
+                        "it to another folder, and rerun."
+                    )
+
+    def _retire(self, made: Collection[PurePath]) -> None:
+        """Remove the old dataset, manifests first; the list survives an interruption.
+
+        Args:
+            made: The files of the new dataset, which must not replace any other file.
+        """
         listed = self.target / RETIRED
         if not is_file(self.target, RETIRED):
-            write_atomically(listed, dump_json(_files_of(self.target)))
-        old = old_files(self.target, RETIRED)
+            entries = ([name, *_identity(self.target, name)] for name in _files_of(self.target))
+            write_atomically(listed, dump_json(list(entries)))
+        old = old_files(self.target, RETIRED, pinned=True)
+        self._require_vacant(set(map(str, made)).difference(old))
         _require_removable(self.target, old)
         manifests = [name for name in old if PurePath(name).name == MANIFEST_NAME]
         for name in manifests:
@@ -248,6 +302,10 @@ class StagingDirectory:
         _sync_all({(self.target / name).parent for name in manifests})
         for name in old:
             remove(self.target, name)
+        for above in {"", *(str(PurePath(name).parent) for name in old)} - {"."}:
+            with contextlib.suppress(FileNotFoundError), opened(self.target, above) as place:
+                for name in filter(is_temporary, os.listdir(place)):
+                    remove(self.target, f"{above}/{name}".lstrip("/"))
         folders = {folder for name in old for folder in PurePath(name).parents} - {PurePath()}
         for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
             remove_empty(self.target, str(folder))
@@ -263,12 +321,25 @@ def open_staging(target: Path, *, force: bool) -> Iterator[StagingDirectory]:
     Raises:
         UsageError: If ``target`` holds other files, or a dataset without ``force``, cannot be
             written, or another conversion is running there.
+        ConversionFailed: If the disk is full or fails.
     """
     place = StagingDirectory(target)
     clear_trash(target)  # of a run that was killed at the end
     with locked(place.folder, lambda: check_target(target, force=force)):
-        remove_tree(target, _SCRATCH)  # of a plan that was killed
-        yield place
+        try:
+            remove_tree(target, _SCRATCH)  # of a plan that was killed
+            yield place
+        except OSError as error:
+            raise as_failure(error, target) from error
+
+
+def finish_interrupted(target: Path) -> None:
+    """Complete the publication of an earlier run, and remove what a killed one left."""
+    clear_trash(target)
+    if StagingDirectory(target).is_ready:
+        with open_staging(target, force=True) as staging:
+            if staging.is_ready:
+                staging.finish()
 
 
 @contextlib.contextmanager
@@ -296,25 +367,29 @@ def _with_all_splits(directory: Path) -> Path:
     """Return the target of a conversion that replaces ``directory``: for a split, its parent."""
     parent = directory.absolute().parent
     try:
-        top = load_any_manifest(parent)
+        splits = OpenedDirectory(parent).splits
     except ShardkitError:
         return directory
-    is_split = isinstance(top, SplitsManifest) and directory.name in top.splits
-    return parent if is_split else directory
+    return parent if directory.name in splits else directory
 
 
-def clear_trash(target: Path) -> None:
-    """Remove a discarded work folder, as far as this user may."""
-    with contextlib.suppress(OSError):
+def clear_trash(target: Path) -> OSError | None:
+    """Remove a discarded work folder; return the error if that is not possible."""
+    try:
         remove_tree(target, TRASH_NAME)
+    except OSError as error:
+        return error
+    return None
 
 
-def old_files(target: Path, name: str) -> list[str]:
+def old_files(target: Path, name: str, *, pinned: bool = False) -> list[str]:
     """Return the files of an old dataset to remove, from a list in the work folder.
 
     Args:
         target: The target.
         name: Path of the list, relative to the target.
+        pinned: Whether each entry also identifies the file. Another file is not returned, nor one
+            in a list of an earlier version, which has only names.
 
     Raises:
         UsageError: If the list is damaged, or names anything but files of a dataset.
@@ -323,13 +398,29 @@ def old_files(target: Path, name: str) -> list[str]:
         names = json.loads(read_small(target / name, root=target))
         if not isinstance(names, list):
             raise TypeError("it is not a list")
-        for each in names:
-            _require_old_name(each)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        identities = dict[str, list[object]]()
+        for entry in names:
+            first, *identity = entry if pinned and isinstance(entry, list) and entry else [entry]
+            _require_old_name(first)
+            identities[first] = identity
+    except (*UNFIT, ValueError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{target / name} is damaged: {error}. Remove {target / WORK_NAME} and start over."
         ) from error
-    return names
+    if not pinned:
+        return names
+    return [
+        name for name, identity in identities.items() if _identity(target, name) in ([], identity)
+    ]
+
+
+def _identity(target: Path, name: str) -> list[int]:
+    """Return inode, size and time of modification of a file; nothing if it is not there."""
+    try:
+        status = status_of(target, name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
 def _require_old_name(name: object) -> None:
@@ -354,7 +445,7 @@ def _require_removable(target: Path, names: Collection[str]) -> None:
     """
     try:
         require_removable(target, names)
-    except OSError as error:
+    except (*UNFIT, PermissionError) as error:
         raise UsageError(
             f"the dataset in {target} cannot be replaced: {error.filename}: {error.strerror}. It "
             "is unchanged. Choose another directory, or ask its owner to remove it."
@@ -377,7 +468,8 @@ def check_target(target: Path, *, force: bool) -> None:
     """Refuse a target that cannot hold a new dataset.
 
     Raises:
-        UsageError: If ``target`` is a file, holds other files, or a dataset without ``force``.
+        UsageError: If ``target`` is a file or a broken link, holds other files, or a dataset
+            without ``force``.
         CorruptDataset: If the manifest of a dataset to be replaced is damaged.
     """
     require_local(target)
@@ -385,21 +477,43 @@ def check_target(target: Path, *, force: bool) -> None:
     try:
         names = sorted(os.listdir(target))
     except FileNotFoundError:
+        for path in (target, *target.parents):
+            if path.is_symlink() and not path.exists():
+                raise UsageError(f"{path} is a link whose target is missing", where=path) from None
         return
     except NotADirectoryError:
-        raise UsageError(f"{target} is a file, not a directory") from None
+        raise UsageError(f"{target} is a file, not a directory", where=target) from None
     except OSError as error:
-        raise UsageError(f"{target} cannot be read: {error.strerror}") from error
+        if error.errno not in NO_PATH:
+            raise
+        raise UsageError(f"{target} cannot be read: {error.strerror}", where=target) from error
     if StagingDirectory(target).is_ready:
         return  # an earlier run was interrupted while publishing
     if MANIFEST_NAME in names:
         if not force:
-            raise UsageError(f"{target} already holds a dataset; --force replaces it")
+            if _has_parts(target):
+                raise UsageError(
+                    f"{target} already holds a dataset, and `append` or `merge` has added rows to "
+                    "it: choose another directory, or discard those rows, too, with --force",
+                    where=target,
+                )
+            raise UsageError(f"{target} already holds a dataset; --force replaces it", where=target)
         # This fails for a damaged manifest, which cannot list the files to replace.
         _require_removable(target, _files_of(target))
     elif names and WORK_NAME not in names:
         some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
-        raise UsageError(f"{target} holds other files ({some}); choose a new or empty directory")
+        raise UsageError(
+            f"{target} holds other files ({some}); choose a new or empty directory", where=target
+        )
+
+
+def _has_parts(target: Path) -> bool:
+    """Return whether the dataset in ``target`` was appended to or merged."""
+    try:
+        manifests = OpenedDirectory(target).manifests()
+    except ShardkitError:
+        return False
+    return any(manifest.source.get("kind") == PARTS for manifest in manifests.values())
 
 
 def refuse_overlap(source: Source, target: Path) -> None:
@@ -419,29 +533,23 @@ def refuse_overlap(source: Source, target: Path) -> None:
 def _refuse_split(target: Path) -> None:
     """Refuse to replace a single split: all splits share their classes."""
     parent = target.absolute().parent
-    if (parent / MANIFEST_NAME).is_file():
-        manifest = load_any_manifest(parent)
-        if isinstance(manifest, SplitsManifest) and target.name in manifest.splits:
-            raise UsageError(
-                f"{target} is a split of the dataset in {parent}: convert or append to all of its "
-                "splits at once, or choose another directory"
-            )
+    if is_file(parent, MANIFEST_NAME) and target.name in OpenedDirectory(parent).splits:
+        raise UsageError(
+            f"{target} is a split of the dataset in {parent}: convert or append to all of its "
+            "splits at once, or choose another directory"
+        )
 
 
 def _files_of(target: Path) -> list[str]:
     """Return the files of the dataset in ``target``, if there is one, manifests first."""
-    if not os.path.lexists(target / MANIFEST_NAME):
+    if not exists(target / MANIFEST_NAME):
         return []
-    top = load_any_manifest(target)
-    manifests = [MANIFEST_NAME] if isinstance(top, SplitsManifest) else []
-    others = []
-    for name, directory in dataset_directories(target).items():
-        prefix = f"{name}/" if name else ""
-        if not (directory / MANIFEST_NAME).exists():
+    manifests, others = [MANIFEST_NAME], []
+    for split in OpenedDirectory(target).splits.values():
+        if not exists(split.path / MANIFEST_NAME):
             continue
-        manifest = load_manifest(directory)
-        manifests.append(prefix + MANIFEST_NAME)
-        others += [prefix + entry.name for entry in manifest.entries]
-        if is_file(directory, FACTS_NAME):  # derived from the old dataset
-            others.append(prefix + FACTS_NAME)
-    return manifests + others
+        manifests.append(split.prefix + MANIFEST_NAME)
+        others += [split.prefix + entry.name for entry in split.manifest.entries]
+        if is_file(split.path, FACTS_NAME):  # derived from the old dataset
+            others.append(split.prefix + FACTS_NAME)
+    return [*dict.fromkeys(manifests), *others]

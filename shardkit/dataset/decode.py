@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardkit.codecs import planes
 from shardkit.codecs.image import (
+    EXACT,
     MAX_PIXELS,
-    WHITE,
-    Color,
+    Decoding,
     Pixels,
     WrongSizeError,
     decode,
@@ -19,18 +20,10 @@ from shardkit.codecs.image import (
 from shardkit.codecs.reduced import reduced_side, reduction, sufficient_eighths
 from shardkit.codecs.turbo import Region, available, decode_region
 from shardkit.dataset.located import EncodedImage
+from shardkit.record import PLANES
 
 
-class Decoding(NamedTuple):
-    """Decoding options for the images of a dataset."""
-
-    background: Color = WHITE
-    """RGB color under transparent pixels."""
-    fast: bool = False
-    """Whether JPEGs may use libjpeg's fast inverse DCT: off by up to 1.5 levels on average."""
-
-
-class Part(NamedTuple):
+class DecodedPart(NamedTuple):
     """A part of a decoded image."""
 
     pixels: Pixels
@@ -42,14 +35,10 @@ class Part(NamedTuple):
     """Side lengths of the decoded image divided by those of the stored image."""
 
 
-EXACT = Decoding()
-
-
 def decode_stored(
     image: EncodedImage,
     how: Decoding = EXACT,
     *,
-    at_least: tuple[int, int] = (0, 0),
     out: Pixels | None = None,
     warnings: list[str] | None = None,
 ) -> Pixels:
@@ -58,7 +47,6 @@ def decode_stored(
     Args:
         image: The image.
         how: Decoding options.
-        at_least: Minimum width and height: a JPEG of at least twice that size is decoded reduced.
         out: Array for the pixels, of exactly the image's shape.
         warnings: Receives libjpeg's first warning about a JPEG, if any.
 
@@ -71,16 +59,8 @@ def decode_stored(
     """
     shape = (image.height, image.width, 3)
     if image.field != "raw":
-        pixels = decode(
-            image.data,
-            image.field,
-            background=how.background,
-            at_least=at_least,
-            out=out,
-            fast=how.fast,
-            warnings=warnings,
-        )
-        if pixels.shape != shape and not (any(at_least) and reduction(pixels.shape, shape)):
+        pixels = decode(image.data, image.field, how, out=out, warnings=warnings)
+        if pixels.shape != shape and not (any(how.at_least) and reduction(pixels.shape, shape)):
             raise WrongSizeError(f"it decodes to {pixels.shape}, the index states {shape}")
         if pixels.shape != shape:
             require_stated_size(image)  # do not mistake a smaller image for a reduced one
@@ -107,16 +87,13 @@ def require_stated_size(image: EncodedImage) -> None:
         )
 
 
-def decode_part(
-    image: EncodedImage, region: Region, how: Decoding, at_least: tuple[int, int] = (0, 0)
-) -> Part:
+def decode_part(image: EncodedImage, region: Region, how: Decoding) -> DecodedPart:
     """Return a part of a stored image, or all of it where that costs no more.
 
     Args:
         image: The image.
         region: The part, in pixels of the whole image.
-        how: Decoding options.
-        at_least: Minimum width and height of the whole image.
+        how: Decoding options; ``at_least`` is of the whole image.
 
     Raises:
         WrongSizeError: If the size differs from the index.
@@ -126,17 +103,20 @@ def decode_part(
     if image.field == "raw":
         # torch.from_numpy warns about read-only memory.
         raw = _raw(image)
-        return Part(raw if raw.flags.writeable else raw.copy(), 0, 0, 1.0)
+        return DecodedPart(raw if raw.flags.writeable else raw.copy(), 0, 0, 1.0)
+    if image.field == PLANES:
+        require_stated_size(image)
+        return DecodedPart(planes.decode(image.data, region), region.left, region.top, 1.0)
     # For tiny images several scales give one size, and simplejpeg would choose another of them.
     usual = min(size) >= 8 and image.width * image.height <= MAX_PIXELS
     if image.field == "jpg" and usual and (region.width, region.height) != size and available():
-        eighths = sufficient_eighths(size, at_least)
+        eighths = sufficient_eighths(size, how.at_least)
         inside = region if eighths == 8 else _reduced_region(region, size, eighths)
         piece = decode_region(image.data, size, eighths, inside, fast=how.fast)
         if piece is not None:
-            return Part(piece, inside.left, inside.top, eighths / 8)
-    pixels = decode_stored(image, how, at_least=at_least)
-    return Part(pixels, 0, 0, reduction(pixels.shape, (image.height, image.width)) or 1.0)
+            return DecodedPart(piece, inside.left, inside.top, eighths / 8)
+    pixels = decode_stored(image, how)
+    return DecodedPart(pixels, 0, 0, reduction(pixels.shape, (image.height, image.width)) or 1.0)
 
 
 def enclosing(region: Region, size: tuple[int, int], scale: float) -> Region:

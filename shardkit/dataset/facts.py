@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardkit.codecs.image import ImageInfo, decode_luma, inspect
+from shardkit.codecs.image import Decoding, ImageInfo, decode_luma, inspect
 from shardkit.codecs.measures import (
     MEASURES,
     PERCEIVED,
@@ -28,7 +27,7 @@ from shardkit.codecs.structure import plain_png
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
-from shardkit.system import native
+from shardkit.system import compiled
 
 VERSION = 2
 """Increased when measuring changes: facts of other versions are measured again."""
@@ -100,55 +99,48 @@ def measure_images(read: Callable[[int], EncodedImage | None], measures: npt.NDA
 def _measure(image: EncodedImage, measures: npt.NDArray[Any]) -> Properties | ImageInfo | None:
     """Measure an image; return what the compiled module has not read of its header."""
     _measure_ordinary(image, measures)
-    found = measures[0]
-    if found["done"] and found["plain"]:
+    record = measures[0]
+    if record["done"] and record["plain"]:
         return None
     try:
-        if found["done"]:
+        if record["done"]:
             return inspect(bytes(image.data), "jpg")
         header = properties(image.data, image.field)
         measures[0] = _decoded(image, header)
-        found["done"] = 1
+        record["done"] = 1
     except BadImage:
         measures[0] = np.zeros((), MEASURES)
         header = None
-    found["content"] = crc32(image.data)
+    record["content"] = compiled.crc32(image.data)
     return header
 
 
 def _measure_ordinary(image: EncodedImage, measures: npt.NDArray[Any]) -> None:
     """Measure an image with the compiled module, if it can, unless that was done already."""
-    compiled = native.module()
-    if measures["done"][0] or compiled is None:
+    if measures["done"][0]:
         return
     size = image.width, image.height
     if image.field == "jpg":
-        compiled.measure_jpeg(image.data, *size, WAVES, measures.view(np.uint8))
+        compiled.measure_jpeg(image.data, size, WAVES, measures)
     elif image.field == "png":
         plain = plain_png(image.data)
         rows = plain.rows() if plain and (plain.width, plain.height) == size else None
         if plain and rows:
             measure_png(plain, rows, measures)
-            measures["content"] = crc32(image.data)
+            measures["content"] = compiled.crc32(image.data)
 
 
 def _decoded(image: EncodedImage, header: Properties) -> Any:
     """Return the measures of an image that Python decodes."""
-    pixels = decode_stored(image, at_least=(SIDE, SIDE))
-    found = measure(pixels)
+    pixels = decode_stored(image, Decoding(at_least=(SIDE, SIDE)))
+    measures = measure(pixels)
     size = image.width, image.height
     reduced = pixels.size < 3 * math.prod(size)
     if reduced and may_be_blurred(len(image.data), size, header.quantizers):
         least = SHARP_SIDE, SHARP_SIDE
         gray = decode_luma(image.data, least)
         if gray is None:
-            pixels = decode_stored(image, at_least=least)
+            pixels = decode_stored(image, Decoding(at_least=least))
             gray = np.asarray(Image.fromarray(pixels).convert("L"))
-        found["sharpness"] = sharpness(gray)
-    return found
-
-
-def crc32(data: bytes | memoryview) -> int:
-    """Return the CRC-32 of an encoded image, as zlib does."""
-    compiled = native.module()
-    return zlib.crc32(data) if compiled is None else compiled.crc32(data, 0)
+        measures["sharpness"] = sharpness(gray)
+    return measures

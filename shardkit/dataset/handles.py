@@ -12,6 +12,7 @@ import os
 import resource
 import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -19,8 +20,8 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from shardkit.errors import CorruptShard, ShardkitError
-from shardkit.system import native
-from shardkit.system.safe_paths import open_plain, opened
+from shardkit.system import compiled
+from shardkit.system.safe_paths import UNFIT, naming, open_plain, opened
 
 MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096)
 """Maximum open shards per process: a quarter of its file descriptor limit."""
@@ -28,7 +29,8 @@ MAX_OPEN = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 16), 4096
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 """The flag to read only cached data; 0 if the platform lacks it."""
 
-_REMEDY = "Restore it from a copy, or from the source with `shardkit repair`."
+REMEDY = "Restore it from a copy, or from the source with `shardkit repair`."
+"""What to do about a shard that is another file, for messages."""
 
 _Handle = TypeVar("_Handle")
 _Read = TypeVar("_Read")
@@ -44,7 +46,7 @@ class ShardFile:
     """
 
     def __init__(
-        self, path: Path, size: int, root: Path | None = None, *, remedy: str = _REMEDY
+        self, path: Path, size: int, root: Path | None = None, *, remedy: str = REMEDY
     ) -> None:
         """Open the file.
 
@@ -69,16 +71,19 @@ class ShardFile:
                     f"the shard {path} cannot be opened: too many files are open. Read fewer "
                     "shards at once, or raise the limit (`ulimit -n`)."
                 ) from error
+            if not isinstance(error, UNFIT):
+                raise
             raise CorruptShard(f"the shard {path} cannot be opened: {error.strerror}") from error
-        found = os.fstat(self.descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        with naming(path):
+            status = os.fstat(self.descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise CorruptShard(f"the shard {path} is not a file. {remedy}")
-        if found.st_size != size:
+        if status.st_size != size:
             raise CorruptShard(
-                f"the shard {path} has {found.st_size} bytes; the manifest says {size}. {remedy}"
+                f"the shard {path} has {status.st_size} bytes; the manifest says {size}. {remedy}"
             )
         os.set_blocking(self.descriptor, True)
-        self.modified = found.st_mtime_ns
+        self.modified = status.st_mtime_ns
         """Time of the last modification when it was opened, in nanoseconds."""
 
     def __del__(self) -> None:
@@ -92,15 +97,14 @@ class ShardFile:
         Python never touches its pages: if the file is truncated, they raise SIGBUS. Where address
         space is limited (``ulimit -v``), it is left to those who cannot do without.
         """
-        compiled = native.module()
-        if compiled is None or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
             return None
         return compiled.map_file(self.descriptor, self._size)
 
     def touch(self) -> None:
-        """Note that the file is used, in its time of modification."""
+        """Note that the file is used, in its time of access."""
         with contextlib.suppress(OSError):  # of another user
-            os.utime(self.descriptor)
+            os.utime(self.descriptor, ns=(time.time_ns(), self.modified))
 
     @property
     def is_removed(self) -> bool:
@@ -129,7 +133,8 @@ class ShardFile:
         """Return ``length`` bytes from ``offset`` on.
 
         Raises:
-            CorruptShard: If the file has fewer, or the device cannot read them.
+            CorruptShard: If the file has fewer.
+            OSError: If they cannot be read.
         """
         self._require_within(offset, length)  # before allocating memory
         data = bytearray(length)
@@ -140,41 +145,42 @@ class ShardFile:
         """Fill ``buffer`` with the bytes from ``offset`` on.
 
         Raises:
-            CorruptShard: If the file has fewer, or the device cannot read them.
+            CorruptShard: If the file has fewer.
+            OSError: If they cannot be read.
         """
         self._require_within(offset, len(buffer))
-        found = 0
-        while found < len(buffer):  # a network file system may return a part
+        done = 0
+        while done < len(buffer):  # a network file system may return a part
             try:
-                part = os.preadv(self.descriptor, [buffer[found:]], offset + found)
+                part = os.preadv(self.descriptor, [buffer[done:]], offset + done)
             except OSError as error:
-                raise CorruptShard(
-                    f"the shard {self._path} cannot be read at byte {offset + found}: "
-                    f"{error.strerror}"
-                ) from error
+                error.filename = os.fspath(self._path)
+                raise
             if not part:
                 raise CorruptShard(
-                    f"the shard {self._path} ends at byte {offset + found}, "
+                    f"the shard {self._path} ends at byte {offset + done}, "
                     f"in a record of {len(buffer)} bytes at {offset}"
                 )
-            found += part
+            done += part
 
     def pieces(self, length: int, offsets: Sequence[int]) -> bytes:
         """Return the pieces of ``length`` bytes at ``offsets``, concatenated.
 
         Raises:
-            CorruptShard: If the file ends before one, or the device cannot read it.
+            CorruptShard: If the file ends before one.
+            OSError: If they cannot be read.
         """
         read, descriptor = os.pread, self.descriptor
         try:
-            found = b"".join([read(descriptor, length, offset) for offset in offsets])
+            content = b"".join([read(descriptor, length, offset) for offset in offsets])
         except OSError as error:
-            raise CorruptShard(f"{self._path} cannot be read: {error.strerror}") from error
-        if len(found) != length * len(offsets):
+            error.filename = os.fspath(self._path)
+            raise
+        if len(content) != length * len(offsets):
             raise CorruptShard(
                 f"{self._path} is truncated: it ends before byte {max(offsets) + length}"
             )
-        return found
+        return content
 
     def _require_within(self, offset: int, length: int) -> None:
         if not 0 <= offset <= self._size - length:  # preadv reads offset -1 at the file's position
@@ -253,7 +259,7 @@ os.register_at_fork(after_in_child=_POOL.reset)
 
 
 def shard_file(
-    path: Path, size: int, identity: str, root: Path | None = None, *, remedy: str = _REMEDY
+    path: Path, size: int, identity: str, root: Path | None = None, *, remedy: str = REMEDY
 ) -> ShardFile:
     """Return the shard at ``path``, open as a file.
 

@@ -2,6 +2,10 @@
 
 It is derived from the shards, and it knows rows, not shards: the manifest's row counts give the
 shard of each row.
+
+Each field has files of its own, so reading an image touches no other. Images, arrays and bytes have
+rows of one layout, so one reader and the compiled module serve all; small fields are columns, read
+without a record.
 """
 
 from __future__ import annotations
@@ -14,36 +18,26 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.columns import (
-    PARTS,
-    Column,
-    columns_of,
-    join_columns,
-    take_rows,
-    type_of,
-    width_of,
-)
 from shardkit.errors import CorruptDataset
-from shardkit.record import (
-    ABSENT,
-    IMAGE,
-    LABEL,
-    NO_LABEL,
-    STORED_APART,
-    STORED_KINDS,
+from shardkit.kinds.column import PARTS, Column, join_columns, take_rows, type_of
+from shardkit.kinds.field import (
     Field,
     Schema,
+    apart_of,
+    columns_of,
     default_schema,
     describe_schema,
-    dump_json,
 )
-from shardkit.system import native
+from shardkit.record import ABSENT, IMAGE, LABEL, MAX_KEY_BYTES, NO_LABEL, STORED_KINDS, dump_json
+from shardkit.system import compiled
 from shardkit.system.npy import NpyWriter, StoredValues, map_npy
+from shardkit.system.safe_paths import UNFIT
 
 ROW = np.dtype(
     [
@@ -85,10 +79,14 @@ _HELD = 16 << 20
 """Maximum bytes of a column to hold in memory."""
 
 _RUN = 4096
+_LARGEST_TEXT = 1 << 24
 """Strings read at a time when all are requested."""
 
 _AT_ONCE = 1 << 16
 """Values hashed at a time."""
+
+_PIECE = 1 << 14
+"""Rows of `Index.pieces`: their keys, paths and entries take about 5 MB."""
 
 Rows = npt.NDArray[np.void]
 """An array of `ROW`."""
@@ -110,22 +108,23 @@ class IndexPart(NamedTuple):
 
     def counts(self, schema: Schema) -> dict[str, int]:
         """Return the number of rows that have each field."""
-        found = {}
+        counts = {}
         for name, field in schema.items():
             if name == LABEL:
-                found[name] = int(np.count_nonzero(self.rows["label"] != NO_LABEL))
-            elif field.kind in STORED_APART:
+                counts[name] = int(np.count_nonzero(self.rows["label"] != NO_LABEL))
+            elif field.type.stored_apart:
                 entries = self.rows if name == IMAGE else self.apart[name]
-                found[name] = int(np.count_nonzero(entries["field"] != _ABSENT_CODE))
+                counts[name] = int(np.count_nonzero(entries["field"] != _ABSENT_CODE))
             else:
-                found[name] = self.columns[name].filled
-        return found
+                counts[name] = self.columns[name].filled
+        return counts
 
 
 def row_check(row: bytes | bytearray | memoryview) -> bytes:
     """Return the lower 24 bits, little-endian, of the CRC-32 of a row's bytes before its ``check``.
 
-    It detects damage to the row itself, where the image's checksum is not compared.
+    It detects damage to the row itself: the checksums of raw pixels, and of arrays of one shape,
+    are not compared on every read, and a flipped bit must not change their label.
     """
     return zlib.crc32(row[: HEAD.stop]).to_bytes(4, "little")[:3]
 
@@ -135,16 +134,14 @@ def damaged_rows(rows: Rows) -> npt.NDArray[np.bool_]:
 
     Every read of a batch calls this once, so it avoids a Python call per row.
     """
-    compiled = native.module()
-    if compiled is not None:
-        damaged = np.empty(len(rows), np.bool_)
-        compiled.check_entries(rows.tobytes(), len(STORED_KINDS), damaged)
+    damaged = compiled.check_entries(rows, len(STORED_KINDS))
+    if damaged is not None:
         return damaged
     packed, crc32 = memoryview(rows.tobytes()), zlib.crc32
     starts = range(0, len(packed), ROW.itemsize)
-    found = [crc32(packed[start : start + HEAD.stop]) & 0xFFFFFF for start in starts]
-    stated = rows["check"].astype(np.int64) @ (1, 1 << 8, 1 << 16)
-    wrong: npt.NDArray[np.bool_] = (stated != found) | (rows["field"] >= len(STORED_KINDS))
+    checks = [crc32(packed[start : start + HEAD.stop]) & 0xFFFFFF for start in starts]
+    stored = rows["check"].astype(np.int64) @ (1, 1 << 8, 1 << 16)
+    wrong: npt.NDArray[np.bool_] = (stored != checks) | (rows["field"] >= len(STORED_KINDS))
     return wrong
 
 
@@ -184,16 +181,26 @@ def as_rows(packed: Iterable[bytes]) -> Rows:
     return np.frombuffer(b"".join(packed), ROW)
 
 
-def require_counts(labels: npt.NDArray[np.integer[Any]], counts: Sequence[int] | None) -> None:
+def require_counts(
+    parts: Iterable[npt.NDArray[np.integer[Any]]], counts: Sequence[int] | None
+) -> None:
     """Compare the labels of an index with the number of records in each class.
 
+    Args:
+        parts: The labels of neighboring rows.
+        counts: The number of records in each class; None means that there are no labels.
+
     Raises:
-        CorruptDataset: If they differ. With ``counts`` None, any label is an error.
+        CorruptDataset: If they differ.
     """
-    known = labels[labels != NO_LABEL]
-    size = len(counts or ())
-    outside = bool(len(known)) and not 0 <= known.min() <= known.max() < size
-    if outside or np.bincount(known, minlength=size).tolist() != list(counts or ()):
+    totals, outside = np.zeros(len(counts or ()), np.int64), False
+    for labels in parts:
+        labeled = labels[labels != NO_LABEL]
+        if len(labeled) and not 0 <= labeled.min() <= labeled.max() < len(totals):
+            outside = True
+            break
+        totals += np.bincount(labeled, minlength=len(totals))
+    if outside or totals.tolist() != list(counts or ()):
         raise CorruptDataset(
             "the labels in the index differ from the manifest's class counts; to rebuild the index "
             "from the shards, run `shardkit index`"
@@ -231,24 +238,43 @@ class StringTable(Sequence[str]):
         for start in range(0, len(self), _RUN):
             yield from self._run(start, min(start + _RUN, len(self)))
 
+    def find(self, wanted: str) -> int | None:
+        """Return the first row with a string, or None; faster than comparing all."""
+        data = wanted.encode(*_UTF8)
+        for start in range(0, len(self), _RUN):
+            stop = min(start + _RUN, len(self))
+            if data in self._piece(start, stop)[1]:
+                for row, text in enumerate(self._run(start, stop), start):
+                    if text == wanted:
+                        return row
+        return None
+
     def _run(self, start: int, stop: int) -> list[str]:
         """Return the strings of neighboring rows, read in one piece."""
-        before = _part_of(self._ends, start - 1, start).tolist() if start else [0]
-        bounds = [*before, *_part_of(self._ends, start, stop).tolist()]
-        if not 0 <= bounds[0] <= bounds[-1] <= len(self._text) or bounds != sorted(bounds):
+        bounds, text = self._piece(start, stop)
+        return [text[begin:end].decode(*_UTF8) for begin, end in pairwise(bounds.tolist())]
+
+    def _piece(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], bytes]:
+        """Return the bounds of the strings of neighboring rows, and their text in one piece."""
+        bounds = np.zeros(stop - start + 1, np.int64)
+        if start:
+            bounds[0] = _part_of(self._ends, start - 1, start)[0]
+        bounds[1:] = _part_of(self._ends, start, stop)
+        first, last = int(bounds[0]), int(bounds[-1])
+        # Each end may be any number: the text of a sparse file must not fill the memory.
+        most = min(len(self._text), first + (stop - start) * MAX_KEY_BYTES + _LARGEST_TEXT)
+        if not 0 <= first <= last <= most or (bounds[1:] < bounds[:-1]).any():
             raise CorruptDataset(
-                f"the index is damaged: the texts of rows {start} to {stop - 1} overlap; to "
-                "rebuild it from the shards, run `shardkit index`"
+                f"the index is damaged: the texts of rows {start} to {stop - 1} overlap, or are "
+                "too long; to rebuild it from the shards, run `shardkit index`"
             )
-        first = bounds[0]
-        text = _part_of(self._text, first, bounds[-1]).tobytes()
-        return [text[begin - first : end - first].decode(*_UTF8) for begin, end in pairwise(bounds)]
+        return bounds - first, _part_of(self._text, first, last).tobytes()
 
 
 def _part_of(values: _Values, start: int, stop: int) -> npt.NDArray[Any]:
     try:
         return values[start:stop]
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise CorruptDataset(
             f"the index cannot be read: {error}; to rebuild it from the shards, run "
             "`shardkit index`"
@@ -258,80 +284,84 @@ def _part_of(values: _Values, start: int, stop: int) -> npt.NDArray[Any]:
 class Index:
     """The index of a dataset on disk, opened lazily.
 
+    Args:
+        directory: The directory of the dataset.
+        rows: Its number of rows.
+        schema: Its fields, as far as they are needed.
+        lacking: Small fields that rows lack; None means those with a file that says so.
+
     Raises:
         CorruptDataset: On first use, if an index file is missing or truncated, or its number of
             rows differs from the manifest.
     """
 
-    def __init__(self, directory: Path, rows: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rows: int,
+        schema: Schema = MappingProxyType({}),
+        lacking: Collection[str] | None = None,
+    ) -> None:
         self._directory = directory
         self._count = rows
+        self._schema = schema
+        self._lacking = lacking
 
     def rows(self, field: str = IMAGE) -> Rows:
         """Return the entries of all rows, as a read-only memory-mapped array of `ROW`."""
         return self._load(map_npy, entries_file(field), ROW, self._count)
 
-    def part(
-        self, schema: Schema, rows: slice = slice(None), lacking: Collection[str] | None = None
-    ) -> IndexPart:
-        """Return the index of neighboring rows, in memory.
+    def entries(self, field: str = IMAGE) -> Iterator[Rows]:
+        """Yield the entries of all rows in pieces, one of which is in memory at a time."""
+        entries = self._entries(field)
+        for start in range(0, self._count, _PIECE):
+            yield _part_of(entries, start, start + _PIECE)
 
-        Args:
-            schema: The fields of the dataset.
-            rows: The rows.
-            lacking: Small fields that rows lack; None means those with a file that says so.
-        """
+    def part(self, rows: slice = slice(None)) -> IndexPart:
+        """Return the index of neighboring rows, in memory."""
         start, stop, _ = rows.indices(self._count)
-        columns = {}
-        for name, field in columns_of(schema).items():
-            if lacking is None:
-                lacks = (self._directory / column_files(name)[2]).exists()
-            else:
-                lacks = name in lacking
-            column = self.column(name, field, lacking=lacks)
-            columns[name] = column.slice(start, stop)
         return IndexPart(
-            np.array(self.rows()[rows]),
-            list(self.keys()[rows]),
-            list(self.paths()[rows]),
-            {name: np.array(self.rows(name)[rows]) for name in apart_of(schema)},
-            columns,
+            _part_of(self._entries(IMAGE), start, stop),
+            self.keys()[start:stop],
+            self.paths()[start:stop],
+            {name: _part_of(self._entries(name), start, stop) for name in apart_of(self._schema)},
+            {name: self.column(name).slice(start, stop) for name in columns_of(self._schema)},
         )
 
-    def counts(self, schema: Schema, lacking: Collection[str]) -> dict[str, int]:
-        """Return the number of rows that have each field.
+    def pieces(self, rows: range | None = None) -> Iterator[IndexPart]:
+        """Yield the index of neighboring rows, or of all, one piece in memory at a time."""
+        rows = range(self._count) if rows is None else rows
+        for start in range(rows.start, rows.stop, _PIECE):
+            yield self.part(slice(start, min(start + _PIECE, rows.stop)))
 
-        Args:
-            schema: The fields of the dataset.
-            lacking: Small fields that rows lack.
-        """
-        found = {}
-        for name, field in schema.items():
+    def counts(self) -> dict[str, int]:
+        """Return the number of rows that have each field."""
+        counts = {}
+        for name, field in self._schema.items():
             if name == LABEL:
-                found[name] = int(np.count_nonzero(self.rows()["label"] != NO_LABEL))
-            elif field.kind in STORED_APART:
-                found[name] = int(np.count_nonzero(self.rows(name)["field"] != _ABSENT_CODE))
+                labels = (entries["label"] for entries in self.entries())
+                counts[name] = sum(int(np.count_nonzero(part != NO_LABEL)) for part in labels)
+            elif field.type.stored_apart:
+                kinds = (entries["field"] for entries in self.entries(name))
+                counts[name] = sum(int(np.count_nonzero(part != _ABSENT_CODE)) for part in kinds)
             else:
-                found[name] = self.column(name, field, lacking=name in lacking).filled()
-        return found
+                counts[name] = self.column(name).filled()
+        return counts
 
-    def content_digest(self, schema: Schema, lacking: Collection[str]) -> str:
+    def content_digest(self) -> str:
         """Return the digest of the records in row order: equal in any format, for any shards.
 
         It covers the schema, all classes, and of each row the key, the label, the values of small
         fields, and size, kind and CRC-32 of all others. docs/format.md specifies it.
-
-        Args:
-            schema: The fields of the dataset.
-            lacking: Small fields that rows lack.
         """
+        schema = self._schema
         classes = schema[LABEL].classes if LABEL in schema else None
         digest = hashlib.sha256(dump_json([classes, describe_schema(schema), self._count]))
         files: dict[str, _Values] = dict(self._string_files("keys"))
-        for name in map(entries_file, (IMAGE, *apart_of(schema))):
-            files[name] = self._load(StoredValues, name, ROW, self._count)
-        for name, field in columns_of(schema).items():
-            files |= self._column_files(name, field, lacking=name in lacking)
+        for name in (IMAGE, *apart_of(schema)):
+            files[entries_file(name)] = self._entries(name)
+        for name in columns_of(schema):
+            files |= self._column_files(name)
         for name, values in sorted(files.items()):
             digest.update(f"\n{name} {len(values)}\n".encode())
             for start in range(0, len(values), _AT_ONCE):
@@ -341,31 +371,31 @@ class Index:
                 digest.update(part.tobytes())
         return digest.hexdigest()
 
-    def column(self, name: str, field: Field, *, lacking: bool) -> StoredColumn:
-        """Return the column of a small field.
-
-        Args:
-            name: Name of the field.
-            field: The field.
-            lacking: Whether rows lack it.
-        """
-        files = self._column_files(name, field, lacking=lacking)
+    def column(self, name: str) -> StoredColumn:
+        """Return the column of a small field."""
         parts = dict(zip(column_files(name), PARTS, strict=True))
-        return StoredColumn(field, {parts[name]: file for name, file in files.items()}, self._count)
+        files = {parts[file]: values for file, values in self._column_files(name).items()}
+        return StoredColumn(self._schema[name], files, self._count)
 
-    def _column_files(self, name: str, field: Field, *, lacking: bool) -> dict[str, StoredValues]:
+    def _column_files(self, name: str) -> dict[str, StoredValues]:
         """Return the files of a column, by name."""
         values, ends, present, labels = column_files(name)
-        count, found = self._count, dict[str, StoredValues]()
-        if field.kind not in ("number", "label"):
-            found[ends] = self._load(StoredValues, ends, np.int64, count)
-            count = _last(found[ends])
-        found[values] = self._load(StoredValues, values, type_of(field), count)
+        count, files = self._count, dict[str, StoredValues]()
+        field = self._schema[name]
+        kind = field.type
+        if self._lacking is None:
+            lacking = (self._directory / present).exists()
+        else:
+            lacking = name in self._lacking
+        if kind.is_variable:
+            files[ends] = self._load(StoredValues, ends, np.int64, count)
+            count = _last(files[ends])
+        files[values] = self._load(StoredValues, values, type_of(field), count)
         if lacking:
-            found[present] = self._load(StoredValues, present, np.bool_, self._count)
-        if field.kind == "boxes" and field.classes is not None:
-            found[labels] = self._load(StoredValues, labels, np.int32, count // 4)
-        return found
+            files[present] = self._load(StoredValues, present, np.bool_, self._count)
+        if kind.has_labels(field):
+            files[labels] = self._load(StoredValues, labels, np.int32, count // kind.width(field))
+        return files
 
     def keys(self) -> StringTable:
         """Return the key of each row."""
@@ -374,6 +404,9 @@ class Index:
     def paths(self) -> StringTable:
         """Return the source path of each row, relative to the source."""
         return self._strings("paths")
+
+    def _entries(self, field: str) -> StoredValues:
+        return self._load(StoredValues, entries_file(field), ROW, self._count)
 
     def _strings(self, name: str) -> StringTable:
         return StringTable(*self._string_files(name).values())
@@ -397,7 +430,7 @@ class Index:
         path = self._directory / name
         try:
             return load(path, dtype, max(count, 0), self._directory)
-        except (OSError, ValueError, OverflowError) as error:
+        except (*UNFIT, ValueError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise CorruptDataset(
                 f"{path} does not describe {self._count} rows: {reason}. To rebuild the index from "
@@ -490,7 +523,10 @@ class StoredColumn:
             ends = (bounds[1:] if start else bounds) - first
             last = first + int(ends[-1]) if len(ends) else first
         present = _part_of(files[PARTS[2]], start, stop) if PARTS[2] in files else None
-        labels = _part_of(files[PARTS[3]], first // 4, last // 4) if PARTS[3] in files else None
+        width = self.field.type.width(self.field)
+        labels = None
+        if PARTS[3] in files:
+            labels = _part_of(files[PARTS[3]], first // width, last // width)
         column = Column(self.field, _part_of(files[PARTS[0]], first, last), ends, present, labels)
         _require_sound(column)
         return column
@@ -502,13 +538,12 @@ def _require_sound(column: Column) -> None:
     Raises:
         CorruptDataset: If there is one.
     """
-    ends, kind = column.ends, column.field.kind
-    wrong = False
+    ends, wrong = column.ends, False
     if ends is not None and len(ends):
         apart = np.diff(ends, prepend=0)
         wrong = bool(apart.min() < 0 or ends[-1] != len(column.values))
-        wrong = wrong or bool(np.any(apart % width_of(column.field)))
-    labels = column.values if kind in ("label", "labels") else column.labels
+        wrong = wrong or bool(np.any(apart % column.field.type.width(column.field)))
+    labels = column.classes()
     if labels is not None and len(labels):
         most = len(column.field.classes or ())
         wrong = wrong or bool(labels.min() < 0 or labels.max() >= max(most, 1))
@@ -577,19 +612,10 @@ def _files_of(schema: Schema) -> list[str]:
 
 
 def _entries(parts: Sequence[IndexPart], name: str) -> Rows:
-    found = [part.rows if name == IMAGE else part.apart[name] for part in parts]
-    if len(found) == 1:
-        return found[0]
-    return np.concatenate(found) if found else np.zeros(0, ROW)
-
-
-def apart_of(schema: Schema) -> dict[str, Field]:
-    """Return the fields with bytes and thus entries of their own, except the primary image."""
-    return {
-        name: field
-        for name, field in schema.items()
-        if field.kind in STORED_APART and name != IMAGE
-    }
+    entries = [part.rows if name == IMAGE else part.apart[name] for part in parts]
+    if len(entries) == 1:
+        return entries[0]
+    return np.concatenate(entries) if entries else np.zeros(0, ROW)
 
 
 _UTF8 = ("utf-8", "surrogateescape")

@@ -15,15 +15,14 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.contracts import Format, Range, ShardReader
-from shardkit.dataset.columns import Packed, build_column, columns_of, value_in
 from shardkit.dataset.index import (
     INDEX_DIRECTORY,
     ROW,
     ROWS_NAME,
     IndexPart,
     Rows,
-    apart_of,
     as_rows,
     column_files,
     entries_file,
@@ -31,6 +30,8 @@ from shardkit.dataset.index import (
 )
 from shardkit.errors import CorruptShard
 from shardkit.formats.ranges import RangeReader, reads_its_ranges
+from shardkit.kinds.column import build_column, value_in
+from shardkit.kinds.field import Field, Packed, Schema, apart_of, columns_of, load_schema
 from shardkit.record import (
     ABSENT,
     IMAGE,
@@ -38,14 +39,11 @@ from shardkit.record import (
     LABEL_FIELD,
     META_FIELD,
     NO_LABEL,
-    Field,
+    STORED_KINDS,
     Record,
-    Schema,
     checksums,
-    image_field,
-    load_schema,
 )
-from shardkit.system import native
+from shardkit.system import compiled
 from shardkit.system.text import quoted, shortened
 
 _READ_ROWS = 64
@@ -61,7 +59,7 @@ _OTHER, _LABEL, _META = -1, -2, -3
 _KINDS = {
     LABEL_FIELD: _LABEL,
     META_FIELD: _META,
-    **{name: number for number, name in enumerate(IMAGE_FIELDS)},
+    **{name: STORED_KINDS.index(name) for name in IMAGE_FIELDS},
 }
 """Numbers of fields in the compiled module."""
 
@@ -97,28 +95,28 @@ def index_shard(
     Raises:
         CorruptShard: If the shard or a record is damaged.
     """
-    found: list[IndexedRecords] = []
+    pieces: list[IndexedRecords] = []
     with open_records(storage, path, part) as records:
-        wanted = range(len(records))[part.rows if part else slice(None)]
-        for start in range(0, len(wanted), _INDEX_ROWS):
-            some = records.index(wanted[start : start + _INDEX_ROWS])
+        rows = range(len(records))[part.rows if part else slice(None)]
+        for start in range(0, len(rows), _INDEX_ROWS):
+            piece = records.index(rows[start : start + _INDEX_ROWS])
             if see:
-                see(some.keys, some.checksums)
-            found.append(some)
+                see(piece.keys, piece.checksums)
+            pieces.append(piece)
         schema = records.schema
-    return join_indexed(found, schema)
+    return join_indexed(pieces, schema)
 
 
-def join_indexed(found: Sequence[IndexedRecords], schema: Schema) -> IndexPart:
+def join_indexed(pieces: Sequence[IndexedRecords], schema: Schema) -> IndexPart:
     """Return the index of the records of several pieces, in order."""
-    others = [other for some in found for other in some.others]
+    others = [other for piece in pieces for other in piece.others]
     return IndexPart(
-        np.concatenate([as_rows(()), *(some.rows for some in found)]),
-        [key for some in found for key in some.keys],
-        [path for some in found for path in some.paths],
-        {name: as_rows([each.entries[name] for each in others]) for name in apart_of(schema)},
+        np.concatenate([as_rows(()), *(piece.rows for piece in pieces)]),
+        [key for piece in pieces for key in piece.keys],
+        [path for piece in pieces for path in piece.paths],
+        {name: as_rows([other.entries[name] for other in others]) for name in apart_of(schema)},
         {
-            name: build_column(field, [each.values[name] for each in others])
+            name: build_column(field, [other.values[name] for other in others])
             for name, field in columns_of(schema).items()
         },
     )
@@ -218,7 +216,8 @@ class ShardRecords:
         try:
             records = self._reader.read(rows)
             return [self._index(record, row) for row, record in zip(rows, records, strict=True)]
-        except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise_interruption(error)
             where = f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]}"
             raise CorruptShard(
                 f"{self._path} is damaged: {type(error).__name__}: "
@@ -231,7 +230,7 @@ class ShardRecords:
         Raises:
             CorruptShard: As `read`.
         """
-        done, found = self.index_known(rows)
+        done, indexed = self.index_known(rows)
         for start in range(0, len(rows), _READ_ROWS):
             missing = [
                 row for row in rows[start : start + _READ_ROWS] if not done[row - rows.start]
@@ -239,59 +238,53 @@ class ShardRecords:
             if not missing:
                 continue
             records = self.read(missing)
-            sums = checksums([each.record for each in records])
-            for row, each, checksum in zip(missing, records, sums, strict=True):
+            sums = checksums([entry.record for entry in records])
+            for row, entry, checksum in zip(missing, records, sums, strict=True):
                 place = row - rows.start
-                found.rows[place] = each.row[0]
-                found.keys[place], found.paths[place] = each.record.key, each.path
-                found.checksums[place] = checksum
-                if each.others:
-                    found.others.append(each.others)
-        return found
+                indexed.rows[place] = entry.row[0]
+                indexed.keys[place], indexed.paths[place] = entry.record.key, entry.path
+                indexed.checksums[place] = checksum
+                if entry.others:
+                    indexed.others.append(entry.others)
+        return indexed
 
     def index_known(
-        self, rows: range, known: FilePiece = _NO_PIECE, *, summed: bool = True
+        self, rows: range, piece: FilePiece = _NO_PIECE, *, summed: bool = True
     ) -> tuple[npt.NDArray[np.bool_], IndexedRecords]:
         """Return the index of the records that the compiled module handles: ordinary, intact ones.
 
         Args:
             rows: Neighboring rows.
-            known: A piece of the shard in memory, which is not read again.
+            piece: A piece of the shard in memory, which is not read again.
             summed: Whether the checksums are needed.
 
         Returns:
             Whether each record is one of them, and the index, which is valid only for those.
         """
-        compiled = None if self._compares else native.module()
-        table = self._reader.table(rows) if isinstance(self._reader, RangeReader) else None
-        empty = np.zeros(len(rows), ROW)
-        few = table is not None and 0 < len(table.names) <= _MOST_NAMES
-        if compiled is None or table is None or not few or self._apart or self._small:
-            blank = [""] * len(rows)
-            found = IndexedRecords(empty, blank, blank.copy(), [0] * len(rows), [])
-            return np.zeros(len(rows), np.bool_), found
-        sums, codes = np.zeros(len(rows), np.uint32), np.zeros(len(rows), np.uint8)
-        paths = compiled.index_records(
+        index, sums = np.zeros(len(rows), ROW), np.zeros(len(rows), np.uint32)
+        blank = [""] * len(rows)
+        nothing = IndexedRecords(index, blank, blank.copy(), [0] * len(rows), [])
+        readable = not (self._compares or self._apart or self._small)
+        table = None
+        if readable and isinstance(self._reader, RangeReader):
+            table = self._reader.table(rows)
+        if table is None or not 0 < len(table.names) <= _MOST_NAMES:
+            return np.zeros(len(rows), np.bool_), nothing
+        indexed = compiled.index_records(
             self._descriptor,
-            tuple(name.encode() for name in table.names),
-            bytes(_KINDS.get(name, _OTHER) & 0xFF for name in table.names),
-            table.offsets,
-            table.lengths,
-            table.labels,
-            table.text,
-            table.ends,
-            table.start,
-            known.content,
-            known.start,
-            empty.view(np.uint8),
-            sums if summed else None,
-            codes,
+            {name: _KINDS.get(name, _OTHER) for name in table.names},
+            (table.offsets, table.lengths, table.labels, table.text, table.ends, table.start),
+            piece,
+            (index.view(np.uint8), sums if summed else None),
         )
+        if indexed is None:
+            return np.zeros(len(rows), np.bool_), nothing
+        paths, codes = indexed
         try:
             keys = table.keys()
         except UnicodeDecodeError:  # the record's reader explains it
             keys, codes = [""] * len(rows), np.ones(len(rows), np.uint8)
-        return codes == 0, IndexedRecords(empty, keys, paths, sums.tolist(), [])
+        return codes == 0, IndexedRecords(index, keys, paths, sums.tolist(), [])
 
     def _at(self, range_: Range) -> bytes:
         return os.pread(self._descriptor, range_.length, range_.offset)
@@ -321,21 +314,15 @@ class ShardRecords:
         self, record: Record, row: int, name: str, field: Field, meta: Mapping[str, Any]
     ) -> bytes:
         """Return the entry of an image, array or bytes other than the primary image."""
-        if field.kind in ("image", "mask"):
-            stored = image_field(record.fields, name)
-            if stored is not None:
-                found = self._bytes_of(record, row, stored)
-                kind, size = stored.rpartition(".")[2], _size(meta[name])
-                return pack_row(**found, label=NO_LABEL, size=size, field=kind)
+        stored = field.type.stored_in(record.fields, name)
+        if stored is None:
             return _pack_absent(NO_LABEL)
-        stored = str(field.stored_name(name))
-        if stored not in record.fields:
-            return _pack_absent(NO_LABEL)
-        found = self._bytes_of(record, row, stored)
-        if field.is_uniform and len(found["image"]) != field.bytes:
+        located = self._bytes_of(record, row, stored)
+        if field.is_uniform and len(located["image"]) != field.bytes:
             raise ValueError(f"the array {quoted(name)} has not the shape {field.shape}")
+        size = _size(meta[name]) if field.type.is_picture else (0, 0)
         kind = stored.rpartition(".")[2]
-        return pack_row(**found, label=NO_LABEL, size=(0, 0), field=kind)
+        return pack_row(**located, label=NO_LABEL, size=size, field=kind)
 
     def _bytes_of(self, record: Record, row: int, stored: str) -> _Located:
         """Return the bytes of a field and where the file has them."""
@@ -404,25 +391,25 @@ def shard_records(storage: Format, path: Path, part: ShardPart | None = None) ->
         raise
 
 
-def difference(found: IndexedRecord, row: int, index: IndexPart | None) -> tuple[str, str]:
+def difference(entry: IndexedRecord, row: int, index: IndexPart | None) -> tuple[str, str]:
     """Return how a record differs from the index ("" if it does not), and which index file."""
     if index is None or row >= len(index.keys):
         return ("", "") if index is None else ("it is not in the index", ROWS_NAME)
-    if found.path != index.paths[row]:
-        return _name(found), f"{INDEX_DIRECTORY}/paths.npy"
-    if found.record.key != index.keys[row]:
-        return _name(found), f"{INDEX_DIRECTORY}/keys.npy"
+    if entry.path != index.paths[row]:
+        return _name(entry), f"{INDEX_DIRECTORY}/paths.npy"
+    if entry.record.key != index.keys[row]:
+        return _name(entry), f"{INDEX_DIRECTORY}/keys.npy"
     wrong = [
         name
         for name in ("checksum", "label", "length", "width", "height", "field", "offset")
-        if found.row[name][0] != index.rows[name][row]
+        if entry.row[name][0] != index.rows[name][row]
     ]
     if "checksum" in wrong:
         reason = "its image, label or size has changed: the checksum differs"
         return reason, ROWS_NAME
     if wrong:
         return f"the index has another {', another '.join(wrong)} for it", ROWS_NAME
-    return _other_difference(found.others, row, index) if found.others else ("", "")
+    return _other_difference(entry.others, row, index) if entry.others else ("", "")
 
 
 def _other_difference(others: Others, row: int, index: IndexPart) -> tuple[str, str]:
@@ -436,5 +423,5 @@ def _other_difference(others: Others, row: int, index: IndexPart) -> tuple[str, 
     return "", ""
 
 
-def _name(found: IndexedRecord) -> str:
-    return f"it is {quoted(found.record.key)} from {quoted(found.path)}"
+def _name(entry: IndexedRecord) -> str:
+    return f"it is {quoted(entry.record.key)} from {quoted(entry.path)}"

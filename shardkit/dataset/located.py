@@ -10,14 +10,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.codecs.image import MAX_PIXELS
 from shardkit.dataset.handles import ShardFile
 from shardkit.dataset.index import HEAD, ROW, Rows, checksum, damaged_rows
 from shardkit.errors import CorruptRecord, CorruptShard
-from shardkit.record import ABSENT, IMAGE, IMAGE_FIELDS, STORED_KINDS, Field
-from shardkit.system import native
+from shardkit.kinds.field import Field
+from shardkit.record import ABSENT, IMAGE, STORED_KINDS
+from shardkit.system import compiled
 
-_RAW_CODE = IMAGE_FIELDS.index("raw")
+_RAW_CODE = STORED_KINDS.index("raw")
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
 _ARRAY_CODE = STORED_KINDS.index("npy")
 
@@ -71,6 +73,10 @@ class BatchShards(NamedTuple):
     """The number of each row's shard."""
     files: Mapping[int, ShardFile]
     """The open shards, by number."""
+
+
+def _column(name: str) -> cached_property[list[int]]:
+    return cached_property(lambda located: located._index[name].tolist())
 
 
 class LocatedRows:
@@ -128,15 +134,12 @@ class LocatedRows:
         Raises:
             CorruptRecord: If a row of the index is damaged, or states an impossible size.
         """
-        compiled, kinds = native.module(), len(IMAGE_FIELDS)
+        is_image = self.name == IMAGE or (field is not None and field.type.is_picture)
         size = field.bytes if field is not None and field.is_uniform else 0
-        if size:
-            kinds = _ARRAY_CODE + 1
-        elif self.name != IMAGE and (field is None or field.kind not in ("image", "mask")):
-            compiled = None
-        if compiled is not None:
+        if is_image or size:
             height, width, _ = raw_shape or (0, 0, 3)
-            usual = compiled.survey(self.entries, sizes, kinds, width, height, MAX_PIXELS)
+            kinds = _ARRAY_CODE + 1 if size else _ARRAY_CODE
+            usual = compiled.survey(self.entries, sizes, kinds, (width, height), MAX_PIXELS)
             # Shorter arrays than stated are found when they are read.
             if usual is not None and (not size or usual[0] == size):
                 self.survey = Survey(*usual)
@@ -193,44 +196,21 @@ class LocatedRows:
         values: list[int] = self.array.tolist()
         return values
 
-    @cached_property
-    def lengths(self) -> list[int]:
-        """Size of each image in bytes."""
-        values: list[int] = self._index["length"].tolist()
-        return values
-
-    @cached_property
-    def labels(self) -> list[int]:
-        """The label of each image."""
-        values: list[int] = self._index["label"].tolist()
-        return values
-
-    @cached_property
-    def widths(self) -> list[int]:
-        """The width of each image in pixels."""
-        values: list[int] = self._index["width"].tolist()
-        return values
-
-    @cached_property
-    def heights(self) -> list[int]:
-        """The height of each image in pixels."""
-        values: list[int] = self._index["height"].tolist()
-        return values
+    lengths = _column("length")
+    """Size of each image in bytes."""
+    labels = _column("label")
+    """Label of each image, -1 without one."""
+    widths = _column("width")
+    """Width of each image in pixels."""
+    heights = _column("height")
+    """Height of each image in pixels."""
+    _offsets = _column("offset")
+    _checksums = _column("checksum")
 
     @cached_property
     def fields(self) -> list[str]:
         """Kind of each image, in `STORED_KINDS`: `ABSENT` where the row has none."""
         return [STORED_KINDS[code] for code in self._index["field"].tolist()]
-
-    @cached_property
-    def _offsets(self) -> list[int]:
-        values: list[int] = self._index["offset"].tolist()
-        return values
-
-    @cached_property
-    def _checksums(self) -> list[int]:
-        values: list[int] = self._index["checksum"].tolist()
-        return values
 
     @property
     def longest(self) -> int:
@@ -253,7 +233,8 @@ class LocatedRows:
         data = buffer[: self.lengths[number]]
         try:
             self._fill(number, data)
-        except (CorruptShard, OSError, OverflowError, KeyError, ValueError) as error:
+        except (CorruptShard, OverflowError, KeyError, ValueError) as error:
+            raise_interruption(error)
             raise self.corrupt(number, str(error)) from error
         if self.verifies:
             head = self.entries[number * ROW.itemsize :][HEAD]
@@ -271,10 +252,10 @@ class LocatedRows:
     def descriptors(self) -> npt.NDArray[np.int32]:
         """Return the file descriptor of each row's shard; they stay open as long as this object."""
         shards, files = self._opened
-        found = np.empty(max(files, default=0) + 1, np.int32)
+        descriptors = np.empty(max(files, default=0) + 1, np.int32)
         for shard, file in files.items():
-            found[shard] = file.descriptor
-        return found[shards]
+            descriptors[shard] = file.descriptor
+        return descriptors[shards]
 
     def maps(self) -> list[Any] | None:
         """Return the map of each row's shard for raw pixels that can be copied from there."""

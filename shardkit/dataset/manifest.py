@@ -16,18 +16,24 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError
-from shardkit.record import LABEL, Field, dump_json, load_json, load_schema
+from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located
+from shardkit.kinds.field import Field, load_schema
+from shardkit.record import DATASET_FILE, LABEL, PLANES, dump_json, load_json
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_local, write_atomically
-from shardkit.system.safe_paths import LinkRefused, parts_of, require_no_link
+from shardkit.system.safe_paths import LinkRefused, Unfit, parts_of
+from shardkit.system.text import as_command
 
-MANIFEST_NAME = "shardkit.json"
+MANIFEST_NAME = DATASET_FILE
+
+_PLAN = ".shardkit-work/state/jobs/plan.json"
+"""The plan of `shardkit.conversion.jobs`, in the directory of the dataset that jobs build."""
 
 FACTS_NAME = "facts.npy"
 """The array of `shardkit report`: in a dataset's directory, but not part of the dataset."""
 
-FORMAT_VERSION = 1
-"""Increased when readers of an older version would misread new datasets."""
+FORMAT_VERSION = 2
+"""Increased when readers of an older version would misread new datasets. Version 2 has planes; a
+dataset without them is of version 1."""
 
 _DEEPEST = 32
 """Maximum nesting of objects and lists in a recipe or a source; writers need three levels."""
@@ -52,12 +58,21 @@ class FileEntry:
     bytes: int
     sha256: str
 
+    def is_replaced(self, modified: int) -> bool:
+        """Return whether a file of the same size, modified at ``modified``, must be another one."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardEntry(FileEntry):
     """One shard."""
 
     rows: int
+
+    @property
+    def holds_records(self) -> bool:
+        """Whether the format's reader reads whole records from it; else the index has ranges."""
+        return True
 
     @property
     def identity(self) -> str:
@@ -76,14 +91,23 @@ class AttachedShard(ShardEntry):
     """As `Manifest.notes`, of its images."""
 
     @property
+    def holds_records(self) -> bool:
+        """False."""
+        return False
+
+    @property
     def identity(self) -> str:
         """A text that differs for another content."""
         return self.sha256 or f"modified {self.modified}"
 
+    def is_replaced(self, modified: int) -> bool:
+        """Return whether the time, which identifies an archive without SHA-256, is another one."""
+        return not self.sha256 and self.modified != modified
+
 
 @dataclass(frozen=True, kw_only=True)
 class FieldEntry:
-    """One field of a dataset's schema: see `shardkit.record.Field`."""
+    """One field of a dataset's schema: see `shardkit.kinds.field.Field`."""
 
     name: str
     kind: str
@@ -134,17 +158,31 @@ class Manifest:
     raw_shape: tuple[int, int, int] | None
     """Height, width and channels of every image stored as raw pixels; otherwise None."""
     recipe: dict[str, Any]
-    """Changes made to the images (`shardkit.conversion.recipe.Recipe`)."""
+    """Changes made to the images (`shardkit.recipe.Recipe`)."""
     source: dict[str, Any]
     """Origin of the records, and the rule for their order."""
     notes: dict[str, int] = field(default_factory=dict)
-    """Counts of noted peculiarities (`shardkit.conversion.recipe.NOTES`)."""
+    """Counts of noted peculiarities (`shardkit.recipe.NOTES`)."""
     skipped: tuple[Problem, ...] = ()
     """Bad source files that were skipped on request."""
     ignored: dict[str, int] = field(default_factory=dict)
     """Counts of ignored source files, by reason; ``ignored.jsonl`` lists them."""
     software: dict[str, str] = field(default_factory=dict)
     """Versions of the libraries that wrote the pixels and the files."""
+
+    @property
+    def archives(self) -> str | None:
+        """The folder of the shards if they are archives of another program, or None."""
+        return None
+
+    def require_own_shards(self, message: str) -> None:
+        """Refuse an attached dataset.
+
+        Raises:
+            UsageError: With ``message``, if the shards are archives of another program.
+        """
+        if self.archives is not None:
+            raise UsageError(message)
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
@@ -158,12 +196,12 @@ class Manifest:
         Raises:
             ValueError: If the schema states a field that cannot be.
         """
-        return load_schema([asdict(each) for each in self.schema], self.classes)
+        return load_schema([asdict(entry) for entry in self.schema], self.classes)
 
     @property
     def lacking(self) -> frozenset[str]:
         """Names of the fields that some rows lack."""
-        return frozenset(each.name for each in self.schema if each.rows < self.rows)
+        return frozenset(entry.name for entry in self.schema if entry.rows < self.rows)
 
     @property
     def bytes(self) -> int:
@@ -180,13 +218,18 @@ class Manifest:
 class AttachedManifest(Manifest):
     """Description of a dataset whose shards are archives of another program, read in place.
 
-    Unlike other manifests, it leads out of its directory: `shardkit.dataset.attached` decides
+    Unlike other manifests, it leads out of its directory: `shardkit.dataset.opened` decides
     whether readers follow it.
     """
 
     shards: tuple[AttachedShard, ...]
     folder: str
     """The folder of all archives: absolute, or relative to the dataset's directory."""
+
+    @property
+    def archives(self) -> str:
+        """``folder``."""
+        return self.folder
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
@@ -200,6 +243,18 @@ class SplitsManifest:
 
     splits: dict[str, str]
     """Digest of each split's manifest, by split name, which is also its directory."""
+
+    @property
+    def first(self) -> str:
+        """The name of the first split."""
+        return next(iter(self.splits))
+
+    def refusal(self, place: object, example: object) -> UsageError:
+        """Return the error that ``place`` does not hold one dataset; ``example`` opens a split."""
+        return UsageError(
+            f"{place} contains one dataset per split ({', '.join(self.splits)}); open one of "
+            f"them, for example {example}"
+        )
 
     @property
     def digest(self) -> str:
@@ -225,8 +280,8 @@ def save_manifest(manifest: Manifest | SplitsManifest, directory: Path) -> None:
     if len(content) > SMALL_BYTES:
         raise ShardkitError(
             f"the manifest would have {len(content):,} bytes, more than the {SMALL_BYTES:,} that "
-            "readers accept; choose larger shards (--shard-size), or remove bad files from the "
-            "source"
+            "readers accept; choose larger shards (--shard-size) or a label with fewer classes, or "
+            "remove bad files from the source"
         )
     write_atomically(directory / MANIFEST_NAME, content)
 
@@ -240,7 +295,8 @@ def load_any_manifest(directory: Path) -> Manifest | SplitsManifest:
     """
     require_local(directory)
     path = directory / MANIFEST_NAME
-    return parse_manifest(_read(path), str(path))
+    with located(path):
+        return parse_manifest(_read(path), str(path))
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
@@ -258,13 +314,15 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
             f"{FORMAT_VERSION}. Install a newer shardkit."
         )
     value.pop("digest", None)
-    if content != _render_or_none(value) or type(version) is not int or version != FORMAT_VERSION:
+    if content != _render_or_none(value) or type(version) is not int or version < 1:
         raise CorruptDataset(
             f"{path} was changed or truncated: its digest does not match. {_REMEDY}"
         )
     body = {name: part for name, part in value.items() if name not in ("format_version", "kind")}
     try:
         manifest = build_typed(_KINDS[value["kind"]], body)
+        if version != _version(manifest):
+            raise ValueError(f"it does not have the format version {version}")
         _check(manifest)
     except (TypeError, ValueError) as error:
         raise CorruptDataset(f"{path} is not a valid manifest: {error}") from error
@@ -280,61 +338,8 @@ def load_manifest(directory: Path) -> Manifest:
     """
     manifest = load_any_manifest(directory)
     if isinstance(manifest, SplitsManifest):
-        names = ", ".join(manifest.splits)
-        first = next(iter(manifest.splits))
-        raise UsageError(
-            f"{directory} contains one dataset per split ({names}); open one of them, for example "
-            f"{directory / first}"
-        )
+        raise manifest.refusal(directory, directory / manifest.first)
     return manifest
-
-
-def dataset_directories(directory: Path) -> dict[str, Path]:
-    """Return the datasets in ``directory``: each split's directory, by split name.
-
-    Without splits, the only name is "".
-
-    Raises:
-        UsageError: If there is no manifest, or it is of a newer version.
-        CorruptDataset: If shardkit did not write the manifest, or it was changed since.
-    """
-    manifest = load_any_manifest(directory)
-    if isinstance(manifest, SplitsManifest):
-        return {name: split_directory(directory, name) for name in manifest.splits}
-    return {"": directory}
-
-
-def manifests_of(directory: Path, top: Manifest | SplitsManifest) -> dict[str, Manifest]:
-    """Return the manifest of each split, or ``top`` itself as "" without splits.
-
-    Raises:
-        CorruptDataset: If one is damaged, or belongs to another dataset.
-    """
-    if isinstance(top, Manifest):
-        return {"": top}
-    manifests = {split: load_manifest(split_directory(directory, split)) for split in top.splits}
-    for split, manifest in manifests.items():
-        if manifest.digest != top.splits[split]:
-            raise CorruptDataset(
-                f"{directory / as_name(split) / MANIFEST_NAME} does not belong to the other "
-                "splits. Restore the original, or convert again."
-            )
-    return manifests
-
-
-def split_directory(directory: Path, split: str) -> Path:
-    """Return the folder of a split; "" means ``directory`` itself.
-
-    Raises:
-        CorruptDataset: If it is a symbolic link, which could lead outside the dataset.
-    """
-    place = directory / as_name(split)
-    try:
-        if split:
-            require_no_link(place)
-    except LinkRefused as error:
-        raise CorruptDataset(f"{place} cannot be used: {error.strerror}") from error
-    return place
 
 
 def _read(path: Path) -> bytes:
@@ -343,8 +348,9 @@ def _read(path: Path) -> bytes:
     except LinkRefused as error:
         raise CorruptDataset(f"{path} cannot be used: {error.strerror}") from error
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{path.parent} is not a shardkit dataset: {_lack(path)}") from None
-    except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+        message = f"{path.parent} is not a shardkit dataset: {_lack(path)}"
+        raise UsageError(message, where=path.parent) from None
+    except (Unfit, ValueError) as error:  # a path with a null character is a ValueError
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
@@ -377,6 +383,11 @@ def _lack(path: Path) -> str:
         return "the directory does not exist"
     if not path.parent.is_dir():
         return "it is a file"
+    if (path.parent / _PLAN).exists():
+        return (
+            f"it is planned, but not built: {as_command('info', path.parent)} shows its "
+            "progress and the next command"
+        )
     if any(path.parent.glob(".shardkit*")):
         return "a conversion into it is unfinished; rerun the same convert command to resume"
     return f"it contains no {path.name}; make one of its files with `shardkit convert`"
@@ -384,7 +395,15 @@ def _lack(path: Path) -> str:
 
 def _as_json(manifest: Manifest | SplitsManifest) -> dict[str, Any]:
     (kind,) = (name for name, target in _KINDS.items() if type(manifest) is target)
-    return {"format_version": FORMAT_VERSION, "kind": kind, **asdict(manifest)}
+    return {"format_version": _version(manifest), "kind": kind, **asdict(manifest)}
+
+
+def _version(manifest: Manifest | SplitsManifest) -> int:
+    """Return the lowest format version that has all that a dataset uses."""
+    if not isinstance(manifest, Manifest):
+        return 1
+    has_planes = any(name.rpartition(".")[2] == PLANES for name in manifest.fields)
+    return 2 if has_planes or manifest.recipe.get("encode") == "planes" else 1
 
 
 def _digest(value: Mapping[str, Any]) -> str:
@@ -398,48 +417,39 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
         ValueError: If there is one.
     """
     if isinstance(manifest, SplitsManifest):
-        names = list(manifest.splits)
-        if not names:
+        if not manifest.splits:
             raise ValueError("there are no splits")
-    else:
-        names = [entry.name for entry in manifest.entries]
-        if manifest.rows != sum(shard.rows for shard in manifest.shards):
-            raise ValueError("the rows of the shards do not add up to the rows of the dataset")
-        if (manifest.classes is None) != (manifest.class_counts is None):
-            raise ValueError("classes requires class_counts, and class_counts requires classes")
-        if len(manifest.classes or ()) != len(manifest.class_counts or ()):
-            raise ValueError("class_counts and classes differ in length")
-        rows = [each.rows for each in manifest.schema]
-        if not manifest.fields_by_name or max(rows) > manifest.rows:
-            raise ValueError("the schema has no fields, or more rows than there are")
-    _check_names(names, manifest)
-
-
-def _check_names(names: list[str], manifest: Manifest | SplitsManifest) -> None:
+        for name in manifest.splits:
+            require_file_name(name)
+            if "/" in name:
+                raise ValueError(f"the split {name!r} is not a folder name")
+        return
+    if manifest.rows != sum(shard.rows for shard in manifest.shards):
+        raise ValueError("the rows of the shards do not add up to the rows of the dataset")
+    if (manifest.classes is None) != (manifest.class_counts is None):
+        raise ValueError("classes requires class_counts, and class_counts requires classes")
+    if len(manifest.classes or ()) != len(manifest.class_counts or ()):
+        raise ValueError("class_counts and classes differ in length")
+    rows = [field.rows for field in manifest.schema]
+    if not manifest.fields_by_name or max(rows) > manifest.rows:
+        raise ValueError("the schema has no fields, or more rows than there are")
+    names = [entry.name for entry in manifest.entries]
     for name in names:
         require_file_name(name)
-        if "/" in name and isinstance(manifest, SplitsManifest):
-            raise ValueError(f"the split {name!r} is not a folder name")
     if len(set(names)) != len(names):
         raise ValueError("two entries have the same file name")
-    if isinstance(manifest, Manifest):
-        _check_shards(manifest)
+    _check_shards([shard.name for shard in manifest.shards], manifest.archives)
 
 
-def _check_shards(manifest: Manifest) -> None:
-    """Refuse a shard in a folder, and archives outside of theirs, or two of one name.
-
-    Raises:
-        ValueError: If there is one.
-    """
-    names = [shard.name for shard in manifest.shards]
-    if not isinstance(manifest, AttachedManifest):
+def _check_shards(names: list[str], archives: str | None) -> None:
+    """Refuse a shard in a folder, and archives outside of theirs, or two of one name."""
+    if archives is None:
         for name in names:
             if "/" in name:
                 raise ValueError(f"the shard {name!r} is in a folder")
         return
-    if not manifest.folder or "\0" in manifest.folder:
-        raise ValueError(f"the folder {manifest.folder!r} cannot be one")
+    if not archives or "\0" in archives:
+        raise ValueError(f"the folder {archives!r} cannot be one")
     for name in names:
         parts_of(as_name(name))
     if len(set(names)) != len(names):
@@ -463,6 +473,9 @@ def require_file_name(name: str) -> None:
 
 def build_typed(target: type[_T], value: object) -> _T:
     """Build the dataclass ``target`` from JSON, checking the exact type of every value.
+
+    `msgspec` 0.22 would not do: its decoder refuses lone surrogates, which store file names that
+    are not UTF-8, and its ``convert`` ignores missing and unknown entries and any depth.
 
     Raises:
         TypeError: If a value has the wrong type; the message names it.

@@ -77,29 +77,29 @@ def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
             )
         ]
     try:
-        found = [build_typed(PartEntry, each) for each in source[PARTS]]
-        if sum(each.shards for each in found) != len(manifest.shards):
+        entries = [build_typed(PartEntry, entry) for entry in source[PARTS]]
+        if sum(entry.shards for entry in entries) != len(manifest.shards):
             raise ValueError("the shards of the parts do not add up")
-        if sum(each.skipped for each in found) != len(manifest.skipped):
+        if sum(entry.skipped for entry in entries) != len(manifest.skipped):
             raise ValueError("the skipped files of the parts do not add up")
-        known = -1 if manifest.classes is None else len(manifest.classes)
-        if any((-1 if each.classes is None else each.classes) > known for each in found):
+        labels = -1 if manifest.classes is None else len(manifest.classes)
+        if any((-1 if entry.classes is None else entry.classes) > labels for entry in entries):
             raise ValueError("a part has more classes than the dataset")
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptDataset(f"{MANIFEST_NAME} describes no parts: {error!r}") from error
-    return found
+    return entries
 
 
-def parts_of(manifest: Manifest) -> list[Part]:
+def dataset_parts(manifest: Manifest) -> list[Part]:
     """Return the parts of a dataset: the whole dataset, unless it was appended to or merged.
 
     Raises:
         CorruptDataset: If the manifest's description of them is damaged.
     """
     entries = entries_of(manifest)
-    ends = [0, *itertools.accumulate(each.shards for each in entries)]
-    skips = [0, *itertools.accumulate(each.skipped for each in entries)]
-    found, start = [], 0
+    ends = [0, *itertools.accumulate(item.shards for item in entries)]
+    skips = [0, *itertools.accumulate(item.skipped for item in entries)]
+    parts, start = [], 0
     for number, entry in enumerate(entries):
         shards = manifest.shards[ends[number] : ends[number + 1]]
         rows = sum(shard.rows for shard in shards)
@@ -112,7 +112,7 @@ def parts_of(manifest: Manifest) -> list[Part]:
             software=entry.software,
             skipped=manifest.skipped[skips[number] : skips[number + 1]],
         )
-        found.append(
+        parts.append(
             Part(
                 manifest=part,
                 start=start,
@@ -122,25 +122,25 @@ def parts_of(manifest: Manifest) -> list[Part]:
             )
         )
         start += rows
-    return found
+    return parts
 
 
 def sources_of(source: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the source of each part, given the ``source`` of a manifest whose parts are sound."""
     if source.get("kind") == PARTS:
-        return [each["source"] for each in source[PARTS]]
+        return [entry["source"] for entry in source[PARTS]]
     return [dict(source)]
 
 
 def source_of(entries: Sequence[PartEntry]) -> dict[str, Any]:
     """Return the ``source`` of a manifest with these parts."""
-    names = dict.fromkeys(str(each.source.get("name")) for each in entries)
+    names = dict.fromkeys(str(entry.source.get("name")) for entry in entries)
     return {
         "kind": PARTS,
         "name": ", ".join(names),
-        "images": sum(each.source.get("images", 0) for each in entries),
+        "images": sum(entry.source.get("images", 0) for entry in entries),
         "limit": None,
         "order": PARTS,
         "seed": None,
-        PARTS: [asdict(each) for each in entries],
+        PARTS: [asdict(entry) for entry in entries],
     }

@@ -1,10 +1,12 @@
-"""A dataset in an object store: manifest and index in a local cache, and shards on demand."""
+"""A dataset in an object store: manifest and index in a local cache, and shards on demand.
+
+The cache makes it a local one: engines, orders and decoding read the same file descriptors.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,6 @@ import numpy.typing as npt
 from shardkit.dataset.handles import ShardFile, drop_removed, forget, is_open, shard_file
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
-    AttachedManifest,
     FileEntry,
     Manifest,
     ShardEntry,
@@ -25,17 +26,16 @@ from shardkit.dataset.manifest import (
     parse_manifest,
 )
 from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError, UsageError
-from shardkit.stores.cache import BLOCK, Cache, RemoteFile, count_blocks, open_cache
+from shardkit.stores import fetch
+from shardkit.stores.cache import BLOCK, Cache, RemoteFile, count_blocks
+from shardkit.stores.fetch import fetch_file
 from shardkit.stores.process import call, send
-from shardkit.system.files import SMALL_BYTES, as_name, write_atomically
-from shardkit.system.safe_paths import make_folder
+from shardkit.system.files import SMALL_BYTES, as_name, has_sha256, write_atomically
 
 _USED_SECONDS = 5.0
 """Interval at which the use of a shard is noted in the cache: the time of its file."""
 
 _ATTEMPTS = 3
-
-FETCHES = ("shards", "ranges")
 
 _EVICTED = 20
 """Times that blocks may be evicted by other processes before they are read."""
@@ -65,9 +65,9 @@ class CachedShards:
         """Return the path of a shard in the cache, where it may be missing."""
         return self.cache.shard(entry.sha256)
 
-    def verifies(self, wanted: bool | None) -> bool | None:
+    def verifies(self, option: bool | None) -> bool | None:
         """Return the option ``verify`` of a `ShardSet`, given the user's."""
-        return wanted
+        return option
 
     def lookahead(self, shards: Sequence[ShardEntry]) -> int:
         """Return the rows to fetch ahead: two shards, while another one is read."""
@@ -93,15 +93,18 @@ class CachedShards:
         path, size, sha256 = self.path(entry), entry.bytes, entry.sha256
         if not is_open(path, sha256):
             drop_removed()  # an open file keeps its space on the disk
+        with contextlib.suppress(CorruptShard):  # it is not there, most likely
+            file = shard_file(path, size, sha256)
+            if self.cache.holds(file.descriptor, sha256):
+                self._note_use(file, sha256)
+                return file
+            forget(path, sha256)
+        call(fetch.shard, self.cache, _remote(self.url, entry))
         try:
             file = shard_file(path, size, sha256)
-        except CorruptShard:  # it is not there, most likely
-            call("fetch:shard", self.cache, _remote(self.url, entry))
-            try:
-                file = shard_file(path, size, sha256)
-            finally:
-                call("fetch:release", sha256)
-        self._note_use(file, sha256)
+            self.cache.accept(file.descriptor, sha256)
+        finally:
+            call(fetch.release, sha256)
         return file
 
     def _note_use(self, file: ShardFile, sha256: str) -> None:
@@ -115,7 +118,7 @@ class CachedShards:
         for entry, *_ in needs:
             path = self.path(entry)
             if not is_open(path, entry.sha256) and not path.exists():
-                send("fetch:ahead", self.cache, _remote(self.url, entry))
+                send(fetch.ahead, self.cache, _remote(self.url, entry))
 
 
 class CachedRanges(CachedShards):
@@ -132,13 +135,13 @@ class CachedRanges(CachedShards):
         """Return the identity of the blocks of a shard."""
         return f"{entry.sha256} blocks"
 
-    def verifies(self, wanted: bool | None) -> bool | None:
+    def verifies(self, option: bool | None) -> bool | None:
         """Return True: nothing else shows damage.
 
         Raises:
             UsageError: If the user wants no verification.
         """
-        if wanted is False:
+        if option is False:
             raise UsageError("fetch='ranges' relies on checksums of records; leave verify= out")
         return True
 
@@ -154,19 +157,19 @@ class CachedRanges(CachedShards):
         size = entry.bytes + count_blocks(entry.bytes)
         if (need.starts < 0).any():
             return CachedShards(self.url, self.cache).open(need)
-        wanted = _blocks(need)
+        blocks = _blocks(need)
         for _ in range(_EVICTED):
             if not is_open(path, identity):
                 drop_removed()
             with contextlib.suppress(CorruptShard):  # it is not there, most likely
                 file = shard_file(path, size, identity)
-                found = np.frombuffer(file.read(entry.bytes, size - entry.bytes), np.uint8)
-                if found[wanted].all():
+                present = np.frombuffer(file.read(entry.bytes, size - entry.bytes), np.uint8)
+                if present[blocks].all():
                     self._note_use(file, entry.sha256)
                     return file
                 if file.is_removed:
                     forget(path, identity)
-            call("fetch:blocks", self.cache, _remote(self.url, entry), wanted.tolist())
+            call(fetch.blocks, self.cache, _remote(self.url, entry), blocks.tolist())
         raise ShardkitError(
             f"{path} cannot be read, or is evicted before it can be: raise cache_limit"
         )
@@ -175,87 +178,82 @@ class CachedRanges(CachedShards):
         """Fetch blocks into the cache, without waiting."""
         for need in needs:
             remote = _remote(self.url, need.entry)
-            send("fetch:blocks_ahead", self.cache, remote, _blocks(need).tolist())
+            send(fetch.blocks_ahead, self.cache, remote, _blocks(need).tolist())
 
 
 def _blocks(need: Need) -> npt.NDArray[np.int64]:
     """Return the numbers of the blocks that hold what is needed."""
     last = count_blocks(need.entry.bytes) - 1
-    starts, ends = (np.clip(each, 0, None) // BLOCK for each in (need.starts, need.ends - 1))
+    starts, ends = (np.clip(offsets, 0, None) // BLOCK for offsets in (need.starts, need.ends - 1))
     spans = (np.arange(start, end + 1) for start, end in zip(starts, ends, strict=True))
     return np.unique(np.clip(np.concatenate([*spans]), 0, last))
 
 
-def open_remote(
-    url: str,
-    cache: str | os.PathLike[str] | None,
-    limit: int | None,
-    fetch: str = "shards",
-) -> tuple[Path, CachedShards]:
-    """Fetch the manifest and the index of a dataset.
-
-    Args:
-        url: The dataset.
-        cache: A folder.
-        limit: Maximum bytes of shards in it.
-        fetch: What to fetch: whole ``shards``, or the ``ranges`` that are read.
-
-    Returns:
-        The local folder with both, and the shards.
+def fetch_dataset(url: str, cache: Cache) -> Path:
+    """Fetch the manifest and the index of a dataset; return the local folder with both.
 
     Raises:
         UsageError: If there is no dataset, the cache cannot be used, or access is denied.
         CorruptDataset: If the manifest or the index is damaged.
         ShardkitError: If the store cannot be read.
     """
-    if cache is None:
-        raise UsageError(
-            f"{url} is read through a local cache: open_dataset({url!r}, cache=DIR, "
-            "cache_limit='50GB')"
-        )
-    if fetch not in FETCHES:
-        raise UsageError(f"fetch={fetch!r} is unknown; choose from {', '.join(FETCHES)}")
-    opened = open_cache(cache, limit)
     content, manifest = fetch_manifest(url)
-    if isinstance(manifest, SplitsManifest):
-        names = ", ".join(manifest.splits)
-        first = next(iter(manifest.splits))
-        raise UsageError(
-            f"{url} contains one dataset per split ({names}); open one of them, for example with "
-            f"split={first!r}"
-        )
-    if isinstance(manifest, AttachedManifest):  # it names files of the machine that it is read on
-        raise UsageError(f"{url} is an attached dataset, which can only be read where it was made")
+    manifest.require_own_shards(  # they are files of the machine that it is read on
+        f"{url} is an attached dataset, which can only be read where it was made"
+    )
     name = hashlib.sha256(content).hexdigest()
-    folder = opened.dataset(name)
-    if not (folder / MANIFEST_NAME).is_file():  # written last
+    folder = cache.dataset(name)
+    try:
         for entry in manifest.files:
             path = folder / as_name(entry.name)
-            make_folder(opened.folder, os.path.relpath(path.parent, opened.folder))
-            call("fetch:fetch", opened, _remote(url, entry), path)
-        write_atomically(folder / MANIFEST_NAME, content)
-    return folder, (CachedRanges if fetch == "ranges" else CachedShards)(url, opened)
+            cache.make_folder(path.parent)
+            call(fetch_file, cache, _remote(url, entry), path)
+        cache.make_folder(folder)
+        if not has_sha256(folder / MANIFEST_NAME, name, cache.folder):  # written last
+            write_atomically(folder / MANIFEST_NAME, content)
+    except OSError as error:
+        raise cache.unusable(error) from error
+    return folder
 
 
 def _remote(url: str, entry: FileEntry) -> RemoteFile:
     return RemoteFile(url, entry.name, entry.bytes, entry.sha256)
 
 
-def fetch_manifest(url: str) -> tuple[bytes, Manifest | SplitsManifest]:
-    """Return the bytes of a manifest and what they state.
+def fetch_manifest(url: str) -> tuple[bytes, Manifest]:
+    """Return the bytes and the content of the manifest of one dataset.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If there is none, or it is of splits.
         CorruptDataset: If it is damaged, also when fetched again.
     """
+    content, manifest = _fetch_any_manifest(url)
+    if isinstance(manifest, SplitsManifest):
+        raise manifest.refusal(url, f"with split={manifest.first!r}")
+    return content, manifest
+
+
+def fetch_splits(url: str) -> dict[str, str]:
+    """Return the URL of each split of a dataset; "" without splits.
+
+    Raises:
+        UsageError: If there is no dataset.
+        CorruptDataset: If its manifest is damaged, also when fetched again.
+    """
+    _, manifest = _fetch_any_manifest(url)
+    splits = manifest.splits if isinstance(manifest, SplitsManifest) else ("",)
+    return {name: f"{url}/{name}".rstrip("/") for name in splits}
+
+
+def _fetch_any_manifest(url: str) -> tuple[bytes, Manifest | SplitsManifest]:
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(CorruptDataset):
-            return _fetch_manifest(url)
-    return _fetch_manifest(url)
+            return _try_manifest(url)
+    return _try_manifest(url)
 
 
-def _fetch_manifest(url: str) -> tuple[bytes, Manifest | SplitsManifest]:
-    content = call("fetch:get", url, MANIFEST_NAME, SMALL_BYTES)
+def _try_manifest(url: str) -> tuple[bytes, Manifest | SplitsManifest]:
+    content = call(fetch.get, url, MANIFEST_NAME, SMALL_BYTES)
     if content is None:
         raise UsageError(f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME}")
     return content, parse_manifest(content, f"{url}/{MANIFEST_NAME}")

@@ -12,6 +12,7 @@ from shardkit.dataset.manifest import FileEntry
 from shardkit.errors import Problem, UsageError
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import open_regular, read_small
+from shardkit.system.safe_paths import UNFIT
 
 SKIPPED = "skipped.jsonl"
 """Report of bad files that were skipped."""
@@ -63,13 +64,13 @@ class StoredReport(Collection[Problem]):
                     count += 1
             if count != self._count:
                 raise ValueError(f"it has {count:,} lines, not {self._count:,}")
-        except (OSError, ValueError, KeyError) as error:
+        except (*UNFIT, ValueError, KeyError) as error:
             raise UsageError(
                 f"{self._path} is damaged ({error}). Start over with --force."
             ) from error
 
     def __contains__(self, problem: object) -> bool:
-        return any(problem == each for each in self)
+        return any(problem == stored for stored in self)
 
 
 def excluded_paths(place: Path, files: Iterable[FileEntry]) -> set[str] | None:
@@ -86,7 +87,7 @@ def excluded_paths(place: Path, files: Iterable[FileEntry]) -> set[str] | None:
                 if hashlib.sha256(content).hexdigest() != entry.sha256:
                     return None
                 problems = map(load_json, content.splitlines())
-                return {each["path"] for each in problems if each["reason"] == EXCLUDED}
-            except (OSError, ValueError, KeyError, TypeError):
+                return {problem["path"] for problem in problems if problem["reason"] == EXCLUDED}
+            except (*UNFIT, ValueError, KeyError, TypeError):
                 return None
     return set()

@@ -14,15 +14,12 @@ import numpy.typing as npt
 
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
-from shardkit.record import NO_LABEL, Field
+from shardkit.kinds.field import Field
 from shardkit.system.files import read_small
 from shardkit.system.text import quoted
 
 Mask = npt.NDArray[np.bool_]
 """Whether each row is chosen: shape (N,)."""
-
-_KINDS = ("label", "labels", "number", "text")
-"""Kinds of fields that an expression may name."""
 
 _LONGEST = 2000
 """Maximum characters of an expression; a far longer one could exhaust Python's parser."""
@@ -91,8 +88,8 @@ class _Expression:
     def of(self, node: ast.expr) -> Mask:
         if isinstance(node, ast.BoolOp):
             join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-            found: Mask = join.reduce([self.of(value) for value in node.values])
-            return found
+            joined: Mask = join.reduce([self.of(value) for value in node.values])
+            return joined
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return ~self.of(node.operand)
         if not isinstance(node, ast.Compare):
@@ -114,53 +111,45 @@ class _Expression:
             if isinstance(group, str) or not isinstance(group, Collection):
                 raise ValueError(f"{group!r} is not a list of values")
             self._require_values(left.id, group)
-            return self._each(left.id, lambda each: compare(each, value))
+            return self._each(left.id, lambda item: compare(item, value))
         value = ast.literal_eval(left)
         self._require_values(right.id, (value,))  # type: ignore[attr-defined]
-        if within and self._kind(right.id) not in ("labels", "text"):  # type: ignore[attr-defined]
+        if within and not self._field(right.id).type.is_variable:  # type: ignore[attr-defined]
             raise ValueError(f"{right.id} has one value in each row")  # type: ignore[attr-defined]
-        return self._each(right.id, lambda each: compare(value, each))  # type: ignore[attr-defined]
+        return self._each(right.id, lambda item: compare(value, item))  # type: ignore[attr-defined]
 
     def _each(self, name: str, is_true: Callable[[Any], Any]) -> Mask:
         values = self.values(name)
-        return np.array([each is not None and bool(is_true(each)) for each in values], np.bool_)
+        return np.array([value is not None and bool(is_true(value)) for value in values], np.bool_)
 
-    def _kind(self, name: str) -> str:
-        """Return the kind of a column.
+    def _field(self, name: str) -> Field:
+        """Return the field of a column.
 
         Raises:
             ValueError: If there is no such column.
         """
-        schema = self._shards.schema
-        if name in ("key", "path"):
-            return "text"
-        if name in ("width", "height"):
-            return "number"
-        if name not in schema or schema[name].kind not in _KINDS:
-            known = [each for each, field in schema.items() if field.kind in _KINDS]
-            columns = ", ".join([*known, "key", "path", "width", "height"])
-            raise ValueError(f"{quoted(name)} is not one of its columns: {columns}")
-        return schema[name].kind
+        schema = {**self._shards.schema, **_PROPERTIES}
+        columns = [name for name, field in schema.items() if field.type.compares]
+        if name not in columns:
+            raise ValueError(f"{quoted(name)} is not one of its columns: {', '.join(columns)}")
+        return schema[name]
 
     def values(self, name: str) -> Sequence[Any]:
         """Return the value of each row, None where it is missing; class names for labels."""
         if name not in self._known:
-            self._known[name] = self._read(name, self._kind(name))
+            self._known[name] = self._read(name, self._field(name))
         return self._known[name]
 
-    def _read(self, name: str, kind: str) -> Sequence[Any]:
+    def _read(self, name: str, field: Field) -> Sequence[Any]:
         shards = self._shards
         if name in ("key", "path"):
             return list(shards.keys if name == "key" else shards.paths)
         if name in ("width", "height"):
             return list(shards.rows[name].tolist())
-        values = shards.column(name).tolist()
-        if kind not in ("label", "labels"):
-            return list(values)
-        classes = self._classes(shards.schema[name])
-        if kind == "label":
-            return [None if each in (None, NO_LABEL) else classes[each] for each in values]
-        return [None if each is None else [classes[label] for label in each] for each in values]
+        values = list(shards.column(name).tolist())
+        if not field.type.holds_classes:
+            return values
+        return [None if value is None else field.type.as_json(field, value) for value in values]
 
     def _require_values(self, name: str, values: Collection[Any]) -> None:
         """Refuse values that no row can have: another type, or an unknown class.
@@ -168,22 +157,24 @@ class _Expression:
         Raises:
             ValueError: If there is one.
         """
-        kind = self._kind(name)
-        types = (int, float) if kind == "number" else (str,)
+        field = self._field(name)
         for value in values:
-            if not isinstance(value, types):
-                what = "class names" if kind in ("label", "labels") else f"{kind}s"
+            if not isinstance(value, field.type.compares):
+                what = "class names" if field.type.holds_classes else f"{field.kind}s"
                 raise ValueError(f"{value!r} is not of the type of {name}: its values are {what}")
-        if kind in ("label", "labels"):
-            classes = self._classes(self._shards.schema[name])
+        if field.type.holds_classes:
+            classes = field.classes or ()
             unknown = sorted(set(values).difference(classes))
             if unknown:
                 some = ", ".join(map(quoted, classes[:10])) + (" ..." if len(classes) > 10 else "")
                 raise ValueError(f"{name} has no class {quoted(unknown[0])}; it has {some}")
 
-    @staticmethod
-    def _classes(field: Field) -> tuple[str, ...]:
-        return field.classes or ()
+
+_PROPERTIES = {
+    **dict.fromkeys(("key", "path"), Field("text")),
+    **dict.fromkeys(("width", "height"), Field("number", "int64")),
+}
+"""The columns that every dataset has, as fields."""
 
 
 class Listed(NamedTuple):
@@ -198,17 +189,17 @@ class Listed(NamedTuple):
     digest: str | None
     """The content digest of the only dataset whose rows the file may list; None for any."""
 
-    def require_known(self, known: Container[str], place: object) -> None:
-        """Refuse names that are not known.
+    def require_known(self, existing: Container[str], place: object) -> None:
+        """Refuse names that do not exist.
 
         Args:
-            known: The known rows or keys.
-            place: What knows them.
+            existing: The rows or keys that exist.
+            place: Where they exist.
 
         Raises:
             UsageError: If there is one.
         """
-        unknown = [name for name in self.names if name not in known]
+        unknown = [name for name in self.names if name not in existing]
         if unknown:
             some = ", ".join(map(quoted, unknown[:3])) + " ..." * (len(unknown) > 3)
             raise UsageError(
@@ -272,18 +263,18 @@ def listed(shards: ShardSet, path: str | Path, option: str) -> Mask:
         UsageError: If the file cannot be read or is empty, names an unknown row or key, names one
             twice, or is a list of the rows of another dataset.
     """
-    found = read_list(path, option)
-    found.require_digest(shards.manifest.content_digest)
-    names = found.names
-    if found.are_rows:
+    lines = read_list(path, option)
+    lines.require_digest(shards.manifest.content_digest)
+    names = lines.names
+    if lines.are_rows:
         rows = {name: int(name) for name in names if int(name) < len(shards)}
     else:
-        wanted = set(names)
-        rows = {key: row for row, key in enumerate(shards.keys) if key in wanted}
-    found.require_known(rows, shards.directory)
+        keys = set(names)
+        rows = {key: row for row, key in enumerate(shards.keys) if key in keys}
+    lines.require_known(rows, shards.directory)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise UsageError(f"{found.where} lists {len(twice):,} names twice: {quoted(twice[0])}")
+        raise UsageError(f"{lines.where} lists {len(twice):,} names twice: {quoted(twice[0])}")
     chosen = np.zeros(len(shards), np.bool_)
     chosen[[rows[name] for name in names]] = True
     return chosen

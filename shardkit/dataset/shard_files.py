@@ -11,15 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.attached import shards_folder
-from shardkit.dataset.directory import OpenDirectory
-from shardkit.dataset.handles import LockedReader, ShardFile, forget, shard_file, shard_reader
+from shardkit.dataset.handles import (
+    REMEDY,
+    LockedReader,
+    ShardFile,
+    forget,
+    shard_file,
+    shard_reader,
+)
 from shardkit.dataset.index import Rows
 from shardkit.dataset.located import BatchShards
-from shardkit.dataset.manifest import AttachedShard
+from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.remote import CachedShards, Need
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.system.files import as_name
+from shardkit.system.text import as_command
 
 _GAP = 16384
 """Maximum bytes between two images that share one readahead call."""
@@ -29,8 +35,7 @@ class ShardFiles:
     """The files of all shards, by number.
 
     Args:
-        directory: The dataset.
-        root: The folder of an attached dataset's archives, if the user named it.
+        dataset: The dataset.
 
     Raises:
         UsageError: If the archives of an attached dataset are not confirmed.
@@ -39,13 +44,19 @@ class ShardFiles:
     lookahead = 0
     """Rows to `announce` before they are read: 0 if the shards are local."""
 
-    def __init__(self, directory: OpenDirectory, root: Path | None = None) -> None:
-        self._directory = directory
-        self._entries = directory.manifest.shards
-        self._folder = shards_folder(directory.path, directory.manifest, root)
+    def __init__(self, dataset: OpenedDataset) -> None:
+        self._dataset = dataset
+        self._entries = dataset.manifest.shards
+        self._folder = dataset.shards_folder
         self._paths: dict[int, Path] = {}
-        self.remedy = f"To list all damage, run `shardkit verify {directory.path}`."
+        self.remedy = f"To list all damage, run {as_command('verify', dataset.path)}."
         """What to do about a damaged record, for messages."""
+        self._replaced = REMEDY
+        if dataset.manifest.archives is not None:
+            self._replaced = (
+                f"It was replaced after `shardkit attach`, and the index in {dataset.path} "
+                "does not describe it. Restore it, or run the same `shardkit attach` command again."
+            )
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
@@ -82,7 +93,7 @@ class ShardFiles:
             CorruptDataset: If another dataset has replaced this one.
         """
         try:
-            return self._directory.unchanged(lambda: {shard: self._open(shard) for shard in shards})
+            return self._dataset.unchanged(lambda: {shard: self._open(shard) for shard in shards})
         except CorruptDataset:  # otherwise they would be read if this dataset came back
             for shard in shards:
                 forget(self.path(shard), self._entries[shard].identity)
@@ -136,7 +147,7 @@ class ShardFiles:
             kind: As there.
         """
         path, identity = self.whole(shard), self._entries[shard].identity
-        return self._directory.unchanged(lambda: shard_reader(path, identity, read, kind))
+        return self._dataset.unchanged(lambda: shard_reader(path, identity, read, kind))
 
     def forget(self, shard: int) -> None:
         """Open a damaged shard again when it is next read, so that a restored copy is found."""
@@ -148,16 +159,12 @@ class ShardFiles:
     def _open(self, shard: int) -> ShardFile:
         entry = self._entries[shard]
         path = self.path(shard)
-        if not isinstance(entry, AttachedShard):
-            return shard_file(path, entry.bytes, entry.identity, self._folder)
-        remedy = (
-            f"It was replaced after `shardkit attach`, and the index in {self._directory.path} "
-            "does not describe it. Restore it, or run the same `shardkit attach` command again."
-        )
-        file = shard_file(path, entry.bytes, entry.identity, self._folder, remedy=remedy)
-        if not entry.sha256 and file.modified != entry.modified:
+        file = shard_file(path, entry.bytes, entry.identity, self._folder, remedy=self._replaced)
+        if entry.is_replaced(file.modified):
             forget(path, entry.identity)
-            raise CorruptShard(f"the archive {path} has another modification time. {remedy}")
+            raise CorruptShard(
+                f"the archive {path} has another modification time. {self._replaced}"
+            )
         return file
 
 
@@ -165,12 +172,12 @@ class RemoteShardFiles(ShardFiles):
     """The copies of shards in a cache, fetched when needed.
 
     Args:
-        directory: The local copy of manifest and index.
+        dataset: The dataset, with the local copy of manifest and index.
         cached: The shards.
     """
 
-    def __init__(self, directory: OpenDirectory, cached: CachedShards) -> None:
-        super().__init__(directory)
+    def __init__(self, dataset: OpenedDataset, cached: CachedShards) -> None:
+        super().__init__(dataset)
         self._cached = cached
         self.lookahead = cached.lookahead(self._entries)
         self.remedy = f"It was removed from the cache; read it again, from {cached.url}."
@@ -209,8 +216,8 @@ class RemoteShardFiles(ShardFiles):
         """Return what is read of each shard."""
         starts = index["offset"].astype(np.int64)
         ends = starts + index["length"]
-        found = {}
+        needs = {}
         for number in np.unique(shards).tolist():
-            here = shards == number
-            found[number] = Need(self._entries[number], starts[here], ends[here])
-        return found
+            in_shard = shards == number
+            needs[number] = Need(self._entries[number], starts[in_shard], ends[in_shard])
+        return needs

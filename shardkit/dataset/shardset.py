@@ -5,6 +5,7 @@ Nothing here knows a format by name or decodes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,24 +14,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.columns import COLUMN_KINDS, Column, columns_of
-from shardkit.dataset.directory import OpenDirectory, rewritten
 from shardkit.dataset.index import (
     IndexPart,
     Rows,
     StoredColumn,
     StringTable,
-    apart_of,
     damaged_rows,
     require_counts,
 )
 from shardkit.dataset.index_builder import IndexedRecord, difference, shard_records
 from shardkit.dataset.index_reader import IndexReader, IndexRows
 from shardkit.dataset.located import LocatedRows
-from shardkit.dataset.manifest import AttachedManifest
+from shardkit.dataset.opened import LOCAL, Fetching, OpenedDataset, open_one
 from shardkit.dataset.remote import CachedShards
 from shardkit.dataset.shard_files import RemoteShardFiles, ShardFiles
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
+from shardkit.kinds.column import Column
+from shardkit.kinds.field import Field, Schema, apart_of, columns_of
+from shardkit.kinds.packing import with_fields
 from shardkit.record import (
     ABSENT,
     IMAGE,
@@ -38,16 +39,12 @@ from shardkit.record import (
     LABEL_FIELD,
     META_FIELD,
     NO_LABEL,
-    STORED_APART,
     STORED_KINDS,
-    Field,
     Record,
-    Schema,
     dump_json,
     image_field,
 )
 from shardkit.registry import get_format
-from shardkit.sources.kept import with_fields
 from shardkit.system.text import quoted
 
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
@@ -57,38 +54,31 @@ _MAPPED = 64 << 30
 
 
 class ShardSet:
-    """A dataset directory, opened lazily. Pickling it stores only its path and options.
+    """A dataset, read lazily. Pickling it stores only its path and options.
 
     Args:
-        directory: The dataset.
+        dataset: The dataset.
         verify: Whether each read compares the record's checksum. None means only for encoded
             images and attached files: for other raw pixels it costs more than reading them.
-        cached: The shards, if they are not in the directory.
-        root: The folder of an attached dataset's archives; None means where the manifest says,
-            which `shardkit attach` must have confirmed.
 
     Raises:
-        UsageError: If ``directory`` is not a dataset, or its archives are not confirmed.
+        UsageError: If ``dataset`` is not a dataset, or its archives are not confirmed.
         CorruptDataset: If its manifest is damaged.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        verify: bool | None = None,
-        cached: CachedShards | None = None,
-        root: Path | None = None,
-    ) -> None:
-        self._opened = OpenDirectory(directory)
-        self.directory, self.manifest = self._opened.path, self._opened.manifest
-        self.files = ShardFiles(self._opened, root)
+    def __init__(self, dataset: OpenedDataset, *, verify: bool | None = None) -> None:
+        if verify is not None and type(verify) is not bool:
+            raise UsageError(f"verify={verify!r} is neither True, False nor None")
+        self.dataset = dataset
+        self.directory, self.manifest = dataset.path.absolute(), dataset.manifest
+        self.place = dataset.place
+        """The URL or path of the dataset, for messages."""
+        self.files = ShardFiles(dataset)
         """The shards."""
-        if cached is not None:
-            self.files = RemoteShardFiles(self._opened, cached)
-        self._cached = cached
-        self._root = root
         self._verify_option = verify
+        if dataset.cached is not None:
+            self.files = RemoteShardFiles(dataset, dataset.cached)
+            self._verify_option = dataset.cached.verifies(verify)
         self._entries: dict[str, IndexRows] = {}
         self._columns: dict[str, StoredColumn] = {}
 
@@ -96,28 +86,23 @@ class ShardSet:
         return self.manifest.rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = (self._verify_option, self._cached, self._root)
+        options = (self._verify_option, self.dataset.cached, self.dataset.root)
         return _reopen, (self.directory, *options, self.manifest.digest)
-
-    @property
-    def place(self) -> str:
-        """The URL or path of the dataset, for messages."""
-        return str(self.directory) if self._cached is None else self._cached.url
 
     @cached_property
     def keys(self) -> StringTable:
         """The key of each row."""
-        return self._opened.unchanged(self._index.keys)
+        return self.dataset.unchanged(self.index.keys)
 
     @cached_property
     def paths(self) -> StringTable:
         """The source path of each row."""
-        return self._opened.unchanged(self._index.paths)
+        return self.dataset.unchanged(self.index.paths)
 
     @cached_property
     def rows(self) -> Rows:
         """The index: one `shardkit.dataset.index.ROW` for each row, memory-mapped and read-only."""
-        return self._opened.unchanged(self._index.rows)
+        return self.dataset.unchanged(self.index.rows)
 
     @cached_property
     def schema(self) -> Schema:
@@ -135,13 +120,13 @@ class ShardSet:
         Raises:
             UsageError: If there is no such field.
         """
-        found = self._entries.get(field)
-        if found is None:
+        entries = self._entries.get(field)
+        if entries is None:
             if field != IMAGE:
-                self._require(field, STORED_APART, "has no bytes of its own: it has a column")
-            rows = self._opened.unchanged(lambda: self._index.rows(field))
-            found = self._entries[field] = self._index.entries(rows, field)
-        return found
+                self._require(field, apart=True)
+            rows = self.dataset.unchanged(lambda: self.index.rows(field))
+            entries = self._entries[field] = self.index.entries(rows, field)
+        return entries
 
     def values(self, name: str, rows: Sequence[int] | npt.NDArray[np.int64]) -> Column:
         """Return the values of a small field in some rows, without reading a record.
@@ -181,7 +166,7 @@ class ShardSet:
             CorruptDataset: If the index is damaged, or another dataset has replaced this one.
         """
         field = self.schema.get(name)
-        if field is not None and field.kind in STORED_APART:
+        if field is not None and field.type.stored_apart:
             kinds = self.entries_of(name).read(np.arange(len(self)))["field"]
             return np.asarray(kinds != _ABSENT_CODE)
         if name == LABEL and field is not None:
@@ -189,18 +174,14 @@ class ShardSet:
         return self._stored_column(name).present()
 
     def _stored_column(self, name: str) -> StoredColumn:
-        found = self._columns.get(name)
-        if found is None:
-            field = self._require(name, COLUMN_KINDS, "has no column: it is stored in the records")
-            (entry,) = (each for each in self.manifest.schema if each.name == name)
-            lacking = entry.rows < len(self)
-            found = self._columns[name] = self._opened.unchanged(
-                lambda: self._index.column(name, field, lacking=lacking)
-            )
-        return found
+        column = self._columns.get(name)
+        if column is None:
+            self._require(name, apart=False)
+            column = self._columns[name] = self.dataset.unchanged(lambda: self.index.column(name))
+        return column
 
-    def _require(self, name: str, kinds: Sequence[str], otherwise: str) -> Field:
-        """Return a field, which must exist and be of one of some kinds.
+    def _require(self, name: str, *, apart: bool) -> Field:
+        """Return a field, which must exist, and have either bytes of its own or a column.
 
         Raises:
             UsageError: If it is not.
@@ -210,12 +191,18 @@ class ShardSet:
             raise UsageError(
                 f"{self.place} has no field {quoted(name)}; it has {', '.join(self.schema)}"
             )
-        if field.kind not in kinds:
-            raise UsageError(f"the field {quoted(name)} of {self.place} {otherwise}")
+        if field.type.stored_apart != apart:
+            reason = (
+                "has no bytes of its own: it has a column"
+                if apart
+                else "has no column: it is stored in the records"
+            )
+            raise UsageError(f"the field {quoted(name)} of {self.place} {reason}")
         return field
 
     @property
-    def _index(self) -> IndexReader:
+    def index(self) -> IndexReader:
+        """The files of the index."""
         return IndexReader(self.directory, self.manifest, verify=self._verify_option)
 
     def resolve_rows(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -234,7 +221,7 @@ class ShardSet:
             CorruptDataset: If they differ from the manifest's class counts.
         """
         labels = self.entries.labels()
-        require_counts(labels, self.manifest.class_counts)
+        require_counts([labels], self.manifest.class_counts)
         labels.setflags(write=False)
         return labels
 
@@ -248,7 +235,7 @@ class ShardSet:
             CorruptRecord: If a row of the index is damaged.
             CorruptDataset: If another dataset has replaced this one.
         """
-        index = self._opened.unchanged(lambda: self.entries.read(rows))
+        index = self.dataset.unchanged(lambda: self.entries.read(rows))
         if (wrong := damaged_rows(index)).any():
             number = int(wrong.argmax())
             reason = "its entry in the index is damaged"
@@ -275,10 +262,10 @@ class ShardSet:
             for entries in self._entries.values():
                 entries.forget()
             raise
-        found = LocatedRows(self, rows, index, opened, field)
+        located = LocatedRows(self, rows, index, opened, field)
         sizes = self.files.sizes[opened.places]
-        found.examine(sizes, self.schema.get(field), self.manifest.raw_shape)
-        return found
+        located.examine(sizes, self.schema.get(field), self.manifest.raw_shape)
+        return located
 
     def announce(self, rows: npt.NDArray[np.int64], field: str = IMAGE) -> None:
         """Issue readahead for the images of ``rows``, counted from 0, without waiting.
@@ -303,15 +290,17 @@ class ShardSet:
         if self._verify_option is not None:
             return self._verify_option
         # Other programs may write to attached files.
-        return not self._is_plain(name) or isinstance(self.manifest, AttachedManifest)
+        return name not in self._plain or self.manifest.archives is not None
 
-    def _is_plain(self, name: str) -> bool:
-        """Return whether a field holds raw pixels, or arrays of one shape."""
-        field = self.schema.get(name)
-        if field is None:
-            return False
-        is_raw = field.kind == "image" and self.manifest.raw_shape is not None
-        return is_raw or field.is_uniform
+    @cached_property
+    def _plain(self) -> frozenset[str]:
+        """The fields that hold raw pixels, or arrays of one shape."""
+        raw = self.manifest.raw_shape is not None
+        return frozenset(
+            name
+            for name, field in self.schema.items()
+            if field.is_uniform or (raw and field.type.is_picture and not field.type.follows)
+        )
 
     def maps(self, name: str) -> bool:
         """Return whether the compiled module may copy a field from mapped shards.
@@ -319,7 +308,7 @@ class ShardSet:
         It does so for raw pixels and arrays of one shape only, which take half the time, and whose
         checksums are not compared.
         """
-        return self._is_plain(name) and not self.verifies(name) and self._is_mappable
+        return name in self._plain and not self.verifies(name) and self._is_mappable
 
     @cached_property
     def _is_mappable(self) -> bool:
@@ -345,22 +334,22 @@ class ShardSet:
             CorruptRecord: If the record or its index is damaged.
             CorruptDataset: If another dataset has replaced this one.
         """
-        if isinstance(self.manifest, AttachedManifest):
-            return self._assembled(row)
         shard, place = self.files.place(row)
+        if not self.manifest.shards[shard].holds_records:
+            return self._assembled(row)
         storage = get_format(self.manifest.format)
         self.files.whole(shard)  # a missing shard is not a damaged record
-        found: IndexedRecord
+        stored: IndexedRecord
         try:
             reader = self.files.reader(shard, partial(shard_records, storage), "records")
-            (found,) = reader.read([place])
+            (stored,) = reader.read([place])
             part = self.part(np.array([row]))
-            reason = difference(found, 0, part)[0]
+            reason = difference(stored, 0, part)[0]
         except (CorruptShard, IndexError) as error:
             reason = str(error)
         if reason:
             raise self.corrupt(row, int(self.entries.read(np.array([row]))["offset"][0]), reason)
-        return found.record
+        return stored.record
 
     def _assembled(self, row: int) -> Record:
         """Return the record that a conversion of an attached archive would store."""
@@ -373,18 +362,18 @@ class ShardSet:
                 if (label := int(self.labels_of(place)[0])) != NO_LABEL:
                     fields[LABEL_FIELD] = b"%d" % label
                 continue
-            if field.kind in COLUMN_KINDS:
+            if not field.type.stored_apart:
                 if (value := self.values(name, place).value(0)) is not None:
                     values[name] = value
                 continue
-            found = self.find(place, name)
-            kind = found.fields[0]
+            located = self.find(place, name)
+            kind = located.fields[0]
             if kind == ABSENT:
                 continue
             stored = field.stored_name(name) or (kind if name == IMAGE else f"{name}.{kind}")
-            fields[stored] = bytes(found.read(0, memoryview(bytearray(found.lengths[0]))).data)
-            if field.kind in ("image", "mask"):
-                size = {"width": found.widths[0], "height": found.heights[0]}
+            fields[stored] = bytes(located.read(0, memoryview(bytearray(located.lengths[0]))).data)
+            if field.type.is_picture:
+                size = {"width": located.widths[0], "height": located.heights[0]}
                 meta |= size if name == IMAGE else {name: size}
         record = Record(self.keys[row], {**fields, META_FIELD: dump_json(meta)})
         return with_fields(record, self.schema, values)
@@ -416,6 +405,18 @@ class ShardSet:
             f"record {quoted(key)} (row {row}, from {quoted(source)}) in {path} at byte "
             f"{offset} is damaged: {reason}. {self.files.remedy}"
         )
+
+
+def open_shards(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    verify: bool | None = None,
+    root: str | os.PathLike[str] | None = None,
+    fetching: Fetching = LOCAL,
+) -> ShardSet:
+    """Open one dataset by its path or URL: see `open_one` and `ShardSet`."""
+    return ShardSet(open_one(path, split, root=root, fetching=fetching), verify=verify)
 
 
 def resolve_rows(
@@ -458,7 +459,6 @@ def _reopen(
     digest: str,
 ) -> ShardSet:
     """Reopen an unpickled dataset, unless another one has replaced it."""
-    shards = ShardSet(directory, verify=verify, cached=cached, root=root)
-    if shards.manifest.digest != digest:
-        raise rewritten(directory)
+    shards = ShardSet(OpenedDataset(directory, cached=cached, root=root), verify=verify)
+    shards.dataset.require_digest(digest)
     return shards

@@ -2,53 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardkit.contracts import Entry, Images, PackedEntries, Scan, SourceKind, SourceOption
-from shardkit.dataset.index import apart_of
-from shardkit.dataset.manifest import dataset_directories
+from shardkit.contracts import (
+    Entry,
+    Images,
+    PackedEntries,
+    Scan,
+    Source,
+    SourceKind,
+    SourceOptions,
+    StoredEntries,
+)
+from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.selection import Mask, column_values, select
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import BadImage, CorruptDataset, Problem, UsageError
-from shardkit.record import IMAGE, LABEL, LABEL_FIELD, NO_LABEL, Field, Record, describe_schema
+from shardkit.errors import BadImage, CorruptDataset, UsageError
+from shardkit.kinds.field import Field, apart_of, describe_schema
+from shardkit.options import option
+from shardkit.record import IMAGE, LABEL, LABEL_FIELD, NO_LABEL, Record
 from shardkit.system.files import as_text
 
 _AT_ONCE = 4096
 """Rows listed at a time."""
 
+_MANY = 1 << 15
+"""Rows that are listed in memory."""
 
-class DatasetSource:
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSourceOptions(SourceOptions):
+    """The options of this source."""
+
+    where: str | None = option(
+        None,
+        help="Only rows for which this is true: comparisons of columns with values, in, "
+        "and, or, not. Columns are labels, numbers, texts, key, path, width and "
+        "height.",
+        metavar="EXPR",
+    )
+    rows: str | Path | bool | None = option(
+        None,
+        help="Only the rows that FILE lists: row numbers or keys, one per line.",
+        metavar="FILE",
+        stored="listed",
+        store=bool,
+    )
+    """True in a description: the user gave a file."""
+
+
+class DatasetSource(Source):
     """The records of a dataset, or of all its splits, each compared with the index when read.
 
     Args:
         folder: The dataset.
-        where: Only rows for which this expression is true: see `shardkit.dataset.selection`.
-        rows: Only the rows of this file.
+        options: The options. For ``where``, see `shardkit.dataset.selection`.
     """
 
     kind = "dataset"
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        where: str | None = None,
-        rows: str | Path | None = None,
-        _listed: bool = False,
-    ) -> None:
+    def __init__(self, folder: str | Path, options: DatasetSourceOptions | None = None) -> None:
         self._folder = Path(folder)
-        places = dataset_directories(self._folder)
-        self._sets = {split: ShardSet(place) for split, place in places.items()}
-        self._where, self._rows = where, rows
-        self._listed = _listed or rows is not None
-        if rows is not None and len(places) > 1:
+        self._options = options or DatasetSourceOptions()
+        splits = OpenedDirectory(self._folder).splits
+        self._sets = {name: ShardSet(split) for name, split in splits.items()}
+        if self._rows is not None and len(splits) > 1:
             raise UsageError(
-                f"{folder} has the splits {', '.join(places)}, and --rows lists rows of one: "
-                f"convert {self._folder / next(iter(places))}"
+                f"{folder} has the splits {', '.join(splits)}, and --rows lists rows of one: "
+                f"convert {self._folder / next(iter(splits))}"
             )
         first, *others = self._sets.values()
         for other in others:
@@ -58,11 +85,11 @@ class DatasetSource:
                     f"{first.directory}: convert one split at a time"
                 )
 
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> DatasetSource:
-        """Open the dataset that another one was made from."""
-        options = next(iter(described.values()))
-        return cls(path, where=options.get("where"), _listed=bool(options.get("listed")))
+    @property
+    def _rows(self) -> str | Path | None:
+        """The file of rows; None without, and in a source that a manifest describes."""
+        rows = self._options.rows
+        return None if isinstance(rows, bool) else rows
 
     def __str__(self) -> str:
         return str(self._folder)
@@ -79,20 +106,20 @@ class DatasetSource:
             CorruptDataset: If an index is damaged.
         """
         first = next(iter(self._sets.values()))
-        own = first.manifest.classes
-        known = dict.fromkeys([*(classes or ()), *(own or ())])
-        labels = {name: label for label, name in enumerate(known)}
-        moved = [labels[name] for name in own or ()]
+        own_classes = first.manifest.classes
+        class_names = dict.fromkeys([*(classes or ()), *(own_classes or ())])
+        labels = {name: label for label, name in enumerate(class_names)}
+        moved = [labels[name] for name in own_classes or ()]
         fields = dict(first.schema)
         if LABEL in fields:
-            fields[LABEL] = Field("label", classes=tuple(known))
+            fields[LABEL] = Field("label", classes=tuple(class_names))
         splits, understood = {}, {}
         for split, shards in self._sets.items():
             shards.part(np.arange(min(1, len(shards))))  # refuses a damaged index at once
-            chosen = select(shards, where=self._where, rows=self._rows)
-            entries = PackedEntries(_entries(shards, chosen, moved))
-            if not len(entries):
+            chosen = select(shards, where=self._options.where, rows=self._rows)
+            if not chosen.any():
                 raise UsageError(f"no row of {shards.directory} is selected")
+            entries = _entries(shards, chosen, moved)
             splits[split] = Images(self, split, entries)
             text = f"{len(entries):,} of {len(shards):,} rows, {shards.manifest.format}"
             understood[split or "dataset"] = text
@@ -102,12 +129,12 @@ class DatasetSource:
         return Scan(
             source=self,
             splits=splits,
-            classes=None if own is None else tuple(known),
+            classes=None if own_classes is None else tuple(class_names),
             fields=fields,
             understood=understood,
             records=True,
             raw_shape=first.manifest.raw_shape,
-            whole=not self._listed or self._rows is not None,
+            whole=self._options.rows is not True,
             exact_sizes=fields.keys() <= {IMAGE, LABEL},
         )
 
@@ -122,15 +149,11 @@ class DatasetSource:
 
     def describe(self, split: str) -> Mapping[str, Any]:
         """Return the name and the content digest of the dataset, and how rows were selected."""
-        found: dict[str, Any] = {
+        return {
             "name": as_text(self._folder.resolve().name),
             "content_digest": self._sets[split].manifest.content_digest,
+            **self._options.describe(),
         }
-        if self._where is not None:
-            found["where"] = self._where
-        if self._listed:
-            found["listed"] = True
-        return found
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return a record, after comparing it with the index.
@@ -140,6 +163,8 @@ class DatasetSource:
         """
         try:
             record = self._sets[split].record(entry.place)
+        except (KeyError, IndexError) as error:  # the dataset is another one now
+            raise BadImage("it changed since the scan") from error
         except CorruptDataset as error:
             raise BadImage(str(error)) from error
         if record.key != entry.key or record.meta["path"] != entry.path:
@@ -152,10 +177,6 @@ class DatasetSource:
         """Return the dataset and the row of a record."""
         return f"{self._sets[split].directory}, row {entry.place}"
 
-    def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
-        """Return all rows: a damaged record stays listed."""
-        return scan.splits[split].entries if split in scan.splits else ()
-
 
 def _form(shards: ShardSet) -> tuple[Any, ...]:
     """Return what all splits must have in common."""
@@ -163,34 +184,44 @@ def _form(shards: ShardSet) -> tuple[Any, ...]:
     return manifest.classes, describe_schema(shards.schema), manifest.raw_shape
 
 
-def _entries(shards: ShardSet, chosen: Mask, labels: Sequence[int]) -> Iterator[Entry]:
-    """Yield the entry of each chosen row.
+def _entries(shards: ShardSet, chosen: Mask, labels: Sequence[int]) -> Sequence[Entry]:
+    """Return the entry of each chosen row; many are read from the index when they are used.
 
     Args:
         shards: The dataset.
         chosen: The rows.
         labels: The new label of each label.
     """
-    own = shards.labels.tolist()
+    old_labels = shards.labels.astype(np.int32)
     fields = (IMAGE, *apart_of(shards.schema))
-    for start in range(0, len(shards), _AT_ONCE):
+    starts = range(0, len(shards), _AT_ONCE)
+
+    def load(piece: int) -> list[Entry]:
+        start = starts[piece]
         rows = np.arange(start, min(start + _AT_ONCE, len(shards)))
         entries = [shards.entries_of(name).read(rows) for name in fields]
-        sizes = sum(each["length"].astype(np.int64) for each in entries)
-        stamps = np.bitwise_xor.reduce([each["checksum"] for each in entries])
-        listed = (shards.paths[start : rows[-1] + 1], shards.keys[start : rows[-1] + 1])
-        for row, path, key, size, stamp in zip(
-            rows.tolist(), *listed, np.asarray(sizes).tolist(), stamps.tolist(), strict=True
-        ):
-            if chosen[row]:
-                label = own[row] if own[row] == NO_LABEL else labels[own[row]]
-                yield Entry(path, key, label, size, stamp, row)
+        sizes = sum(index["length"].astype(np.int64) for index in entries)
+        stamps = np.bitwise_xor.reduce([index["checksum"] for index in entries])
+        texts = (shards.paths[start : rows[-1] + 1], shards.keys[start : rows[-1] + 1])
+        numbers = np.asarray(sizes).tolist(), stamps.tolist(), old_labels[rows].tolist()
+        return [
+            Entry(path, key, label if label == NO_LABEL else labels[label], size, stamp, row)
+            for row, path, key, size, stamp, label in zip(
+                rows.tolist(), *texts, *numbers, strict=True
+            )
+            if chosen[row]
+        ]
+
+    if len(shards) <= _MANY:
+        return PackedEntries(entry for piece in range(len(starts)) for entry in load(piece))
+    counts = (int(chosen[start : start + _AT_ONCE].sum()) for start in starts)
+    return StoredEntries(load, [0, *accumulate(counts)])
 
 
 SOURCE = SourceKind(
     name=DatasetSource.kind,
-    title="Copy, select or re-encode a dataset of shardkit.",
-    help="""Convert a dataset of shardkit to another one in DST: in another format, with other
+    title="Copy, select or re-encode a shardkit dataset.",
+    help="""Convert a shardkit dataset to another one in DST: in another format, with other
     shards, a subset, or with other images.
 
     SRC is the dataset, or a directory of splits. Without options for images, records are stored
@@ -203,19 +234,6 @@ SOURCE = SourceKind(
       shardkit convert dataset photos pets --to lmdb --where 'label in ("cat", "dog")'
       shardkit convert dataset photos small --to hdf5 --resize 224x224 --encode raw
     """,
-    options=(
-        SourceOption(
-            flags="--where",
-            metavar="EXPR",
-            help="Only rows for which this is true: comparisons of columns with values, in, and, "
-            "or, not. Columns are labels, numbers, texts, key, path, width and height.",
-        ),
-        SourceOption(
-            flags="--rows",
-            metavar="FILE",
-            help="Only the rows that FILE lists: row numbers or keys, one per line.",
-        ),
-    ),
-    open=DatasetSource,
-    find=DatasetSource.find,
+    options=DatasetSourceOptions,
+    source=DatasetSource,
 )

@@ -17,7 +17,7 @@ def write_archives(exporting: Exporting, output: OutputFolder) -> None:
         path = exporting.shards.files.path(number)
         with open_records(get_format(manifest.format), path) as records:
             meta = {**records.meta, "format": target.name, "raw_shape": None}
-        name = f"{exporting.split or 'data'}-{number:06d}{target.suffix}"
+        name = f"{exporting.shards.dataset.split or 'data'}-{number:06d}{target.suffix}"
         writer = target.write(output.root / name, ShardSpec(meta=meta))
         try:
             for record in exporting.of_shard(number):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.lock import locked
-from shardkit.dataset.manifest import dataset_directories
+from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.exporting.output import OutputFolder
@@ -63,7 +63,7 @@ def export(
         layout: ``imagefolder``: a folder for each class, with the file names of the source;
             ``csv``: a folder of images and ``metadata.csv``; ``parquet``: for ``load_dataset`` of
             Hugging Face, needs pyarrow; ``webdataset``: tar archives.
-        raw_as_png: Export raw pixels, which are not the source's files, as PNG files.
+        raw_as_png: Export raw pixels and planes, which are not the source's files, as PNG files.
         on_progress: Called with the progress since the last call.
 
     Raises:
@@ -76,20 +76,19 @@ def export(
     write = get_layout(layout)
     exportings = [
         Exporting(
-            shards=ShardSet(place, verify=True),
-            split=split,
+            shards=ShardSet(dataset, verify=True),
             raw_as_png=raw_as_png,
             report=on_progress,
         )
-        for split, place in dataset_directories(directory).items()
+        for dataset in OpenedDirectory(directory).splits.values()
     ]
     if on_progress:
-        on_progress(Progress(total=sum(len(each.shards) for each in exportings)))
+        on_progress(Progress(total=sum(len(exporting.shards) for exporting in exportings)))
     with staged(directory, target) as folder:
         output = OutputFolder(folder)
-        for each in exportings:
-            write(each, output)
-    manifests = [each.shards.manifest for each in exportings]
+        for exporting in exportings:
+            write(exporting, output)
+    manifests = [exporting.shards.manifest for exporting in exportings]
     return Exported(
         records=sum(manifest.rows for manifest in manifests),
         files=output.files,
@@ -111,13 +110,13 @@ def get_layout(name: str) -> Write:
         raise UsageError(f"layout={name!r} is unknown; choose from {', '.join(sorted(LAYOUTS))}")
     module, _, attribute = LAYOUTS[name].partition(":")
     try:
-        found: Write = getattr(import_module(module), attribute)
+        write: Write = getattr(import_module(module), attribute)
     except ImportError as error:
         package = (error.name or module).partition(".")[0]
         raise UsageError(
             f"the layout {name} needs {package}: pip install 'shardkit[{name}]'"
         ) from error
-    return found
+    return write
 
 
 @contextlib.contextmanager
@@ -131,12 +130,12 @@ def staged(directory: Path, target: Path) -> Iterator[Path]:
         try:
             for name in set(os.listdir(work)) - {"lock", "owner"}:
                 shutil.rmtree(work / name)
-            made = work / "made"
-            made.mkdir()
-            yield made
+            folder = work / "made"
+            folder.mkdir()
+            yield folder
             os.sync()  # one call for all files: syncing each would take longer than writing them
             _check(directory, target)
-            made.rename(target)  # replaces only an empty folder
+            folder.rename(target)  # replaces only an empty folder
             sync(target.absolute().parent)
         except OSError as error:
             raise as_failure(error, target) from error
@@ -145,8 +144,8 @@ def staged(directory: Path, target: Path) -> Iterator[Path]:
 
 
 def _work_folder(target: Path) -> Path:
-    place = target.absolute()
-    return place.parent / f".shardkit-export-{place.name}"
+    absolute = target.absolute()
+    return absolute.parent / f".shardkit-export-{absolute.name}"
 
 
 def _check(directory: Path, target: Path) -> None:
@@ -158,11 +157,11 @@ def _check(directory: Path, target: Path) -> None:
     if os.path.islink(target):
         raise UsageError(f"{target} is a symbolic link; name a new folder")
     try:
-        found = sorted(os.listdir(target))
+        names = sorted(os.listdir(target))
     except FileNotFoundError:
         return
     except NotADirectoryError:
         raise UsageError(f"{target} is a file, not a folder") from None
-    if found:
-        some = ", ".join(found[:5]) + (" ..." if len(found) > 5 else "")
-        raise UsageError(f"{target} is not empty ({some}); choose a new folder")
+    if names:
+        listing = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+        raise UsageError(f"{target} is not empty ({listing}); choose a new folder")

@@ -9,8 +9,9 @@ from typing import Any
 
 from shardkit.errors import UsageError
 from shardkit.exporting.output import OutputFolder
-from shardkit.exporting.records import Exporting, is_apart
-from shardkit.record import IMAGE, LABEL, Field, Record, dump_json
+from shardkit.exporting.records import Exporting
+from shardkit.kinds.field import Field
+from shardkit.record import IMAGE, LABEL, Record, dump_json
 from shardkit.system.npy import npy_header
 
 TABLE = "metadata.csv"
@@ -29,12 +30,12 @@ def write_imagefolder(exporting: Exporting, output: OutputFolder) -> None:
             f"{exporting.shards.directory} has the fields {', '.join(exporting.shards.schema)}: a "
             "folder of images holds only image and label; use --layout csv, parquet or webdataset"
         )
-    prefix = f"{exporting.split}/" if exporting.split else ""
+    prefix = exporting.shards.dataset.prefix
     in_folders = _in_class_folders(exporting)
     for record in exporting.records():
-        found = exporting.stored_bytes(record, IMAGE)
-        if found is not None:
-            stored, content = found
+        image = exporting.stored_bytes(record, IMAGE)
+        if image is not None:
+            stored, content = image
             name = exporting.file_name(record, stored)
             label = exporting.class_name(record)
             folder = "" if in_folders or label is None else f"{label}/"
@@ -60,14 +61,10 @@ def write_csv(exporting: Exporting, output: OutputFolder) -> None:
     Raises:
         UsageError: If a name cannot be a file's.
     """
-    prefix = f"{exporting.split}/" if exporting.split else ""
+    prefix = exporting.shards.dataset.prefix
     schema = exporting.shards.schema
-    text = io.TextIOWrapper(
-        io.BufferedWriter(output.create(prefix + TABLE)),
-        "utf-8",
-        "surrogateescape",
-        newline="",
-    )
+    file = output.create(prefix + TABLE)
+    text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
     with text:
         table = csv.writer(text, lineterminator="\n")
         table.writerow(_column(name, field) for name, field in schema.items())
@@ -79,23 +76,23 @@ def write_csv(exporting: Exporting, output: OutputFolder) -> None:
 def _column(name: str, field: Field) -> str:
     if name == IMAGE:
         return "file_name"
-    return f"{name}_file_name" if is_apart(field) else name
+    return f"{name}_file_name" if field.type.stored_apart else name
 
 
 def _cells(
     exporting: Exporting, output: OutputFolder, prefix: str, record: Record
 ) -> Iterable[str]:
     schema = exporting.shards.schema
-    only = [name for name in schema if is_apart(schema[name])] == [IMAGE]
+    only = [name for name in schema if schema[name].type.stored_apart] == [IMAGE]
     for name, field in schema.items():
         if name == LABEL:
             yield exporting.class_name(record) or ""
-        elif is_apart(field):
-            found = exporting.stored_bytes(record, name)
-            if found is None:
+        elif field.type.stored_apart:
+            value_bytes = exporting.stored_bytes(record, name)
+            if value_bytes is None:
                 yield ""
                 continue
-            stored, content = found
+            stored, content = value_bytes
             folder = "" if only else f"{name}/"
             file = folder + exporting.file_name(record, stored)
             output.write(prefix + file, as_file(field, content))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardkit.errors import UsageError
-from shardkit.system.files import as_name, write_all
+from shardkit.system.files import as_name
 from shardkit.system.safe_paths import make_folder, opened, parts_of
 from shardkit.system.text import quoted
 
@@ -39,12 +39,12 @@ class OutputFolder:
             OSError: If the disk is full or fails.
         """
         with self.create(name) as file:
-            write_all(file.fileno(), content)
+            file.write(content)
         self.files += 1
         self.bytes += len(content)
 
     def create(self, name: str) -> BinaryIO:
-        """Create a file, and return it opened for writing, unbuffered; see `write`."""
+        """Create a file, and return it opened for writing; see `write`."""
         try:
             parts_of(as_name(name))
         except ValueError as error:
@@ -69,7 +69,8 @@ class OutputFolder:
                 ) from error
             raise
         self._written.setdefault(_folded(name), name)
-        return open(descriptor, "wb", buffering=0)
+        # Buffered: a raw file writes only a part if the disk is full, and libraries ignore that.
+        return open(descriptor, "wb")
 
     def count(self, name: str) -> None:
         """Count a complete file that was not written by `write`."""

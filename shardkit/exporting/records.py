@@ -8,31 +8,29 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
-from shardkit.codecs.image import encode
-from shardkit.conversion.recipe import Recipe
-from shardkit.dataset.columns import columns_of
-from shardkit.dataset.index import apart_of
+from shardkit.codecs.image import decode, encode
+from shardkit.dataset.index import Index, IndexPart
 from shardkit.dataset.index_builder import IndexedRecord, open_records
-from shardkit.dataset.index_reader import IndexReader
-from shardkit.dataset.manifest import AttachedManifest
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import CorruptShard, UsageError
+from shardkit.errors import BadImage, CorruptShard, UsageError
+from shardkit.kinds.field import Field
+from shardkit.recipe import Recipe
 from shardkit.record import (
     IMAGE,
     IMAGE_FIELDS,
     LABEL,
     NO_LABEL,
-    STORED_APART,
-    Field,
+    PLANES,
     Record,
-    image_field,
+    is_planes,
     is_raw,
 )
 from shardkit.registry import DEFAULT_SOURCE, get_format
 from shardkit.system.pool import Progress, Report
-from shardkit.system.text import quoted
+from shardkit.system.text import as_command, quoted
 
 _READ_ROWS = 64
 """Records held in memory at a time."""
@@ -46,31 +44,34 @@ _SUFFIXES = {
 
 _KNOWN = {suffix for kind in IMAGE_FIELDS for suffix in _SUFFIXES.get(kind, (kind,))}
 
-_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-"""Numbers that records state as texts."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Exporting:
     """One dataset, or split, to export.
 
     Raises:
-        UsageError: If it stores raw pixels, without ``raw_as_png``.
+        UsageError: If it stores raw pixels or planes, without ``raw_as_png``.
     """
 
     shards: ShardSet
-    split: str
-    """The split, or "" without splits."""
     raw_as_png: bool = False
-    """Whether to encode raw pixels as PNG files."""
+    """Whether to encode raw pixels and planes as PNG files."""
     report: Report | None = None
 
     def __post_init__(self) -> None:
-        if self.shards.manifest.raw_shape and not self.raw_as_png:
+        if self._stored_as and not self.raw_as_png:
             raise UsageError(
-                f"{self.shards.directory} stores raw pixels, not the files of its source; "
+                f"{self.shards.directory} stores {self._stored_as}, not the files of its source; "
                 "--raw-as-png exports them as PNG files of the same pixels"
             )
+
+    @property
+    def _stored_as(self) -> str:
+        """What it stores instead of files; "" if it stores files."""
+        manifest = self.shards.manifest
+        if manifest.raw_shape:
+            return "raw pixels"
+        return "planes" if any(map(is_planes, manifest.fields)) else ""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -96,9 +97,9 @@ class Exporting:
             CorruptShard: If the shard is damaged, or a record differs from the index.
         """
         manifest, path = self.shards.manifest, self.shards.files.path(shard)
-        start = sum(each.rows for each in manifest.shards[:shard])
+        start = sum(entry.rows for entry in manifest.shards[:shard])
         count = manifest.shards[shard].rows
-        if isinstance(manifest, AttachedManifest):
+        if not manifest.shards[shard].holds_records:
             for row in range(start, start + count):
                 yield self.shards.record(row)
                 if self.report:
@@ -109,53 +110,45 @@ class Exporting:
                 raise CorruptShard(f"{path} has {len(records)} records; the manifest says {count}")
             for first in range(0, count, _READ_ROWS):
                 rows = range(first, min(first + _READ_ROWS, count))
-                for row, found in zip(rows, records.read(rows), strict=True):
-                    if not self._is_indexed(found, start + row):
+                part = self._index.part(slice(start + rows.start, start + rows.stop))
+                for row, indexed in enumerate(records.read(rows)):
+                    if not _is_indexed(indexed, part, row):
                         raise CorruptShard(
-                            f"record {quoted(found.record.key)} in {path} differs from the index; "
-                            f"for details, run `shardkit verify {self.shards.directory}`"
+                            f"record {quoted(indexed.record.key)} in {path} differs from the "
+                            f"index; for details, run "
+                            f"{as_command('verify', self.shards.directory)}"
                         )
-                    yield self._without_raw(found.record)
+                    yield self._as_files(indexed.record)
                 if self.report:
                     self.report(Progress(images=len(rows)))
 
-    def _is_indexed(self, found: IndexedRecord, row: int) -> bool:
-        """Return whether a record is the one in the index at a row."""
-        packed: dict[str, Any] = {IMAGE: found.packed}
-        if found.others:
-            packed |= found.others.entries | found.others.values
-        return found.path == self.shards.paths[row] and all(
-            packed[name] == value
-            for name, value in {
-                **{name: entries[row].tobytes() for name, entries in self._entries.items()},
-                **{name: column.packed(row) for name, column in self._columns.items()},
-            }.items()
-        )
-
     @cached_property
-    def _entries(self) -> dict[str, Any]:
-        index = IndexReader(self.shards.directory, self.shards.manifest, verify=True)
-        return {name: index.rows(name) for name in (IMAGE, *apart_of(self.shards.schema))}
+    def _index(self) -> Index:
+        return self.shards.index.complete()
 
-    @cached_property
-    def _columns(self) -> dict[str, Any]:
-        index = IndexReader(self.shards.directory, self.shards.manifest, verify=True)
-        return {
-            name: index.column(name, field, lacking=name in self.shards.manifest.lacking).whole()
-            for name, field in columns_of(self.shards.schema).items()
-        }
-
-    def _without_raw(self, record: Record) -> Record:
-        if not any(map(is_raw, record.fields)):
+    def _as_files(self, record: Record) -> Record:
+        if not self._stored_as:
             return record
         fields = {}
         for name, content in record.fields.items():
             if is_raw(name):
                 pixels = np.frombuffer(content, np.uint8).reshape(self.shards.manifest.raw_shape)
-                fields[name.removesuffix("raw") + "png"] = encode(Image.fromarray(pixels), "png", 0)
+            elif is_planes(name):
+                pixels = self._finished(record.key, content)
             else:
                 fields[name] = content
+                continue
+            kind = name.rpartition(".")[2]
+            fields[name.removesuffix(kind) + "png"] = encode(Image.fromarray(pixels), "png", 0)
         return replace(record, fields=fields)
+
+    def _finished(self, key: str, content: bytes) -> npt.NDArray[np.uint8]:
+        try:
+            return decode(content, PLANES)
+        except BadImage as error:
+            raise CorruptShard(
+                f"record {quoted(key)} in {self.shards.directory}: {error}"
+            ) from error
 
     @cached_property
     def _keeps_names(self) -> bool:
@@ -189,34 +182,24 @@ class Exporting:
 
     def stored_bytes(self, record: Record, name: str) -> tuple[str, bytes] | None:
         """Return the stored name and the bytes of an image, mask, array or bytes; None without."""
-        field = self.shards.schema[name]
-        if field.kind in ("image", "mask"):
-            stored = image_field(record.fields, name)
-        else:
-            stored = field.stored_name(name)
-        if stored is None or stored not in record.fields:
-            return None
-        return stored, record.fields[stored]
+        stored = self.shards.schema[name].type.stored_in(record.fields, name)
+        return None if stored is None else (stored, record.fields[stored])
 
     def value(self, record: Record, name: str) -> Any:
         """Return the value of a small field as JSON has it, with names of classes, or None."""
         field = self.shards.schema[name]
-        if field.kind == "text":
-            content = record.fields.get(str(field.stored_name(name)))
-            return None if content is None else content.decode()
-        value = record.meta.get(name)
-        if value is None:
-            return None
-        if field.kind == "number":
-            return _NUMBERS[value] if isinstance(value, str) else value
-        names = field.classes if field.kind in ("label", "labels", "boxes") else None
-        if field.kind == "boxes" and names:
-            value = [[*box[:4], names[box[4]]] for box in value]
-        elif names:
-            value = [names[label] for label in value] if field.kind == "labels" else names[value]
-        return value
+        value = field.type.in_record(record, record.meta, name)
+        return None if value is None else field.type.as_json(field, value)
 
 
-def is_apart(field: Field) -> bool:
-    """Return whether a field has bytes of its own, for which a file can stand."""
-    return field.kind in STORED_APART
+def _is_indexed(indexed: IndexedRecord, part: IndexPart, row: int) -> bool:
+    """Return whether a record is the one at a row of a part of the index."""
+    packed: dict[str, Any] = {IMAGE: indexed.packed}
+    if indexed.others:
+        packed |= indexed.others.entries | indexed.others.values
+    entries = {IMAGE: part.rows, **part.apart}
+    return (
+        indexed.path == part.paths[row]
+        and all(packed[name] == rows[row].tobytes() for name, rows in entries.items())
+        and all(packed[name] == column.packed(row) for name, column in part.columns.items())
+    )

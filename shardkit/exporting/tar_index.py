@@ -11,21 +11,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from shardkit.dataset.manifest import AttachedManifest
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
 from shardkit.errors import BadImage, UsageError
 from shardkit.exporting.export import staged
 from shardkit.exporting.output import OutputFolder
 from shardkit.record import dump_json
-from shardkit.registry import ATTACHED_SOURCE
-from shardkit.sources.tar_parts import Part, parts_of
+from shardkit.registry import get_source
+from shardkit.sources.tar_samples import SampleFile, sample_files
 from shardkit.system.text import quoted
 
 _BLOCK = 512
 _PIECE = 1 << 20
-_UTF8 = ("utf-8", "surrogateescape")
-_LONGEST = 100
-"""Bytes of a name in the first block of a header, all that wids reads."""
+_HEADER = struct.Struct("100s 24x 12s 20x c 355x")
+"""Name, size and type in the last block of a header, all that wids reads."""
 
 
 class Archive(NamedTuple):
@@ -34,7 +32,7 @@ class Archive(NamedTuple):
     path: Path
     name: str
     """Its path below the folder of all archives."""
-    samples: Sequence[Sequence[Part]]
+    samples: Sequence[Sequence[SampleFile]]
     end: int
     """Offset after the last member."""
 
@@ -64,10 +62,11 @@ def export_index(
     directory, target = Path(directory), Path(target)
     if tool not in TOOLS:
         raise UsageError(f"the tool {tool!r} is unknown; choose from {', '.join(sorted(TOOLS))}")
-    shards = ShardSet(directory, root=None if root is None else Path(root))
-    if not isinstance(shards.manifest, AttachedManifest):
+    shards = open_shards(directory, root=root)
+    if shards.manifest.archives is None:
         raise UsageError(f"{directory} is not attached: `shardkit attach` its archives first")
-    if shards.manifest.format != ATTACHED_SOURCE:
+    attaching = get_source(shards.manifest.format).attaching
+    if not (attaching and attaching.is_tar):
         raise UsageError(
             f"{directory} reads {shards.manifest.format} files; these indexes are of tar archives"
         )
@@ -83,10 +82,10 @@ def export_index(
 
 def _read(path: Path, name: str) -> Archive:
     try:
-        parts = [part for part in parts_of(path) if part.key]
+        parts = [part for part in sample_files(path) if part.key]
     except BadImage as error:
         raise UsageError(f"{path}: {error}") from error
-    samples: list[list[Part]] = []
+    samples: list[list[SampleFile]] = []
     seen: set[str] = set()
     for part in parts:
         if part.offset < 0:
@@ -109,20 +108,20 @@ def _read(path: Path, name: str) -> Archive:
 
 def _write_energon(archives: Sequence[Archive], output: OutputFolder) -> None:
     """Write ``X.tar.idx``, the offset of each sample; and ``.nv-meta`` with all members."""
-    known: set[str] = set()
+    keys: set[str] = set()
     for archive in archives:
         starts = [sample[0].start for sample in archive.samples]
         output.write(
             f"{archive.name}.idx", struct.pack(f"={len(starts) + 1}Q", *starts, archive.end)
         )
         for sample in archive.samples:
-            if sample[0].key in known:
+            if sample[0].key in keys:
                 raise UsageError(f"energon requires distinct keys: {quoted(sample[0].key)} repeats")
-            known.add(sample[0].key)
+            keys.add(sample[0].key)
     counts = {archive.name: len(archive.samples) for archive in archives}
     output.write(".nv-meta/.info.json", dump_json({"shard_counts": counts}))
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "index.sqlite"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "index.sqlite"
         with closing(sqlite3.connect(path)) as database:
             _fill(database, archives)
         output.write(".nv-meta/index.sqlite", path.read_bytes())
@@ -183,13 +182,17 @@ def _write_wids(archives: Sequence[Archive], output: OutputFolder) -> None:
     """Write ``index.json``: the archives with their MD5 and number of samples."""
     listed = []
     for archive in archives:
-        for part in (part for sample in archive.samples for part in sample):
-            if part.offset != part.start + _BLOCK or len(part.name.encode(*_UTF8)) > _LONGEST:
-                raise UsageError(
-                    f"wids reads names of at most 100 bytes: {quoted(part.name)} in {archive.path}"
-                )
         digest = hashlib.md5(usedforsecurity=False)  # as wids compares it
         with archive.path.open("rb") as file:
+            for part in (part for sample in archive.samples for part in sample):
+                file.seek(part.offset - _BLOCK)
+                if not _is_read_by_wids(part, file.read(_BLOCK)):
+                    raise UsageError(
+                        f"wids ignores extended headers, which state the name or size of "
+                        f"{quoted(part.name)} in {archive.path}: give it a name in ASCII of at "
+                        "most 100 bytes, or use `shardkit convert`"
+                    )
+            file.seek(0)
             while piece := file.read(_PIECE):
                 digest.update(piece)
             size = file.tell()
@@ -203,6 +206,13 @@ def _write_wids(archives: Sequence[Archive], output: OutputFolder) -> None:
         )
     value = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": listed}
     output.write("index.json", dump_json(value))
+
+
+def _is_read_by_wids(part: SampleFile, header: bytes) -> bool:
+    """Return whether wids reads a member's name and size, given the block before its content."""
+    name, size, kind = _HEADER.unpack(header)
+    is_right = name.rstrip(b"\0") == part.name.encode("utf-8", "replace") and kind in (b"0", b"\0")
+    return is_right and size[:-1].strip(b" \0") in (b"%o" % part.size, b"%011o" % part.size)
 
 
 def _write_webshart(archives: Sequence[Archive], output: OutputFolder) -> None:

@@ -29,10 +29,10 @@ from shardkit.formats.hdf5_layout import (
 )
 from shardkit.formats.ranges import KEY, META, RangeReader, header_of
 from shardkit.formats.table import Table, TableRows
+from shardkit.kinds.field import Field
 from shardkit.record import (
     LABEL_FIELD,
     NO_LABEL,
-    Field,
     Record,
     dump_json,
     is_field_name,
@@ -47,7 +47,7 @@ _COPY_BYTES = 1 << 20
 _STRUCTURE_BYTES = 1 << 16
 """Generous size of HDF5's groups and headers for about twenty datasets."""
 
-# Old versions of h5py must open the files: HDF5 1.14 cannot read some structures of "latest".
+# h5py 3.12 and older cannot open the files that h5py 3.16 writes with "latest".
 _WRITE_VERSIONS = ("earliest", "v110")
 
 _BYTE, _LABEL = "|u1", "<i8"
@@ -212,7 +212,7 @@ class _Content(NamedTuple):
         """Create the dataset without writing its values; return their offset in the file."""
         settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         settings.set_layout(h5py.h5d.CONTIGUOUS)
-        settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # else there is no offset yet
         settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         settings.set_obj_track_times(False)  # the same input gives the same bytes
         group, _, last = name.rpartition("/")
@@ -289,11 +289,11 @@ class Hdf5Reader(RangeReader):
         if self._labels is not None and len(self._labels) != rows:
             self._fail(f"it has {len(self._labels)} labels for {rows} rows")
         fields = {name: self._field_of(name, parts) for name, parts in columns.items()}
-        for name, found in fields.items():
+        for name, column in fields.items():
             if not is_field_name(name):
                 self._fail(f"it has a field {quoted(name)}")
-            if found.rows != rows:
-                self._fail(f"field {quoted(name)} has {found.rows} rows, not {rows}")
+            if column.rows != rows:
+                self._fail(f"field {quoted(name)} has {column.rows} rows, not {rows}")
         self._table = self._table_of(fields)
         self._fields = TableRows(self._table)
 
@@ -409,7 +409,7 @@ class _Keys(Sequence[str]):
     def __getitem__(self, row: slice) -> Sequence[str]: ...
     def __getitem__(self, row: int | slice) -> str | Sequence[str]:
         if isinstance(row, slice):
-            return [self[each] for each in self._rows[row]]
+            return [self[number] for number in self._rows[row]]
         row = self._rows[row]
         start, end = self.ends[row : row + 2].tolist()
         # A damaged key affects only its own record.

@@ -21,6 +21,7 @@ from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.formats.lmdb_pages import MalformedLmdbError, walk
 from shardkit.formats.ranges import KEY, META, RangeReader, stored_fields
 from shardkit.record import Record, dump_json
+from shardkit.system import compiled
 from shardkit.system.files import free_bytes
 from shardkit.system.text import quoted
 
@@ -50,6 +51,7 @@ class LmdbWriter:
                 sync=False,  # the caller syncs once
                 metasync=False,
                 map_size=FIRST_MAP_SIZE,
+                mode=0o666,  # less the umask, as for all other files
                 **_OPTIONS,
             )
         self._map_size = FIRST_MAP_SIZE
@@ -120,10 +122,10 @@ def _errno_of(error: lmdb.Error, folder: Path) -> int:
     if os.strerror(errno.ENOSPC) in str(error) or free_bytes(folder) < _BATCH_BYTES:
         return errno.ENOSPC
     try:
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_TRIAL_BYTES))
-    except OSError as found:
-        return found.errno or errno.EIO
+    except OSError as trial_error:
+        return trial_error.errno or errno.EIO
     return errno.EIO
 
 
@@ -139,7 +141,7 @@ class LmdbReader(RangeReader):
 
     def _find(self) -> None:
         place = self._file.fileno(), self._size
-        if self._find_compiled(lambda compiled: compiled.walk_lmdb(*place)):
+        if self._take(compiled.walk_lmdb(*place)):
             return
         self._keys, self._fields = [], []
         try:

@@ -111,9 +111,9 @@ class _Walk:
             raise MalformedLmdbError(f"its tree has more than {_DEEPEST} levels")
         self._use(number)
         page = self._page(number)
-        stated, _, flags, lower, _ = _PAGE_HEADER.unpack_from(page)
+        page_number, _, flags, lower, _ = _PAGE_HEADER.unpack_from(page)
         count = (lower - _PAGE_HEADER.size) // 2
-        if stated != number or count < 1 or lower > len(page):
+        if page_number != number or count < 1 or lower > len(page):
             raise MalformedLmdbError(f"page {number} is not a page of its tree")
         pointers = struct.unpack_from(f"<{count}H", page, _PAGE_HEADER.size)
         if flags == _LEAF:
@@ -147,10 +147,10 @@ class _Walk:
         first = int.from_bytes(page[start : start + 8], "little")
         offset = first * self._page_size
         header = self._read(offset, _PAGE_HEADER.size)
-        stated, _, kind, low, high = _PAGE_HEADER.unpack(header)
+        page_number, _, kind, low, high = _PAGE_HEADER.unpack(header)
         pages = low | high << 16
         if (
-            stated != first
+            page_number != first
             or kind != _OVERFLOW
             or _PAGE_HEADER.size + length > pages * self._page_size
         ):

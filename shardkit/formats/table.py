@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Range
+from shardkit.system.compiled import WalkResult
 
 Integers = npt.NDArray[np.int64]
 
@@ -77,7 +78,7 @@ class TableRows(Sequence[Mapping[str, Range]]):
     def __getitem__(self, row: slice) -> Sequence[Mapping[str, Range]]: ...
     def __getitem__(self, row: int | slice) -> Mapping[str, Range] | Sequence[Mapping[str, Range]]:
         if isinstance(row, slice):
-            return [self[each] for each in self._rows[row]]
+            return [self[number] for number in self._rows[row]]
         row = self._rows[row]
         starts, sizes = self._table.offsets[row].tolist(), self._table.lengths[row].tolist()
         return {
@@ -97,11 +98,9 @@ class Walked(NamedTuple):
     table: Table
 
 
-def as_walked(
-    found: tuple[tuple[int, int, list[bytes], bytes, bytes, bytes, bytes], bytes],
-) -> Walked:
-    """Return the result of ``walk_tar`` or ``walk_lmdb`` of the compiled module."""
-    (offset, length, stored, raw_header, text, starts, sizes), ends = found
+def as_walked(result: WalkResult) -> Walked:
+    """Return the result of `shardkit.system.compiled.walk_tar` or ``walk_lmdb``."""
+    (offset, length, stored, raw_header, text, starts, sizes), ends = result
     names = [name.decode("latin-1") for name in stored]
     order = sorted(range(len(names)), key=names.__getitem__)
     shape = len(ends) // 8, len(names)

@@ -7,15 +7,15 @@ import itertools
 import re
 import struct
 import tarfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from shardkit.contracts import Format, Pieces, Range, ShardSpec
 from shardkit.formats.ranges import META, RangeReader, stored_fields
 from shardkit.record import Record, dump_json
-from shardkit.system import native
+from shardkit.system import compiled
 from shardkit.system.files import Appender
+from shardkit.system.tar_headers import byte_sum, checksum, member_name
 from shardkit.system.text import quoted
 
 _BLOCK = 512
@@ -47,7 +47,8 @@ _DECIMAL = re.compile(rb"[0-9]{1,18}")
 _PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
 
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)\Z", re.DOTALL)
-"""WebDataset's rule: the key ends before the first dot in the last part of the name."""
+"""WebDataset's rule: the key ends before the first dot in the last part of the name. So keys have
+no dot: ``cat.v2.jpg`` and ``cat.v3.jpg`` would be one sample."""
 
 
 class TarWriter:
@@ -97,11 +98,10 @@ def encode(records: Sequence[Record], spec: ShardSpec) -> list[bytes]:
     Raises:
         ValueError: As `TarWriter.write`.
     """
-    compiled = native.module()
-    plain = spec.raw_shape is None and not spec.arrays
-    if compiled and plain and (found := compiled.tar_members(records, _SMALL)) is not None:
-        members: list[bytes] = found
-        return members
+    if spec.raw_shape is None and not spec.arrays:
+        members = compiled.tar_members(records, _SMALL)
+        if members is not None:
+            return members
     encoded: list[bytes] = []
     small: list[bytes] = []
     for record in records:
@@ -155,7 +155,7 @@ class TarReader(RangeReader):
             self._group(itertools.islice(self._walk(0, None), 1))
         end = -1 if self._stop is None else self._stop
         place = self._file.fileno(), self._size, self._start, end
-        if not self._find_compiled(lambda compiled: compiled.walk_tar(*place)):
+        if not self._take(compiled.walk_tar(*place)):
             self._keys, self._fields = [], []
             self._group(self._walk(self._start, self._stop))
             self._window = b""
@@ -163,16 +163,16 @@ class TarReader(RangeReader):
     def _walk(self, offset: int, end: int | None) -> Iterator[tuple[str, Range]]:
         """Yield the name and range of every file, after applying its extension headers."""
         extensions = 0
-        said: dict[str, bytes] = {}
+        extended: dict[str, bytes] = {}
         small = True
         stop = self._size if end is None else end
         while offset < stop and (header := self._header(offset, small)) != bytes(_BLOCK):
-            if found := _as_written(header):
-                kind, size = b"0", found[1]
+            if written := _as_written(header):
+                kind, size = b"0", written[1]
             else:
                 kind, size = self._parse(header, offset)
-            if said.get("size") and kind not in _EXTENSIONS:
-                size = self._number(said["size"], offset)
+            if extended.get("size") and kind not in _EXTENSIONS:
+                size = self._number(extended["size"], offset)
             content = Range(offset + _BLOCK, size)
             if content.offset + size > self._size:
                 self._fail(f"the file ends before byte {content.offset + size}")
@@ -180,15 +180,15 @@ class TarReader(RangeReader):
                 extensions += 1
                 if extensions > _MOST_EXTENSIONS:
                     self._fail(f"more than {_MOST_EXTENSIONS} headers precede byte {offset}")
-                said |= self._extension(kind, content)
+                extended |= self._extension(kind, content)
             elif kind in _FILES:
-                name = said.get("path") or (found[0] if found else _name(header))
+                name = extended.get("path") or (written[0] if written else member_name(header))
                 if kind != b"\0" or not name.endswith(b"/"):  # so folders were marked once
                     yield name.decode("utf-8", "surrogateescape"), content
             elif kind != _FOLDER or size:
                 self._fail(f"the member at byte {offset} is neither a file nor a folder")
             if kind not in _EXTENSIONS:
-                extensions, said = 0, {}
+                extensions, extended = 0, {}
             small = size < _SMALL
             offset += _BLOCK + size + -size % _BLOCK
         self._check_end(offset, end)
@@ -204,8 +204,7 @@ class TarReader(RangeReader):
 
     def _parse(self, header: bytes, offset: int) -> tuple[bytes, int]:
         """Return the kind and size stated in a member's header."""
-        stated = self._number(header[148:156], offset)
-        if stated != _sum(header) - _sum(header[148:156]) + 8 * 0x20:
+        if self._number(header[148:156], offset) != checksum(header):
             self._fail(f"the member header at byte {offset} does not match its checksum")
         return header[156:157], self._number(header[124:136], offset)
 
@@ -225,7 +224,7 @@ class TarReader(RangeReader):
         text = self._pread(content)
         if kind == _GNU_NAME:
             return {"path": text.partition(b"\0")[0]}
-        said = {}
+        extended = {}
         for count, (keyword, value) in enumerate(self._pax_records(text, content.offset), 1):
             if count > _MOST_RECORDS:
                 self._fail(
@@ -238,12 +237,12 @@ class TarReader(RangeReader):
                     self._fail(
                         f"the PAX header at byte {content.offset} has no size in {quoted(value)}"
                     )
-                said["size"] = b"%o" % int(value)
+                extended["size"] = b"%o" % int(value)
             elif keyword == b"path":
-                said["path"] = value
-        if kind == _PAX_FOR_ALL and said:
+                extended["path"] = value
+        if kind == _PAX_FOR_ALL and extended:
             self._fail(f"the PAX header at byte {content.offset} applies to all members")
-        return said
+        return extended
 
     def _pax_records(self, text: bytes, offset: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield the keyword and value of each record of a PAX header."""
@@ -258,7 +257,10 @@ class TarReader(RangeReader):
             start = end
 
     def _check_end(self, offset: int, stop: int | None) -> None:
-        """Refuse an archive without its end: only this finds a truncation between members."""
+        """Refuse an archive without its end: only this finds a truncation between members.
+
+        Common readers accept it.
+        """
         if stop is not None:
             if offset != stop:
                 self._fail(f"no member ends at byte {stop}")
@@ -309,28 +311,15 @@ FORMAT = Format(
 
 def _as_written(header: bytes) -> tuple[bytes, int] | None:
     """Return name and size of a member if its header is just as `_header` writes it."""
-    name, owner, size, time, stated, end, tail = _WRITTEN.unpack(header)
+    name, owner, size, time, digits, end, tail = _WRITTEN.unpack(header)
     if (
         (tail, owner, time, end) != (_TAIL, _OWNER, _TIME, b"\0 ")
         or not (name.isascii() and name[:1] != b"\0")
-        or not (_OCTAL.fullmatch(size) and _OCTAL.fullmatch(stated))
-        or int(stated, 8) != _sum(name + size) + _REST_SUM
+        or not (_OCTAL.fullmatch(size) and _OCTAL.fullmatch(digits))
+        or int(digits, 8) != byte_sum(name + size) + _REST_SUM
     ):
         return None
     return name.partition(b"\0")[0], int(size, 8)
-
-
-def _name(header: bytes) -> bytes:
-    """Return a member's name; POSIX archives store long ones in two parts."""
-    name = header[:100].partition(b"\0")[0]
-    prefix = header[345:500].partition(b"\0")[0] if header[257:263] == b"ustar\0" else b""
-    return prefix + b"/" + name if prefix else name
-
-
-def _sum(block: bytes) -> int:
-    """Return the sum of the bytes of at most one block."""
-    # ASCII bytes of one block sum to less than Adler-32's modulus, so its lower half is exact.
-    return (zlib.adler32(block) & 0xFFFF) - 1 if block.isascii() else sum(block)
 
 
 def _header(name: str, size: int) -> bytes:
@@ -345,7 +334,7 @@ def _header(name: str, size: int) -> bytes:
         _OWNER,
         digits,
         _TIME,
-        b"%06o" % (_sum(encoded + digits) + _REST_SUM),
+        b"%06o" % (byte_sum(encoded + digits) + _REST_SUM),
         b"\0 ",
         _TAIL,
     )

@@ -19,14 +19,14 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Six of Okabe and Ito's color-blind safe colors, for datasets and splits."""
 
 
-def histogram(found: Histogram) -> str:
+def histogram(chart: Histogram) -> str:
     """Return a histogram with labeled axes; its text alternative has median and range.
 
     If all values are equal, return a sentence instead.
     """
-    edges, counts, most = found.edges, found.counts, max(found.counts)
+    edges, counts, most = chart.edges, chart.counts, max(chart.counts)
     if edges[0] == edges[-1]:
-        return f"<p>All {most:,} images: {_number(edges[0])} ({escape(found.unit)})</p>"
+        return f"<p>All {most:,} images: {_number(edges[0])} ({escape(chart.unit)})</p>"
     step = _WIDTH / len(counts)
     bars = "".join(
         f"M{_LEFT + n * step:.1f} {_TOP + _HEIGHT}v{-_HEIGHT * count / most:.1f}"
@@ -35,28 +35,28 @@ def histogram(found: Histogram) -> str:
         if count
     )
     ticks = [
-        _text(_LEFT + _WIDTH * place, _TOP + _HEIGHT + 16, _number(edge), anchor)
-        for place, edge, anchor in (
+        _text(_LEFT + _WIDTH * fraction, _TOP + _HEIGHT + 16, _number(edge), anchor)
+        for fraction, edge, anchor in (
             (0, edges[0], "start"),
             (0.5, edges[len(counts) // 2], "middle"),
             (1, edges[-1], "end"),
         )
     ]
-    said = (
-        f"{found.title}, {found.unit}: {_number(edges[0])} to {_number(edges[-1])}, "
-        f"median {_number(found.median)}"
+    description = (
+        f"{chart.title}, {chart.unit}: {_number(edges[0])} to {_number(edges[-1])}, "
+        f"median {_number(chart.median)}"
     )
     foot = _TOP + _HEIGHT
     return (
         f'<svg viewBox="0 0 {_LEFT + _WIDTH + 6} {foot + 40}" role="img" '
-        f'aria-label="{escape(said)}">'
+        f'aria-label="{escape(description)}">'
         f'<path class="grid" d="M{_LEFT} {_TOP}h{_WIDTH}m0 {_HEIGHT / 2}h{-_WIDTH}"/>'
         f'<path class="bar" d="{bars}"/><path class="axis" d="M{_LEFT} {foot}h{_WIDTH}"/>'
         + _text(_LEFT - 5, _TOP + 5, f"{most:,}", "end")
         + _text(_LEFT - 5, _TOP + _HEIGHT / 2, "images", "end")
         + _text(_LEFT - 5, foot + 4, "0", "end")
         + "".join(ticks)
-        + _text(_LEFT + _WIDTH / 2, foot + 34, found.unit, "middle")
+        + _text(_LEFT + _WIDTH / 2, foot + 34, chart.unit, "middle")
         + "</svg>"
     )
 
@@ -73,28 +73,27 @@ def class_bars(
         parts: Names of the datasets or splits.
         colors: Color of each class; None for those of the parts.
     """
-    most = max((sum(each) for each in counts.values()), default=0) or 1
+    most = max((sum(part_counts) for part_counts in counts.values()), default=0) or 1
     drawn = []
-    for line, (name, each) in enumerate(counts.items()):
+    for line, (name, part_counts) in enumerate(counts.items()):
         top = line * _BAR
-        left = float(_LABELS)
+        x = float(_LABELS)
         drawn.append(_text(_LABELS - 6, top + 15, shortened(name, 20), "end"))
-        for number, count in enumerate(each):
+        for number, count in enumerate(part_counts):
             width = _BARS * count / most
             color = colors[name] if colors else COLORS[number % len(COLORS)]
             drawn.append(
-                f'<rect x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="16" '
-                f'fill="{color}"/>'
+                f'<rect x="{x:.1f}" y="{top + 3}" width="{width:.1f}" height="16" fill="{color}"/>'
             )
-            left += width
-        numbers = " + ".join(f"{count:,}" for count in each)
-        drawn.append(_text(left + 6, top + 15, numbers, "start"))
-    said = f"Images of {len(counts):,} classes in {', '.join(map(printable, parts))}"
+            x += width
+        numbers = " + ".join(f"{count:,}" for count in part_counts)
+        drawn.append(_text(x + 6, top + 15, numbers, "start"))
+    description = f"Images of {len(counts):,} classes in {', '.join(map(printable, parts))}"
     width = _LABELS + _BARS + _VALUES
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(said)}">'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(description)}">'
         f'<svg class="wide" viewBox="0 0 {width} {_BAR * len(counts)}" role="img" '
-        f'aria-label="{escape(said)}">{"".join(drawn)}</svg></div>'
+        f'aria-label="{escape(description)}">{"".join(drawn)}</svg></div>'
     )
 
 

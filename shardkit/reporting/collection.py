@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardkit.dataset.facts import ABSENT_IMAGE, MEASURED, Facts
 from shardkit.dataset.located import EncodedImage
-from shardkit.dataset.manifest import dataset_directories
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.record import IMAGE, STORED_KINDS
@@ -24,15 +24,13 @@ class Part(NamedTuple):
     """One dataset, or one split, in the table."""
 
     name: str
-    split: str
-    """Its split in a directory of splits, or ""."""
     shards: ShardSet
     start: int
     """Its first row in the table."""
 
 
 class Image(NamedTuple):
-    """Where an image is stored."""
+    """Location of a stored image."""
 
     part: Part
     row: int
@@ -64,23 +62,23 @@ class Collection:
     ) -> None:
         self.parts: list[Part] = []
         start = 0
-        for name, (split, place) in _places(directories).items():
-            shards = ShardSet(place)
+        for name, dataset in _datasets(directories).items():
+            shards = ShardSet(dataset)
             if IMAGE not in shards.schema:
                 raise UsageError(
-                    f"{place} has no images to report on; its fields are "
+                    f"{dataset.path} has no images to report on; its fields are "
                     f"{', '.join(shards.schema)}. `shardkit info` describes them."
                 )
-            self.parts.append(Part(name, split, shards, start))
+            self.parts.append(Part(name, shards, start))
             start += len(shards)
         if on_progress:
             on_progress(Progress(total=start))
-        each = [
+        facts = [
             load_facts(part.shards, workers=workers, on_progress=on_progress) for part in self.parts
         ]
-        self.facts: Facts = np.concatenate(each)
+        self.facts: Facts = np.concatenate(facts)
         names = [part.shards.manifest.classes or () for part in self.parts]
-        self.classes: list[str] = list(dict.fromkeys(name for some in names for name in some))
+        self.classes: list[str] = list(dict.fromkeys(name for classes in names for name in classes))
         """Names of all classes; equal names in several datasets are one class."""
 
     def __len__(self) -> int:
@@ -95,12 +93,12 @@ class Collection:
     @cached_property
     def labels(self) -> npt.NDArray[np.int64]:
         """Position in `classes`, -1 without a label."""
-        number = {name: place for place, name in enumerate(self.classes)}
-        found = []
+        number = {name: position for position, name in enumerate(self.classes)}
+        labels = []
         for part in self.parts:
-            own = [number[name] for name in part.shards.manifest.classes or ()]
-            found.append(np.array([*own, -1], np.int64)[part.shards.labels])
-        return np.concatenate(found)
+            numbers = [number[name] for name in part.shards.manifest.classes or ()]
+            labels.append(np.array([*numbers, -1], np.int64)[part.shards.labels])
+        return np.concatenate(labels)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -141,11 +139,11 @@ class Collection:
         """
         for number in np.unique(self.part[rows]).tolist():
             part = self.parts[number]
-            own = rows[self.part[rows] == number]
-            located = part.shards.find(own - part.start)
+            part_rows = rows[self.part[rows] == number]
+            located = part.shards.find(part_rows - part.start)
             buffer = memoryview(bytearray(located.longest))
-            for place, row in enumerate(own.tolist()):
-                yield row, located.read(place, buffer)
+            for position, row in enumerate(part_rows.tolist()):
+                yield row, located.read(position, buffer)
 
     def kind(self, row: int) -> str:
         """Return the kind of a row's image: a name in `STORED_KINDS`."""
@@ -159,26 +157,26 @@ class Collection:
     def image(self, row: int) -> Image:
         """Return where the image of a row is stored."""
         part = self.parts[int(self.part[row])]
-        own = row - part.start
-        return Image(part, own, part.shards.keys[own], part.shards.paths[own])
+        own_row = row - part.start
+        return Image(part, own_row, part.shards.keys[own_row], part.shards.paths[own_row])
 
 
-def _places(directories: Sequence[str | Path]) -> dict[str, tuple[str, Path]]:
-    """Return the split and the directory of each dataset, by a name that tells them apart.
+def _datasets(directories: Sequence[str | Path]) -> dict[str, OpenedDataset]:
+    """Return each dataset, by a name that tells them apart.
 
     The name has no more of the path than is needed: reports are shown to others.
     """
-    places: dict[str, tuple[str, Path]] = {}
-    known: set[Path] = set()
+    datasets: dict[str, OpenedDataset] = {}
+    folders_seen: set[Path] = set()
     folders = [Path(directory) for directory in directories]
     names = [folder.absolute().name for folder in folders]
     if len(set(names)) < len(names):
         names = [*map(str, folders)]
     for name, folder in zip(names, folders, strict=True):
-        for split, place in dataset_directories(folder).items():
-            if (real := place.resolve()) in known:
-                raise UsageError(f"{place} is given twice; name each dataset once")
-            known.add(real)
-            whole = name if not split else split if len(folders) == 1 else f"{name}/{split}"
-            places[whole] = split, place
-    return places
+        for split, dataset in OpenedDirectory(folder).splits.items():
+            if (real := dataset.path.resolve()) in folders_seen:
+                raise UsageError(f"{folder / split} is given twice; name each dataset once")
+            folders_seen.add(real)
+            title = name if not split else split if len(folders) == 1 else f"{name}/{split}"
+            datasets[title] = dataset
+    return datasets

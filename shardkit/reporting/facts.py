@@ -14,10 +14,10 @@ from shardkit.codecs.measures import MEASURES
 from shardkit.dataset.facts import FACT, VERSION, Facts, measure_images
 from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import FACTS_NAME
-from shardkit.dataset.parts import parts_of
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.parts import dataset_parts
+from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.record import ABSENT, STORED_KINDS
-from shardkit.system.files import published
+from shardkit.system.files import published, remove_leftovers
 from shardkit.system.npy import StoredValues, save_npy
 from shardkit.system.pool import Meter, Report, run_tasks
 
@@ -46,12 +46,14 @@ def load_facts(shards: ShardSet, *, workers: int = 1, on_progress: Report | None
         _Task(shards.directory, shards.manifest.digest, missing[start : start + _ROWS])
         for start in range(0, len(missing), _ROWS)
     ]
-    for task, found in run_tasks(_measure, tasks, workers=workers, on_progress=on_progress):
-        facts[task.rows] = found
+    for task, measured in run_tasks(_measure, tasks, workers=workers, on_progress=on_progress):
+        facts[task.rows] = measured
     path = shards.directory / FACTS_NAME
     # A dataset that cannot be written is measured each time.
-    with contextlib.suppress(OSError), published(path) as temporary:
-        save_npy(temporary, facts)
+    with contextlib.suppress(OSError):
+        remove_leftovers(path)
+        with published(path) as temporary:
+            save_npy(temporary, facts)
     return facts
 
 
@@ -62,7 +64,7 @@ def _stored(shards: ShardSet) -> Facts:
     """
     path = shards.directory / FACTS_NAME
     facts = np.zeros(len(shards), FACT)
-    for count in (len(shards), *(part.start for part in reversed(parts_of(shards.manifest)))):
+    for count in (len(shards), *(part.start for part in reversed(dataset_parts(shards.manifest)))):
         with contextlib.suppress(OSError, ValueError):
             facts[:count] = StoredValues(path, FACT, count)[:]
             break
@@ -80,7 +82,7 @@ class _Task(NamedTuple):
 @lru_cache(maxsize=4)
 def _opened(directory: Path, digest: str) -> ShardSet:
     """Return a dataset, opened once in each process; ``digest`` tells it from its successor."""
-    return ShardSet(directory)
+    return open_shards(directory)
 
 
 def _measure(task: _Task) -> Facts:

@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.image import decode_mask
-from shardkit.dataset.columns import COLUMN_KINDS, Column
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage
-from shardkit.record import ABSENT, IMAGE, LABEL, Field
+from shardkit.kinds.field import Field
+from shardkit.record import ABSENT, IMAGE, LABEL
 from shardkit.reporting.collection import Collection
 from shardkit.system.formatting import significant
 
 _SEED = 0
-_SAMPLED = {"mask": 64}
+_MOST_MASKS = 64
 """Masks to decode; of other fields, `_MOST` rows are read."""
 _MOST = 10_000
 
@@ -28,15 +28,17 @@ def describe_fields(images: Collection) -> list[dict[str, Any]]:
         For each field: ``dataset``, ``name``, ``kind``, ``rows`` examined, ``what`` is counted, its
         ``summary`` and, where there are classes, the ``counts`` of each.
     """
-    found = []
+    distributions = []
     for part in images.parts:
         for name, field in part.shards.schema.items():
             if name in (IMAGE, LABEL):
                 continue
             described = _describe(part.shards, name, field)
             if described:
-                found.append({"dataset": part.name, "name": name, "kind": field.kind, **described})
-    return found
+                distributions.append(
+                    {"dataset": part.name, "name": name, "kind": field.kind, **described}
+                )
+    return distributions
 
 
 def sampled_rows(count: int, most: int, seed: int = _SEED) -> npt.NDArray[np.int64]:
@@ -47,48 +49,31 @@ def sampled_rows(count: int, most: int, seed: int = _SEED) -> npt.NDArray[np.int
 
 
 def _describe(shards: ShardSet, name: str, field: Field) -> dict[str, Any] | None:
-    rows = sampled_rows(len(shards), _SAMPLED.get(field.kind, _MOST))
-    if field.kind == "mask":
+    kind = field.type
+    is_mask = kind.is_picture and kind.follows
+    rows = sampled_rows(len(shards), _MOST_MASKS if is_mask else _MOST)
+    if is_mask:
         return _masks(shards, name, rows)
-    if field.kind not in COLUMN_KINDS or not len(rows):
+    if kind.stored_apart or not len(rows):
         return None
     column = shards.values(name, rows)
-    values = [column.value(row) for row in range(column.rows) if column.has(row)]
-    lengths: list[float]
-    counts: npt.NDArray[np.int64] | None = None
-    if field.kind == "boxes":
-        lengths = [len(value[0] if isinstance(value, tuple) else value) for value in values]
-        what = "boxes per image"
-        counts = _class_counts(column)
-    elif field.kind in ("text", "labels"):
-        lengths = [len(value) for value in values]
-        what = "characters" if field.kind == "text" else "labels per image"
-        if field.kind == "labels":
-            counts = _class_counts(column)
-    elif field.kind in ("number", "label"):
-        lengths, what = [float(value) for value in values], "value"
-        if field.kind == "label":
-            lengths, what, counts = [1.0] * len(values), "labels per image", _class_counts(column)
-    else:
+    counted = kind.counted([column.value(row) for row in range(column.rows) if column.has(row)])
+    if counted is None:
         return None
-    described = {"rows": len(values), "what": what, "summary": _summary(lengths)}
-    if counts is not None and field.classes:
-        described["counts"] = dict(zip(field.classes, counts.tolist(), strict=True))
+    numbers, what = counted
+    described = {"rows": len(numbers), "what": what, "summary": _summary(numbers)}
+    classes = column.classes()
+    if classes is not None and field.classes:
+        inside = classes[(classes >= 0) & (classes < len(field.classes))]
+        counts = np.bincount(inside, minlength=len(field.classes)).tolist()
+        described["counts"] = dict(zip(field.classes, counts, strict=True))
     return described
-
-
-def _class_counts(column: Column) -> npt.NDArray[np.int64] | None:
-    values = column.labels if column.field.kind == "boxes" else column.values
-    if values is None or column.field.classes is None:
-        return None
-    known = values[(values >= 0) & (values < len(column.field.classes))]
-    return np.bincount(known, minlength=len(column.field.classes))
 
 
 def _summary(values: list[float]) -> str:
     if not values:
         return "no values"
-    low, middle, high = (float(each) for each in np.percentile(values, [0, 50, 100]))
+    low, middle, high = (float(percentile) for percentile in np.percentile(values, [0, 50, 100]))
     return f"{significant(low)} to {significant(high)}, median {significant(middle)}"
 
 

@@ -11,10 +11,8 @@ import numpy.typing as npt
 from shardkit.dataset.facts import BROKEN
 from shardkit.record import NO_LABEL
 from shardkit.reporting.collection import Collection
-from shardkit.reporting.identical import Identical, find_identical, groups_of_equal
+from shardkit.reporting.identical import Identical, Rows, find_identical, groups_of_equal
 from shardkit.reporting.neighbors import Pairs, near_pairs
-
-Rows = npt.NDArray[np.int64]
 
 KINDS = {
     "leak": "The same or a similar picture is in several splits or datasets",
@@ -96,38 +94,40 @@ def find_all(images: Collection, distance: int = DISTANCE) -> list[Findings]:
         images: The datasets.
         distance: Maximum number of different bits in the hashes of similar pictures.
     """
-    found = {kind: Findings(kind) for kind in KINDS}
+    findings = {kind: Findings(kind) for kind in KINDS}
     same = find_identical(images)
-    _find_equal(images, same, found)
-    _find_similar(images, same, distance, found)
+    _find_equal(images, same, findings)
+    _find_similar(images, same, distance, findings)
     for kind in ("leak", "near-duplicate", "near-duplicate-classes"):
-        found[kind].groups.sort(
+        findings[kind].groups.sort(
             key=lambda group: (group.distance, group.note == _SIMILAR, group.rows)
         )
     for kind, rows, notes in _faults(images):
-        found[kind].groups = [
+        findings[kind].groups = [
             Group([row], note=note) for row, note in zip(rows.tolist(), notes, strict=True)
         ]
-        found[kind].exclude = rows.tolist()
-    return list(found.values())
+        findings[kind].exclude = rows.tolist()
+    return list(findings.values())
 
 
-def _find_equal(images: Collection, same: Identical, found: dict[str, Findings]) -> None:
+def _find_equal(images: Collection, same: Identical, findings: dict[str, Findings]) -> None:
     for group in groups_of_equal(same.pixels):
         parts, labels = images.part[group], images.labels[group]
         several = [group[parts == part] for part in np.unique(parts)]
         for copies in several:
             if len(copies) > 1:
                 note = _how_equal(same, copies)
-                found["exact-duplicate"].groups.append(Group(copies.tolist(), 0, note))
-                found["exact-duplicate"].exclude += copies[1:].tolist()
+                findings["exact-duplicate"].groups.append(Group(copies.tolist(), 0, note))
+                findings["exact-duplicate"].exclude += copies[1:].tolist()
         if len(several) > 1:
-            found["leak"].groups.append(Group(group.tolist(), 0, _how_equal(same, group)))
-            found["leak"].exclude += _leaking(images, group)
+            findings["leak"].groups.append(Group(group.tolist(), 0, _how_equal(same, group)))
+            findings["leak"].exclude += _leaking(images, group)
         if len(np.unique(labels[labels != NO_LABEL])) > 1:
-            found["label-conflict"].groups.append(Group(group.tolist(), 0, _how_equal(same, group)))
-            found["label-conflict"].exclude += group.tolist()
-    for finding in found.values():
+            findings["label-conflict"].groups.append(
+                Group(group.tolist(), 0, _how_equal(same, group))
+            )
+            findings["label-conflict"].exclude += group.tolist()
+    for finding in findings.values():
         finding.exclude.sort()
 
 
@@ -145,24 +145,13 @@ def _leaking(images: Collection, rows: Rows) -> list[int]:
 
 
 def _find_similar(
-    images: Collection, same: Identical, distance: int, found: dict[str, Findings]
+    images: Collection, same: Identical, distance: int, findings: dict[str, Findings]
 ) -> None:
-    facts = images.facts
     twins = _twins(images, same)
-    rows = np.sort(np.unique(twins, return_index=True)[1])  # the first of each
-    rows = rows[twins[rows] >= 0]
-    rows, leaders, followers = _crowds(images, rows)
-    pairs = near_pairs(facts["hash"][rows], distance, queries=facts["crops"][rows])
-    pairs = Pairs(
-        np.append(rows[pairs.first], leaders),
-        np.append(rows[pairs.second], followers),
-        np.append(pairs.distance, np.zeros(len(leaders), np.uint8)),
-        pairs.complete,
-    )
+    pairs, crowded = _similar_pairs(images, twins, distance)
     first, second = pairs.first, pairs.second
-    different = same.pixels[first] != same.pixels[second]
-    different &= _agree(images, first, second)
-    crowded = np.arange(len(first)) >= len(first) - len(leaders)
+    similar = same.pixels[first] != same.pixels[second]
+    similar &= _agree(images, first, second)
     across = images.part[first] != images.part[second]
     labels = images.labels[first], images.labels[second]
     classes = (labels[0] != labels[1]) & (np.minimum(*labels) != NO_LABEL)
@@ -171,20 +160,40 @@ def _find_similar(
         ("near-duplicate-classes", ~across & classes),
         ("near-duplicate", ~across & ~classes),
     ):
-        those = np.flatnonzero(chosen & different)
-        if kind == "leak":  # also those that are paired with an image that leaks
-            leaking = np.append(first[those], second[those])
-            those = np.union1d(those, np.flatnonzero(crowded & np.isin(first, leaking)))
-        some = Pairs(first[those], second[those], pairs.distance[those], pairs.complete)
-        groups = _components(some)
-        found[kind].groups += groups
-        found[kind].complete = pairs.complete
+        numbers = np.flatnonzero(chosen & similar)
+        if kind == "leak":  # also the pairs with an image that leaks
+            leaking = np.append(first[numbers], second[numbers])
+            numbers = np.union1d(numbers, np.flatnonzero(crowded & np.isin(first, leaking)))
+        chosen_pairs = Pairs(
+            first[numbers], second[numbers], pairs.distance[numbers], pairs.complete
+        )
+        groups = _components(chosen_pairs)
+        findings[kind].groups += groups
+        findings[kind].complete = pairs.complete
         if kind == "leak":
             excluded = [row for group in groups for row in _leaking(images, np.array(group.rows))]
         else:
-            excluded = sorted(_redundant(some))
+            excluded = sorted(_redundant(chosen_pairs))
         every = np.flatnonzero(np.isin(twins, twins[excluded])) if excluded else excluded
-        found[kind].exclude = np.union1d(found[kind].exclude, every).astype(np.int64).tolist()
+        findings[kind].exclude = np.union1d(findings[kind].exclude, every).astype(np.int64).tolist()
+
+
+def _similar_pairs(
+    images: Collection, twins: Rows, distance: int
+) -> tuple[Pairs, npt.NDArray[np.bool_]]:
+    """Return pairs of rows with similar hashes, and whether each is of a crowd."""
+    rows = np.sort(np.unique(twins, return_index=True)[1])  # the first of each
+    rows = rows[twins[rows] >= 0]
+    rows, leaders, followers = _crowds(images, rows)
+    hashes, crops = images.facts["hash"][rows], images.facts["crops"][rows]
+    near = near_pairs(hashes, distance, queries=crops)
+    pairs = Pairs(
+        np.append(rows[near.first], leaders),
+        np.append(rows[near.second], followers),
+        np.append(near.distance, np.zeros(len(leaders), np.uint8)),
+        near.complete,
+    )
+    return pairs, np.arange(len(pairs.first)) >= len(near.first)
 
 
 def _twins(images: Collection, same: Identical) -> npt.NDArray[np.int64]:
@@ -234,7 +243,7 @@ def _agree(images: Collection, one: Rows, other: Rows) -> npt.NDArray[np.bool_]:
     """Return whether pairs agree in what hashes do not show: aspect ratio, light and color."""
     first, second = images.facts[one], images.facts[other]
     sizes = [np.log(np.maximum(images.sizes[rows], 1)) for rows in (one, other)]
-    aspects = [each[:, 0] - each[:, 1] for each in sizes]
+    aspects = [logarithms[:, 0] - logarithms[:, 1] for logarithms in sizes]
     agree: npt.NDArray[np.bool_] = np.abs(aspects[0] - aspects[1]) <= _ASPECT
     for name in ("brightness", "contrast"):
         agree &= np.abs(np.log((first[name] + 2) / (second[name] + 2))) <= _LEVELS
@@ -316,8 +325,8 @@ def _wrong_suffixes(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]
         recipe = part.shards.manifest.recipe
         if recipe.get("encode") != "keep" or recipe.get("resize") or recipe.get("orient"):
             continue  # the conversion may have changed the kind
-        for own, path in enumerate(part.shards.paths):
-            row = part.start + own
+        for own_row, path in enumerate(part.shards.paths):
+            row = part.start + own_row
             named = _NAMED.get(path.rpartition(".")[2].lower())
             if named and images.present[row] and images.kind(row) != named:
                 rows.append(row)

@@ -18,12 +18,12 @@ Rows = npt.NDArray[np.int64]
 
 
 class Identical(NamedTuple):
-    """For each row, the first row with the same picture; its own number without an image."""
+    """For each row, the first row with the same picture; the row itself without an image."""
 
     bytes: Rows
-    """Whose encoded images are equal."""
+    """First row with an equal encoded image."""
     pixels: Rows
-    """Whose pixels are equal."""
+    """First row with equal pixels."""
 
 
 def find_identical(images: Collection) -> Identical:

@@ -54,7 +54,7 @@ def near_pairs(
     fresh: list[npt.NDArray[np.int64]] = []
     bands, kept = _bands(distance, len(keys))
     chosen = itertools.combinations(range(len(bands)), kept)
-    pairs = (each for some in chosen for each in _near(keys, count, bands, some, distance))
+    pairs = (pair for agreeing in chosen for pair in _near(keys, count, bands, agreeing, distance))
     for one, other in pairs:
         fresh.append(np.minimum(one, other) * count + np.maximum(one, other))
         if sum(map(len, fresh)) > limit:
@@ -126,25 +126,25 @@ def _near(
     packed <<= ordinal_bits  # may drop bits, so that more keys agree
     packed |= np.arange(len(keys), dtype=np.uint64)
     packed.sort()  # faster than argsort; keys that agree: hashes before queries
-    place = (packed & np.uint64((1 << int(ordinal_bits)) - 1)).astype(np.int64)
+    order = (packed & np.uint64((1 << int(ordinal_bits)) - 1)).astype(np.int64)
     packed >>= ordinal_bits
-    ranked = keys[place]
+    ranked = keys[order]
     same = packed[1:] == packed[:-1]
-    starts = np.flatnonzero(same & (place[:-1] < count))
+    starts = np.flatnonzero(same & (order[:-1] < count))
     stops = np.append(np.flatnonzero(~same) + 1, len(keys))
     lengths = stops[np.searchsorted(stops, starts, "right")] - 1 - starts  # later keys that agree
     totals = np.cumsum(lengths)
     low = 0
     while low < len(starts):
         high = max(low + 1, int(np.searchsorted(totals, totals[low] - lengths[low] + _CHUNK)))
-        some = lengths[low:high]
-        left = np.repeat(starts[low:high], some)
-        right = left + 1 + np.arange(len(left)) - np.repeat(np.cumsum(some) - some, some)
-        different = ranked[left] ^ ranked[right]
+        counts = lengths[low:high]
+        lower = np.repeat(starts[low:high], counts)
+        upper = lower + 1 + np.arange(len(lower)) - np.repeat(np.cumsum(counts) - counts, counts)
+        different = ranked[lower] ^ ranked[upper]
         near = np.flatnonzero(_ones(different) <= distance)
         for number in range(chosen[-1] + 1):
             agree = different[near] & bands[number].mask == 0
             near = near[agree if number in chosen else ~agree]
-        one, other = place[left[near]], place[right[near]] % count
+        one, other = order[lower[near]], order[upper[near]] % count
         yield one[one != other], other[one != other]
         low = high

@@ -152,7 +152,7 @@ def _names(report: DatasetReport) -> str:
     """Return the names of the datasets, and that of the directory if all are its splits."""
     parts = report.images.parts
     names = ", ".join(part.name for part in parts)
-    if any(part.name != part.split for part in parts):
+    if any(part.name != part.shards.dataset.split for part in parts):
         return names
     return f"{parts[0].shards.directory.absolute().parent.name}: {names}"
 
@@ -167,10 +167,10 @@ def _safe(text: str) -> str:
 
 def _summary(report: DatasetReport) -> str:
     images = report.images
-    found = sum(bool(each.groups) for each in report.findings)
+    nonempty = sum(bool(finding.groups) for finding in report.findings)
     parts = f" in {len(images.parts)} datasets" if len(images.parts) > 1 else ""
     classes = f", {_amount(len(images.classes), 'class')}" if images.classes else ""
-    kinds = _amount(found, "kind") + " of findings" if found else "no findings"
+    kinds = _amount(nonempty, "kind") + " of findings" if nonempty else "no findings"
     return f"{_amount(int(images.present.sum()), 'image')}{parts}{classes}; {kinds}."
 
 
@@ -233,8 +233,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], name: str) -> 
 
     first, *others = rows
     heads = [
-        f'<th scope="col"{" class=n" * isinstance(value, int)}>{each}</th>'
-        for each, value in zip(head, first, strict=True)
+        f'<th scope="col"{" class=n" * isinstance(value, int)}>{title}</th>'
+        for title, value in zip(head, first, strict=True)
     ]
     lines = ["".join(heads), *("".join(map(cell, row)) for row in (first, *others))]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
@@ -245,30 +245,30 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], name: str) -> 
 
 
 def _overview(report: DatasetReport) -> str:
-    made = report.overview()
+    overview = report.overview()
     datasets = _table(
         ("Dataset", "Format", "Rows", "Shards", "Bytes", "Digest"),
         [
             (
-                each["name"],
-                each["format"],
-                each["rows"],
-                each["shards"],
-                size(each["bytes"]),
-                each["digest"][:16],
+                dataset["name"],
+                dataset["format"],
+                dataset["rows"],
+                dataset["shards"],
+                size(dataset["bytes"]),
+                dataset["digest"][:16],
             )
-            for each in made["datasets"]
+            for dataset in overview["datasets"]
         ],
         "Datasets",
     )
     facts = [
-        ("Images", f"{made['images']:,}"),
-        ("Encoded size of images", size(made["image_bytes"])),
-        ("Classes", f"{len(made['classes']):,}"),
-        ("Kinds", _listed(made["kinds"])),
-        ("Pixel modes", _listed(made["modes"])),
-        ("With an ICC profile", f"{made['with_icc_profile']:,}"),
-        ("With several frames", f"{made['with_several_frames']:,}"),
+        ("Images", f"{overview['images']:,}"),
+        ("Encoded size of images", size(overview["image_bytes"])),
+        ("Classes", f"{len(overview['classes']):,}"),
+        ("Kinds", _listed(overview["kinds"])),
+        ("Pixel modes", _listed(overview["modes"])),
+        ("With an ICC profile", f"{overview['with_icc_profile']:,}"),
+        ("With several frames", f"{overview['with_several_frames']:,}"),
     ]
     return datasets + _table(("Property", "Value"), facts, "Properties")
 
@@ -293,8 +293,8 @@ def _channels(report: DatasetReport) -> str:
 
 def _charts(report: DatasetReport) -> str:
     figures = [
-        f"<figure><figcaption>{_safe(each.title)}</figcaption>{histogram(each)}</figure>"
-        for each in report.histograms
+        f"<figure><figcaption>{_safe(chart.title)}</figcaption>{histogram(chart)}</figure>"
+        for chart in report.histograms
     ]
     return f'<div class="grid-of-charts">{"".join(figures)}</div>'
 
@@ -332,46 +332,53 @@ def _sheets(report: DatasetReport, album: _Album, seed: int) -> str:
         parts.append(f"<p>{len(chosen)} of {len(present):,} classes, drawn with seed {seed}.</p>")
     for number in chosen:
         rows = np.flatnonzero(labels == number)
-        some = rows[sampled_rows(len(rows), _PER_CLASS, seed)]
+        drawn = rows[sampled_rows(len(rows), _PER_CLASS, seed)]
         name = "Without a label" if number == NO_LABEL else images.classes[number]
         parts.append(f"<h3>{_safe(name)} ({_amount(len(rows), 'image')})</h3>")
-        parts.append(album.items(some.tolist()))
+        parts.append(album.items(drawn.tolist()))
     return "\n".join(parts)
 
 
 def _fields(report: DatasetReport) -> str:
     rows = [
-        (each["dataset"], each["name"], each["kind"], each["rows"], each["what"], each["summary"])
-        for each in report.fields
+        (
+            field["dataset"],
+            field["name"],
+            field["kind"],
+            field["rows"],
+            field["what"],
+            field["summary"],
+        )
+        for field in report.fields
     ]
     head = ("Dataset", "Field", "Kind", "Rows examined", "Counted", "Distribution")
     parts = [_table(head, rows, "List of fields")]
-    for each in report.fields:
-        counts = sorted(each.get("counts", {}).items(), key=lambda item: -item[1])[:_BALANCE]
+    for field in report.fields:
+        counts = sorted(field.get("counts", {}).items(), key=lambda item: -item[1])[:_BALANCE]
         if counts:
-            name = f"{each['name']}: {each['kind']} by class"
+            name = f"{field['name']}: {field['kind']} by class"
             colors = None
-            if each["kind"] == "boxes":  # those in the pictures
-                names = enumerate(each["counts"])
+            if field["kind"] == "boxes":  # those in the pictures
+                names = enumerate(field["counts"])
                 colors = {label: BOX_COLORS[n % len(BOX_COLORS)] for n, label in names}
-            bars = class_bars({label: [count] for label, count in counts}, [each["name"]], colors)
+            bars = class_bars({label: [count] for label, count in counts}, [field["name"]], colors)
             parts.append(f"<h3>{_safe(name)}</h3>{bars}")
     return "".join(parts)
 
 
 def _findings(report: DatasetReport, album: _Album) -> str:
     rows = [
-        (_Link(each.kind), KINDS[each.kind], len(each.groups), each.rows)
-        for each in report.findings
-        if each.groups
+        (_Link(finding.kind), KINDS[finding.kind], len(finding.groups), finding.rows)
+        for finding in report.findings
+        if finding.groups
     ]
-    none = [each.kind for each in report.findings if not each.groups]
+    none = [finding.kind for finding in report.findings if not finding.groups]
     parts = []
     if rows:
         head = ("Finding", "Meaning", "Groups", "Images")
         parts.append(_table(head, rows, "List of findings"))
     parts.append(f'<p class="none">Nothing found: {_safe(", ".join(none) or "-")}.</p>')
-    parts += [_finding(report, each, album) for each in report.findings if each.groups]
+    parts += [_finding(report, finding, album) for finding in report.findings if finding.groups]
     return "\n".join(parts)
 
 
@@ -387,7 +394,7 @@ def _finding(report: DatasetReport, finding: Findings, album: _Album) -> str:
         )
     more = len(finding.groups) - len(shown)
     if more:
-        body += f"<p>... and {more:,} more. <code>--json FILE</code> lists all.</p>"
+        body += f"<p>... and {more:,} more. <code>--json-file FILE</code> lists all.</p>"
     if not finding.complete:
         body += "<p>There are more similar pairs than can be listed. Use a lower --distance.</p>"
     return (
@@ -415,7 +422,7 @@ def _downloads(report: DatasetReport, finding: Findings) -> str:
     lists = report.exclude_lists(finding)
     if sum(map(len, lists.values())) > _LISTED:
         return "<p>The option --exclude DIR writes the keys to leave out: they are many.</p>"
-    splits = {part.name: part.split for part in report.images.parts}
+    splits = {part.name: part.shards.dataset.split for part in report.images.parts}
     for part, text in lists.items():
         content = base64.b64encode(text.encode()).decode("ascii")
         name = _safe(report.list_name(finding, part))

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
+from shardkit.codecs.image import Decoding
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage
@@ -43,7 +44,7 @@ def picture(shards: ShardSet, row: int, side: int, *, annotated: bool = True) ->
     try:
         if stored.field == ABSENT:
             raise BadImage("it has no image")
-        shown = Image.fromarray(decode_stored(stored, at_least=(side, side)))
+        shown = Image.fromarray(decode_stored(stored, Decoding(at_least=(side, side))))
     except BadImage:
         shown = Image.new("RGB", (side, side), "#888")
         draw = ImageDraw.Draw(shown)
@@ -54,7 +55,7 @@ def picture(shards: ShardSet, row: int, side: int, *, annotated: bool = True) ->
     shown.thumbnail((side, side), Image.Resampling.BOX)
     if annotated:
         for name, field in shards.schema.items():
-            if field.kind == "mask":
+            if field.type.is_picture and field.type.follows:
                 shown = _with_mask(shown, read_mask(shards, name, row))
             elif field.kind == "boxes":
                 _draw_boxes(shown, size, shards.values(name, [row]).value(0))
@@ -73,12 +74,12 @@ def sheet(shards: ShardSet, rows: Sequence[int], side: int = 160) -> Image.Image
     columns = max(1, int(np.ceil(np.sqrt(len(rows)))))
     lines = -(-len(rows) // columns)
     step = side + _GAP
-    whole = Image.new("RGB", (columns * step + _GAP, lines * step + _GAP), "white")
-    for place, row in enumerate(rows):
+    canvas = Image.new("RGB", (columns * step + _GAP, lines * step + _GAP), "white")
+    for number, row in enumerate(rows):
         shown = picture(shards, row, side)
-        left, top = _GAP + place % columns * step, _GAP + place // columns * step
-        whole.paste(shown, (left + (side - shown.width) // 2, top + (side - shown.height) // 2))
-    return whole
+        left, top = _GAP + number % columns * step, _GAP + number // columns * step
+        canvas.paste(shown, (left + (side - shown.width) // 2, top + (side - shown.height) // 2))
+    return canvas
 
 
 def _with_mask(shown: Image.Image, mask: npt.NDArray[np.generic] | None) -> Image.Image:

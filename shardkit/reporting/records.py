@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.columns import COLUMN_KINDS
 from shardkit.dataset.facts import BROKEN
 from shardkit.dataset.selection import KEY_MARK
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import UsageError
-from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL, STORED_APART, Field
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL
 from shardkit.reporting.facts import measure_rows
+from shardkit.reporting.fields import sampled_rows
 from shardkit.system.text import quoted
+
+_AT_ONCE = 1 << 16
+"""Rows whose labels are read at a time."""
 
 
 def find_row(shards: ShardSet, text: str) -> int:
@@ -32,27 +35,47 @@ def find_row(shards: ShardSet, text: str) -> int:
             raise UsageError(f"{error}; `{KEY_MARK}{text}` names a key") from None
     key = text.removeprefix(KEY_MARK)
     for names in (shards.keys, shards.paths):
-        for row, each in enumerate(names):
-            if each == key:
-                return row
+        if (row := names.find(key)) is not None:
+            return row
     raise UsageError(
         f"{shards.directory} has no record {quoted(key)}; name a row from 0 to {len(shards) - 1}, "
         "or a key as `shardkit report` and `shardkit verify` print it"
     )
 
 
-def rows_of_class(shards: ShardSet, name: str) -> npt.NDArray[np.int64]:
-    """Return the rows of a class.
+def rows_of_class(shards: ShardSet, name: str, most: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return at most ``most`` rows of a class, ascending, drawn with ``seed``.
+
+    This reads the index up to the last of them, a part at a time: a manifest may state any number
+    of rows.
 
     Raises:
         UsageError: If there is no such class.
+        CorruptDataset: If the class has fewer rows than the manifest states.
     """
     classes = shards.manifest.classes or ()
     if name not in classes:
         raise UsageError(
             f"{shards.directory} has no class {quoted(name)}; `shardkit info` lists its classes"
         )
-    return np.flatnonzero(shards.labels == classes.index(name))
+    number = classes.index(name)
+    count = (shards.manifest.class_counts or ())[number]
+    drawn = sampled_rows(count, most, seed)
+    rows, seen = np.empty_like(drawn), 0
+    for start in range(0, len(shards) if count else 0, _AT_ONCE):
+        part = np.arange(start, min(start + _AT_ONCE, len(shards)))
+        members = part[shards.labels_of(part) == number]
+        wanted = (drawn >= seen) & (drawn < seen + len(members))
+        rows[wanted] = members[drawn[wanted] - seen]
+        seen += len(members)
+        if seen > drawn[-1]:
+            return rows
+    if not count:
+        return rows
+    raise CorruptDataset(
+        f"{shards.directory}: the class {quoted(name)} has {seen:,} rows in the index, and "
+        f"{count:,} in the manifest; to rebuild the index from the shards, run `shardkit index`"
+    )
 
 
 def describe_record(shards: ShardSet, row: int) -> dict[str, Any]:
@@ -61,7 +84,7 @@ def describe_record(shards: ShardSet, row: int) -> dict[str, Any]:
     Raises:
         CorruptDataset: If it is damaged.
     """
-    label = int(shards.labels[row]) if LABEL in shards.schema else NO_LABEL
+    label = int(shards.labels_of(np.array([row]))[0]) if LABEL in shards.schema else NO_LABEL
     classes = shards.manifest.classes or ()
     described: dict[str, Any] = {
         "row": row,
@@ -72,15 +95,18 @@ def describe_record(shards: ShardSet, row: int) -> dict[str, Any]:
     }
     at = np.array([row])
     for name, field in shards.schema.items():
-        if field.kind in STORED_APART:
+        if field.type.stored_apart:
             located = shards.find(at, name)
             if located.fields[0] != ABSENT:
                 stored = {"kind": located.fields[0], "bytes": located.lengths[0]}
-                if field.kind in ("image", "mask"):
+                if field.type.is_picture:
                     stored |= {"width": located.widths[0], "height": located.heights[0]}
                 described["fields"][name] = stored
-        elif field.kind in COLUMN_KINDS and name != LABEL:
-            described["fields"][name] = _plain(shards.values(name, at).value(0), field)
+        elif name != LABEL:
+            value = shards.values(name, at).value(0)
+            if value is not None:
+                value = field.type.as_json(field, field.type.plain(field, value))
+            described["fields"][name] = value
     if IMAGE in described["fields"]:
         described["facts"] = _facts(shards, at)
     return described
@@ -100,20 +126,7 @@ def _facts(shards: ShardSet, at: npt.NDArray[np.int64]) -> dict[str, Any]:
         "icc": bool(fact["icc"]),
         "quality": int(fact["quality"]) or None,
         "hash": f"{int(fact['hash']):016x}",
-        "mean": [round(float(each), 2) for each in fact["mean"]],
-        "std": [round(float(each), 2) for each in fact["std"]],
+        "mean": [round(float(level), 2) for level in fact["mean"]],
+        "std": [round(float(level), 2) for level in fact["std"]],
         **rounded,
     }
-
-
-def _plain(value: Any, field: Field) -> Any:
-    """Return a value of a column as JSON allows it, with class names for labels."""
-    names = field.classes or ()
-    if isinstance(value, tuple):
-        boxes, labels = (each.tolist() for each in value)
-        return [[*box, names[label]] for box, label in zip(boxes, labels, strict=True)]
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
-    if field.kind == "labels":
-        return value and [names[label] for label in value]
-    return names[value] if field.kind == "label" and value is not None else value

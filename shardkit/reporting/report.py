@@ -40,7 +40,7 @@ class Histogram(NamedTuple):
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """What is in some datasets, and what is wrong with it."""
+    """Statistics and findings of one or more datasets."""
 
     images: Collection
     findings: list[Findings]
@@ -49,13 +49,16 @@ class DatasetReport:
     fields: list[dict[str, Any]]
     """Distributions of all fields but images and labels."""
     mean: list[float]
+    """Mean of red, green and blue over all pixels, from 0 to 1; each image has the same weight."""
     std: list[float]
-    """Of red, green and blue, over all pixels, from 0 to 1; each image has the same weight."""
+    """Standard deviation of the same."""
 
     @property
     def normalize(self) -> str:
         """The line that normalizes these images."""
-        mean, std = (", ".join(f"{each:.4f}" for each in some) for some in (self.mean, self.std))
+        mean, std = (
+            ", ".join(f"{value:.4f}" for value in levels) for levels in (self.mean, self.std)
+        )
         return f"Normalize(mean=({mean}), std=({std}))"
 
     @property
@@ -77,7 +80,7 @@ class DatasetReport:
         for kind in kinds:
             if kind not in KINDS:
                 raise UsageError(f"the finding {kind!r} is unknown; choose from {', '.join(KINDS)}")
-        return [each for each in self.findings if each.kind in kinds and each.groups]
+        return [finding for finding in self.findings if finding.kind in kinds and finding.groups]
 
     def exclude(self, finding: Findings) -> dict[str, list[str]]:
         """Return the keys to leave out so that a finding disappears, by dataset or split."""
@@ -113,16 +116,16 @@ class DatasetReport:
         """Write `exclude_lists` to files with the names of `list_name`.
 
         Returns:
-            The files, one for each kind of finding and dataset.
+            The files, one for each kind of finding and dataset; without any, there is no folder.
 
         Raises:
             ShardkitError: If one cannot be written.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         written = []
         for finding in self.findings:
             for part, text in self.exclude_lists(finding).items():
                 path = folder / self.list_name(finding, part)
+                folder.mkdir(parents=True, exist_ok=True)
                 write_result(path, text.encode())
                 written.append(path)
         return written
@@ -134,9 +137,9 @@ class DatasetReport:
             "mean": self.mean,
             "std": self.std,
             "normalize": self.normalize,
-            "histograms": [each._asdict() for each in self.histograms],
+            "histograms": [entry._asdict() for entry in self.histograms],
             "fields": self.fields,
-            "findings": [self._finding(each) for each in self.findings],
+            "findings": [self._finding(entry) for entry in self.findings],
         }
 
     def overview(self) -> dict[str, Any]:
@@ -169,7 +172,7 @@ class DatasetReport:
             "meaning": KINDS[finding.kind],
             "images": finding.rows,
             "complete": finding.complete,
-            "groups": [self._group(each) for each in finding.groups],
+            "groups": [self._group(group) for group in finding.groups],
             "exclude": self.exclude(finding),
         }
 
@@ -208,7 +211,7 @@ def report(
     workers: int = 1,
     on_progress: Report | None = None,
 ) -> DatasetReport:
-    """Examine the images of datasets: what is in them, and what is wrong.
+    """Examine the images of datasets: statistics and findings.
 
     Facts of each image are stored as ``facts.npy`` in each dataset's directory, so the next report
     reads few images. They are not part of the dataset. The report does not depend on ``workers``.
@@ -248,7 +251,7 @@ def _histograms(images: Collection) -> list[Histogram]:
     facts, sizes = images.facts[measured], images.sizes[measured].astype(np.float64)
     quality = facts["quality"][facts["quality"] > 0]
     pixels = np.maximum(sizes.prod(1), 1)
-    found = (
+    properties = (
         ("Width", "pixels", sizes[:, 0], _WIDE),
         ("Height", "pixels", sizes[:, 1], _WIDE),
         ("Aspect ratio", "width / height", sizes[:, 0] / np.maximum(sizes[:, 1], 1), _WIDE),
@@ -260,7 +263,7 @@ def _histograms(images: Collection) -> list[Histogram]:
     )
     return [
         _histogram(title, unit, values.astype(np.float64), wide)
-        for title, unit, values, wide in found
+        for title, unit, values, wide in properties
         if len(values)
     ]
 
@@ -281,9 +284,9 @@ def _histogram(title: str, unit: str, values: npt.NDArray[np.float64], wide: flo
 
 def _counted(values: npt.NDArray[Any], names: Mapping[int, str] | None = None) -> dict[str, int]:
     """Return how often each value occurs, the most frequent first."""
-    found, counts = np.unique(values, return_counts=True)
+    distinct, counts = np.unique(values, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     return {
-        names[int(found[n])] if names else found[n].decode("ascii", "replace"): int(counts[n])
+        names[int(distinct[n])] if names else distinct[n].decode("ascii", "replace"): int(counts[n])
         for n in order.tolist()
     }

@@ -74,21 +74,21 @@ class Epochs:
 
     def describe(self) -> str:
         """Return a text that identifies these options in a state; empty for the defaults."""
-        stated = {
+        values = {
             "samples_per_epoch": self.samples_per_epoch,
             "aug_repeats": self.aug_repeats,
             "views": self.views,
         }
         default = vars(Epochs())
         return "".join(
-            f", {name}={value}" for name, value in stated.items() if value != default[name]
+            f", {name}={value}" for name, value in values.items() if value != default[name]
         )
 
     def _places(
         self, order: Order, epoch: int, positions: Positions
     ) -> tuple[int, Positions, Positions]:
         """Return the epoch's first pass, and of each position the pass from there and its place."""
-        each = max(1, order.size * self.aug_repeats)
-        first, start = divmod(epoch * self.size(order), each)
-        passes, places = np.divmod(positions + start, each)
+        per_pass = max(1, order.size * self.aug_repeats)
+        first, start = divmod(epoch * self.size(order), per_pass)
+        passes, places = np.divmod(positions + start, per_pass)
         return first, passes, places // self.aug_repeats

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,7 @@ class BlockShuffle:
     """Neighboring rows in a block, which are read sequentially."""
     buffer: int = 16384
     """Rows to mix. The default makes batches of 64 as varied as full shuffling does, even if
-    neighbors are similar (docs/benchmarks.md), and corresponds to 500 MB of 30-KB images."""
+    neighbors are similar, and corresponds to 500 MB of 30-KB images."""
 
     def __post_init__(self) -> None:
         for name, value in (("rows", self.rows), ("buffer", self.buffer)):
@@ -127,11 +127,11 @@ class Order:
     def _in_blocks(self, epoch: int, blocks: BlockShuffle, places: Positions) -> Positions:
         """Return the rows at ``places`` of the epoch's sequence of blocks."""
         key = derive_key("blocks", self.seed, epoch)
-        whole = self.size // blocks.rows
+        full_blocks = self.size // blocks.rows
         slots = places // blocks.rows
         numbers = slots.copy()  # the rest after the full blocks stays last ...
-        full = slots < whole
-        numbers[full] = permute(whole, key, slots[full])
+        full = slots < full_blocks
+        numbers[full] = permute(full_blocks, key, slots[full])
         shift = _hash(key) % max(1, self.size)  # ... but has different rows in each epoch
         return (numbers * blocks.rows + places % blocks.rows + shift) % max(1, self.size)
 
@@ -175,8 +175,8 @@ def permute_each(sizes: Positions, keys: Hashes, positions: Positions) -> Positi
     values = positions.astype(np.uint64)
     outside = np.arange(len(values))
     while len(outside):
-        own = [each[outside] for each in round_keys]
-        values[outside] = _feistel(values[outside], own, lefts[outside], rights[outside])
+        open_keys = [round_key[outside] for round_key in round_keys]
+        values[outside] = _feistel(values[outside], open_keys, lefts[outside], rights[outside])
         outside = outside[values[outside] >= sizes[outside].astype(np.uint64)]
     return values.astype(np.int64)
 
@@ -187,8 +187,11 @@ def derive_key(purpose: str, seed: int, epoch: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def sample_number(row: int, repeats: int) -> int:
-    """Return the number of a sample, which determines its `Draws`.
+_Number = TypeVar("_Number", int, Positions)
+
+
+def sample_number(row: _Number, repeats: _Number) -> _Number:
+    """Return the number of a sample, which determines its `Draws`; of several, modulo 2^64.
 
     Args:
         row: Row of the sample.
@@ -240,13 +243,37 @@ class BatchDraws(NamedTuple):
     """The random numbers of the samples of a batch: the arguments of their `Draws`."""
 
     key: int
-    samples: list[int]
+    samples: Sequence[int] | Positions
+
+    @property
+    def numbers(self) -> Hashes:
+        """The number of each sample, modulo 2^64."""
+        if isinstance(self.samples, np.ndarray):
+            return self.samples.astype(np.uint64)
+        return np.array([sample & _MASK for sample in self.samples], np.uint64)
+
+    def bits(self, count: int) -> Hashes:
+        """Return the first ``count`` of `Draws.bits` of each sample: uint64 of shape (count, N)."""
+        states = mix(np.uint64(self.key) ^ mix(self.numbers + np.uint64(1)))
+        return step_keys(states, np.arange(1, count + 1, dtype=np.uint64)[:, None])
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _MASK = 2**64 - 1
+_HALF = np.uint64(32)
+
+
+def uniform(bits: Hashes) -> npt.NDArray[np.float64]:
+    """Return `Draws.uniform`, from 0 to 1, of values of 64 bits."""
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def below(bits: Hashes, limits: Positions) -> Positions:
+    """Return `Draws.below` of values of 64 bits, for limits below 2^32."""
+    high, low, factors = bits >> _HALF, bits & np.uint64(0xFFFFFFFF), limits.astype(np.uint64)
+    return ((high * factors + (low * factors >> _HALF)) >> _HALF).astype(np.int64)
 
 
 def mix(values: Hashes) -> Hashes:

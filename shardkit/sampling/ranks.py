@@ -17,7 +17,7 @@ REMAINDERS = ("drop", "pad", "exact")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankShard:
+class Rank:
     """This rank's subset of each epoch.
 
     Raises:
@@ -49,13 +49,16 @@ class RankShard:
             raise UsageError("rank and world_size belong together: give both or neither")
         if self.rank is None or self.world_size is None:
             return
+        for name, value in (("rank", self.rank), ("world_size", self.world_size)):
+            if not hasattr(value, "__index__"):
+                raise UsageError(f"{name}={value!r} is not an integer")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(
                 f"rank={self.rank} is not from 0 to world_size - 1 (world_size={self.world_size})"
             )
 
-    def resolved(self, group: tuple[int, int] | None) -> ResolvedRankShard:
-        """Return this shard with a known rank.
+    def resolved(self, group: tuple[int, int] | None) -> ResolvedRank:
+        """Return this with a known rank.
 
         Args:
             group: Rank and world size of the running process group, or None without one.
@@ -64,13 +67,13 @@ class RankShard:
             UsageError: If ``RANK`` and ``WORLD_SIZE`` are needed but invalid.
         """
         if self.rank is not None and self.world_size is not None:
-            return ResolvedRankShard(self.rank, self.world_size, self.remainder, self.drop_last)
+            return ResolvedRank(self.rank, self.world_size, self.remainder, self.drop_last)
         rank, world_size = group or _from_environment() or (0, 1)
         return replace(self, rank=rank, world_size=world_size).resolved(None)
 
 
-class ResolvedRankShard(NamedTuple):
-    """A `RankShard` whose rank is known."""
+class ResolvedRank(NamedTuple):
+    """A `Rank` whose rank is known."""
 
     rank: int
     world_size: int
@@ -94,7 +97,7 @@ class Step(NamedTuple):
 def steps(
     size: int,
     batch_size: int,
-    rank_shard: ResolvedRankShard,
+    rank: ResolvedRank,
     consumed: int = 0,
     *,
     strided: bool = False,
@@ -104,48 +107,46 @@ def steps(
     Args:
         size: Samples in the epoch.
         batch_size: Samples in a batch of one rank.
-        rank_shard: The rank, and what to do with the remainder.
+        rank: The rank, and what to do with the remainder.
         consumed: Samples already read, by any number of ranks with any batch size.
         strided: Whether neighboring positions of a step are on different ranks. Otherwise, each
             rank reads a run of them.
     """
-    step = batch_size * rank_shard.world_size
-    stride, first = (rank_shard.world_size, 1) if strided else (1, batch_size)
+    step = batch_size * rank.world_size
+    stride, first = (rank.world_size, 1) if strided else (1, batch_size)
     while size - consumed >= step:
-        start = consumed + rank_shard.rank * first
+        start = consumed + rank.rank * first
         consumed += step
         yield Step(start, start + batch_size * stride, consumed, stride)
-    start, count = _last_step(size - consumed, rank_shard)
-    start = consumed + (rank_shard.rank if strided else start)
+    start, count = _last_step(size - consumed, rank)
+    start = consumed + (rank.rank if strided else start)
     if count:
         yield Step(start, start + count * stride, size, stride)
 
 
-def count_steps(
-    size: int, batch_size: int, rank_shard: ResolvedRankShard, consumed: int = 0
-) -> int:
+def count_steps(size: int, batch_size: int, rank: ResolvedRank, consumed: int = 0) -> int:
     """Return the number of batches that `steps` yields."""
-    full, rest = divmod(max(0, size - consumed), batch_size * rank_shard.world_size)
-    return full + (_last_step(rest, rank_shard)[1] > 0)
+    full, rest = divmod(max(0, size - consumed), batch_size * rank.world_size)
+    return full + (_last_step(rest, rank)[1] > 0)
 
 
-def count_samples(size: int, batch_size: int, rank_shard: ResolvedRankShard) -> int:
+def count_samples(size: int, batch_size: int, rank: ResolvedRank) -> int:
     """Return the number of samples of one rank in an epoch, including padding."""
-    full, rest = divmod(size, batch_size * rank_shard.world_size)
-    return full * batch_size + _last_step(rest, rank_shard)[1]
+    full, rest = divmod(size, batch_size * rank.world_size)
+    return full * batch_size + _last_step(rest, rank)[1]
 
 
-def _last_step(rest: int, rank_shard: ResolvedRankShard) -> tuple[int, int]:
+def _last_step(rest: int, rank: ResolvedRank) -> tuple[int, int]:
     """Return the offset and the number of this rank's samples in a last, smaller step."""
-    rank, world_size = rank_shard.rank, rank_shard.world_size
-    each, extra = divmod(rest, world_size)
-    if rank_shard.drop_last or rest <= 0:
+    number, world_size = rank.rank, rank.world_size
+    per_rank, extra = divmod(rest, world_size)
+    if rank.drop_last or rest <= 0:
         return 0, 0
-    if rank_shard.remainder == "exact":
-        return rank * each + min(rank, extra), each + (rank < extra)
-    if rank_shard.remainder == "pad" and extra:
-        each += 1
-    return rank * each, each
+    if rank.remainder == "exact":
+        return number * per_rank + min(number, extra), per_rank + (number < extra)
+    if rank.remainder == "pad" and extra:
+        per_rank += 1
+    return number * per_rank, per_rank
 
 
 def _from_environment() -> tuple[int, int] | None:

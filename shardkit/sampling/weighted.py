@@ -57,7 +57,7 @@ class WeightedOrder(Order):
 
     def describe(self) -> str:
         """Return a text that identifies the order in a state."""
-        return f"Weighted({self.size} rows, digest {_digest(self.cumulative)})"
+        return f"Weighted({self.size} rows, digest {digest(self.cumulative)})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,8 +99,8 @@ class GroupedOrder(Order):
 
     def describe(self) -> str:
         """Return a text that identifies the order in a state."""
-        digest = _digest(self.counts, self.sizes, self.members)
-        return f"{self.kind}({len(self.counts)} groups, digest {digest})"
+        groups = digest(self.counts, self.sizes, self.members)
+        return f"{self.kind}({len(self.counts)} groups, digest {groups})"
 
     def _key(self, purpose: str) -> npt.NDArray[np.uint64]:
         return np.array([derive_key(purpose, self.seed, 0)], np.uint64)
@@ -117,21 +117,21 @@ def check_weights(what: str, weights: Any) -> Weights:
         UsageError: If they are not finite numbers from 0 on, or all are 0.
     """
     try:
-        found = np.asarray(weights, np.float64)
+        values = np.asarray(weights, np.float64)
     except (TypeError, ValueError):
         raise UsageError(f"{what} must be numbers, not {str(weights)[:80]}") from None
-    if found.ndim != 1 or not len(found):
-        raise UsageError(f"{what} must be a list of numbers, not of shape {found.shape}")
-    wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
+    if values.ndim != 1 or not len(values):
+        raise UsageError(f"{what} must be a list of numbers, not of shape {values.shape}")
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(wrong):
         raise UsageError(
-            f"{what} must be finite and not negative: number {wrong[0]} is {found[wrong[0]]}"
+            f"{what} must be finite and not negative: number {wrong[0]} is {values[wrong[0]]}"
         )
     with np.errstate(over="ignore"):
-        total = float(np.cumsum(found)[-1])
+        total = float(np.cumsum(values)[-1])
     if not _LEAST_SUM <= total < np.inf:
         raise UsageError(f"{what} must have a finite sum above 0, not {total:g}")
-    return found
+    return values
 
 
 def block_counts(weights: Weights) -> Positions:
@@ -146,8 +146,9 @@ def block_counts(weights: Weights) -> Positions:
     return counts
 
 
-def _digest(*arrays: npt.NDArray[Any]) -> str:
-    found = hashlib.sha256()
-    for each in arrays:
-        found.update(each.astype(each.dtype.newbyteorder("<")).tobytes())
-    return found.hexdigest()[:16]
+def digest(*arrays: npt.NDArray[Any]) -> str:
+    """Return a text that identifies the values of arrays in a state."""
+    hasher = hashlib.sha256()
+    for array in arrays:
+        hasher.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    return hasher.hexdigest()[:16]

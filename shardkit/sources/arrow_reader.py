@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from shardkit.contracts import Range
 from shardkit.errors import BadImage
+from shardkit.system.helper import Library
+
+pa, pc, pq = Library("pyarrow"), Library("pyarrow.compute"), Library("pyarrow.parquet")
 
 _HELD = 256 << 20
 """Maximum bytes of decompressed row groups to hold, unless one has more."""
@@ -25,20 +25,29 @@ class _File:
     """An open file, as groups of rows: the record batches of Arrow, the row groups of Parquet."""
 
     def __init__(self, path: str) -> None:
+        kind = "a Parquet file" if path.endswith(".parquet") else "an Arrow stream"
+        try:
+            self._open(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            if isinstance(error, OSError) and error.errno:  # not the content's fault
+                raise
+            raise BadImage(f"it is damaged, or not {kind}") from error
+        self._held: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
+
+    def _open(self, path: str) -> None:
         self._parquet: Any = None
         self._batches: list[Any] = []
         if path.endswith(".parquet"):
             self._parquet = pq.ParquetFile(path)
             self.schema = self._parquet.schema_arrow
-            stated = self._parquet.metadata
-            self.rows = [stated.row_group(n).num_rows for n in range(stated.num_row_groups)]
+            metadata = self._parquet.metadata
+            self.rows = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
         else:
             source = pa.memory_map(path)
             reader = pa.ipc.open_stream(source)
             self.schema = reader.schema
             self._batches = list(reader)
             self.rows = [len(batch) for batch in self._batches]
-        self._held: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
 
     def group(self, number: int, columns: Sequence[str]) -> Any:
         """Return columns of a group, whose offsets and texts are valid."""
@@ -47,15 +56,15 @@ class _File:
             self._held.move_to_end(key)
             return self._held[key]
         if self._parquet is not None:
-            found = self._parquet.read_row_group(number, columns=list(columns), use_threads=False)
-            found = found.combine_chunks()
+            table = self._parquet.read_row_group(number, columns=list(columns), use_threads=False)
+            table = table.combine_chunks()
         else:
-            found = pa.Table.from_batches([self._batches[number].select(list(columns))])
-        found.validate(full=True)
-        self._held[key] = found
-        while sum(each.nbytes for each in self._held.values()) > _HELD and len(self._held) > 1:
+            table = pa.Table.from_batches([self._batches[number].select(list(columns))])
+        table.validate(full=True)
+        self._held[key] = table
+        while sum(held.nbytes for held in self._held.values()) > _HELD and len(self._held) > 1:
             self._held.popitem(last=False)
-        return found
+        return table
 
 
 _OPEN: dict[str, tuple[int, _File]] = {}
@@ -70,8 +79,8 @@ def _open(path: str, stamp: int) -> _File:
     return _OPEN[path][1]
 
 
-def describe(path: str, stamp: int) -> bytes:
-    """Return as JSON the rows of each group, and name, kind and class names of each column.
+def describe(path: str, stamp: int) -> tuple[list[int], list[tuple[str, str, list[str] | None]]]:
+    """Return the rows of each group, and name, kind and class names of each column.
 
     The kind is ``image``, ``label``, ``labels``, ``text``, ``bytes``, ``json``, or the NumPy name
     of a type of numbers.
@@ -79,15 +88,15 @@ def describe(path: str, stamp: int) -> bytes:
     file = _open(path, stamp)
     features = _features(file.schema)
     columns = [
-        (each.name, *_kind(each.type, features.get(each.name)))
-        for each in file.schema
-        if file.schema.names.count(each.name) == 1
+        (column.name, *_kind(column.type, features.get(column.name)))
+        for column in file.schema
+        if file.schema.names.count(column.name) == 1
     ]
-    return json.dumps({"rows": file.rows, "columns": columns}).encode()
+    return file.rows, columns
 
 
-def listing(path: str, stamp: int, group: int, columns: Sequence[str | None]) -> bytes:
-    """Return as JSON, for each row of a group: size and path of the image, label and name.
+def listing(path: str, stamp: int, group: int, columns: Sequence[str | None]) -> list[list[Any]]:
+    """Return, for each row of a group: size and path of the image, label and name.
 
     Args:
         path: The file.
@@ -107,7 +116,7 @@ def listing(path: str, stamp: int, group: int, columns: Sequence[str | None]) ->
     sizes = pc.binary_length(images).to_pylist()
     labels = none if label is None else table.column(label).to_pylist()
     names = none if name is None else table.column(name).to_pylist()
-    return json.dumps([sizes, places, labels, places if name == image else names]).encode()
+    return [sizes, places, labels, places if name == image else names]
 
 
 def rows(path: str, stamp: int, group: int, piece: Range, columns: list[str]) -> bytes:

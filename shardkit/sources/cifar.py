@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
+from shardkit.contracts import Entry, SourceKind
 from shardkit.errors import BadImage, UsageError
+from shardkit.options import option
 from shardkit.record import Record
+from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, split_names
 from shardkit.sources.images import pixel_record
-from shardkit.sources.inputs import View, place, place_of, reading, scanning
-from shardkit.sources.labels import LabelValues, read_classes
-from shardkit.sources.listing import SPLIT_OPTION, ListedSource, Listing, scan_of, split_names
+from shardkit.sources.inputs import OpenedFile, file_at, place, place_of, reading, scanning
+from shardkit.sources.labels import read_classes
 
 _SHAPE = (3, 32, 32)
 """Channels, rows and columns of an image, in the order of its bytes."""
@@ -48,52 +50,51 @@ _CIFAR100 = _Layout(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CifarOptions(SplitOptions):
+    """The options of this source."""
+
+    label: str | None = option(
+        None, help="Labels of CIFAR-100.", metavar="fine|coarse", shown="fine"
+    )
+
+
 class Cifar(ListedSource):
     """The binary version of CIFAR-10 or CIFAR-100; images become PNG files.
 
     Args:
         folder: The folder ``cifar-10-batches-bin`` or ``cifar-100-binary``.
-        split: ``train`` or ``test``; None reads both, as splits.
-        label: ``fine`` or ``coarse``, for CIFAR-100.
+        options: The options.
     """
 
     kind = "cifar"
 
-    def __init__(
-        self, folder: str | Path, *, split: str | None = None, label: str | None = None
-    ) -> None:
-        self._folder = Path(folder)
-        self._layout = _layout_of(self._folder)
+    def __init__(self, folder: str | Path, options: CifarOptions) -> None:
+        super().__init__(folder, options)
+        self.exact_sizes = False
+        self._layout = _layout_of(self.path)
         names = list(self._layout.names)
-        self._label = label or names[-1]
+        self._label = options.label or names[-1]
         if self._label not in names:
             raise UsageError(
-                f"--label {label} is unknown: {self._layout.title} has {' and '.join(names)}"
+                f"--label {options.label} is unknown: {self._layout.title} has "
+                f"{' and '.join(names)}"
             )
-        self._splits = split_names(split, list(self._layout.splits))
-        super().__init__(folder, {"split": split, "label": label})
-        self._files = [name for each in self._splits.values() for name in self._layout.splits[each]]
-        missing = [name for name in self._files if not (self._folder / name).is_file()]
+        self.splits = split_names(options.split, list(self._layout.splits))
+        self._files = [
+            name for split in self.splits.values() for name in self._layout.splits[split]
+        ]
+        missing = [name for name in self._files if not (self.path / name).is_file()]
         if missing:
             raise UsageError(
                 f"{folder} lacks {', '.join(missing)}; download {self._layout.title} again, or "
                 "choose one split with --split"
             )
 
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Cifar:
-        """Open the folder that a dataset was made from."""
-        options = next(iter(described.values()))
-        return cls(path, split=options.get("split"), label=options.get("label"))
-
-    def paths(self) -> Sequence[Path]:
-        """Return the folder."""
-        return [self._folder]
-
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
-        number, offset = place_of(entry.place)
-        with reading(str(self._folder / self._files[number]), entry.stamp) as view:
+        name, offset = file_at(self._files, entry.place)
+        with reading(str(self.path / name), entry.stamp) as view:
             data = view.read(offset, _PIXELS)
         if len(data) != _PIXELS:
             raise BadImage("the file is truncated")
@@ -103,32 +104,23 @@ class Cifar(ListedSource):
     def locate(self, split: str, entry: Entry) -> str:
         """Return the file and the offset of an image."""
         number, offset = place_of(entry.place)
-        return f"{self._folder / self._files[number]} at byte {offset}"
+        return f"{self.path / self._files[number]} at byte {offset}"
 
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
-        """List the images of all files, in order.
-
-        Raises:
-            UsageError: If labels have no name.
-        """
-        labels = LabelValues()
-        listings = {name: Listing(labels) for name in self._splits}
-        for name, part in self._splits.items():
-            for file in self._layout.splits[part]:
-                self._list(listings[name], file)
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
+        """List the images of all files, in order."""
+        for listing, split in zip(listings.values(), self.splits.values(), strict=True):
+            for file in self._layout.splits[split]:
+                self._list(listing, file)
         names_file = self._layout.names[self._label]
-        names = None
-        if (self._folder / names_file).is_file():
-            names = read_classes(str(self._folder / names_file))
+        if (self.path / names_file).is_file():
+            self.class_names = read_classes(str(self.path / names_file))
         else:
             next(iter(listings.values())).ignore(names_file, "missing, so classes are numbers")
-        understood = {
+        return {
             "data": f"{self._layout.title}, 32 x 32 pixels, stored as PNG",
             "files": ", ".join(self._files),
-            "label": f"{self._label}, named by {names_file}" if names else self._label,
+            "label": f"{self._label}, named by {names_file}" if self.class_names else self._label,
         }
-        assigned = labels.assign(classes, names)
-        return scan_of(self, listings, assigned, understood, exact_sizes=False)
 
     def _list(self, listing: Listing, file: str) -> None:
         number = self._files.index(file)
@@ -136,7 +128,7 @@ class Cifar(ListedSource):
         size = labels + _PIXELS
         column = list(self._layout.names).index(self._label)
 
-        def scan(view: View) -> None:
+        def scan(view: OpenedFile) -> None:
             if view.size % size:
                 raise BadImage(
                     f"its {view.size} bytes are not a multiple of {size}: it is damaged, or not "
@@ -147,9 +139,9 @@ class Cifar(ListedSource):
                 for row, value in enumerate(values, start // size):
                     path = f"{file.removesuffix('.bin')}/{row:05d}.png"
                     spot = place(number, row * size + labels)
-                    listing.add(path, listing.labels.code(value), _PIXELS, view.stamp, spot)
+                    listing.add(Row(path, listing.code(value), _PIXELS, view.stamp, spot))
 
-        if reason := scanning(str(self._folder / file), scan):
+        if reason := scanning(str(self.path / file), scan):
             listing.blame_rest(file, reason)
 
 
@@ -182,14 +174,6 @@ SOURCE = SourceKind(
       shardkit convert cifar cifar-10-batches-bin dataset --to lmdb
       shardkit convert cifar cifar-100-binary dataset --to hdf5 --label coarse --split train
     """,
-    options=(
-        SPLIT_OPTION,
-        SourceOption(
-            flags="--label",
-            metavar="fine|coarse",
-            help="Labels of CIFAR-100.  [default: fine]",
-        ),
-    ),
-    open=Cifar,
-    find=Cifar.find,
+    options=CifarOptions,
+    source=Cifar,
 )

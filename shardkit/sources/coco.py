@@ -6,19 +6,38 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.contracts import Scan, SourceKind, SourceOption
-from shardkit.errors import BadImage, UsageError
-from shardkit.record import NO_LABEL, Field
+from shardkit.contracts import SourceKind
+from shardkit.errors import BadImage, ConversionFailed, UsageError
+from shardkit.kinds.field import Field
+from shardkit.options import option
+from shardkit.record import NO_LABEL
+from shardkit.sources.driver import Listing
 from shardkit.sources.inputs import reading
-from shardkit.sources.labels import Labels, LabelValues
-from shardkit.sources.listing import scan_of
-from shardkit.sources.named_files import NamedListing, NamedSource, Names, corners, find_root
+from shardkit.sources.named_files import (
+    NamedListing,
+    NamedOptions,
+    NamedSource,
+    Names,
+    corners,
+)
+from shardkit.system.formatting import size
 from shardkit.system.text import quoted
 
 _SPACE = re.compile(r"[ \t\n\r]*")
+_MOST_BYTES = 16 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class CocoOptions(NamedOptions):
+    """The options of this source."""
+
+    root: str | None = option(
+        None, help="Folder of the images.", metavar="DIR", shown="that of SRC", stored=""
+    )
 
 
 class Coco(NamedSource):
@@ -30,61 +49,55 @@ class Coco(NamedSource):
     Categories are the classes of boxes, sorted by their IDs, which may have gaps.
 
     Args:
-        pattern: The file of annotations; perhaps with ``@ROOT``.
-        root: The folder that file names are relative to; None means that of the file.
+        path: The file of annotations; perhaps with ``@ROOT``.
+        options: The options.
     """
 
     kind = "coco"
 
-    def __init__(self, pattern: str | Path, *, root: str | Path | None = None) -> None:
-        super().__init__(pattern, root, {})
+    def __init__(self, path: str | Path, options: CocoOptions) -> None:
+        super().__init__(path, options, options.root)
 
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Coco:
-        """Open the annotations that a dataset was made from."""
-        (options,) = described.values()
-        found = cls(path, root=find_root(path, options))
-        found._restore(options)
-        return found
-
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the images, in the order of the file.
 
         Raises:
-            UsageError: If the file cannot be read, or states no images or wrong categories.
+            UsageError: If the file cannot be read, or states wrong categories.
         """
-        found = self._content()
-        names = Names(self._root)
-        listing = NamedListing(LabelValues(), names)
-        for number, image in enumerate(found.images):
-            row = f"{self.pattern.name}:images[{number}]"
+        content = self._content()
+        listing = NamedListing(listings[""], Names(self.root))
+        for number, image in enumerate(content.images):
+            row = f"{self.path.name}:images[{number}]"
             name = image.get("file_name") if isinstance(image, dict) else None
             try:
-                values = found.values_of(image)
+                values = content.values_of(image)
             except BadImage as error:
                 listing.blame_row(row, name, str(error))
             else:
                 listing.add_file(row, name, NO_LABEL, number, values)
-        for where, reason in found.stray:
-            listing.blame(f"{self.pattern.name}:{where}", reason)
-        listing.ignored += names.unused([str(self.pattern)])
-        self._settle(found.schema)
-        understood = {
-            "images": f"{len(found.images):,}, below {self._root}",
-            **{name: str(field) for name, field in found.schema.items()},
-            "objects": f"{found.objects:,} annotations: {', '.join(found.terms)}",
-            "unused": ", ".join(found.unused) or "nothing",
+        for where, reason in content.stray:
+            listings[""].blame(f"{self.path.name}:{where}", reason)
+        listings[""].ignored += listing.names.unused([str(self.path)])
+        self.settle_fields(content.schema)
+        return {
+            "images": f"{len(content.images):,}, below {self.root}",
+            **{name: str(field) for name, field in content.schema.items()},
+            "objects": f"{content.objects:,} annotations: {', '.join(content.terms)}",
+            "unused": ", ".join(content.unused) or "nothing",
         }
-        del found  # its text may have hundreds of megabytes
-        return scan_of(self, {"": listing}, Labels(None, ()), understood, more=self._schema)
 
     def _content(self) -> _Content:
         try:
-            with reading(str(self.pattern)) as view:
+            with reading(str(self.path)) as view:
+                if view.size > _MOST_BYTES:
+                    raise ConversionFailed(
+                        f"{self.path} has {size(view.size)}, over the limit of "
+                        f"{size(_MOST_BYTES)} for annotations"
+                    )
                 return _Content(view.read(0, view.size).decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
             reason = f"is not a file of COCO annotations: {error}"
-            raise UsageError(f"{self.pattern} {reason}") from error
+            raise UsageError(f"{self.path} {reason}") from error
 
 
 class _Object(NamedTuple):
@@ -128,13 +141,13 @@ class _Content:
                 self.unused[name] = None
         ids = {_id_of(image) for image in self.images if isinstance(image, dict)}
         for of_image in [self._of_image.pop(key) for key in self._of_image.keys() - ids]:
-            for each in of_image:
-                image = quoted(each.stated["image_id"])
-                self.stray.append((f"annotations[{each.number}]", f"there is no image {image}"))
+            for item in of_image:
+                image = quoted(item.stated["image_id"])
+                self.stray.append((f"annotations[{item.number}]", f"there is no image {image}"))
         self.stray.sort()
         self._labels, names, points = _read_categories(categories)
-        whole = all(isinstance(each, int) for each in ids)
-        self.schema = {"image_id": Field("number", "int64") if whole else Field("json")}
+        are_integers = all(isinstance(key, int) for key in ids)
+        self.schema = {"image_id": Field("number", "int64") if are_integers else Field("json")}
         if "bbox" in self.terms:
             self.schema["boxes"] = Field("boxes", classes=names or None)
         if "keypoints" in self.terms and points:
@@ -148,9 +161,9 @@ class _Content:
             self.stray.append((f"annotations[{number}]", "it states no image_id"))
             return
         self.terms.update(dict.fromkeys(value))
-        stated = {name: value[name] for name in _STATED if name in value}
-        each = _Object(number, start, end, stated)
-        self._of_image.setdefault(value["image_id"], []).append(each)
+        terms = {name: value[name] for name in _STATED if name in value}
+        item = _Object(number, start, end, terms)
+        self._of_image.setdefault(value["image_id"], []).append(item)
 
     def values_of(self, image: Any) -> str:
         """Return the values of an image as JSON.
@@ -166,32 +179,32 @@ class _Content:
         self._seen.add(key)
         objects = self._of_image.get(key, [])
         values: dict[str, Any] = {"image_id": key, "boxes": [], "keypoints": []}
-        for each in objects:
+        for item in objects:
             try:
                 if "boxes" in self.schema:
-                    values["boxes"].append(self._box(each.stated))
+                    values["boxes"].append(self._box(item.stated))
                 if "keypoints" in self.schema:
-                    values["keypoints"] += self._points(each.stated)
+                    values["keypoints"] += self._points(item.stated)
             except BadImage as error:
-                raise BadImage(f"annotations[{each.number}]: {error}") from error
-        head = json.dumps({name: each for name, each in values.items() if name in self.schema})
+                raise BadImage(f"annotations[{item.number}]: {error}") from error
+        head = json.dumps({name: value for name, value in values.items() if name in self.schema})
         if "annotations" not in self.schema:
             return head
-        texts = ",".join(self._text[each.start : each.end] for each in objects)
+        texts = ",".join(self._text[item.start : item.end] for item in objects)
         return f'{head[:-1]},"annotations":[{texts}]}}'
 
-    def _box(self, stated: Mapping[str, Any]) -> list[float]:
-        box = corners(stated.get("bbox"), "xywh")
+    def _box(self, terms: Mapping[str, Any]) -> list[float]:
+        box = corners(terms.get("bbox"), "xywh")
         if not self._labels:
             return box
-        category = stated.get("category_id")
+        category = terms.get("category_id")
         if not isinstance(category, int | str) or category not in self._labels:
             raise BadImage(f"there is no category {quoted(category)}")
         return [*box, self._labels[category]]
 
-    def _points(self, stated: Mapping[str, Any]) -> list[list[Any]]:
+    def _points(self, terms: Mapping[str, Any]) -> list[list[Any]]:
         count = len(self.schema["keypoints"].classes or ())
-        numbers = stated.get("keypoints", [0] * 3 * count)
+        numbers = terms.get("keypoints", [0] * 3 * count)
         if not isinstance(numbers, list) or len(numbers) != 3 * count:
             raise BadImage(f"it has not {count} keypoints of three numbers each")
         return [numbers[start : start + 3] for start in range(0, 3 * count, 3)]
@@ -210,12 +223,17 @@ def _read_categories(
 ) -> tuple[dict[object, int], list[str], list[str] | None]:
     """Return the position of each category's ID, the names, and the names of keypoints, if any."""
     try:
-        ordered = sorted(categories, key=lambda each: each["id"])
-        ids, names = [each["id"] for each in ordered], [each["name"] for each in ordered]
-        points = {tuple(each["keypoints"]) for each in ordered if each.get("keypoints")}
+        ordered = sorted(categories, key=lambda category: category["id"])
+        ids, names = (
+            [category["id"] for category in ordered],
+            [category["name"] for category in ordered],
+        )
+        points = {tuple(category["keypoints"]) for category in ordered if category.get("keypoints")}
+        if not all(isinstance(category, int | float | str) for category in (*ids, *names)):
+            raise TypeError
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError("a category has no id or name, or a wrong one") from error
-    for what, values in (("ID", ids), ("name", names)):
+    for what, values in (("ID", ids), ("name", list(map(str, names)))):
         twice = [value for value, count in Counter(values).items() if count > 1]
         if twice:
             raise ValueError(f"two categories have the {what} {quoted(twice[0])}")
@@ -224,11 +242,7 @@ def _read_categories(
 
 
 def _items(text: str) -> Iterator[tuple[str, Any, int, int]]:
-    """Yield the values of a JSON object one by one, those of lists too, with their name and place.
-
-    Raises:
-        ValueError: If it is not a JSON object.
-    """
+    """Yield name, value, start and end of all values of a JSON object, one by one for lists."""
     decode = json.JSONDecoder().raw_decode
     place = _after(text, 0, "{")
     while True:
@@ -287,11 +301,6 @@ SOURCE = SourceKind(
       shardkit convert coco annotations/instances_val2017.json dataset --to lmdb --root val2017
       shardkit verify dataset --against annotations/instances_val2017.json@val2017
     """,
-    options=(
-        SourceOption(
-            flags="--root", metavar="DIR", help="Folder of the images.  [default: that of SRC]"
-        ),
-    ),
-    open=Coco,
-    find=Coco.find,
+    options=CocoOptions,
+    source=Coco,
 )

@@ -92,5 +92,5 @@ def _advance_tables(level: int) -> list[_Words]:
     """Return a table for each byte of a CRC: advancing is linear, so the results are XORed."""
     values = [np.arange(256, dtype=np.uint32) << np.uint32(8 * byte) for byte in range(4)]
     if level == 0:
-        return [_table8()[each & 0xFF] ^ (each >> 8) for each in values]
-    return [_advance(_advance(each, level - 1), level - 1) for each in values]
+        return [_table8()[value & 0xFF] ^ (value >> 8) for value in values]
+    return [_advance(_advance(value, level - 1), level - 1) for value in values]

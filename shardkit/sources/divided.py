@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from shardkit.contracts import (
     Entry,
     Images,
-    Listing,
     PackedEntries,
     PartedSource,
+    PartListing,
     Scan,
     Source,
     SourcePart,
+    StoredEntries,
 )
 from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.options import option
 from shardkit.record import Record
 from shardkit.system.text import quoted
 
@@ -29,41 +31,58 @@ TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
 FOLDER = "folder"
 """The group of an image that is its folder."""
 
+_TOLERANCE = 0.3
+"""Fraction of a share by which groups may change it without a warning."""
+
 _DIVISION = "division"
 """The entry of a description with a `Division` and the side."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Division:
+class DivisionOptions:
+    """The options of `Division`."""
+
+    HEADING: ClassVar[str] = "Division"
+
+    val: float = option(
+        0.0, help="Fraction of images for a split val, such as 0.1.", metavar="FRACTION"
+    )
+    test: float = option(0.0, help="Fraction of images for a split test.", metavar="FRACTION")
+    stratify: bool = option(False, help="Divide each class by itself, in exact fractions.")
+    group: str | None = option(
+        None,
+        help="Keep images of one folder, or with one value in a column, in one split.",
+        metavar="folder|COLUMN",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division(DivisionOptions):
     """The rule by which images are divided. It depends on their paths, not on their positions.
 
     Each group, or each path without groups, gets a number from 0 to 1: the BLAKE2b-64 of ``split``,
     the seed in decimal and the group or path, with zero bytes between. Below ``val`` it is in val,
     below ``val + test`` in test, else in train. So images that are added move no others, and shares
-    are approximate. ``stratify`` sorts the groups of each class by that number instead, and
-    divides the images of the class exactly, as far as groups permit.
+    are approximate. ``stratify`` sorts the groups of each class by that number instead and divides
+    its images by their order. What rounding leaves over in a class, the next class makes up for, so
+    that shares are exact over all classes, as far as groups permit. Classes are in the order of
+    their lowest number.
 
     Raises:
         UsageError: If shares or seed are out of range, or there are none.
     """
 
-    val: float = 0.0
-    """The share of val; 0 makes none."""
-    test: float = 0.0
-    """The share of test; 0 makes none."""
-    stratify: bool = False
-    """Whether to divide each class by itself."""
-    group: str | None = None
-    """``folder``, or a column: images of one folder, or with one value, stay together."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, share in ((VAL, self.val), (TEST, self.test)):
             if type(share) not in (int, float) or not 0 <= share < 1:
-                raise UsageError(f"--{name} {share} is not a share from 0 to 1, such as 0.1")
+                raise UsageError(
+                    f"--{name} {share} is not a fraction from 0 to below 1, such as 0.1"
+                )
         if not 0 < self.val + self.test < 1:
             raise UsageError(
-                "give a share with --val, --test or both, which leave images for train: such as "
+                "give a fraction with --val, --test or both, which leave images for train: such as "
                 "--val 0.1"
             )
         if type(self.seed) is not int or type(self.stratify) is not bool:
@@ -73,6 +92,11 @@ class Division:
     def sides(self) -> tuple[str, ...]:
         """The names of the parts."""
         return (TRAIN, *(side for side in (VAL, TEST) if getattr(self, side)))
+
+    @property
+    def by_path(self) -> bool:
+        """Whether the side of an image depends only on its path."""
+        return not self.stratify and self.group in (None, FOLDER)
 
     def divide(self, groups: Sequence[str], labels: Sequence[int]) -> dict[str, list[int]]:
         """Return the rows of each side, in order.
@@ -84,39 +108,73 @@ class Division:
         members: dict[str, list[int]] = defaultdict(list)
         for row, group in enumerate(groups):
             members[group].append(row)
-        found: dict[str, list[int]] = {side: [] for side in self.sides}
+        sides: dict[str, list[int]] = {side: [] for side in self.sides}
         if not self.stratify:
             for group, rows in members.items():
-                found[self.side_of(group)] += rows
+                sides[self.side_of(group)] += rows
         else:
             classes: dict[int, list[str]] = defaultdict(list)
             for group, rows in members.items():
                 counts = Counter(labels[row] for row in rows)
                 classes[min(counts, key=lambda label: (-counts[label], label))].append(group)
-            for names in classes.values():
-                total = sum(len(members[name]) for name in names)
-                start = 0
-                for name in sorted(names, key=self._number):
-                    rows = members[name]
-                    found[self._side((start + len(rows) / 2) / total)] += rows
-                    start += len(rows)
-        return {side: sorted(rows) for side, rows in found.items()}
+            self._divide_classes(classes.values(), members, sides)
+        return {side: sorted(rows) for side, rows in sides.items()}
 
     def side_of(self, group: str) -> str:
         """Return the side of a group, or of a path; only without ``stratify``."""
-        return self._side(self._number(group))
+        return _side(self._number(group), self.val, self.test)
 
-    def _side(self, number: float) -> str:
-        if number < self.val:
-            return VAL
-        return TEST if number < self.val + self.test else TRAIN
+    def warn_if_off(self, rows: Mapping[str, Sized]) -> None:
+        """Warn if groups make a side much larger or smaller than requested.
+
+        Args:
+            rows: The rows of each side.
+        """
+        total = sum(map(len, rows.values()))
+        for side in self.sides[1:]:
+            share, count = getattr(self, side), len(rows[side])
+            off = abs(count - share * total)
+            if (self.stratify or self.group) and off > max(1, _TOLERANCE * share * total):
+                warnings.warn(
+                    f"{side} has {count:,} of {total:,} images ({count / total:.1%}), not "
+                    f"{share:.1%} as requested: images of one group stay together",
+                    stacklevel=2,
+                )
+
+    def _divide_classes(
+        self,
+        classes: Iterable[Sequence[str]],
+        members: Mapping[str, Sequence[int]],
+        sides: Mapping[str, list[int]],
+    ) -> None:
+        """Add the rows of the groups of each class to the sides."""
+        ordered = [sorted(names, key=self._number) for names in classes]
+        due = dict.fromkeys(SIDES, 0.0)  # images that a side lacks so far
+        for names in sorted(ordered, key=lambda names: self._number(names[0])):
+            total = sum(len(members[name]) for name in names)
+            due[VAL] += self.val * total
+            due[TEST] += self.test * total
+            val, test = due[VAL], due[TEST]
+            start = 0
+            for name in names:
+                rows = members[name]
+                side = _side(start + len(rows) / 2, val, test)
+                sides[side].extend(rows)
+                due[side] -= len(rows)
+                start += len(rows)
 
     def _number(self, group: str) -> float:
         data = b"split\0%d\0" % self.seed + group.encode("utf-8", "surrogateescape")
         return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") / 2**64
 
 
-class Divided:
+def _side(place: float, val: float, test: float) -> str:
+    if place < val:
+        return VAL
+    return TEST if place < val + test else TRAIN
+
+
+class Divided(Source):
     """A source without splits, divided into some.
 
     Args:
@@ -163,7 +221,8 @@ class Divided:
         sides = self._divide(scan.splits[""].entries)
         if not self._may_be_empty:
             self._require_sides({name: sides[side] for name, side in self._names.items()})
-        counts = ", ".join(f"{side} {len(found):,}" for side, found in sides.items())
+        self._division.warn_if_off(sides)
+        counts = ", ".join(f"{side} {len(entries):,}" for side, entries in sides.items())
         first = next((name for name, side in self._names.items() if side == TRAIN), None)
         return replace(
             scan,
@@ -181,12 +240,12 @@ class Divided:
                 f"such as {self}/{next(iter(scan.splits))}, or leave --val and --test out"
             )
 
-    def _require_sides(self, found: Mapping[str, Sized]) -> None:
-        empty = [self._names[name] for name, images in found.items() if not len(images)]
+    def _require_sides(self, splits: Mapping[str, Sized]) -> None:
+        empty = [self._names[name] for name, images in splits.items() if not len(images)]
         if empty:
+            remedy = "" if self._division.stratify else ", another seed, or --stratify"
             raise UsageError(
-                f"no image of {self} is in {empty[0]}: choose a larger share or another seed, or "
-                "--stratify"
+                f"no image of {self} is in {empty[0]}: choose a larger fraction{remedy}"
             )
 
     def describe(self, split: str) -> Mapping[str, Any]:
@@ -199,15 +258,13 @@ class Divided:
         return self._source.read("", entry)
 
     def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
-        """Return the file of each image; see `shardkit.contracts.FileSource`."""
-        files: Callable[..., Sequence[bytes] | None] | None
-        files = getattr(self._source, "files", None)
-        return files and files("", entries)
+        """Return the file of each image; see `shardkit.contracts.Source.files`."""
+        return self._source.files("", entries)
 
     def only(self, entries: Sequence[Entry]) -> Divided:
         """Return a source with these images alone, if they are in memory."""
-        only: Callable[[Sequence[Entry]], Source] | None = getattr(self._source, "only", None)
-        return self if only is None else Divided(only(entries), self._division, self._names)
+        source = self._source.only(entries)
+        return self if source is self._source else Divided(source, self._division, self._names)
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the location of an image."""
@@ -223,31 +280,28 @@ class Divided:
         return self._divide(listed)[self._names[split]]
 
     def _divide(self, entries: Sequence[Entry]) -> dict[str, Sequence[Entry]]:
+        if isinstance(entries, StoredEntries) and self._division.by_path:
+            parts = entries.divide(lambda some: map(self._division.side_of, self._groups(some)))
+            return {side: parts.get(side, ()) for side in self._division.sides}
         names = self._groups(entries)
         rows = self._division.divide(names, [entry.label for entry in entries])
         packed = entries if isinstance(entries, PackedEntries) else PackedEntries(entries)
         return {side: packed.take(chosen) for side, chosen in rows.items()}
 
     def _groups(self, entries: Sequence[Entry]) -> Sequence[str]:
-        """Return the group of each image, or its path without groups.
-
-        Raises:
-            UsageError: If the source does not know it.
-        """
+        """Return the group of each image, or its path without groups."""
         group = self._division.group
         if group is None:
             return [entry.path for entry in entries]
         if group == FOLDER:
             return [entry.path.rpartition("/")[0] for entry in entries]
-        column: Callable[[Sequence[Entry], str], Iterable[Any]]
-        column = getattr(self._source, "column", _kept)
         try:
-            found = list(column(entries, group))
+            values = list(self._source.column(entries, group))
         except UsageError as error:
             raise UsageError(f"--group {group}: {error}; or group by folder") from error
         lacking = [
             entry.path
-            for entry, value in zip(entries, found, strict=True)
+            for entry, value in zip(entries, values, strict=True)
             if type(value) not in (str, int, float, bool)
         ]
         if lacking and len(lacking) < len(entries):
@@ -261,33 +315,35 @@ class Divided:
                 f"folder, or keep the column (--keep {group}). If images must be read for it, "
                 f"convert them first, then divide the dataset: shardkit split --group {group}"
             )
-        return list(map(str, found))
+        return list(map(str, values))
 
 
-class DividedParts(Divided):
+class DividedParts(Divided, PartedSource):
     """A source of parts, divided by paths or folders, as a `shardkit.contracts.PartedSource`."""
 
     _source: PartedSource
 
-    def parts(self, most: int) -> tuple[Scan, Sequence[SourcePart]]:
+    def parts(
+        self, most: int, classes: Sequence[str] | None = None
+    ) -> tuple[Scan, Sequence[SourcePart]]:
         """Return a scan without images, and the parts of the source.
 
         Raises:
             UsageError: If the source is missing or unreadable, or has splits.
         """
-        scan, parts = self._source.parts(most)
+        scan, parts = self._source.parts(most, classes)
         self._require_whole(scan)
         first = next(iter(self._names))
-        whole = replace(
+        divided_scan = replace(
             scan,
             source=self,
             splits={name: Images(self, name, ()) for name in self._names},
             ignored={first: scan.ignored[""]},
             problems={first: scan.problems[""]},
         )
-        return whole, [SourcePart(first, part) for part in parts]
+        return divided_scan, [SourcePart(first, part) for part in parts]
 
-    def list_part(self, part: SourcePart) -> Listing:
+    def list_part(self, part: SourcePart) -> PartListing:
         """List the images of a part."""
         listing = self._source.list_part(part.place)
         return listing._replace(entries=self._sides(entry for _, entry in listing.entries))
@@ -300,6 +356,8 @@ class DividedParts(Divided):
         """
         self._source.require_images(scan)
         self._require_sides(scan.splits)
+        sides = {self._names[name]: images for name, images in scan.splits.items()}
+        self._division.warn_if_off(sides)
 
     def _sides(self, entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
         names = {side: name for name, side in self._names.items()}
@@ -314,28 +372,18 @@ def divided(source: Source, **options: Any) -> Source:
     Raises:
         UsageError: If the options are invalid.
     """
-    if options["val"] or options["test"]:
+    if options.get("val") or options.get("test"):
         division = Division(**options)
-        by_path = not division.stratify and division.group in (None, FOLDER)
-        in_parts = by_path and hasattr(source, "parts")
+        in_parts = division.by_path and isinstance(source, PartedSource)
         return (DividedParts if in_parts else Divided)(source, division)
-    if options["stratify"] or options["group"] is not None:
+    if options.get("stratify") or options.get("group") is not None:
         raise UsageError("--stratify and --group require --val or --test")
     return source
 
 
-def _kept(entries: Sequence[Entry], name: str) -> Iterable[Any]:
-    """Yield a kept value of each entry; None where there is none."""
-    for entry in entries:
-        try:
-            yield json.loads(entry.values).get(name)
-        except (ValueError, AttributeError):
-            yield None
-
-
 def is_divided(described: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return whether descriptions, by split, are of sides of one source."""
-    return any(_DIVISION in each for each in described.values())
+    return any(_DIVISION in description for description in described.values())
 
 
 def reopen(
@@ -351,12 +399,18 @@ def reopen(
     Raises:
         CorruptDataset: If a description is damaged.
     """
-    divisions = [dict(each[_DIVISION]) for each in described.values() if _DIVISION in each]
+    divisions = [
+        dict(description[_DIVISION])
+        for description in described.values()
+        if _DIVISION in description
+    ]
     if not divisions:
         return find(described)
     try:
-        names = {split: str(each[_DIVISION]["side"]) for split, each in described.items()}
-        (rule,) = {tuple(sorted(each.items())) for each in _without_side(divisions)}
+        names = {
+            split: str(description[_DIVISION]["side"]) for split, description in described.items()
+        }
+        (rule,) = {tuple(sorted(description.items())) for description in _without_side(divisions)}
         division = Division(**dict(rule))
         if not set(names.values()) <= set(division.sides):
             raise ValueError(f"there is no side {sorted(names.values())}")
@@ -371,4 +425,4 @@ def reopen(
 
 
 def _without_side(divisions: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
-    return [{name: each[name] for name in each if name != "side"} for each in divisions]
+    return [{name: division[name] for name in division if name != "side"} for division in divisions]

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import io
-import json
 import math
+import os
 import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-import h5py
 import numpy as np
 
-from shardkit.errors import BadImage
+from shardkit.contracts import Range
+from shardkit.errors import BadImage, ConversionFailed
+from shardkit.sources.labels import Value
+from shardkit.system.formatting import size
+from shardkit.system.helper import Library
 
-MAX_ROW = 1 << 31
-"""Maximum bytes of one row."""
+h5py = Library("h5py")
+
+MAX_PIECE = 1 << 30
+"""Maximum bytes of one row, and of one chunk, which HDF5 reads as one."""
 
 _REFERENCE = struct.Struct("<IQI")
 """A value of variable length in a dataset: its length, its heap, and its number in that."""
 _HEAP = struct.Struct("<4s4xQ")
 _OBJECT = struct.Struct("<H6xQ")
-_MOST_HEAPS = 1000
 
 _OPEN: dict[str, tuple[int, Any]] = {}
 """Open files by path, each with its stamp when it was opened."""
@@ -34,37 +38,42 @@ def _open(path: str, stamp: int) -> Any:
             _OPEN.pop(path)[1].close()  # it has changed
         elif len(_OPEN) == _MOST_OPEN:
             _OPEN.pop(next(iter(_OPEN)))[1].close()
-        _OPEN[path] = stamp, h5py.File(path, "r", locking=False)
+        try:
+            _OPEN[path] = stamp, h5py.File(path, "r", locking=False)
+        except OSError as error:
+            if error.errno:  # not the content's fault
+                raise
+            what = "a damaged or truncated" if h5py.is_hdf5(path) else "not an"
+            raise BadImage(f"it is {what} HDF5 file") from error
     return _OPEN[path][1]
 
 
-def datasets(path: str, stamp: int) -> bytes:
-    """Return as JSON name, shape and type of each dataset of the file."""
-    found = [
-        (name, list(each.shape or ()), _type(each)) for name, each in _walk(_open(path, stamp))
-    ]
-    return json.dumps(found).encode()
+def datasets(path: str, stamp: int) -> dict[str, tuple[list[int], str]]:
+    """Return shape and type of each dataset of the file."""
+    return {name: (list(data.shape or ()), _type(data)) for name, data in _walk(_open(path, stamp))}
 
 
-def sizes(path: str, stamp: int, name: str, start: int, count: int) -> bytes:
-    """Return as JSON the size of each encoded image of some rows."""
+def sizes(path: str, stamp: int, name: str, start: int, count: int) -> list[int]:
+    """Return the size of each encoded image of some rows."""
     data = _dataset(path, stamp, name)
     rows = data[start : start + count]
-    return json.dumps([len(_encoded(data, row)) for row in rows]).encode()
+    return [len(_encoded(row)) for row in rows]
 
 
-def labels(path: str, stamp: int, name: str) -> bytes:
-    """Return as JSON the labels of all rows: integers or texts."""
+def labels(path: str, stamp: int, name: str, count: int, some: Range) -> list[Value]:
+    """Return the labels of some of ``count`` rows: integers or texts."""
     data = _dataset(path, stamp, name)
+    if data.shape[0] != count:
+        raise BadImage(f"it has {count} images, but {data.shape[0]} labels")
     if data.shape[1:] not in ((), (1,)):
         raise BadImage(f"{name} has the shape {data.shape}, not one label for each image")
-    values = data[:].reshape(-1)
-    if values.dtype.kind in "iub":
-        return json.dumps([int(value) for value in values]).encode()
-    if values.dtype.kind not in "OS":
-        raise BadImage(f"{name} has values of the type {_type(data)}, neither integers nor texts")
-    texts = [value if isinstance(value, bytes) else str(value).encode() for value in values]
-    return json.dumps([text.decode("utf-8", "surrogateescape") for text in texts]).encode()
+    rows = slice(some.offset, some.offset + some.length)
+    if data.dtype.kind in "iub":
+        return [int(value) for value in data[rows].reshape(-1)]
+    if h5py.check_string_dtype(data.dtype) is None:
+        raise BadImage(f"{name} has {_values(data)} as labels: store one integer or text per image")
+    texts = data[rows].reshape(-1)
+    return [value.decode("utf-8", "surrogateescape") for value in texts]
 
 
 def read(path: str, stamp: int, name: str, row: int) -> bytes:
@@ -73,11 +82,11 @@ def read(path: str, stamp: int, name: str, row: int) -> bytes:
     if not 0 <= row < data.shape[0]:
         raise BadImage(f"{name} has only {data.shape[0]} rows")
     value = data[row]
-    return np.ascontiguousarray(value).tobytes() if data.ndim > 1 else _encoded(data, value)
+    return np.ascontiguousarray(value).tobytes() if data.ndim > 1 else _encoded(value)
 
 
-def offsets(path: str, stamp: int, name: str, rows: list[int]) -> bytes:
-    """Return as JSON where the file has the bytes of each row, or null.
+def offsets(path: str, stamp: int, name: str, rows: list[int]) -> list[int | None]:
+    """Return where the file has the bytes of each row, or None.
 
     Rows have bytes of their own in contiguous datasets and in chunks of whole rows, unless a filter
     such as compression changes them. Bytes of variable length are in a heap.
@@ -91,7 +100,7 @@ def offsets(path: str, stamp: int, name: str, rows: list[int]) -> bytes:
     in_heap = h5py.check_vlen_dtype(data.dtype) is not None or (
         (text := h5py.check_string_dtype(data.dtype)) is not None and text.length is None
     )
-    found: list[int | None] = []
+    result: list[int | None] = []
     with open(path, "rb") as file:
         base = data.file.id.get_create_plist().get_userblock()
         heaps = _Heaps(file, base)
@@ -100,29 +109,25 @@ def offsets(path: str, stamp: int, name: str, rows: list[int]) -> bytes:
             if starts is not None:
                 start, place = starts.get(row // data.chunks[0]), row % data.chunks[0]
             offset = None if start is None else start + place * width
-            found.append(heaps.find(offset) if in_heap and offset is not None else offset)
-    return json.dumps(found).encode()
+            result.append(heaps.find(offset) if in_heap and offset is not None else offset)
+    return result
 
 
 def _chunks(data: Any) -> dict[int, int]:
-    """Return the offset of each chunk, by its number.
-
-    Raises:
-        BadImage: If chunks do not have the bytes of rows.
-    """
+    """Return the offset of each chunk, by its number."""
     if data.id.get_create_plist().get_nfilters():
         raise BadImage("its chunks are compressed or filtered")
     if data.chunks[1:] != data.shape[1:]:
         raise BadImage("its chunks have parts of rows")
     if not hasattr(data.id, "chunk_iter"):  # HDF5 before 1.12.3
         raise BadImage("this version of HDF5 cannot list chunks: update h5py")
-    found: dict[int, int] = {}
+    offsets: dict[int, int] = {}
 
     def add(chunk: Any) -> None:
-        found[chunk.chunk_offset[0] // data.chunks[0]] = chunk.byte_offset
+        offsets[chunk.chunk_offset[0] // data.chunks[0]] = chunk.byte_offset
 
     data.id.chunk_iter(add)
-    return found
+    return offsets
 
 
 class _Heaps:
@@ -136,6 +141,8 @@ class _Heaps:
         self._file = file
         self._base = base
         self._known: dict[int, dict[int, int]] = {}
+        self._left = os.fstat(file.fileno()).st_size
+        """Bytes that heaps may have: they do not overlap."""
 
     def find(self, offset: int) -> int | None:
         """Return where the value is to which the element at an offset refers."""
@@ -145,29 +152,31 @@ class _Heaps:
             return None
         _, heap, number = _REFERENCE.unpack(element)
         if heap not in self._known:
-            if len(self._known) == _MOST_HEAPS:
-                self._known.clear()
             self._known[heap] = self._objects(heap + self._base)
         return self._known[heap].get(number)
 
     def _objects(self, start: int) -> dict[int, int]:
-        found: dict[int, int] = {}
+        offsets: dict[int, int] = {}
         if start >= 1 << 62:
-            return found
+            return offsets
         self._file.seek(start)
         head = self._file.read(_HEAP.size)
         if len(head) < _HEAP.size or head[:4] != b"GCOL":
-            return found
-        at, end = start + _HEAP.size, start + _HEAP.unpack(head)[1]
+            return offsets
+        size = int(_HEAP.unpack(head)[1])
+        self._left -= size
+        if self._left < 0:
+            raise BadImage("its heaps overlap")
+        at, end = start + _HEAP.size, start + size
         while at + _OBJECT.size <= end:
             self._file.seek(at)
             entry = self._file.read(_OBJECT.size)
             if len(entry) < _OBJECT.size or not entry[0] | entry[1]:
                 break  # free space is last
-            number, size = _OBJECT.unpack(entry)
-            found[number] = at + _OBJECT.size
-            at += _OBJECT.size + size + -size % 8
-        return found
+            number, length = _OBJECT.unpack(entry)
+            offsets[number] = at + _OBJECT.size
+            at += _OBJECT.size + length + -length % 8
+        return offsets
 
 
 def value(path: str, stamp: int, name: str, row: int, optional: bool = False) -> bytes:
@@ -180,19 +189,19 @@ def value(path: str, stamp: int, name: str, row: int, optional: bool = False) ->
         row: The row.
         optional: Whether to return nothing if there is no such dataset.
     """
-    if optional and name not in dict(_walk(_open(path, stamp))):
+    if optional and _find(path, stamp, name) is None:
         return b""
     data = _dataset(path, stamp, name)
     if not 0 <= row < data.shape[0]:
         raise BadImage(f"{name} has only {data.shape[0]} rows")
     if data.ndim == 1 and _type(data) == "bytes":
-        return b"B" + _encoded(data, data[row])
+        return b"B" + _encoded(data[row])
     file = io.BytesIO()
     np.save(file, np.asarray(data[row]), allow_pickle=False)
     return b"N" + file.getvalue()
 
 
-def _encoded(data: Any, value: Any) -> bytes:
+def _encoded(value: Any) -> bytes:
     """Return the encoded image in one value of a dataset with one axis."""
     if isinstance(value, np.ndarray):
         return bytes(value.tobytes())
@@ -211,31 +220,63 @@ def _type(data: Any) -> str:
     return str(data.dtype) if data.dtype.kind in "iufb" else "other"
 
 
-def _walk(group: Any, prefix: str = "", depth: int = 8) -> Iterator[tuple[str, Any]]:
-    """Yield the datasets of a group; links to other files are not followed."""
+def _values(data: Any) -> str:
+    """Return the type of values that are not labels, for an error."""
+    if h5py.check_vlen_dtype(data.dtype) is not None:
+        return "lists of variable length"
+    if h5py.check_ref_dtype(data.dtype) is not None:
+        return "references"
+    kind = _type(data)
+    return "compound values" if data.dtype.names else f"values of the type {kind}"
+
+
+def _walk(
+    group: Any, prefix: str = "", depth: int = 8, seen: dict[int, int] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield the datasets of a group; links to other files are not followed.
+
+    A group with several names is walked once, or again if it is less deep there.
+    """
+    seen = {} if seen is None else seen
+    address = h5py.h5o.get_info(group.id).addr
+    if seen.get(address, -1) >= depth:
+        return
+    seen[address] = depth
     for name in group:
         link = group.get(name, getlink=True)
         if not isinstance(link, h5py.HardLink):
             continue
-        found = group.get(name)
-        if isinstance(found, h5py.Dataset):
-            yield prefix + name, found
-        elif isinstance(found, h5py.Group) and depth:
-            yield from _walk(found, f"{prefix}{name}/", depth - 1)
+        item = group.get(name)
+        if isinstance(item, h5py.Dataset):
+            yield prefix + name, item
+        elif isinstance(item, h5py.Group) and depth:
+            yield from _walk(item, f"{prefix}{name}/", depth - 1, seen)
+
+
+def _find(path: str, stamp: int, name: str) -> Any:
+    """Return a dataset, or None if the file has none of this name."""
+    item = _open(path, stamp)
+    for part in name.strip("/").split("/"):
+        link = item.get(part, getlink=True) if isinstance(item, h5py.Group) else None
+        if not isinstance(link, h5py.HardLink):
+            return None
+        item = item[part]
+    return item if isinstance(item, h5py.Dataset) else None
 
 
 def _dataset(path: str, stamp: int, name: str) -> Any:
     """Return a dataset whose values are all in this file."""
-    found = _open(path, stamp)
-    for part in name.strip("/").split("/"):
-        link = found.get(part, getlink=True) if isinstance(found, h5py.Group) else None
-        if not isinstance(link, h5py.HardLink):
-            raise BadImage(f"there is no dataset {name}")
-        found = found[part]
-    if not isinstance(found, h5py.Dataset) or not found.shape:
+    dataset = _find(path, stamp, name)
+    if dataset is None:
+        raise BadImage(f"there is no dataset {name}")
+    if not dataset.shape:
         raise BadImage(f"{name} is not a dataset with rows")
-    if found.external or found.is_virtual:
+    if dataset.external or dataset.is_virtual:
         raise BadImage(f"the values of {name} are in other files")
-    if found.ndim > 1 and found.dtype.itemsize * np.prod(found.shape[1:], dtype=object) > MAX_ROW:
-        raise BadImage(f"the rows of {name} have over {MAX_ROW} bytes")
-    return found
+    for what, sides in (("row", dataset.shape[1:]), ("chunk", dataset.chunks or ())):
+        count = dataset.dtype.itemsize * math.prod(sides)
+        if count > MAX_PIECE:
+            raise ConversionFailed(
+                f"a {what} of {name} has {size(count)}, over the limit of {size(MAX_PIECE)}"
+            )
+    return dataset

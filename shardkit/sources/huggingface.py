@@ -6,27 +6,39 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
+from shardkit.contracts import Entry, SourceKind, SourceOptions
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import NO_LABEL, Field, Record, load_json
+from shardkit.kinds.field import Field
+from shardkit.kinds.packing import with_fields
+from shardkit.options import option, same_option
+from shardkit.record import NO_LABEL, Record, load_json
+from shardkit.sources import arrow_reader
+from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, split_names
 from shardkit.sources.images import image_record
-from shardkit.sources.inputs import CHANGED, InputFiles, find_files, place, place_of
-from shardkit.sources.kept import Kept, parse_keep, value_of, with_fields
-from shardkit.sources.labels import LabelValues, Value
+from shardkit.sources.inputs import (
+    CHANGED,
+    InputFiles,
+    file_at,
+    find_files,
+    place,
+    place_of,
+    require_rows,
+    stamp_of,
+)
+from shardkit.sources.kept import Kept, parse_keep, value_of
+from shardkit.sources.labels import Value
 from shardkit.sources.library_process import call
-from shardkit.sources.listing import ListedSource, Listing, scan_of, split_names
 from shardkit.system.files import read_small
 from shardkit.system.formatting import size
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import quoted
-
-_READER = "shardkit.sources.arrow_reader"
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
 """Files of a folder from ``save_to_disk``: one lists the splits, the other the files of a split."""
@@ -46,66 +58,67 @@ class _Column(NamedTuple):
         return self.kind if self.classes is None else f"{self.kind} of {len(self.classes)} classes"
 
 
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceOptions(SourceOptions):
+    """The options of this source."""
+
+    image: str | None = option(
+        None, help="Column with the images.", metavar="COLUMN", shown="the only one"
+    )
+    label: str | None = option(
+        None,
+        help="Column with the label, an integer or text; none: no labels.",
+        metavar="COLUMN",
+        shown="the only ClassLabel, or label",
+    )
+    name: str | None = option(
+        None,
+        help="Column with the image's name; the column of images means its path.",
+        metavar="COLUMN",
+        shown="number of the row",
+        stored="image_name",
+    )
+    keep: str | None = option(
+        None,
+        help="More columns to keep, such as caption=text,objects=objects:json. Rows may "
+        "lack those with ?.",
+        metavar="NAME=COLUMN[:KIND][?],...",
+    )
+    split: str | None = same_option(SplitOptions, "split", metavar="NAME", shown="")
+
+
 class HuggingFace(ListedSource):
     """A folder from ``save_to_disk``, or Parquet files, read by pyarrow in a child process.
 
     Args:
         pattern: A folder with ``dataset_dict.json`` or ``state.json``; a Parquet file, or a folder
             of them; or names with ``{000..999}``, ``*`` or ``?``.
-        image: The column of images; None takes the only one.
-        label: The column of labels; None takes the only one of class labels, or ``label``; ``none``
-            reads no labels.
-        name: A column with the name of each image; the column of images stands for the path in it.
-            None numbers the images of each split.
-        keep: More columns, as ``NAME=COLUMN[:KIND][?]`` with commas between.
-        split: Convert only this split.
+        options: The options.
     """
 
     kind = "huggingface"
 
-    def __init__(  # noqa: PLR0913 - the options of its command
-        self,
-        pattern: str | Path,
-        *,
-        image: str | None = None,
-        label: str | None = None,
-        name: str | None = None,
-        keep: str | None = None,
-        split: str | None = None,
-    ) -> None:
+    def __init__(self, pattern: str | Path, options: HuggingFaceOptions) -> None:
         if find_spec("pyarrow") is None:
             raise UsageError(f"{pattern} needs pyarrow: pip install 'shardkit[parquet]'")
-        found = _find_splits(pattern)
-        self._splits = split_names(split, tuple(found)) if split or "" not in found else {"": ""}
-        self._files = {ours: found[theirs] for ours, theirs in self._splits.items()}
+        super().__init__(pattern, options)
+        files_of = _find_splits(pattern)
+        names = {"": ""}
+        if options.split or "" not in files_of:
+            names = split_names(options.split, tuple(files_of))
+        self.splits = self._files = {ours: files_of[theirs] for ours, theirs in names.items()}
         self._columns = self._first_columns()
-        self._image = self._choose_image(image)
-        self._label = self._choose_label(label)
-        self._name = name
-        self._keep = parse_keep(keep)
-        for column in (name, *(kept.source for kept in self._keep)):
+        self._image = self._choose_image(options.image)
+        self._label = self._choose_label(options.label)
+        self.settle(image=self._image, label=self._label or "none")
+        self._name = options.name
+        self._keep = parse_keep(options.keep)
+        for column in (self._name, *(kept.source for kept in self._keep)):
             if column is not None:
                 self._require(column)
-        self._schema = {kept.name: _field(kept, self._columns[kept.source]) for kept in self._keep}
-        options = {
-            "image": self._image,
-            "label": self._label or "none",
-            "image_name": name,
-            "keep": keep,
-            "split": split,
-        }
-        super().__init__(pattern, options)
-
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> HuggingFace:
-        """Open the files that a dataset was made from."""
-        options = next(iter(described.values()))
-        names = {"image": "image", "label": "label", "name": "image_name", "keep": "keep"}
-        return cls(
-            path,
-            **{option: options.get(stored) for option, stored in names.items()},
-            split=options.get("split"),
-        )
+        self.schema = {kept.name: _field(kept, self._columns[kept.source]) for kept in self._keep}
+        if self._label is not None:
+            self.class_names = self._columns[self._label].classes
 
     def paths(self) -> Sequence[Path]:
         """Return the files."""
@@ -118,20 +131,20 @@ class HuggingFace(ListedSource):
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
-        number, row = place_of(entry.place)
-        path = self._files[split].paths[number]
-        if _stamp(path) != entry.stamp:
+        files = self._files.get(split)
+        path, row = file_at(files.paths if files else (), entry.place)
+        if stamp_of(path) != entry.stamp:
             raise BadImage(CHANGED)
         columns = [self._image, *(kept.source for kept in self._keep)]
-        answer = call(_READER, "read", os.path.abspath(path), entry.stamp, row, columns)
+        answer = call(arrow_reader.read, os.path.abspath(path), entry.stamp, row, columns)
         head, _, blobs = answer.partition(b"\n")
         values: list[Any] = []
-        for each in json.loads(head):
-            if isinstance(each, int):
-                values.append(blobs[:each])
-                blobs = blobs[each:]
+        for item in json.loads(head):
+            if isinstance(item, int):
+                values.append(blobs[:item])
+                blobs = blobs[item:]
             else:
-                values.append(each["value"])
+                values.append(item["value"])
         if not isinstance(values[0], bytes):
             raise BadImage(CHANGED)
         record = image_record(entry, values[0])
@@ -140,19 +153,17 @@ class HuggingFace(ListedSource):
             for kept, value in zip(self._keep, values[1:], strict=True)
             if value is not None or not kept.optional
         }
-        return with_fields(record, self._schema, kept) if kept else record
+        return with_fields(record, self.schema, kept) if kept else record
 
     def _kept(self, kept: Kept, value: Any) -> Any:
-        """Return the value of a field to keep.
-
-        Raises:
-            BadImage: If there is none, or it is not one of the field.
-        """
+        """Return the value of a field to keep."""
         if value is None:
             raise BadImage(f"its row has no {kept.source}; {kept.source}? accepts it")
-        field = self._schema[kept.name]
-        if kept.pointer is not None or (
-            isinstance(value, str | bytes) and field.kind not in ("text", "label", "bytes")
+        field = self.schema[kept.name]
+        if (
+            kept.pointer is not None
+            or (isinstance(value, bytes) and field.kind != "bytes")
+            or (isinstance(value, str) and field.kind not in ("text", "label", "bytes"))
         ):
             content = value if isinstance(value, bytes) else _as_text(value).encode()
             return value_of(kept, field, content)
@@ -160,10 +171,8 @@ class HuggingFace(ListedSource):
             return np.array(value)
         return _as_text(value) if field.kind == "text" else value
 
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the rows of all files, in order."""
-        labels = LabelValues()
-        listings = {split: Listing(labels) for split in self._files}
         groups: list[int] = []
         for split, files in self._files.items():
             for number, path in enumerate(files.paths):
@@ -171,10 +180,10 @@ class HuggingFace(ListedSource):
                     groups += self._list(listings[split], number, path)
                 except BadImage as error:
                     listings[split].blame_rest(files.names[number], str(error))
-        names = None if self._label is None else self._columns[self._label].classes
-        assigned = labels.assign(classes, names)
         used = {self._image, self._label, self._name, *(kept.source for kept in self._keep)}
-        unused = [f"{name} ({each})" for name, each in self._columns.items() if name not in used]
+        unused = [
+            f"{name} ({column})" for name, column in self._columns.items() if name not in used
+        ]
         count = sum(map(len, listings.values()))
         understood = {
             "files": f"{sum(len(f.paths) for f in self._files.values()):,}, with {count:,} images",
@@ -182,7 +191,7 @@ class HuggingFace(ListedSource):
             "label": f"the column {self._label}: {self._columns[self._label]}"
             if self._label
             else "no column",
-            **{kept.name: f"{kept.source}: {self._schema[kept.name]}" for kept in self._keep},
+            **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
             "unused": ", ".join(unused) or "no column",
         }
         if max(groups, default=0) and self.paths()[0].suffix == ".parquet":
@@ -190,24 +199,22 @@ class HuggingFace(ListedSource):
                 f"{len(groups):,} of rows, up to {size(max(groups))} of images each; with over 256 "
                 "MiB in all, --no-shuffle is faster"
             )
-        return scan_of(self, listings, assigned, understood, more=self._schema or None)
+        return understood
 
     def _list(self, listing: Listing, number: int, path: str) -> list[int]:
         """List the rows of a file; return the bytes of images in each of its groups."""
-        stamp, full = _stamp(path), os.path.abspath(path)
-        counts, known = _describe(path)
+        stamp, full = stamp_of(path), os.path.abspath(path)
+        counts, columns_of_file = _describe(path)
         for name in (self._image, self._label):
-            if name is not None and known.get(name) != self._columns[name]:
+            if name is not None and columns_of_file.get(name) != self._columns[name]:
                 raise BadImage(f"its column {quoted(name)} differs from that of the first file")
         groups = []
         row = 0
         for group in range(len(counts)):
             columns = (self._image, self._label, self._name)
-            sizes, places, labels, names = json.loads(
-                call(_READER, "listing", full, stamp, group, columns)
-            )
+            sizes, places, labels, names = call(arrow_reader.listing, full, stamp, group, columns)
             for length, original, label, name in zip(sizes, places, labels, names, strict=True):
-                path = f"{len(listing) + len(listing.problems):08d}"
+                path = f"{listing.logged:08d}"
                 if self._name is not None:
                     path = str(name).strip("/") if name not in (None, "") else path
                 if length is None:
@@ -215,7 +222,7 @@ class HuggingFace(ListedSource):
                     listing.blame(path, f"row {row} of the file has no image bytes{only}")
                 else:
                     code = self._code(listing, label)
-                    listing.add(path, code, length, stamp, place(number, row))
+                    listing.add(Row(path, code, length, stamp, place(number, row)))
                 row += 1
             groups.append(sum(length or 0 for length in sizes))
         return groups
@@ -239,11 +246,11 @@ class HuggingFace(ListedSource):
         return self._columns[column]
 
     def _listed(self) -> str:
-        return ", ".join(f"{name} ({each})" for name, each in self._columns.items()) or "none"
+        return ", ".join(f"{name} ({column})" for name, column in self._columns.items()) or "none"
 
     def _choose_image(self, image: str | None) -> str:
         kinds = ("image",) if image is None else ("image", "bytes")
-        usable = [name for name, each in self._columns.items() if each.kind in kinds]
+        usable = [name for name, column in self._columns.items() if column.kind in kinds]
         if image is not None and self._require(image).kind not in kinds:
             raise UsageError(
                 f"the column {image} has no bytes of images but {self._columns[image]}; for a "
@@ -259,11 +266,13 @@ class HuggingFace(ListedSource):
     def _choose_label(self, label: str | None) -> str | None:
         if label == "none":
             return None
-        known = [name for name, each in self._columns.items() if each.kind == "label"]
+        labeled = [name for name, column in self._columns.items() if column.kind == "label"]
         if label is None:
-            usable = known if len(known) == 1 else [n for n in ("label",) if n in self._columns]
-            if known and not usable:
-                raise UsageError(f"choose the label with --label from {', '.join(known)}, or none")
+            usable = labeled if len(labeled) == 1 else [n for n in ("label",) if n in self._columns]
+            if labeled and not usable:
+                raise UsageError(
+                    f"choose the label with --label from {', '.join(labeled)}, or none"
+                )
             label = usable[0] if usable else None
         if label is not None:
             kind = self._require(label).kind
@@ -273,11 +282,7 @@ class HuggingFace(ListedSource):
 
 
 def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:
-    """Return the files of each split; the only name is "" without splits.
-
-    Raises:
-        UsageError: If there are none.
-    """
+    """Return the files of each split; the only name is "" without splits."""
     folder = Path(pattern)
     if (folder / _DICT).exists():
         splits = _load(folder / _DICT).get("splits")
@@ -293,21 +298,21 @@ def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:
     splits_of = [match["split"] for match in matches if match]
     if len(splits_of) < len(matches) or len(set(splits_of)) == 1:
         return {"": files}
-    found = {}
+    result = {}
     for split in dict.fromkeys(splits_of):
         places = [place for place, its in enumerate(splits_of) if its == split]
         paths, names = (tuple(map(part.__getitem__, places)) for part in (files.paths, files.names))
-        found[split] = InputFiles(paths, names, ())
-    return found
+        result[split] = InputFiles(paths, names, ())
+    return result
 
 
 def _saved(folder: Path) -> InputFiles:
     """Return the files of a folder that ``Dataset.save_to_disk`` wrote."""
     state = folder / _STATE
     listed = _load(state).get("_data_files")
-    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+    if not isinstance(listed, list) or not all(isinstance(file, dict) for file in listed):
         raise UsageError(f"{state} lists no files")
-    names = [_plain(each.get("filename"), state) for each in listed]
+    names = [_plain(file.get("filename"), state) for file in listed]
     for name in names:
         if not (folder / name).is_file() or (folder / name).is_symlink():
             raise UsageError(f"{folder / name} is not a file, but {state} lists it")
@@ -315,11 +320,7 @@ def _saved(folder: Path) -> InputFiles:
 
 
 def _plain(name: object, where: Path) -> str:
-    """Return a file name from an untrusted file.
-
-    Raises:
-        UsageError: If it may lead elsewhere.
-    """
+    """Return a file name from an untrusted file."""
     try:
         if isinstance(name, str) and len(parts_of(name)) == 1:
             return name
@@ -337,8 +338,9 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _describe(path: str) -> tuple[list[int], dict[str, _Column]]:
     """Return the number of rows of each group of a file, and its columns."""
-    answer = json.loads(call(_READER, "describe", os.path.abspath(path), _stamp(path)))
-    return answer["rows"], {name: _Column(kind, names) for name, kind, names in answer["columns"]}
+    rows, columns = call(arrow_reader.describe, os.path.abspath(path), stamp_of(path))
+    require_rows(path, sum(rows))
+    return rows, {name: _Column(kind, names) for name, kind, names in columns}
 
 
 def _field(kept: Kept, column: _Column) -> Field:
@@ -357,17 +359,10 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _stamp(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError as error:
-        raise BadImage(f"{path} cannot be read: {error.strerror}") from error
-
-
 SOURCE = SourceKind(
     name=HuggingFace.kind,
-    title="Convert data sets of Hugging Face: saved folders or Parquet.",
-    help="""Convert the images of a Hugging Face data set to a dataset in DST.
+    title="Convert Hugging Face datasets: saved folders or Parquet.",
+    help="""Convert the images of a Hugging Face dataset to a dataset in DST.
 
     SRC is a folder from save_to_disk, or Parquet files with a column of images {bytes, path}: one
     file, a folder, or quoted names with {000..999}, * or ?. Files called train-00000-of-00001 and
@@ -379,33 +374,7 @@ SOURCE = SourceKind(
       shardkit convert huggingface saved dataset --to lmdb --dry-run
       shardkit convert huggingface 'data/*.parquet' dataset --to lmdb --keep caption=text
     """,
-    options=(
-        SourceOption(
-            flags="--image",
-            metavar="COLUMN",
-            help="Column with the images.  [default: the only one]",
-        ),
-        SourceOption(
-            flags="--label",
-            metavar="COLUMN",
-            help="Column with the label, an integer or text; none: no labels.  "
-            "[default: the only ClassLabel, or label]",
-        ),
-        SourceOption(
-            flags="--name",
-            metavar="COLUMN",
-            help="Column with the image's name; the column of images means its path.  "
-            "[default: number of the row]",
-        ),
-        SourceOption(
-            flags="--keep",
-            metavar="NAME=COLUMN[:KIND][?],...",
-            help="More columns to keep, such as caption=text,objects=objects:json. Rows may lack "
-            "those with ?.",
-        ),
-        SourceOption(flags="--split", metavar="NAME", help="Convert only one split."),
-    ),
+    options=HuggingFaceOptions,
     of_files=True,
-    open=HuggingFace,
-    find=HuggingFace.find,
+    source=HuggingFace,
 )

@@ -6,12 +6,26 @@ import errno
 import os
 import stat
 
-from shardkit.errors import BadImage
-from shardkit.sources.images import image_field_of
-from shardkit.sources.inputs import CHANGED
+from shardkit.codecs.image import image_field_of
+from shardkit.errors import BadImage, ConversionFailed
+from shardkit.sources.inputs import CHANGED, require_machine
+from shardkit.system.files import as_name
+from shardkit.system.safe_paths import parts_of
 
 _LARGE = 1 << 20
 """Size in bytes above which a file's header is checked before the rest is read."""
+
+
+def require_inside(name: str) -> None:
+    """Refuse the name of an entry that leads out of its source: a plan may be anybody's.
+
+    Raises:
+        BadImage: If it is not a plain relative path.
+    """
+    try:
+        parts_of(as_name(name))
+    except ValueError as error:
+        raise BadImage("its name is not a plain path below the source") from error
 
 
 def read_file(path: str, size: int, stamp: int, *, image: bool = True) -> bytes:
@@ -25,23 +39,41 @@ def read_file(path: str, size: int, stamp: int, *, image: bool = True) -> bytes:
 
     Raises:
         BadImage: If it cannot be read, or changed since the scan.
+        ConversionFailed: If the folder is gone, too: then the source is not mounted, or was moved.
     """
     try:
         # Creating a file object would take as long as reading.
         descriptor = open_at_once(path, os.O_RDONLY)
         try:
-            found = os.fstat(descriptor)
-            data = _content(descriptor, size, image) if stat.S_ISREG(found.st_mode) else b""
+            status = os.fstat(descriptor)
+            # A plan may state any size: never reserve more memory than the file has bytes.
+            expected = min(size, status.st_size)
+            data = _content(descriptor, expected, image) if stat.S_ISREG(status.st_mode) else b""
         finally:
             os.close(descriptor)
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     except OSError as error:
-        require_machine(error)
+        require_machine(error, path)
+        folder = os.path.dirname(path)
+        if error.errno in (errno.ENOENT, errno.ENOTDIR) and _is_gone(folder):
+            raise ConversionFailed(
+                f"{folder} is missing or empty, and had images when they were listed. "
+                "Mount or restore it, then rerun"
+            ) from error
         raise BadImage(f"it cannot be read: {error.strerror or error}") from error
-    if found.st_mtime_ns != stamp or len(data) != size:
+    if status.st_mtime_ns != stamp or len(data) != size:
         raise BadImage(CHANGED)
     return data
+
+
+def _is_gone(folder: str) -> bool:
+    """Return whether a folder does not exist, or is empty, as a mount point without its disk."""
+    try:
+        with os.scandir(folder or ".") as entries:
+            return next(entries, None) is None
+    except OSError:
+        return True
 
 
 def _content(descriptor: int, expected: int, image: bool) -> bytes:
@@ -59,11 +91,3 @@ def _content(descriptor: int, expected: int, image: bool) -> bytes:
 def open_at_once(path: str, flags: int) -> int:
     """Open a file; if it is a pipe, do not wait for the other end."""
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def require_machine(error: OSError) -> None:
-    """Raise ``error`` if the file is not the cause: all other files would fail too."""
-    if error.errno == errno.ENOMEM:
-        raise MemoryError(f"{error.filename}: {error.strerror}") from error
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        raise error

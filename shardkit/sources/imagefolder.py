@@ -9,25 +9,30 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardkit.codecs.image import image_field_of
 from shardkit.contracts import (
+    LOOSE,
     Entry,
     Images,
-    Listing,
     PackedEntries,
+    PartedSource,
+    PartListing,
     Scan,
     SourceKind,
-    SourceOption,
+    SourceOptions,
     SourcePart,
 )
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.record import NO_LABEL, Record, make_keys
-from shardkit.sources.image_files import open_at_once, read_file, require_machine
-from shardkit.sources.images import IMAGE_SUFFIXES, image_field_of, image_record
+from shardkit.options import option
+from shardkit.record import DATASET_FILE, NO_LABEL, Record, make_keys
+from shardkit.sources.image_files import open_at_once, read_file, require_inside
+from shardkit.sources.images import IMAGE_SUFFIXES, image_record
+from shardkit.sources.inputs import require_machine
 from shardkit.system.files import as_name, as_text, read_small, require_local
 from shardkit.system.text import is_within
 
@@ -52,7 +57,30 @@ _NEVER_LISTED = {NO_FILE, BROKEN_LINK, TOO_LARGE, *map(os.strerror, errno.errorc
 """Reasons for which a scan reports a bad file without listing it as an image."""
 
 
-class ImageFolder:
+@dataclass(frozen=True, kw_only=True)
+class FolderOptions(SourceOptions):
+    """The options of folders of images."""
+
+    class_order: str = option(
+        "plain",
+        help="Label order: as in torchvision, natural sort, or FILE (one class per line).",
+        metavar="plain|natural|FILE",
+        stored="",
+    )
+    splits: bool | None = option(
+        None,
+        help="Treat the folders of SRC as splits (train, val, ...), one dataset each.",
+        shown="by name",
+        stored="",
+    )
+
+    @classmethod
+    def restored(cls, described: Mapping[str, Mapping[str, Any]]) -> FolderOptions:
+        """Return the options of a folder of which each split, if there are any, is described."""
+        return cls(splits="" not in described)
+
+
+class ImageFolder(PartedSource):
     """A folder of images as a `shardkit.contracts.Source`.
 
     Each folder directly in ``root`` is a class, and each folder below it belongs to it. A folder
@@ -61,32 +89,24 @@ class ImageFolder:
 
     Args:
         root: The folder.
-        class_order: Order of the labels. ``plain`` sorts class names as torchvision does.
+        options: The options. ``class_order``: ``plain`` sorts class names as torchvision does.
             ``natural`` sorts numbers in them by value. Any other value is the path of a text file
-            with one class per line; it may name classes without a folder.
-        splits: Whether the folders in ``root`` are splits, each scanned like a root folder. None
-            decides by name: True if all are named like splits (`SPLIT_NAMES`) and at least one
-            contains folders. It is an error if such a folder is next to others.
+            with one class per line; it may name classes without a folder. ``splits``: whether the
+            folders in ``root`` are splits, each scanned like a root folder. None decides by name:
+            True if all are named like splits (`SPLIT_NAMES`) and at least one contains folders. It
+            is an error if such a folder is next to others.
     """
 
     kind = "imagefolder"
 
-    def __init__(
-        self, root: str | Path, *, class_order: str = "plain", splits: bool | None = None
-    ) -> None:
+    def __init__(self, root: str | Path, options: FolderOptions | None = None) -> None:
         require_local(root)
         self.root = Path(root)
-        self.class_order = class_order
-        self.splits = splits
+        self.options = options or FolderOptions()
         self._prefix = os.path.join(root, "")
 
     def __str__(self) -> str:
         return str(self.root)
-
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> ImageFolder:
-        """Open the folder that a dataset, or each of its splits, was made from."""
-        return cls(path, splits="" not in described)
 
     def paths(self) -> Sequence[Path]:
         """Return the folder."""
@@ -98,6 +118,7 @@ class ImageFolder:
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image file."""
+        require_inside(entry.path)
         return image_record(entry, read_file(self.locate(split, entry), entry.bytes, entry.stamp))
 
     def locate(self, split: str, entry: Entry) -> str:
@@ -109,6 +130,11 @@ class ImageFolder:
         """Return the file of each image."""
         if type(self).read is not _READ:
             return None  # another class reads otherwise
+        try:
+            for entry in entries:
+                require_inside(entry.path)
+        except BadImage:
+            return None  # `read` says which
         prefix = os.fsencode(self._prefix) + (split.encode(*_STORED) + b"/" if split else b"")
         return [prefix + entry.path.encode(*_STORED) for entry in entries]
 
@@ -123,11 +149,11 @@ class ImageFolder:
         ignored = dict[str, list[Problem]]()
         for split, images in scan.splits.items():
             listings = [self.list_part(part) for part in parts if part.split == split]
-            entries = itertools.chain.from_iterable(each.entries for each in listings)
+            entries = itertools.chain.from_iterable(listing.entries for listing in listings)
             scan.splits[split] = images.of(PackedEntries(entry for _, entry in entries))
-            for each in listings:
-                scan.problems[split] += each.problems
-            ignored[split] = [problem for each in listings for problem in each.ignored]
+            for listing in listings:
+                scan.problems[split] += listing.problems
+            ignored[split] = [problem for listing in listings for problem in listing.ignored]
             ignored[split] += scan.ignored[split]
         self.require_images(scan)
         return replace(scan, ignored=ignored)
@@ -146,22 +172,26 @@ class ImageFolder:
                 name each class once, or ``splits`` is required.
         """
         folders = _top_folders(self.root)
-        splits = _are_splits(folders) if self.splits is None else self.splits
+        splits = _are_splits(folders) if self.options.splits is None else self.options.splits
         names = [as_text(folder.name) for folder in folders] if splits else [""]
         inner = {name: [*map(_name, _top_folders(self._folder(name)))] for name in names}
-        found = {name for classes in inner.values() for name in classes}
+        class_names = {name for classes in inner.values() for name in classes}
         if classes is None:
-            ordered = _ordered(found, self.class_order)  # reports a wrong file even without classes
+            ordered = _ordered(
+                class_names, self.options.class_order
+            )  # reports a wrong file even without classes
         else:
-            ordered = (*classes, *sorted(found.difference(classes)))
+            ordered = (*classes, *sorted(class_names.difference(classes)))
         labels = {name: label for label, name in enumerate(ordered)}
         parts = []
-        for split, own in inner.items():
-            parts.append(SourcePart(split, _Folders(labeled=bool(own))))
-            own.sort(key=labels.__getitem__)
-            step = -(-len(own) // most)
-            for start in range(0, len(own), max(step, 1)):
-                of_part = tuple((labels[name], name) for name in own[start : start + step])
+        for split, class_folders in inner.items():
+            parts.append(SourcePart(split, _Folders(labeled=bool(class_folders))))
+            class_folders.sort(key=labels.__getitem__)
+            step = -(-len(class_folders) // most)
+            for start in range(0, len(class_folders), max(step, 1)):
+                of_part = tuple(
+                    (labels[name], name) for name in class_folders[start : start + step]
+                )
                 parts.append(SourcePart(split, _Folders(labeled=True, classes=of_part)))
         loose = sorted(set(map(as_text, os.listdir(self.root))).difference(names)) if splits else []
         ignored: dict[str, list[Problem]] = {name: [] for name in names}
@@ -169,17 +199,17 @@ class ImageFolder:
         scan = Scan(
             source=self,
             splits={name: Images(self, name, ()) for name in names},
-            classes=ordered if found else None,
+            classes=ordered if class_names else None,
             ignored=ignored,
             problems={name: [] for name in names},
         )
         return scan, parts
 
-    def list_part(self, part: SourcePart) -> Listing:
+    def list_part(self, part: SourcePart) -> PartListing:
         """List the images of some class folders, in the order of labels and paths."""
         finder = _Finder(self._folder(part.split))
         entries = ((part.split, entry) for entry in finder.entries(part.place))
-        return Listing(entries, finder.problems, finder.ignored)
+        return PartListing(entries, finder.problems, finder.ignored)
 
     def require_images(self, scan: Scan) -> None:
         """Refuse a folder without images.
@@ -188,6 +218,11 @@ class ImageFolder:
             UsageError: If there are neither images nor problems.
         """
         if not any(map(len, scan.splits.values())) and not any(scan.problems.values()):
+            if (self.root / DATASET_FILE).is_file():
+                raise UsageError(
+                    f"{self.root} is a shardkit dataset, not a folder of images: use `shardkit "
+                    "convert dataset` or `shardkit merge`; `shardkit diff` compares two datasets"
+                )
             kinds = ", ".join(sorted(IMAGE_SUFFIXES))
             raise UsageError(
                 f"there are no images in {self.root}: no file has image content or a suffix of "
@@ -204,15 +239,15 @@ class ImageFolder:
         if not skipped:
             return entries
         unlisted = {problem.path for problem in skipped if _was_never_listed(problem)}
-        found = {entry.path: entry for entry in entries if not is_within(entry.path, unlisted)}
+        by_path = {entry.path: entry for entry in entries if not is_within(entry.path, unlisted)}
         labels = {name: label for label, name in enumerate(scan.classes or ())}
         for problem in skipped:
-            if problem.path not in unlisted and problem.path not in found:
+            if problem.path not in unlisted and problem.path not in by_path:
                 label = labels.get(problem.path.partition("/")[0], NO_LABEL)
-                found[problem.path] = Entry(problem.path, "", label, 0, 0)
+                by_path[problem.path] = Entry(problem.path, "", label, 0, 0)
         listed = [
             entry._replace(key=key)
-            for key, entry in zip(make_keys(found), found.values(), strict=True)
+            for key, entry in zip(make_keys(by_path), by_path.values(), strict=True)
         ]
         return sorted(listed, key=lambda entry: (entry.label, _walk(entry.path)))
 
@@ -232,7 +267,7 @@ def scan_imagefolder(
         UsageError: If the folder is missing, unreadable or without images, the file of
             ``class_order`` does not name each class once, or ``splits`` is required.
     """
-    return ImageFolder(root, class_order=class_order, splits=splits).scan()
+    return ImageFolder(root, FolderOptions(class_order=class_order, splits=splits)).scan()
 
 
 def _was_never_listed(problem: Problem) -> bool:
@@ -345,6 +380,7 @@ class _Finder:
             status = os.stat(self._at(folder))
             names = sorted(map(as_text, os.listdir(self._at(folder))))
         except OSError as error:
+            require_machine(error, self._at(folder))
             self._blame(folder or ".", f"{UNREADABLE_FOLDER}: {error.strerror}")
             return []
         if _identity(status) in seen:
@@ -360,6 +396,7 @@ class _Finder:
         try:
             return os.stat(self._at(path))
         except OSError as error:
+            require_machine(error, self._at(path))
             dangling = error.errno == errno.ENOENT and os.path.islink(self._at(path))
             reason = BROKEN_LINK if dangling else f"{error.strerror}"
             report = self._blame if self._claims_image(path) else self._ignore
@@ -378,7 +415,7 @@ class _Finder:
             self._ignore(path, "not an image")
             return False
         except OSError as error:
-            require_machine(error)
+            require_machine(error, self._at(path))
             self._ignore(path, f"cannot be read: {error.strerror}")
             return False
         return True
@@ -400,7 +437,7 @@ def _entries(files: Iterable[tuple[str, int, int]], label: int) -> Iterator[Entr
 
 
 def _loose(path: str) -> Problem:
-    return Problem(path=path, reason="outside any class folder")
+    return Problem(path=path, reason=LOOSE)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -434,8 +471,8 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
     twice = sorted(name for name, count in Counter(listed).items() if count > 1)
     for what, wrong in (("lists twice", twice), ("lacks", sorted(names - set(listed)))):
         if wrong:
-            some = ", ".join(map(repr, wrong[:5])) + (" ..." if len(wrong) > 5 else "")
-            raise UsageError(f"the --class-order file {path} {what} {len(wrong)} classes: {some}")
+            first = ", ".join(map(repr, wrong[:5])) + (" ..." if len(wrong) > 5 else "")
+            raise UsageError(f"the --class-order file {path} {what} {len(wrong)} classes: {first}")
     return tuple(listed)
 
 
@@ -454,19 +491,6 @@ SOURCE = SourceKind(
       shardkit convert imagefolder photos dataset --to webdataset --resize 256 --quality 90
       shardkit convert imagefolder photos dataset --to hdf5 --resize 224x224 --encode raw --enlarge
     """,
-    options=(
-        SourceOption(
-            flags="--class-order",
-            default="plain",
-            metavar="plain|natural|FILE",
-            help="Label order: as in torchvision, natural sort, or FILE (one class per line).",
-        ),
-        SourceOption(
-            flags="--splits/--no-splits",
-            help="Treat the folders of SRC as splits (train, val, ...), one dataset each.  "
-            "[default: by name]",
-        ),
-    ),
-    open=ImageFolder,
-    find=ImageFolder.find,
+    options=FolderOptions,
+    source=ImageFolder,
 )

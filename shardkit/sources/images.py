@@ -1,20 +1,23 @@
-"""Encoded images as records: what every source does with the bytes of an image file."""
+"""Encoded images as records: what every source does with the bytes of an image file.
+
+Arrays of pixels become PNG files before the recipe sees them. It is lossless, and all options,
+checks and comparisons work on encoded images. The cost: one PNG more for ``--encode raw``.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from io import BytesIO
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardkit.codecs.foreign import identify
-from shardkit.codecs.image import SNIFF_BYTES, encode, sniff
+from shardkit.codecs.image import MAX_PIXELS, encode, image_field_of, sniff
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage
-from shardkit.record import FOREIGN_FIELD, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
+from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 
 _SUFFIXES = (
     "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm avif jp2 j2k tga dds psd qoi"
@@ -22,6 +25,10 @@ _SUFFIXES = (
 IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
 """Suffixes of image files. Such a file is an error if its content is not an image. A file with
 another suffix is an image if its content is one; otherwise it is left out and reported."""
+
+
+AS_ARRAYS = "store them unchanged in Python: convert(samples, schema={'x': 'array'}, ...)"
+"""Remedy for arrays that are not images."""
 
 
 def has_image_suffix(name: str) -> bool:
@@ -56,7 +63,7 @@ def image_axes(dtype: npt.DTypeLike, shape: Sequence[int]) -> str:
     if np.dtype(dtype) != np.uint8:
         raise BadImage(
             f"its values are {np.dtype(dtype)}, not uint8: convert them, such as with "
-            "(255 * x).round().astype('uint8')"
+            f"(255 * x).round().astype('uint8'), or {AS_ARRAYS}"
         )
     sides = "x".join(map(str, shape))
     if 0 in shape:
@@ -68,6 +75,19 @@ def image_axes(dtype: npt.DTypeLike, shape: Sequence[int]) -> str:
     if len(shape) == 3 and shape[0] in (1, 3):
         return "CHW"
     raise BadImage(f"its shape is not that of an image with 1, 3 or 4 channels: {sides or 'none'}")
+
+
+def require_pixels(shape: Sequence[int]) -> None:
+    """Refuse arrays of images by their shape, before one is read.
+
+    Raises:
+        BadImage: If they have over `MAX_PIXELS`.
+    """
+    axes = image_axes(np.uint8, shape)
+    count = math.prod(side for axis, side in zip(axes, shape, strict=True) if axis != "C")
+    if count > MAX_PIXELS:
+        sides = "x".join(map(str, shape))
+        raise BadImage(f"its shape is {sides}, over the limit of {MAX_PIXELS:,} pixels")
 
 
 def pixel_record(entry: Entry, pixels: npt.NDArray[np.uint8]) -> Record:
@@ -84,16 +104,3 @@ def pixel_record(entry: Entry, pixels: npt.NDArray[np.uint8]) -> Record:
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
     return image_record(entry, encode(Image.fromarray(pixels), "png", 0))
-
-
-def image_field_of(file: BinaryIO) -> str:
-    """Return the image field for the content of a file, from its first bytes.
-
-    Raises:
-        BadImage: If it is not an image.
-    """
-    head = file.read(SNIFF_BYTES)
-    kind = sniff(head) or (FOREIGN_FIELD if head and identify(file) else None)
-    if kind is None:
-        raise BadImage("its content is not an image" if head else "it is empty")
-    return kind

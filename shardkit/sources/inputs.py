@@ -17,10 +17,10 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shardkit.contracts import Range
-from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
 from shardkit.system.files import as_text, require_local
 
 PACKED_SUFFIXES = (".gz", ".tgz")
@@ -31,6 +31,17 @@ MAX_FILES = 1 << 19
 
 MAX_IMAGE_BYTES = 0x7FFFF000
 """Maximum size of an image: Linux reads no more at once."""
+
+_FREE_ROWS = 1 << 17
+_Row = TypeVar("_Row")
+
+_OF_A_FILE = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENXIO, errno.EIO),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EBADMSG),
+    getattr(errno, "EUCLEAN", errno.EIO),
+}
+"""Errors of reads that may concern a single file, such as a bad sector. Others, such as a server
+that does not answer or too many open files, concern all, and no image may be left out for them."""
 
 CHANGED = "it changed since the scan"
 
@@ -49,6 +60,18 @@ def place(number: int, offset: int) -> int:
 def place_of(value: int) -> tuple[int, int]:
     """Return the file's number and the offset of a `place`."""
     return value >> _OFFSET_BITS, value & ((1 << _OFFSET_BITS) - 1)
+
+
+def file_at(paths: Sequence[str], value: int) -> tuple[str, int]:
+    """Return the file and the offset of a `place`.
+
+    Raises:
+        BadImage: If there is no such file, such as one that was removed since the scan.
+    """
+    number, offset = place_of(value)
+    if not 0 <= number < len(paths):
+        raise BadImage(CHANGED)
+    return paths[number], offset
 
 
 class InputFiles(NamedTuple):
@@ -76,22 +99,22 @@ def find_files(pattern: str | Path, suffixes: Sequence[str]) -> InputFiles:
     text = str(pattern)
     others: tuple[Problem, ...] = ()
     if os.path.isdir(text):
-        found, others = _in_folder(Path(text), suffixes)
-        if not found:
+        paths, others = _in_folder(Path(text), suffixes)
+        if not paths:
             raise UsageError(f"{text} contains no file that ends in {', '.join(suffixes)}")
     elif os.path.lexists(text):
-        found = [text]
+        paths = [text]
     else:
-        found = _matches(text)
-    twice = sorted(name for name, count in Counter(found).items() if count > 1)
+        paths = _matches(text)
+    twice = sorted(name for name, count in Counter(paths).items() if count > 1)
     if twice:
         raise UsageError(f"{pattern} names {len(twice)} files twice: {_some(twice)}")
-    if len(found) > MAX_FILES:
-        raise UsageError(f"{pattern} names {len(found)} files; the limit is {MAX_FILES}")
-    for path in found:
+    if len(paths) > MAX_FILES:
+        raise UsageError(f"{pattern} names {len(paths)} files; the limit is {MAX_FILES}")
+    for path in paths:
         if not os.path.isfile(path):
             raise UsageError(f"{path} is not a file")
-    return InputFiles(tuple(found), tuple(map(as_text, _short_names(found))), others)
+    return InputFiles(tuple(paths), tuple(map(as_text, _short_names(paths))), others)
 
 
 def _in_folder(folder: Path, suffixes: Sequence[str]) -> tuple[list[str], tuple[Problem, ...]]:
@@ -109,20 +132,20 @@ def _in_folder(folder: Path, suffixes: Sequence[str]) -> tuple[list[str], tuple[
 
 
 def _matches(pattern: str) -> list[str]:
-    found, missing = [], []
+    paths, missing = [], []
     for name in expand(pattern):
         if glob.has_magic(name):
             matches = sorted(glob.glob(name))
         else:
             matches = [name] if os.path.exists(name) else []
-        found += matches
+        paths += matches
         if not matches:
             missing.append(name)
-    if missing and len(missing) + len(found) == 1:
+    if missing and len(missing) + len(paths) == 1:
         raise UsageError(f"{missing[0]} does not exist")
     if missing:
         raise UsageError(f"{len(missing)} files of {pattern} are missing: {_some(missing)}")
-    return found
+    return paths
 
 
 def expand(pattern: str) -> list[str]:
@@ -163,6 +186,32 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
 
 
+def require_rows(path: str, count: int) -> None:
+    """Refuse a file of a few KB that states many rows: each takes memory to list.
+
+    Raises:
+        ConversionFailed: If it states over 131,072 rows, and over one for each of its bytes.
+    """
+    most = _most_rows(path)
+    if count > most:
+        raise ConversionFailed(
+            f"{path} has {count:,} rows or more, over the limit of {most:,} for a file of its size"
+        )
+
+
+def _most_rows(path: str) -> int:
+    return max(_FREE_ROWS, os.path.getsize(path))
+
+
+def limited(path: str, rows: Iterable[_Row]) -> Iterator[_Row]:
+    """Yield the rows of a file, which may be compressed; see `require_rows`."""
+    most = _most_rows(path)
+    for count, row in enumerate(rows, 1):
+        if count > most:
+            require_rows(path, count)
+        yield row
+
+
 def stem(name: str, suffixes: Iterable[str]) -> str:
     """Return a file's name without the first of ``suffixes`` that it ends with."""
     for suffix in suffixes:
@@ -171,7 +220,7 @@ def stem(name: str, suffixes: Iterable[str]) -> str:
     return name
 
 
-class View:
+class OpenedFile:
     """The bytes of an input file, unpacked if it is compressed.
 
     Raises:
@@ -200,7 +249,7 @@ class View:
         self._ahead = ahead
         self._window, self._window_start = b"", 0
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> OpenedFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -251,7 +300,7 @@ class View:
 
 
 @contextlib.contextmanager
-def reading(path: str, stamp: int | None = None, *, ahead: bool = False) -> Iterator[View]:
+def reading(path: str, stamp: int | None = None, *, ahead: bool = False) -> Iterator[OpenedFile]:
     """Open an input file for one image; errors of the file are raised as `BadImage`.
 
     Args:
@@ -260,28 +309,50 @@ def reading(path: str, stamp: int | None = None, *, ahead: bool = False) -> Iter
         ahead: Whether more images are read in the order of the file.
     """
     try:
-        with View(path, ahead=_AHEAD if ahead else 0) as view:
+        with OpenedFile(path, ahead=_AHEAD if ahead else 0) as view:
             if stamp is not None and view.stamp != stamp:
                 raise BadImage(CHANGED)
             yield view
     except OSError as error:
-        if error.errno == errno.ENOMEM:
-            raise MemoryError(f"{path}: {error.strerror}") from error
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT):
-            raise  # the file is not the cause
+        require_machine(error, path)
         raise BadImage(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def scanning(path: str, scan: Callable[[View], None]) -> str:
+def stamp_of(path: str) -> int:
+    """Return a file's modification time, in nanoseconds.
+
+    Raises:
+        BadImage: If the file cannot be read.
+    """
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError as error:
+        require_machine(error, path)
+        raise BadImage(f"{path} cannot be read: {error.strerror}") from error
+
+
+def require_machine(error: OSError, path: str) -> None:
+    """Raise the error of a read unless this file alone is the cause: others would fail too.
+
+    Args:
+        error: The error.
+        path: The file, which a raised error names.
+    """
+    if error.errno == errno.ENOMEM:
+        raise MemoryError(f"{path}: {error.strerror}") from error
+    if error.errno is not None and error.errno not in _OF_A_FILE:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def scanning(path: str, scan: Callable[[OpenedFile], None]) -> str:
     """Call ``scan`` with an input file; return the reason if it cannot be read, or ""."""
     try:
-        with View(path, ahead=_AHEAD) as view:
+        with OpenedFile(path, ahead=_AHEAD) as view:
             scan(view)
     except BadImage as error:
         return str(error)
     except OSError as error:
-        if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT):
-            raise
+        require_machine(error, path)
         return f"it cannot be read: {error.strerror or error}"
     return ""
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import META_FIELD, STORED_APART, Field, Record, check_schema, dump_json
+from shardkit.kinds.field import Field, Need, all_kinds, check_schema
+from shardkit.kinds.values import parse_json
 from shardkit.sources.images import has_image_suffix, is_image
-from shardkit.sources.npy_files import read_array
-from shardkit.sources.samples import pack
 
 _ITEM = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([^:,?=]+)(:/[^:,?]*)?(?::([a-z0-9]+))?(\?)?\Z")
 _NUMBERS = ("int64", "float64")
-KEPT_KINDS = ("text", "json", "array", "image", "mask", "bytes", "boxes", "keypoints", *_NUMBERS)
-"""Kinds of kept fields, as users write them."""
+KEPT_KINDS = (
+    *(kind.name for kind in all_kinds() if Need.REQUIRED not in (kind.dtype, kind.classes)),
+    *_NUMBERS,
+)
+"""Kinds of kept fields, as users write them: those that need no more words."""
 
 
 class Kept(NamedTuple):
@@ -52,7 +50,7 @@ def parse_keep(text: str | None) -> list[Kept]:
     Raises:
         UsageError: If it is not a list of ``[NAME=]SOURCE[:/PATH][:KIND][?]``.
     """
-    found = []
+    fields = []
     for item in text.split(",") if text else ():
         match = _ITEM.match(item)
         if match is None or (match[4] and match[4] not in KEPT_KINDS):
@@ -61,14 +59,14 @@ def parse_keep(text: str | None) -> list[Kept]:
                 f"int64; kinds are {', '.join(KEPT_KINDS)}"
             )
         pointer = match[3][2:] if match[3] else None
-        found.append(Kept(match[1] or match[2], match[2], pointer, match[4], bool(match[5])))
+        fields.append(Kept(match[1] or match[2], match[2], pointer, match[4], bool(match[5])))
     try:
-        check_schema({kept.name: Field("json") for kept in found})
+        check_schema({kept.name: Field("json") for kept in fields})
     except ValueError as error:
         raise UsageError(f"--keep: {error}") from error
-    if len({kept.name for kept in found}) < len(found):
+    if len({kept.name for kept in fields}) < len(fields):
         raise UsageError(f"--keep {text} names a field twice")
-    return found
+    return fields
 
 
 def kind_of_suffix(name: str) -> str:
@@ -103,20 +101,12 @@ def value_of(kept: Kept, field: Field, data: bytes) -> Any:
     """
     try:
         if kept.pointer is not None:
-            return value_at(json.loads(data), kept.pointer)
-        if field.kind in ("json", "boxes", "keypoints"):
-            return json.loads(data)
-        if field.kind == "text":
-            return data.decode()
-        if field.kind == "array":
-            return read_array(data)
-        if field.kind == "number":
-            return np.array(data.decode().strip(), str).astype(field.values)
+            return value_at(parse_json(data), kept.pointer)
+        return field.type.parse(field, data)
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         if isinstance(error, BadImage):
             raise BadImage(f"{kept.name}: {error}") from error
         raise BadImage(f"{kept.name}: {kept.source} holds no {field.kind}: {error}") from error
-    return data
 
 
 def value_at(value: Any, pointer: str) -> Any:
@@ -128,25 +118,3 @@ def value_at(value: Any, pointer: str) -> Any:
     for part in filter(None, pointer.split("/")):
         value = value[int(part) if isinstance(value, list) else part]
     return value
-
-
-def with_fields(record: Record, schema: Mapping[str, Field], values: Mapping[str, Any]) -> Record:
-    """Return a record with more fields.
-
-    Raises:
-        BadImage: If a value is not one of its field.
-    """
-    fields = dict(record.fields)
-    meta: dict[str, Any] = {}
-    for name, value in values.items():
-        kind = schema[name].kind
-        if isinstance(value, str) and kind in STORED_APART:  # `pack` would take it for a path
-            raise BadImage(f"{name}: it is a text, not a value of the kind {kind}")
-        stored, content = pack(name, schema[name], value)
-        if stored:
-            fields[stored] = content
-        else:
-            meta[name] = content
-    if meta:
-        fields[META_FIELD] = dump_json({**record.meta, **meta})
-    return Record(record.key, fields)

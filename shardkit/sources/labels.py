@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardkit.errors import BadImage, UsageError
+from shardkit.options import option
 from shardkit.record import NO_LABEL
 from shardkit.system.files import read_small
 from shardkit.system.text import quoted
+
+CLASSES_HELP = "Class names, one per line: of label 0, 1, ..., or in the order of labels."
 
 MAX_LABEL = (1 << 20) - 1
 """Maximum number that is a label itself; larger ones are most likely identifiers."""
@@ -34,14 +37,14 @@ class LabelValues:
         return self._codes.setdefault(value, len(self._codes))
 
     def assign(
-        self, classes: Sequence[str] | None, names: Sequence[str] | None, *, reopened: bool = False
+        self, classes: Sequence[str] | None, names: Sequence[str] | bool | None = None
     ) -> Labels:
         """Return the classes and the label of each code.
 
         Args:
             classes: Class names of an earlier conversion.
-            names: Class names that the user gave: the name of each number, or all names.
-            reopened: Whether ``names`` were given at the earlier conversion: they are ``classes``.
+            names: Class names that the user gave: the name of each number, or all names. True means
+                that the user gave ``classes`` then.
 
         Raises:
             UsageError: If a label is out of range, or ``names`` lack one.
@@ -49,7 +52,7 @@ class LabelValues:
         values = list(self._codes)
         if not values:
             return Labels(tuple(classes) if classes else None, ())
-        if reopened and classes is not None:
+        if isinstance(names, bool):
             names = classes
         numbers = _numbers(values)
         if numbers is None:
@@ -57,12 +60,12 @@ class LabelValues:
             ordered = list(names) if names is not None else sorted(set(texts))
         else:
             texts = _named(numbers, names)
-            known = range(max(numbers) + 1)
-            ordered = list(names) if names is not None else [str(number) for number in known]
+            in_order = [str(number) for number in range(max(numbers) + 1)]
+            ordered = list(names) if names is not None else in_order
         lacking = sorted(set(texts).difference(ordered))
         if lacking:
-            some = ", ".join(map(repr, lacking[:5])) + (" ..." if len(lacking) > 5 else "")
-            raise UsageError(f"the file of --classes lacks {len(lacking)} classes: {some}")
+            first = ", ".join(map(repr, lacking[:5])) + (" ..." if len(lacking) > 5 else "")
+            raise UsageError(f"the file of --classes lacks {len(lacking)} classes: {first}")
         if classes is not None:
             there = set(classes)
             ordered = [*classes, *(name for name in ordered if name not in there)]
@@ -127,14 +130,22 @@ def checked_label(value: object, where: str) -> Value:
     return value
 
 
-def read_classes(path: str | None) -> tuple[str, ...] | None:
+def classes_option(help: str = CLASSES_HELP, *, stored: str = "class_names") -> Any:  # noqa: A002
+    """Return the option of a file of class names; descriptions only state that there was one."""
+    return option(None, help=help, metavar="FILE", stored=stored, store=bool)
+
+
+def read_classes(path: str | bool | None) -> tuple[str, ...] | bool | None:
     """Return the class names in a text file, one in each line.
+
+    Args:
+        path: The file; None for none. True, from a description, is returned as it is.
 
     Raises:
         UsageError: If it cannot be read, or names a class twice.
     """
-    if path is None:
-        return None
+    if path is None or isinstance(path, bool):
+        return path
     try:
         content = read_small(Path(path).resolve())
         lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")

@@ -2,105 +2,118 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from shardkit.contracts import Entry, Images, Located, Scan, SourceKind, SourceOption
+from shardkit.contracts import (
+    AttachableSource,
+    Attaching,
+    Entry,
+    Images,
+    Located,
+    SourceKind,
+    SourceOptions,
+)
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import NO_LABEL, Field, Record
+from shardkit.kinds.field import Field
+from shardkit.kinds.packing import with_fields
+from shardkit.options import option
+from shardkit.record import NO_LABEL, Record
+from shardkit.sources import lmdb_reader
+from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.images import image_record
-from shardkit.sources.inputs import CHANGED
-from shardkit.sources.labels import LabelValues, read_classes
+from shardkit.sources.inputs import CHANGED, require_machine, require_rows
+from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.library_process import call
-from shardkit.sources.listing import ListedSource, Listing, scan_of
 from shardkit.sources.located import located_in
 from shardkit.system.files import read_small, require_local
 
-_READER = "shardkit.sources.lmdb_reader"
 _META = "meta_info.txt"
 _META_LINE = re.compile(r"(\S.*) \(\d+, ?\d+(?:, ?\d+)?\) \d+\Z")
 _CHUNK = 1000
 _FUNCTION = "function"
 """The layout in the manifest for ``module:callable``."""
 _WITH_FUNCTION = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_]\w*)@(.+)\Z", re.DOTALL)
-_TEXT_FIELD = "txt"
+_PICKLED = re.compile(rb"\x80[\x02-\x05]")
+"""How a pickle of protocol 2 or later starts."""
+_OCR_FIELDS = {"text": Field("text")}
 
 
-class Lmdb(ListedSource):
+@dataclass(frozen=True, kw_only=True)
+class LmdbOptions(SourceOptions):
+    """The options of this source."""
+
+    layout: str | None = option(
+        None,
+        help="image-000000001 and label-000000001; the names in meta_info.txt; every key; "
+        "or a function that returns image and label for a key and a value.",
+        metavar="ocr|basicsr|images|MODULE:FUNCTION",
+        shown="inferred",
+        store=lambda layout: _FUNCTION if ":" in layout else layout,
+    )
+    label: str | None = option(
+        None,
+        help="folder: the part of a key before the last slash is the class.",
+        metavar="folder|none",
+        shown="none",
+    )
+    classes: str | None = classes_option()
+
+
+class Lmdb(ListedSource, AttachableSource):
     """An LMDB environment, read by the library ``lmdb`` in a child process.
+
+    A manifest must not name code to run. If a function made its images, the user names it again, in
+    the path: ``MODULE:FUNCTION@PATH``.
 
     Args:
         path: The folder of ``data.mdb``, or the file.
-        layout: ``ocr``: ``num-samples``, ``image-000000001``, ``label-000000001``, ...; labels are
-            texts. ``basicsr``: the images listed in ``meta_info.txt``. ``images``: every key is the
-            name of an image. ``module:callable``: a function that gets each key and value, and
-            returns an encoded image, or a pair of image and label, or None. None infers one of the
-            first three.
-        label: ``folder`` takes the part of a key before the last slash as class, for ``images``.
-        classes: A text file with a class name in each line.
+        options: The options. ``layout``: ``ocr``: ``num-samples``, ``image-000000001``,
+            ``label-000000001``, ...; labels are texts. ``basicsr``: the images listed in
+            ``meta_info.txt``. ``images``: every key is the name of an image. ``module:callable``: a
+            function that gets each key and value, and returns an encoded image, or a pair of image
+            and label, or None. ``label``: ``folder`` uses the part of a key before the last slash
+            as class, for ``images``.
     """
 
     kind = "lmdb"
-    raw_shape = None
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        layout: str | None = None,
-        label: str | None = None,
-        classes: str | None = None,
-        _reopened: bool = False,
-    ) -> None:
+    def __init__(self, path: str | Path, options: LmdbOptions) -> None:
+        if options.layout == _FUNCTION:
+            match = _WITH_FUNCTION.match(str(path))
+            if match is None:
+                raise UsageError(
+                    f"the images are what a function returns: give it too, as the source "
+                    f"MODULE:FUNCTION@{path}"
+                )
+            options, path = replace(options, layout=match[1]), match[2]
         require_local(path)
+        super().__init__(path, options)
         self._path = os.path.abspath(path)
-        self._names = read_classes(classes)
-        self._reopened = _reopened
+        self.class_names = read_classes(options.classes)
         try:
             stamp = self._stamp()
-            self._entries, self._samples = json.loads(call(_READER, "facts", self._path, stamp))
+            self._entries, self._samples = call(lmdb_reader.facts, self._file, stamp)
         except BadImage as error:
             raise UsageError(f"{path} is not an LMDB environment: {error}") from error
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-        self._layout = layout or self._infer()
+        self._layout = options.layout or self._infer()
         if self._layout not in ("ocr", "basicsr", "images") and ":" not in self._layout:
             raise UsageError(
-                f"--layout {layout} is unknown; choose from ocr, basicsr, images, module:callable"
+                f"--layout {self._layout} is unknown; choose from ocr, basicsr, images, "
+                "module:callable"
             )
-        if label not in (None, "none", "folder"):
-            raise UsageError(f"--label {label} is unknown; choose from folder, none")
-        self._by_folder = label == "folder"
-        named = True if classes or _reopened else None
-        kept = _FUNCTION if ":" in self._layout else self._layout
-        super().__init__(path, {"layout": kept, "label": label, "class_names": named})
-
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Lmdb:
-        """Open the environment that a dataset was made from.
-
-        A manifest must not name code to run, so the user names the function again, in the path.
-        """
-        options = next(iter(described.values()))
-        layout = options.get("layout")
-        if layout not in ("ocr", "basicsr", "images"):
-            match = _WITH_FUNCTION.match(str(path))
-            if match is None:
-                raise UsageError(
-                    f"the dataset was made by a function: give it too, as MODULE:FUNCTION@{path}"
-                )
-            layout, path = match[1], Path(match[2])
-        return cls(
-            path,
-            layout=layout,
-            label=options.get("label"),
-            _reopened=bool(options.get("class_names")),
-        )
+        if options.label not in (None, "none", "folder"):
+            raise UsageError(f"--label {options.label} is unknown; choose from folder, none")
+        self._by_folder = options.label == "folder"
+        self.settle(layout=self._layout)
+        self.schema = _OCR_FIELDS if self._layout == "ocr" else {}
 
     def paths(self) -> Sequence[Path]:
         """Return the environment."""
@@ -112,12 +125,27 @@ class Lmdb(ListedSource):
             raise BadImage(CHANGED)
         text_key = b"label-%09d" % entry.place if self._layout == "ocr" else b""
         key = self._key(entry)
-        answer = call(_READER, "read", self._path, entry.stamp, self._layout, key, text_key)
+        answer = call(lmdb_reader.read, self._file, entry.stamp, self._layout, key, text_key)
         length = int.from_bytes(answer[:8], "little", signed=True)
-        record = image_record(entry, answer[8 + max(0, length) :])
+        record = self._image_record(entry, answer[8 + max(0, length) :])
         if length < 0:
             return record
-        return Record(record.key, {**record.fields, _TEXT_FIELD: answer[8 : 8 + length]})
+        try:
+            text = answer[8 : 8 + length].decode()
+        except UnicodeDecodeError as error:
+            raise BadImage(f"its text at the key {text_key.decode()} is not UTF-8") from error
+        return with_fields(record, _OCR_FIELDS, {"text": text})
+
+    def _image_record(self, entry: Entry, data: bytes) -> Record:
+        try:
+            return image_record(entry, data)
+        except BadImage as error:
+            if ":" in self._layout or not data:
+                raise
+            what = "pickled" if _PICKLED.match(data) else "not an encoded image"
+            raise BadImage(
+                f"its value is {what}: unpack values with a function, --layout MODULE:FUNCTION"
+            ) from error
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
         """Return the environment's only file, with all images.
@@ -130,14 +158,14 @@ class Lmdb(ListedSource):
                 f"the images of the layout {self._layout} are what a function returns, so they "
                 "cannot be read in place: use `shardkit convert`"
             )
-        return [(self.pattern / "data.mdb" if self.pattern.is_dir() else self.pattern, images)]
+        return [(self.path / "data.mdb" if self.path.is_dir() else self.path, images)]
 
     def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
         """Yield each of some images, with the offset of its value."""
 
-        def offsets(some: Sequence[Entry]) -> bytes:
-            keys = [self._key(entry) for entry in some]
-            return call(_READER, "offsets", self._path, some[0].stamp, keys)
+        def offsets(part: Sequence[Entry]) -> list[int | None]:
+            keys = [self._key(entry) for entry in part]
+            return call(lmdb_reader.offsets, self._file, part[0].stamp, keys)
 
         return located_in(self._file, entries, offsets, partial(self.read, split))
 
@@ -145,13 +173,13 @@ class Lmdb(ListedSource):
         """Return the environment and the key of an image."""
         return f"{self._path}: {os.fsdecode(self._key(entry))}"
 
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the images: in the order of numbers, of ``meta_info.txt``, or of keys.
 
         Raises:
-            UsageError: If there are no images, or labels are out of range.
+            UsageError: If keys cannot be read.
         """
-        listing = Listing(LabelValues())
+        (listing,) = listings.values()
         lists = {"ocr": self._list_numbers, "basicsr": self._list_names}
         try:
             used = lists.get(self._layout, self._list_keys)(listing, self._stamp())
@@ -159,21 +187,22 @@ class Lmdb(ListedSource):
             raise UsageError(f"{self._path}: {error}") from error
         if used < self._entries:
             listing.ignore("(other keys)", f"{self._entries - used} keys outside of the layout")
-        labels = listing.labels.assign(classes, self._names, reopened=self._reopened)
         of_text = "the text of each image" if self._layout == "ocr" else listing.labels.describe()
-        understood = {
+        return {
             "layout": self._layout,
             "keys": f"{self._entries:,}, with {len(listing):,} images",
             "label": of_text,
         }
-        more = {"text": Field("text")} if self._layout == "ocr" else None
-        return scan_of(self, {"": listing}, labels, understood, more=more)
 
     def _stamp(self) -> int:
         try:
-            return os.stat(self._file).st_mtime_ns
+            status = os.stat(self._file)
         except OSError as error:
+            require_machine(error, self._file)
             raise BadImage(f"{self._file} cannot be read: {error.strerror}") from error
+        if not stat.S_ISREG(status.st_mode):  # the library would wait at a pipe
+            raise BadImage(f"{self._file} is not a file")
+        return status.st_mtime_ns
 
     @property
     def _file(self) -> str:
@@ -198,7 +227,7 @@ class Lmdb(ListedSource):
         for start in range(1, self._samples + 1, _CHUNK):
             numbers = range(start, min(start + _CHUNK, self._samples + 1))
             wanted = [b"%s-%09d" % (kind, n) for n in numbers for kind in (b"image", b"label")]
-            sizes = json.loads(call(_READER, "sizes", self._path, stamp, wanted))
+            sizes = call(lmdb_reader.sizes, self._file, stamp, wanted)
             used += sum(size is not None for size in sizes)
             if not any(size is not None for size in sizes):
                 listing.blame(f"image-{start:09d}", "this key and all after it are missing")
@@ -209,7 +238,7 @@ class Lmdb(ListedSource):
                     missing = name if size is None else f"label-{number:09d}"
                     listing.blame(name, f"the key {missing} is missing")
                 else:
-                    listing.add(name, NO_LABEL, size, stamp, number)
+                    listing.add(Row(name, NO_LABEL, size, stamp, number))
         return used
 
     def _list_names(self, listing: Listing, stamp: int) -> int:
@@ -219,13 +248,13 @@ class Lmdb(ListedSource):
         for start in range(0, len(names), _CHUNK):
             part = names[start : start + _CHUNK]
             wanted = [name.rpartition(".")[0].encode("utf-8", "surrogateescape") for name in part]
-            sizes = json.loads(call(_READER, "sizes", self._path, stamp, wanted))
+            sizes = call(lmdb_reader.sizes, self._file, stamp, wanted)
             for name, size in zip(part, sizes, strict=True):
                 if size is None:
                     listing.blame(name, f"its key is missing, although {_META} lists it")
                 else:
                     used += 1
-                    listing.add(name, NO_LABEL, size, stamp, 0)
+                    listing.add(Row(name, NO_LABEL, size, stamp))
         return used
 
     def _meta_names(self, listing: Listing) -> Iterator[str]:
@@ -243,10 +272,10 @@ class Lmdb(ListedSource):
 
     def _list_keys(self, listing: Listing, stamp: int) -> int:
         """List all keys; return their number."""
-        after = b""
-        while rows := json.loads(
-            call(_READER, "keys", self._path, stamp, self._layout, after, _CHUNK)
-        ):
+        after, count = b"", 0
+        while rows := call(lmdb_reader.keys, self._file, stamp, self._layout, after, _CHUNK):
+            count += len(rows)
+            require_rows(self._file, count)  # pages of a damaged tree may refer to each other
             for name, size, label, problem in rows:
                 folder = name.rpartition("/")[0]
                 if problem or (self._by_folder and not folder):
@@ -255,8 +284,7 @@ class Lmdb(ListedSource):
                     listing.ignore(name, "the layout's function returned None")
                 else:
                     value = folder if self._by_folder else label
-                    code = NO_LABEL if value is None else listing.labels.code(value)
-                    listing.add(name, code, size, stamp, 0)
+                    listing.add(Row(name, listing.code(value), size, stamp))
             after = rows[-1][0].encode("utf-8", "surrogateescape")
         return int(self._entries)
 
@@ -267,8 +295,8 @@ SOURCE = SourceKind(
     help="""Convert the images in an LMDB environment to a dataset in DST.
 
     SRC is the folder of data.mdb, or the file. The library lmdb reads it, in a separate process, so
-    that a damaged file cannot crash the conversion. The layout ocr stores each label as a text, in
-    the field txt.
+    that a damaged file cannot crash the conversion. The layout ocr stores each label in the
+    field text.
 
     \b
     Examples:
@@ -276,24 +304,18 @@ SOURCE = SourceKind(
       shardkit convert lmdb train_lmdb dataset --to lmdb --layout images --label folder
       shardkit convert lmdb train_lmdb dataset --to lmdb --layout mymodule:image_and_label
     """,
-    options=(
-        SourceOption(
-            flags="--layout",
-            metavar="ocr|basicsr|images|MODULE:FUNCTION",
-            help="image-000000001 and label-000000001; the names in meta_info.txt; every key; or a "
-            "function that returns image and label for a key and a value.  [default: inferred]",
-        ),
-        SourceOption(
-            flags="--label",
-            metavar="folder|none",
-            help="folder: the part of a key before the last slash is the class.  [default: none]",
-        ),
-        SourceOption(
-            flags="--classes",
-            metavar="FILE",
-            help="Class names, one per line: of label 0, 1, ..., or in the order of labels.",
-        ),
+    options=LmdbOptions,
+    refuses_shards=True,
+    attaching=Attaching(
+        title="An LMDB environment of images.",
+        help="""Index the images in an LMDB environment where they are, as a dataset in INDEX_DIR.
+
+        ARCHIVES is the folder of data.mdb, or the file.
+
+        \b
+        Example:
+          shardkit attach lmdb train_lmdb train-index --layout ocr
+        """,
     ),
-    open=Lmdb,
-    find=Lmdb.find,
+    source=Lmdb,
 )

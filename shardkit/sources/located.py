@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 
 from shardkit.contracts import Entry, Located
@@ -16,7 +15,7 @@ _CHUNK = 1000
 def located_in(
     path: str,
     entries: Sequence[Entry],
-    offsets: Callable[[Sequence[Entry]], bytes],
+    offsets: Callable[[Sequence[Entry]], list[int | None]],
     read: Callable[[Entry], Record],
 ) -> Iterator[Located | BadImage]:
     """Yield the record of each image of a file, after comparing it with the file's bytes.
@@ -24,17 +23,17 @@ def located_in(
     Args:
         path: The file.
         entries: The images.
-        offsets: Returns the offset of each of some images as JSON, null for one without.
+        offsets: Returns the offset of each of some images, None for one without.
         read: Returns the record of an image, as the library reads it.
 
     Raises:
         BadImage: If the file cannot be read at all, or changed since the scan.
     """
     for start in range(0, len(entries), _CHUNK):
-        some = entries[start : start + _CHUNK]
-        found = json.loads(offsets(some))
-        with reading(path, some[0].stamp) as view:
-            for entry, offset in zip(some, found, strict=True):
+        part = entries[start : start + _CHUNK]
+        starts = offsets(part)
+        with reading(path, part[0].stamp) as view:
+            for entry, offset in zip(part, starts, strict=True):
                 try:
                     record = read(entry)
                     name = record.image_field or FOREIGN_FIELD

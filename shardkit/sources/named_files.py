@@ -1,4 +1,8 @@
-"""Image files that a table or annotations name, all below one folder."""
+"""Image files that a table or annotations name, all below one folder.
+
+All small values of a record travel in its `Entry.values`, so the list is parsed once. A resumed
+conversion compares them, and labels, with the earlier run.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,41 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry
+from shardkit.contracts import Entry, SourceOptions, recorded
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.record import Field, Record, describe_schema, load_schema
-from shardkit.sources.image_files import read_file, require_machine
+from shardkit.kinds.field import Schema, describe_schema, load_schema
+from shardkit.kinds.packing import with_fields
+from shardkit.record import Record
+from shardkit.sources.driver import ListedSource, Listing, Row
+from shardkit.sources.image_files import read_file
 from shardkit.sources.images import image_record
-from shardkit.sources.kept import Kept, value_of, with_fields
-from shardkit.sources.labels import LabelValues
-from shardkit.sources.listing import ListedSource, Listing
+from shardkit.sources.inputs import require_machine
+from shardkit.sources.kept import Kept, value_of
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import quoted
+from shardkit.system.text_hashes import TextHashes
 
 _TOO_DEEP = "its values are nested too deeply"
 
 _ELSEWHERE = "elsewhere"
 """The description of a folder that is not below that of the list: the user names it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedOptions(SourceOptions):
+    """What sources of named files record."""
+
+    place: str | None = recorded("root")
+    """The folder of the images, relative to that of the list; None for that folder itself."""
+    fields: Any = recorded("fields")
+    """The fields that a scan found, as `describe_schema` returns them."""
+    numbers: Mapping[str, Sequence[int]] | None = recorded("numbers")
+    """The label of each code in the values of ``labels`` and ``boxes``."""
 
 
 class NamedSource(ListedSource):
@@ -34,105 +54,127 @@ class NamedSource(ListedSource):
     modification time.
 
     Args:
-        pattern: The file or folder with the list; perhaps with ``@ROOT``.
-        root: The folder; None means that of ``pattern``.
-        options: As for `ListedSource`.
+        path: The file or folder with the list; perhaps with ``@ROOT``.
+        options: The options.
+        root: The folder; None means that of the list, or that in the description.
+
+    Raises:
+        UsageError: If there is no such folder, or the description is damaged.
     """
 
+    options: NamedOptions
+
     def __init__(
-        self, pattern: str | Path, root: str | Path | None, options: Mapping[str, Any]
+        self, path: str | Path, options: NamedOptions, root: str | Path | None = None
     ) -> None:
-        require_local(pattern)
-        text = str(pattern)
+        require_local(path)
+        text = str(path)
         if root is None and "@" in text and not os.path.lexists(text):
             text, _, root = text.rpartition("@")
         folder = text if os.path.isdir(text) else os.path.dirname(text) or "."
-        self._root = str(folder if root is None else root)
-        require_local(self._root)
-        if not os.path.isdir(self._root):
-            raise UsageError(f"the folder {self._root} with the images does not exist")
-        inside = _path_below(folder, self._root)
-        place = {"root": _ELSEWHERE if inside is None else inside} if inside != "." else {}
-        super().__init__(text, {**place, **options})
-        self._schema: dict[str, Field] = {}
-        """Fields other than image and label; complete after a scan."""
-        self._files: Sequence[Kept] = ()
-        """Those that are files of their own."""
-        self._numbers: dict[str, tuple[int, ...]] = {}
+        if root is None and options.place:
+            root = _restored_root(text, folder, str(options.place))
+        self.root = str(folder if root is None else root)
+        require_local(self.root)
+        if not os.path.isdir(self.root):
+            raise UsageError(f"the folder {self.root} with the images does not exist")
+        super().__init__(text, options)
+        inside = _path_below(folder, self.root)
+        self.settle(place=_ELSEWHERE if inside is None else inside if inside != "." else None)
+        self.numbers: dict[str, tuple[int, ...]] = {}
         """The label of each code in the values of ``labels`` and ``boxes``; complete after a
         scan."""
-
-    def _describe(self, **options: Any) -> None:
-        """Add options to the description; see `ListedSource`."""
-        self._options |= {name: value for name, value in options.items() if value is not None}
-
-    def _settle(
-        self, schema: Mapping[str, Field], numbers: Mapping[str, tuple[int, ...]] | None = None
-    ) -> None:
-        """Set the fields that a scan found, and describe them for reads without a scan."""
-        self._schema, self._numbers = dict(schema), dict(numbers or {})
-        self._describe(
-            fields=describe_schema(schema) or None,
-            numbers={name: list(each) for name, each in self._numbers.items()} or None,
-        )
-
-    def _restore(self, described: Mapping[str, Any]) -> None:
-        """Set the fields that a description states."""
+        self._inside: Names | None = None
+        """Refuses files outside of the folder, while images are read."""
+        self.kept_files: Sequence[Kept] = ()
+        """Fields that are files of their own."""
         try:
-            self._schema = load_schema(described.get("fields", ()), None)
-            numbers = described.get("numbers", {})
-            self._numbers = {name: tuple(map(int, each)) for name, each in numbers.items()}
+            self.schema = load_schema(options.fields or (), None)
+            numbers = options.numbers or {}
+            self.numbers = {name: tuple(map(int, codes)) for name, codes in numbers.items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"the description of {self} is damaged: {error}") from error
 
-    def _known(self, name: str) -> Sequence[str] | None:
+    def settle_fields(
+        self, schema: Schema, numbers: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """Set the fields that a scan found, and record them for reads without a scan."""
+        self.schema, self.numbers = dict(schema), dict(numbers or {})
+        stored = {name: list(labels) for name, labels in self.numbers.items()}
+        self.settle(fields=describe_schema(schema) or None, numbers=stored or None)
+
+    def known_classes(self, name: str) -> Sequence[str] | None:
         """Return the classes of a field, if an earlier scan or conversion found some."""
-        return self._schema[name].classes if name in self._schema else None
+        return self.schema[name].classes if name in self.schema else None
 
     def paths(self) -> Sequence[Path]:
         """Return the list and the folder."""
-        return [self.pattern, Path(self._root)]
+        return [self.path, Path(self.root)]
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the path of an image file."""
-        return self._path(entry.path)
+        return os.path.join(self.root, "") + as_name(entry.path)
 
     def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
         """Return the file of each image, if records have no other fields."""
-        if self._schema:
+        if self.schema:
             return None
-        prefix = os.fsencode(os.path.join(self._root, ""))
+        try:
+            for entry in entries:
+                self._path(entry.path)
+        except BadImage:
+            return None  # `read` says which
+        prefix = os.fsencode(os.path.join(self.root, ""))
         return [prefix + entry.path.encode("utf-8", "surrogateescape") for entry in entries]
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image file, with its values."""
         data = read_file(self._path(entry.path), entry.bytes, entry.stamp)
         record = image_record(entry, data)
-        if not self._schema:
+        if not self.schema:
             return record
         try:
-            values = self._values(json.loads(entry.values))
+            values = self._values(json.loads(entry.values or "{}"))
+            files = {
+                kept.name: _stamped(values[kept.name])
+                for kept in self.kept_files
+                if kept.name in values
+            }
         except RecursionError as error:
             raise BadImage(_TOO_DEEP) from error
-        for kept in self._files:
-            if kept.name in values:
-                name, size, stamp = values[kept.name]
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise BadImage(f"its values in the list of images are damaged ({error!r})") from error
+        for kept in self.kept_files:
+            if kept.name in files:
+                name, size, stamp = files[kept.name]
                 content = read_file(self._path(name), size, stamp, image=False)
-                values[kept.name] = value_of(kept, self._schema[kept.name], content)
-        return with_fields(record, self._schema, values)
+                values[kept.name] = value_of(kept, self.schema[kept.name], content)
+        return with_fields(record, self.schema, values)
 
-    def _values(self, stated: dict[str, Any]) -> dict[str, Any]:
+    def _values(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the value of each field from those of an entry, with labels for codes."""
-        for name, numbers in self._numbers.items():
-            value = stated[name]
+        for name, numbers in self.numbers.items():
+            value = values[name]
             if name == "labels":
-                stated[name] = [numbers[code] for code in value]
+                values[name] = [numbers[code] for code in value]
             else:
-                stated[name] = [[*box[:4], *(numbers[code] for code in box[4:])] for box in value]
-        return stated
+                values[name] = [[*box[:4], *(numbers[code] for code in box[4:])] for box in value]
+        return values
 
     def _path(self, name: str) -> str:
-        return os.path.join(self._root, "") + as_name(name)
+        """Return the path of a file that an entry names, perhaps that of anybody's plan."""
+        if self._inside is None:
+            self._inside = Names(self.root)
+        self._inside.status(name)
+        return os.path.join(self.root, "") + as_name(name)
+
+
+def _stamped(value: Any) -> tuple[str, int, int]:
+    """Return name, size and time of a file from the values of an entry."""
+    name, size, stamp = value
+    if (type(name), type(size), type(stamp)) != (str, int, int) or size < 0:
+        raise ValueError("a file is not stated as name, size and time")
+    return name, size, stamp
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -142,17 +184,11 @@ def _as_json(values: Mapping[str, Any]) -> str:
     return _ENCODER.encode(values) if values else ""
 
 
-def find_root(path: Path, described: Mapping[str, Any]) -> Path | None:
-    """Return the folder of a dataset's images, which its manifest describes.
-
-    Raises:
-        UsageError: If the manifest does not name a folder below that of the list.
-    """
-    name = described.get("root", ".")
-    if name == "." or ("@" in str(path) and not os.path.lexists(path)):
+def _restored_root(path: str, folder: str, name: str) -> Path | None:
+    """Return the folder of a dataset's images, which its manifest describes."""
+    if name == ".":
         return None
-    folder = path if path.is_dir() else path.parent
-    root = folder / as_name(str(name))
+    root = Path(folder) / as_name(name)
     if name == _ELSEWHERE or _path_below(folder, root) != name:
         raise UsageError(
             f"the images of the dataset are not below the folder of {path}: name their folder, "
@@ -180,7 +216,9 @@ def corners(numbers: object, order: str) -> list[float]:
     if (
         not isinstance(numbers, list)
         or len(numbers) != 4
-        or not all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+        or not all(
+            isinstance(number, int | float) and not isinstance(number, bool) for number in numbers
+        )
     ):
         raise BadImage(f"a box is four numbers, not {quoted(numbers)}")
     left, top, right, bottom = numbers
@@ -198,7 +236,7 @@ class Names:
         self._top = os.path.realpath(root)
         self._folders: set[str] = set()
         """Folders that are below the root."""
-        self._used: set[str] = set()
+        self._used = TextHashes()
 
     def find(self, name: object) -> tuple[str, os.stat_result]:
         """Return the plain form of a name, and the status of its file.
@@ -209,10 +247,20 @@ class Names:
         if not isinstance(name, str) or not name:
             raise BadImage("it has no file name that is a text" if name else "it has no file name")
         plain = name[2:] if name.startswith("./") else name
+        status = self.status(plain)
+        self._used.add(plain)
+        return plain, status
+
+    def status(self, plain: str) -> os.stat_result:
+        """Return the status of the file with a plain name.
+
+        Raises:
+            BadImage: If it names no file below the folder.
+        """
         folder, _, last = plain.rpartition("/")
         try:
-            known = folder in self._folders and not plain.startswith("/")
-            if not known or last in ("", ".", "..") or "\0" in last:
+            is_checked = folder in self._folders and not plain.startswith("/")
+            if not is_checked or last in ("", ".", "..") or "\0" in last:
                 parts_of(plain)
                 self._enter(folder)
             path = self._prefix + as_name(plain)
@@ -226,12 +274,11 @@ class Names:
             remedy = "; name it relative to the folder (--root)" if plain.startswith("/") else ""
             raise BadImage(f"its name is not a plain path below the root folder{remedy}") from error
         except OSError as error:
-            require_machine(error)
+            require_machine(error, path)
             raise BadImage(f"it cannot be read: {error.strerror}") from error
         if not stat.S_ISREG(status.st_mode):
             raise BadImage("it is not a file")
-        self._used.add(plain)
-        return plain, status
+        return status
 
     def _enter(self, folder: str) -> None:
         if folder:
@@ -244,35 +291,50 @@ class Names:
 
     def unused(self, lists: Sequence[str]) -> Iterator[Problem]:
         """Yield all files below the folder that are not named, except for the lists."""
-        used = self._used.union(_path_below(self._top, path) or "" for path in lists)
+        for path in lists:
+            self._used.add(_path_below(self._top, path) or "")
+        for name, _ in self._walk():
+            self._used.add(name)
+        alone = self._used.single()  # a file that is named occurs once more than in the folder
+        for name, problem in self._walk():
+            if problem or hash(name) in alone:
+                yield Problem(path=name, reason=problem or "not in the list")
+
+    def _walk(self) -> Iterator[tuple[str, str]]:
+        """Yield each file that must be named, and "", or a folder and why it cannot be read."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()
             try:
-                found = sorted(os.scandir(self._prefix + as_name(folder)), key=lambda e: e.name)
+                items = sorted(os.scandir(self._prefix + as_name(folder)), key=lambda e: e.name)
             except OSError as error:
-                yield Problem(path=folder, reason=f"the folder cannot be read: {error.strerror}")
+                require_machine(error, self._prefix + as_name(folder))
+                yield folder, f"the folder cannot be read: {error.strerror}"
                 continue
             inner = []
-            for each in found:
-                name = f"{folder}/{as_text(each.name)}" if folder else as_text(each.name)
-                if each.is_dir(follow_symlinks=False):
+            for item in items:
+                name = f"{folder}/{as_text(item.name)}" if folder else as_text(item.name)
+                if item.is_dir(follow_symlinks=False):
                     inner.append(name)
-                elif name not in used and not (each.is_symlink() and self._leads_to_used(name)):
-                    yield Problem(path=name, reason="not in the list")
+                elif not (item.is_symlink() and self._leads_to_used(name)):
+                    yield name, ""
             waiting += reversed(inner)
 
     def _leads_to_used(self, link: str) -> bool:
         return any(f"{folder}/".startswith(f"{link}/") for folder in self._folders)
 
 
-class NamedListing(Listing):
-    """The images of one split, which a list names."""
+class NamedListing:
+    """Adds the files that a list names to the listing of a split.
 
-    def __init__(self, labels: LabelValues, names: Names) -> None:
-        super().__init__(labels)
-        self._names = names
-        self._bad: set[str] = set()
+    Args:
+        listing: The listing.
+        names: Finds the files.
+    """
+
+    def __init__(self, listing: Listing, names: Names) -> None:
+        self.names = names
+        self._listing = listing
 
     def add_file(
         self, row: str, name: object, code: int, place: int, values: Mapping[str, Any] | str
@@ -282,28 +344,24 @@ class NamedListing(Listing):
         Args:
             row: Where the list names it, for messages.
             name: Its name.
-            code: As for `Listing.add`.
+            code: As `Row.code`.
             place: As `Entry.place`.
             values: The values of its other fields, perhaps as JSON; none if no image has any.
         """
         try:
             text = values if isinstance(values, str) else _as_json(values)
-            plain, status = self._names.find(name)
-            if plain in self or plain in self._bad:
-                raise BadImage("another row names it, too")
+            plain, status = self.names.find(name)
         except BadImage as error:
             self.blame_row(row, name, str(error))
-            return
         except RecursionError:
             self.blame_row(row, name, _TOO_DEEP)
-            return
-        self.add(plain, code, status.st_size, status.st_mtime_ns, place, text)
+        else:
+            image = Row(plain, code, status.st_size, status.st_mtime_ns, place, text)
+            self._listing.add_named(image, str(name), row)
 
     def blame_row(self, row: str, name: object, reason: str) -> None:
         """Report a row of the list, by its file: rows may get other numbers when some are fixed."""
-        known = isinstance(name, str) and name and name not in self and name not in self._bad
-        if known:
-            self._bad.add(str(name))
-            self.blame(str(name), f"{reason} ({row})")
+        if isinstance(name, str) and name:
+            self._listing.blame_named(name, reason, row)
         else:
-            self.blame(row, f"{quoted(name)}: {reason}" if name else reason)
+            self._listing.blame(row, f"{quoted(name)}: {reason}" if name else reason)

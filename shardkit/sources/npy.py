@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.contracts import Entry, Scan, SourceKind, SourceOption
-from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.record import NO_LABEL, Record
-from shardkit.sources.images import image_axes, pixel_record
-from shardkit.sources.inputs import place, place_of, reading
-from shardkit.sources.labels import LabelValues, Value, read_classes
-from shardkit.sources.listing import ListedSource, Listing, scan_of
+from shardkit.contracts import LOOSE, Entry, SourceKind, SourceOptions
+from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
+from shardkit.options import option
+from shardkit.record import Record
+from shardkit.sources.driver import ListedSource, Listing, Row
+from shardkit.sources.image_files import require_inside
+from shardkit.sources.images import image_axes, pixel_record, require_pixels
+from shardkit.sources.inputs import CHANGED, place, place_of, reading, require_rows
+from shardkit.sources.labels import Value, classes_option, read_classes
 from shardkit.sources.npy_files import Array, members, opened, parse_header, values
 from shardkit.system.files import as_name, as_text, require_local
 
@@ -31,6 +35,8 @@ _BY_SPLIT = (
 
 _CHUNK = 1 << 16
 _MOST_LABELS = 1 << 30
+_LABELS = 1 << 14
+"""Labels to read at a time."""
 
 
 class _Pair(NamedTuple):
@@ -38,6 +44,23 @@ class _Pair(NamedTuple):
 
     images: str
     labels: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpyOptions(SourceOptions):
+    """The options of this source."""
+
+    images: str | None = option(
+        None, help="Array of images.", metavar="NAME", stored="image_array", shown="images"
+    )
+    labels: str | None = option(
+        None,
+        help="Array of labels, integers or texts; none: no labels.",
+        metavar="NAME",
+        shown="labels, if there are any",
+        stored="label_array",
+    )
+    classes: str | None = classes_option()
 
 
 class Npy(ListedSource):
@@ -49,56 +72,34 @@ class Npy(ListedSource):
 
     Args:
         path: The file or folder.
-        images: Name of the array of images.
-        labels: Name of the array of labels.
-        classes: A text file with a class name in each line.
+        options: The options.
     """
 
     kind = "npy"
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        images: str | None = None,
-        labels: str | None = None,
-        classes: str | None = None,
-        _reopened: bool = False,
-    ) -> None:
+    def __init__(self, path: str | Path, options: NpyOptions) -> None:
         require_local(path)
-        self._path = Path(path)
-        self._archive = self._path.is_file()
-        self._names = read_classes(classes)
-        self._reopened = _reopened
-        self._arrays = _arrays(self._path)
-        self._pairs = _pairs(self._arrays, images, labels, str(path))
-        named = True if classes or _reopened else None
-        super().__init__(path, {"image_array": images, "label_array": labels, "class_names": named})
-
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Npy:
-        """Open the files that a dataset was made from."""
-        options = next(iter(described.values()))
-        return cls(
-            path,
-            images=options.get("image_array"),
-            labels=options.get("label_array"),
-            _reopened=bool(options.get("class_names")),
-        )
-
-    def paths(self) -> Sequence[Path]:
-        """Return the file or folder."""
-        return [self._path]
+        super().__init__(path, options)
+        self.exact_sizes = False
+        self._archive = self.path.is_file()
+        self._arrays = _arrays(self.path)
+        self._pairs = _pairs(self._arrays, options.images, options.labels, str(path))
+        """None for a folder of class folders."""
+        self.splits = self._pairs or {"": ""}
+        self.class_names = read_classes(options.classes)
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
         if not self._pairs:
+            require_inside(entry.path)
             with reading(self.locate(split, entry), entry.stamp) as view:
                 array = parse_header(view)
                 pixels = values(view, _as_row(array), 0, 1)[0]
             if array.fortran:
                 pixels = pixels.reshape(array.shape[::-1]).T
             return pixel_record(entry, _pixels(pixels, _axes(_as_row(array))))
+        if split not in self._pairs:
+            raise BadImage(CHANGED)
         with opened(*self._file(self._pairs[split].images), entry.stamp) as view:
             array = parse_header(view)
             _, row = place_of(entry.place)
@@ -109,59 +110,60 @@ class Npy(ListedSource):
     def locate(self, split: str, entry: Entry) -> str:
         """Return the file of an image; in an array, with its row."""
         if not self._pairs:
-            return os.path.join(self._path, as_name(entry.path))
+            return os.path.join(self.path, as_name(entry.path))
         path, member = self._file(self._pairs[split].images)
         return f"{path}{f': {member}' if member else ''} at row {place_of(entry.place)[1]}"
 
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the images in the order of rows or, in class folders, of names.
 
         Raises:
             UsageError: If an array is missing, damaged or of another shape or type.
         """
-        labels = LabelValues()
+        first = next(iter(listings.values()))
         if not self._pairs:
-            listing = Listing(labels)
-            shapes = self._list_folder(listing)
-            understood = {"files": f"one image each: {shapes}", "label": "the folder"}
-            assigned = labels.assign(classes, self._names)
-            return scan_of(self, {"": listing}, assigned, understood, exact_sizes=False)
-        listings = {name: Listing(labels) for name in self._pairs}
+            if self.class_names is True:
+                self.class_names = None  # folders may be new
+            return {"files": f"one image each: {self._list_folder(first)}", "label": "the folder"}
         understood = {}
         used = set()
-        for name, pair in self._pairs.items():
-            understood[name or "arrays"] = self._list(listings[name], name, pair)
+        for split, pair in self._pairs.items():
+            understood[split or "arrays"] = self._list(listings[split], pair)
             used |= {pair.images, pair.labels}
-        first = next(iter(listings.values()))
         first.ignored += [Problem(path=n, reason="not used") for n in self._arrays if n not in used]
-        understood["label"] = labels.describe()
-        assigned = labels.assign(classes, self._names, reopened=self._reopened)
-        return scan_of(self, listings, assigned, understood, exact_sizes=False)
+        return {**understood, "label": first.labels.describe()}
 
     def _file(self, name: str) -> tuple[str, str]:
         """Return the file of an array, and its name in that file."""
-        return (str(self._path), name) if self._archive else (f"{self._path / name}.npy", "")
+        return (str(self.path), name) if self._archive else (f"{self.path / name}.npy", "")
 
-    def _list(self, listing: Listing, split: str, pair: _Pair) -> str:
+    def _list(self, listing: Listing, pair: _Pair) -> str:
         try:
             with opened(*self._file(pair.images)) as view:
                 array, stamp = parse_header(view), view.stamp
             axes = _axes(array)
-            stated = None if pair.labels is None else self._labels(pair.labels)
-        except BadImage as error:
-            raise UsageError(f"{self._path}: {' or '.join(filter(None, pair))}: {error}") from error
-        if stated is not None and len(stated) != array.rows:
-            raise UsageError(
-                f"{self._path}: {pair.images} has {array.rows} images, but {pair.labels} has "
-                f"{len(stated)} labels"
+            require_rows(self._file(pair.images)[0], array.rows)
+            labels = (
+                itertools.repeat(None, array.rows)
+                if pair.labels is None
+                else self._labels(pair.labels, array.rows)
             )
-        for row in range(array.rows):
-            code = NO_LABEL if stated is None else listing.labels.code(stated[row])
-            path = f"{pair.images}/{row:08d}.png"
-            listing.add(path, code, array.row_bytes, stamp, place(0, row))
+        except BadImage as error:
+            raise UsageError(f"{self.path}: {' or '.join(filter(None, pair))}: {error}") from error
+        try:
+            require_pixels(array.shape[1:])
+        except BadImage as error:
+            raise ConversionFailed(f"{self.path}: {pair.images}: {error}") from error
+        try:
+            for row, label in enumerate(labels):
+                path = f"{pair.images}/{row:08d}.png"
+                listing.add(Row(path, listing.code(label), array.row_bytes, stamp, place(0, row)))
+        except BadImage as error:
+            raise UsageError(f"{self.path}: {pair.labels}: {error}") from error
         return f"{pair.images} ({array}, axes {axes}), labels {pair.labels or 'none'}"
 
-    def _labels(self, name: str) -> list[Value]:
+    def _labels(self, name: str, images: int) -> Iterator[Value]:
+        """Return the labels of all images, which are read when they are used."""
         with opened(*self._file(name)) as view:
             array = parse_header(view)
             if (
@@ -170,9 +172,18 @@ class Npy(ListedSource):
                 or array.dtype.kind not in "biuSU"
             ):
                 raise BadImage(f"{name} is {array}, not one integer or text for each image")
+            if array.rows != images:
+                raise BadImage(f"there are {images} images, but {array.rows} labels")
             if array.rows * array.row_bytes > _MOST_LABELS:
                 raise BadImage(f"{name} has over {_MOST_LABELS} bytes of labels")
-            column: npt.NDArray[Any] = values(view, array, 0, array.rows).reshape(-1)
+        return itertools.chain.from_iterable(
+            self._some_labels(name, array, row, min(_LABELS, images - row))
+            for row in range(0, images, _LABELS)
+        )
+
+    def _some_labels(self, name: str, array: Array, row: int, count: int) -> list[Value]:
+        with opened(*self._file(name)) as view:
+            column: npt.NDArray[Any] = values(view, array, row, count).reshape(-1)
         if array.dtype.kind == "S":
             return [value.decode("utf-8", "surrogateescape") for value in column.tolist()]
         if array.dtype.kind == "U":  # NumPy does not check the code points
@@ -188,18 +199,18 @@ class Npy(ListedSource):
 
     def _list_folder(self, listing: Listing) -> str:
         kinds: set[str] = set()
-        for path, label in _walk(self._path, listing):
+        for path, label in _walk(self.path, listing):
             try:
-                with reading(os.path.join(self._path, as_name(path))) as view:
+                with reading(os.path.join(self.path, as_name(path))) as view:
                     array, stamp = parse_header(view), view.stamp
                     _axes(_as_row(array))
+                    require_pixels(array.shape)
             except BadImage as error:
                 listing.blame(path, str(error))
                 continue
             kinds.add(str(array))
-            code = NO_LABEL if label is None else listing.labels.code(label)
             size = array.row_bytes * array.rows
-            listing.add(path, code, size, stamp, 0)
+            listing.add(Row(path, listing.code(label), size, stamp))
         return ", ".join(sorted(kinds)[:3]) + (" ..." if len(kinds) > 3 else "")
 
 
@@ -260,9 +271,9 @@ def _as_row(array: Array) -> Array:
     return array._replace(shape=(1, *array.shape), fortran=False)
 
 
-def _pixels(found: npt.NDArray[Any], axes: str) -> npt.NDArray[np.uint8]:
+def _pixels(array: npt.NDArray[Any], axes: str) -> npt.NDArray[np.uint8]:
     """Return pixels in the order height, width, channel."""
-    return np.ascontiguousarray(found.transpose(1, 2, 0) if axes == "CHW" else found)
+    return np.ascontiguousarray(array.transpose(1, 2, 0) if axes == "CHW" else array)
 
 
 def _walk(root: Path, listing: Listing) -> Iterator[tuple[str, str | None]]:
@@ -280,9 +291,9 @@ def _walk(root: Path, listing: Listing) -> Iterator[tuple[str, str | None]]:
                 else:
                     yield path, as_text(top) or None
     if tops:
-        for entry in sorted(os.scandir(root), key=lambda each: each.name):
+        for entry in sorted(os.scandir(root), key=lambda item: item.name):
             if not entry.is_dir():
-                listing.ignore(as_text(entry.name), "outside any class folder")
+                listing.ignore(as_text(entry.name), LOOSE)
 
 
 SOURCE = SourceKind(
@@ -300,20 +311,6 @@ SOURCE = SourceKind(
       shardkit convert npy pathmnist.npz dataset --to lmdb --dry-run
       shardkit convert npy arrays dataset --to hdf5 --images x --labels y
     """,
-    options=(
-        SourceOption(flags="--images", metavar="NAME", help="Array of images.  [default: images]"),
-        SourceOption(
-            flags="--labels",
-            metavar="NAME",
-            help="Array of labels, integers or texts; none: no labels.  "
-            "[default: labels, if there are any]",
-        ),
-        SourceOption(
-            flags="--classes",
-            metavar="FILE",
-            help="Class names, one per line: of label 0, 1, ..., or in the order of labels.",
-        ),
-    ),
-    open=Npy,
-    find=Npy.find,
+    options=NpyOptions,
+    source=Npy,
 )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import BadImage
-from shardkit.sources.inputs import View, reading
+from shardkit.sources.inputs import OpenedFile, reading, require_machine
 from shardkit.system.text import quoted
 
 _MAGIC = b"\x93NUMPY"
@@ -49,11 +49,11 @@ class Array(NamedTuple):
 
 
 @contextmanager
-def opened(path: str, member: str, stamp: int | None = None) -> Iterator[View]:
+def opened(path: str, member: str, stamp: int | None = None) -> Iterator[OpenedFile]:
     """Open an .npy file, or a member of an .npz file; ``member`` is "" for the former."""
     with reading(path, stamp) as view:
         if member:
-            with _bad_archive():
+            with _bad_archive(path):
                 spot = _find_member(path, member)
             view.enter(*spot)
         yield view
@@ -61,15 +61,17 @@ def opened(path: str, member: str, stamp: int | None = None) -> Iterator[View]:
 
 def members(path: str) -> list[str]:
     """Return the names of the arrays in an .npz file, in its order, without ``.npy``."""
-    with _bad_archive(), zipfile.ZipFile(path) as archive:
+    with _bad_archive(path), zipfile.ZipFile(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
 
 @contextmanager
-def _bad_archive() -> Iterator[None]:
+def _bad_archive(path: str) -> Iterator[None]:
     try:
         yield
     except (zipfile.BadZipFile, KeyError, OSError, ValueError, NotImplementedError) as error:
+        if isinstance(error, OSError):
+            require_machine(error, path)
         raise BadImage(f"it is not an .npz file: {error}") from error
 
 
@@ -103,7 +105,7 @@ class _Bytes:
         return self._data[offset : offset + length]
 
 
-def parse_header(view: View | _Bytes) -> Array:
+def parse_header(view: OpenedFile | _Bytes) -> Array:
     """Return the array that the header of an .npy file describes.
 
     Raises:
@@ -132,10 +134,10 @@ def parse_header(view: View | _Bytes) -> Array:
     if not dtype.itemsize:
         raise BadImage("its values have no bytes")
     sides = tuple(int(number) for number in re.findall("[0-9]{1,18}", shape[1]))
-    found = Array(dtype, sides, start + length, order[1] == "True" and len(sides) > 1)
-    if found.start + math.prod(sides) * dtype.itemsize != view.size:
-        raise BadImage(f"it has {view.size} bytes, which is wrong for {found}")
-    return found
+    array = Array(dtype, sides, start + length, order[1] == "True" and len(sides) > 1)
+    if array.start + math.prod(sides) * dtype.itemsize != view.size:
+        raise BadImage(f"it has {view.size} bytes, which is wrong for {array}")
+    return array
 
 
 def read_array(data: bytes) -> npt.NDArray[np.generic]:
@@ -145,11 +147,11 @@ def read_array(data: bytes) -> npt.NDArray[np.generic]:
         BadImage: If it is not a complete .npy file of plain values.
     """
     array = parse_header(_Bytes(data))
-    found: npt.NDArray[np.generic] = np.frombuffer(data, array.dtype, offset=array.start)
-    return found.reshape(array.shape, order="F" if array.fortran else "C")
+    values: npt.NDArray[np.generic] = np.frombuffer(data, array.dtype, offset=array.start)
+    return values.reshape(array.shape, order="F" if array.fortran else "C")
 
 
-def values(view: View, array: Array, row: int, count: int) -> npt.NDArray[np.generic]:
+def values(view: OpenedFile, array: Array, row: int, count: int) -> npt.NDArray[np.generic]:
     """Return some rows of an array that is not in Fortran order.
 
     Raises:

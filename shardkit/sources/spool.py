@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import shutil
-import tempfile
-import weakref
 from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.errors import UsageError
+from shardkit.system.temporary import TemporaryFolder
 from shardkit.system.text import shortened
 
 _LONGEST = 200
@@ -29,9 +27,8 @@ class Spool:
     """
 
     def __init__(self, samples: Iterable[Any]) -> None:
-        folder = tempfile.mkdtemp(prefix="shardkit-")
-        weakref.finalize(self, _remove, folder, os.getpid())
-        self._path = os.path.join(folder, "samples")
+        self._folder = TemporaryFolder()
+        self._path = str(self._folder.path / "samples")
         ends = array("q", [0])
         with open(self._path, "xb") as file:
             try:
@@ -41,6 +38,7 @@ class Spool:
             except (OSError, MemoryError):
                 raise
             except Exception as error:
+                raise_interruption(error)
                 reason = shortened(f"{type(error).__name__}: {error}", _LONGEST)
                 raise UsageError(f"sample {len(ends) - 1} cannot be read: {reason}") from error
         self._ends = ends
@@ -68,11 +66,6 @@ class SpoolPart:
 
     def __getitem__(self, number: int) -> Any:
         return _read(self._path, *self._places[number])
-
-
-def _remove(folder: str, process: int) -> None:
-    if os.getpid() == process:  # not in a forked child
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read(path: str, start: int, end: int) -> Any:

@@ -6,17 +6,32 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.contracts import Scan, SourceKind, SourceOption
+from shardkit.contracts import SourceKind
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import NO_LABEL, Field
+from shardkit.kinds.field import Field
+from shardkit.options import option
+from shardkit.record import NO_LABEL
+from shardkit.sources.driver import Listing
 from shardkit.sources.inputs import find_files, place, place_of
 from shardkit.sources.kept import Kept, kind_of_suffix, parse_keep, value_at
-from shardkit.sources.labels import LabelValues, Value, checked_label, read_classes
-from shardkit.sources.listing import scan_of
-from shardkit.sources.named_files import NamedListing, NamedSource, Names, corners, find_root
+from shardkit.sources.labels import (
+    LabelValues,
+    Value,
+    checked_label,
+    classes_option,
+    read_classes,
+)
+from shardkit.sources.named_files import (
+    NamedListing,
+    NamedOptions,
+    NamedSource,
+    Names,
+    corners,
+)
 from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
 from shardkit.system.text import quoted
 
@@ -41,12 +56,12 @@ class _Column(NamedTuple):
     pointer: str | None
 
 
-class _Found:
-    """What a scan finds in the rows, other than the rows themselves."""
+class _Scan:
+    """What a scan finds in the rows."""
 
-    def __init__(self, root: str) -> None:
-        self.names = Names(root)
-        self.labels = {name: LabelValues() for name in ("label", "labels", "boxes")}
+    def __init__(self, listing: NamedListing, labels: LabelValues) -> None:
+        self.listing = listing
+        self.labels = {"label": labels, "labels": LabelValues(), "boxes": LabelValues()}
         self.kinds: defaultdict[str, set[str]] = defaultdict(set)
         """The kinds of the values of each field whose kind the user did not give."""
         self.rows = 0
@@ -61,136 +76,127 @@ class _Found:
         return kept.field("float64" if kinds == {"int64", "float64"} else "json")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(NamedOptions):
+    """The options of this source."""
+
+    root: str | None = option(
+        None, help="Folder of the files.", metavar="DIR", shown="that of SRC", stored=""
+    )
+    image: str | None = option(None, help="Column of images.", metavar="COL", shown="file_name")
+    label: str | None = option(None, help="Column of the label, an integer or text.", metavar="COL")
+    labels: str | None = option(
+        None, help="Column of any number of labels: a list, or a text such as a|b.", metavar="COL"
+    )
+    separator: str = option("|", help="Text between labels.", metavar="TEXT")
+    boxes: str | None = option(
+        None,
+        help="Column of lists of boxes: left, top, then right, bottom or width, height. A "
+        "fifth value is the label.",
+        metavar="COL:xyxy|xywh",
+    )
+    box_labels: str | None = option(
+        None, help="Column of lists of the labels of boxes.", metavar="COL"
+    )
+    file: str | None = option(
+        None,
+        help="Columns with the names of more files, such as mask=mask_path. Rows may lack "
+        "those with ?.",
+        metavar="NAME=COL[:KIND][?],...",
+    )
+    keep: str | None = option(
+        None,
+        help="More columns to keep, such as caption,age:int64,city=info:/city:text. Kinds "
+        "are inferred, and shown by --dry-run.",
+        metavar="[NAME=]COL[:KIND][?],...",
+    )
+    classes: str | None = classes_option()
+
+    def describe(self) -> dict[str, Any]:
+        """Return JSON values for the manifest; a separator only if it has an effect."""
+        described = super().describe()
+        if self.labels is None and (self.box_labels is None or self.separator == "|"):
+            del described["separator"]
+        return described
+
+
 class Table(NamedSource):
     """A table with a row for each image file.
 
     Args:
-        pattern: A table, a folder of tables, or names with ``{000..999}``, ``*`` or ``?``. The
-            suffix states the format. ``TABLE@ROOT`` also names the folder.
-        root: The folder that file names are relative to; None means that of the table.
-        image: Column with the names of images; None means ``file_name``, and then also uses columns
-            such as ``mask_file_name`` as ``file``.
-        label: Column with the label, an integer or text. It may be a part of JSON: ``info:/class``.
-        labels: Column with any number of labels: a list, or a text divided by ``separator``.
-        separator: Text between labels.
-        boxes: Column with a list of boxes and the order of their numbers: ``COL:xyxy`` (left, top,
-            right, bottom) or ``COL:xywh``. A fifth number or text is the box's label.
-        box_labels: Column with a list of the labels of boxes.
-        file: Fields in files of their own, as ``NAME=COLUMN[:KIND][?]`` with commas between.
-        keep: Fields in the table, as ``[NAME=]COLUMN[:/PATH][:KIND][?]`` with commas between.
-        classes: A text file with a class name in each line.
+        path: A table, a folder of tables, or names with ``{000..999}``, ``*`` or ``?``. The suffix
+            states the format. ``TABLE@ROOT`` also names the folder.
+        options: The options. Without ``image``, the column is ``file_name``, and columns such as
+            ``mask_file_name`` are files, too. Columns may be a part of JSON: ``info:/class``.
     """
 
     kind = "table"
+    options: TableOptions
 
-    def __init__(  # noqa: PLR0913 - the options of its command
-        self,
-        pattern: str | Path,
-        *,
-        root: str | Path | None = None,
-        image: str | None = None,
-        label: str | None = None,
-        labels: str | None = None,
-        separator: str = "|",
-        boxes: str | None = None,
-        box_labels: str | None = None,
-        file: str | None = None,
-        keep: str | None = None,
-        classes: str | None = None,
-        _reopened: bool = False,
-    ) -> None:
-        super().__init__(pattern, root, {})
-        self._lists = find_files(self.pattern, SUFFIXES)
+    def __init__(self, path: str | Path, options: TableOptions) -> None:
+        super().__init__(path, options, options.root)
+        self._lists = find_files(self.path, SUFFIXES)
         columns = columns_of(self._lists.paths[0])
-        if image is None and FILE_NAME in columns:
-            image = FILE_NAME
+        if options.image is None and FILE_NAME in columns:
             more = [name for name in columns if name.endswith(f"_{FILE_NAME}")]
-            file = file or ",".join(f"{name[: -len(FILE_NAME) - 1]}={name}" for name in more)
-        if image is None:
-            known = ", ".join(columns)
+            files = ",".join(f"{name[: -len(FILE_NAME) - 1]}={name}" for name in more)
+            self.settle(image=FILE_NAME, file=options.file or files or None)
+        options = self.options
+        if options.image is None:
+            listed = ", ".join(columns)
             raise UsageError(
-                f"{self._lists.paths[0]}: choose the column of images with --image from {known}"
+                f"{self._lists.paths[0]}: choose the column of images with --image from {listed}"
             )
-        if label and labels:
-            raise UsageError("--label and --labels exclude each other")
-        self._image = image
-        self._label, self._labels = _column(label, "--label"), _column(labels, "--labels")
-        self._separator = separator
-        order = _BOXES.match(boxes) if boxes else None
-        if boxes and order is None:
-            raise UsageError(f"--boxes {boxes} is not COLUMN:xyxy or COLUMN:xywh")
+        if options.label and options.labels:
+            raise UsageError(
+                "--label and --labels exclude each other; to store both, keep the label as another "
+                f"field: --labels {options.labels} --keep label_value={options.label}"
+            )
+        self._image = options.image
+        self._label = _column(options.label, "--label")
+        self._labels = _column(options.labels, "--labels")
+        order = _BOXES.match(options.boxes) if options.boxes else None
+        if options.boxes and order is None:
+            raise UsageError(f"--boxes {options.boxes} is not COLUMN:xyxy or COLUMN:xywh")
         self._boxes = _column(order[1], "--boxes") if order else None
         self._order = order[2] if order else ""
-        self._box_labels = _column(box_labels, "--box-labels")
-        self._keep, self._files = parse_keep(keep), parse_keep(file)
+        self._box_labels = _column(options.box_labels, "--box-labels")
+        self._keep, self.kept_files = parse_keep(options.keep), parse_keep(options.file)
         self._require_fields()
-        self._class_names = read_classes(classes)
-        self._reopened = _reopened
-        self._describe(
-            image=image,
-            label=label,
-            labels=labels,
-            separator=separator if labels else None,
-            boxes=boxes,
-            box_labels=box_labels,
-            class_names=True if classes or _reopened else None,
-        )
-
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Table:
-        """Open the table that a dataset was made from."""
-        (options,) = described.values()
-        names = ("image", "label", "labels", "separator", "boxes", "box_labels", "file", "keep")
-        found = cls(
-            path,
-            root=find_root(path, options),
-            _reopened=bool(options.get("class_names")),
-            **{name: options[name] for name in names if name in options},
-        )
-        found._restore(options)
-        return found
+        self.class_names = read_classes(options.classes)
 
     def paths(self) -> Sequence[Path]:
         """Return the tables and the folder of images."""
-        return [*map(Path, self._lists.paths), Path(self._root)]
+        return [*map(Path, self._lists.paths), Path(self.root)]
 
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the rows of all tables, in order.
 
         Raises:
             UsageError: If a table cannot be read or lacks a column, or labels are out of range.
         """
-        found = _Found(self._root)
-        listing = NamedListing(found.labels["label"], found.names)
+        names = Names(self.root)
+        scan = _Scan(NamedListing(listings[""], names), listings[""].labels)
         unused: dict[str, None] = {}
         for number, path in enumerate(self._lists.paths):
             columns = columns_of(path)
             used = self._used(columns, path)
             unused.update(dict.fromkeys(name for name in columns if name not in used))
             for line, row in rows_of(path, used):
-                self._list(listing, found, place(number, line), row, is_text(path))
-        listing.ignored += [*self._lists.others, *found.names.unused(self._lists.paths)]
-        labels = found.labels["label"].assign(classes, self._class_names, reopened=self._reopened)
-        self._complete(found)
-        understood = {
-            "rows": f"{found.rows:,}",
-            "image": f"{self._image}, below {self._root}",
-            "label": f"{_name(self._label)}: {found.labels['label'].describe()}",
-            **{name: f"{self._column_of(name)}: {each}" for name, each in self._schema.items()},
+                self._list(scan, place(number, line), row, is_text(path))
+        listings[""].ignored += [*self._lists.others, *names.unused(self._lists.paths)]
+        self._complete(scan)
+        return {
+            "rows": f"{scan.rows:,}",
+            "image": f"{self._image}, below {self.root}",
+            "label": f"{_name(self._label)}: {scan.labels['label'].describe()}",
+            **{name: f"{self._column_of(name)}: {field}" for name, field in self.schema.items()},
             "unused": ", ".join(unused) or "no column",
         }
-        return scan_of(self, {"": listing}, labels, understood, more=self._schema)
 
-    def _list(
-        self,
-        listing: NamedListing,
-        found: _Found,
-        spot: int,
-        row: dict[str, Any] | str,
-        text: bool,
-    ) -> None:
+    def _list(self, scan: _Scan, spot: int, row: dict[str, Any] | str, text: bool) -> None:
         """List the image of one row, or say what is wrong with the row."""
-        found.rows += 1
+        scan.rows += 1
         number, line = place_of(spot)
         where = f"{self._lists.names[number]}:{line}"
         name = None if isinstance(row, str) else row.get(self._image)
@@ -198,14 +204,14 @@ class Table(NamedSource):
             if isinstance(row, str):
                 raise BadImage(row)
             _require_utf8(name)
-            code, values = self._values_of(row, text, found)
+            code, values = self._values_of(row, text, scan)
         except BadImage as error:
-            listing.blame_row(where, name, str(error))
+            scan.listing.blame_row(where, name, str(error))
         else:
-            listing.add_file(where, name, code, spot, values)
+            scan.listing.add_file(where, name, code, spot, values)
 
     def _values_of(
-        self, row: Mapping[str, Any], text: bool, found: _Found
+        self, row: Mapping[str, Any], text: bool, scan: _Scan
     ) -> tuple[int, dict[str, Any]]:
         """Return the code of the label, and the values of the other fields."""
         code = NO_LABEL
@@ -213,23 +219,23 @@ class Table(NamedSource):
         if self._label:
             value = _cell(row, self._label, text)
             value = value.strip() if isinstance(value, str) else value
-            code = found.labels["label"].code(checked_label(value, _name(self._label)))
+            code = scan.labels["label"].code(checked_label(value, _name(self._label)))
         if self._labels:
-            stated = self._several(_cell(row, self._labels, text), _name(self._labels))
-            values["labels"] = list(map(found.labels["labels"].code, stated))
+            labels = self._several(_cell(row, self._labels, text), _name(self._labels))
+            values["labels"] = list(map(scan.labels["labels"].code, labels))
         if self._boxes:
-            values["boxes"] = self._boxes_of(row, text, found.labels["boxes"])
-        for kept in self._files:
+            values["boxes"] = self._boxes_of(row, text, scan.labels["boxes"])
+        for kept in self.kept_files:
             name = _cell(row, kept, text)
             if _is_there(kept, name):
                 try:
-                    plain, status = found.names.find(name)
+                    plain, status = scan.listing.names.find(name)
                 except BadImage as error:
                     raise BadImage(f"its {_name(kept)} {quoted(name)}: {error}") from error
                 values[kept.name] = [plain, status.st_size, status.st_mtime_ns]
                 if kept.kind is None:
                     kind = "mask" if kept.name == "mask" else kind_of_suffix(plain)
-                    found.kinds[kept.name].add(kind)
+                    scan.kinds[kept.name].add(kind)
         for kept in self._keep:
             value = _cell(row, kept, text)
             if not _is_there(kept, value):
@@ -237,7 +243,7 @@ class Table(NamedSource):
             values[kept.name] = value
             of_text = text and kept.pointer is None
             if kept.kind is None:
-                found.kinds[kept.name] |= _kinds_of_text(value) if of_text else {_kind_of(value)}
+                scan.kinds[kept.name] |= _kinds_of_text(value) if of_text else {_kind_of(value)}
             elif of_text:
                 values[kept.name] = _typed(kept.kind, value, kept.source)
         return code, values
@@ -248,62 +254,63 @@ class Table(NamedSource):
             if value.lstrip().startswith("["):
                 value = _json(value, where)
             else:
-                value = [part.strip() for part in value.split(self._separator) if part.strip()]
+                value = [
+                    part.strip() for part in value.split(self.options.separator) if part.strip()
+                ]
         listed = [] if value is None else value if isinstance(value, list) else [value]
-        return [checked_label(each, where) for each in listed]
+        return [checked_label(label, where) for label in listed]
 
     def _boxes_of(self, row: Mapping[str, Any], text: bool, labels: LabelValues) -> list[Any]:
         """Return boxes as left, top, right and bottom, and the code of the label of each."""
         assert self._boxes is not None
         where = _name(self._boxes)
-        stated = _list(_cell(row, self._boxes, text), where)
+        cells = _list(_cell(row, self._boxes, text), where)
         if self._box_labels:
             cell = _cell(row, self._box_labels, text)
-            known = self._several(cell, _name(self._box_labels))
-            if len(known) != len(stated):
-                raise BadImage(f"it has {len(stated)} boxes and {len(known)} labels of boxes")
-            pairs = zip(stated, known, strict=True)
-            stated = [[*_list(box, where)[:4], label] for box, label in pairs]
+            box_labels = self._several(cell, _name(self._box_labels))
+            if len(box_labels) != len(cells):
+                raise BadImage(f"it has {len(cells)} boxes and {len(box_labels)} labels of boxes")
+            pairs = zip(cells, box_labels, strict=True)
+            cells = [[*_list(box, where)[:4], label] for box, label in pairs]
         boxes = []
-        for box in stated:
+        for box in cells:
             if not isinstance(box, list):
                 raise BadImage(f"a box is a list of four numbers, not {quoted(box)}")
-            code = [labels.code(checked_label(each, where)) for each in box[4:5]]
+            code = [labels.code(checked_label(value, where)) for value in box[4:5]]
             boxes.append([*corners(box[:4], self._order), *code])
         return boxes
 
-    def _complete(self, found: _Found) -> None:
+    def _complete(self, scan: _Scan) -> None:
         """Set the fields, now that all values are known."""
         schema: dict[str, Field] = {}
         numbers = {}
         for name, column in (("labels", self._labels), ("boxes", self._boxes)):
             if column is None:
                 continue
-            names = self._class_names if self._label is None else None
-            values = found.labels[name]
-            assigned = values.assign(self._known(name), names, reopened=self._reopened)
+            names = self.class_names if self._label is None or self.class_names is True else None
+            assigned = scan.labels[name].assign(self.known_classes(name), names)
             if assigned.classes is None and name == "labels":
                 raise UsageError(f"the column {_name(column)} has no labels")
             numbers[name] = assigned.labels
             schema[name] = Field(name, classes=assigned.classes)
-        for name, fields in (("file", self._files), ("keep", self._keep)):
-            schema |= {kept.name: found.field(kept) for kept in fields}
+        for name, fields in (("file", self.kept_files), ("keep", self._keep)):
+            schema |= {kept.name: scan.field(kept) for kept in fields}
             kinds = [kept._replace(kind=_word(schema[kept.name])) for kept in fields]
-            self._describe(**{name: ",".join(map(str, kinds)) or None})
-        self._settle(schema, numbers)
+            self.settle(**{name: ",".join(map(str, kinds)) or None})
+        self.settle_fields(schema, numbers)
 
-    def _values(self, stated: dict[str, Any]) -> dict[str, Any]:
+    def _values(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values of an entry, with numbers for texts."""
-        stated = super()._values(stated)
+        values = super()._values(values)
         for kept in self._keep:
-            dtype = self._schema[kept.name].dtype
-            if dtype and isinstance(stated.get(kept.name), str):
-                stated[kept.name] = _typed(dtype, stated[kept.name], kept.source)
-        return stated
+            dtype = self.schema[kept.name].dtype
+            if dtype and isinstance(values.get(kept.name), str):
+                values[kept.name] = _typed(dtype, values[kept.name], kept.source)
+        return values
 
     def _require_fields(self) -> None:
         """Refuse fields that share a name, or whose values cannot be in a table."""
-        fields = [kept.name for kept in (*self._keep, *self._files)]
+        fields = [kept.name for kept in (*self._keep, *self.kept_files)]
         fields += ["labels"] * bool(self._labels) + ["boxes"] * bool(self._boxes)
         twice = [name for name, count in Counter(fields).items() if count > 1]
         if twice:
@@ -315,8 +322,8 @@ class Table(NamedSource):
     def _used(self, columns: Sequence[str], path: str) -> list[str]:
         """Return the columns that are used."""
         named = [self._label, self._labels, self._boxes, self._box_labels]
-        required = [self._image, *(each.source for each in named if each)]
-        fields = (*self._files, *self._keep)
+        required = [self._image, *(column.source for column in named if column)]
+        fields = (*self.kept_files, *self._keep)
         required += [kept.source for kept in fields if not kept.optional]
         lacking = [name for name in required if name not in columns]
         if lacking:
@@ -326,10 +333,10 @@ class Table(NamedSource):
 
     def _column_of(self, name: str) -> str:
         """Return the column of a field."""
-        if name in self._numbers:
+        if name in self.numbers:
             return _name(self._labels if name == "labels" else self._boxes)
-        (kept,) = (kept for kept in (*self._files, *self._keep) if kept.name == name)
-        return f"{'files of ' if kept in self._files else ''}{_name(kept)}"
+        (kept,) = (kept for kept in (*self.kept_files, *self._keep) if kept.name == name)
+        return f"{'files of ' if kept in self.kept_files else ''}{_name(kept)}"
 
 
 def _column(text: str | None, option: str) -> _Column | None:
@@ -400,8 +407,8 @@ def _kind_of(value: object) -> str:
         return "text"
     if isinstance(value, float):
         return "float64"
-    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-    return "int64" if whole else "json"
+    is_int64 = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    return "int64" if is_int64 else "json"
 
 
 def _kinds_of_text(value: str) -> set[str]:
@@ -446,50 +453,7 @@ SOURCE = SourceKind(
       shardkit convert table boxes.jsonl dataset --to lmdb --root photos --image path \\
         --boxes objects:/bbox:xywh --box-labels objects:/category --keep caption,score:float64
     """,
-    options=(
-        SourceOption(
-            flags="--root", metavar="DIR", help="Folder of the files.  [default: that of SRC]"
-        ),
-        SourceOption(
-            flags="--image", metavar="COL", help="Column of images.  [default: file_name]"
-        ),
-        SourceOption(
-            flags="--label", metavar="COL", help="Column of the label, an integer or text."
-        ),
-        SourceOption(
-            flags="--labels",
-            metavar="COL",
-            help="Column of any number of labels: a list, or a text such as a|b.",
-        ),
-        SourceOption(flags="--separator", default="|", metavar="TEXT", help="Text between labels."),
-        SourceOption(
-            flags="--boxes",
-            metavar="COL:xyxy|xywh",
-            help="Column of lists of boxes: left, top, then right, bottom or width, height. A "
-            "fifth value is the label.",
-        ),
-        SourceOption(
-            flags="--box-labels", metavar="COL", help="Column of lists of the labels of boxes."
-        ),
-        SourceOption(
-            flags="--file",
-            metavar="NAME=COL[:KIND][?],...",
-            help="Columns with the names of more files, such as mask=mask_path. Rows may lack "
-            "those with ?.",
-        ),
-        SourceOption(
-            flags="--keep",
-            metavar="[NAME=]COL[:KIND][?],...",
-            help="More columns to keep, such as caption,age:int64,city=info:/city:text. Kinds are "
-            "inferred, and shown by --dry-run.",
-        ),
-        SourceOption(
-            flags="--classes",
-            metavar="FILE",
-            help="Class names, one per line: of label 0, 1, ..., or in the order of labels.",
-        ),
-    ),
+    options=TableOptions,
     of_files=True,
-    open=Table,
-    find=Table.find,
+    source=Table,
 )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shardkit.errors import BadImage
-from shardkit.sources.inputs import View
+from shardkit.sources.inputs import MAX_IMAGE_BYTES, OpenedFile
+from shardkit.system.tar_headers import checksum, member_name
 from shardkit.system.text import quoted
 
 MAX_SPARSE = 1 << 26
@@ -30,6 +30,8 @@ _LINKS = {b"1": "a hard link", b"2": "a symbolic link"}
 _WITHOUT_CONTENT = {b"3": "a device", b"4": "a device", b"5": "a folder", b"6": "a pipe"}
 _EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
 _MOST_DIGITS = 12
+_LONGEST_LINE = 20
+"""Maximum bytes of a number in a sparse map, with its line end."""
 _DECIMAL = re.compile(rb"[0-9]{1,18}")
 _PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
 
@@ -79,7 +81,7 @@ class _Content(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-def members(view: View, start: int = 0) -> Iterator[Member]:
+def members(view: OpenedFile, start: int = 0) -> Iterator[Member]:
     """Yield the members of an archive from an offset on.
 
     Raises:
@@ -90,25 +92,27 @@ def members(view: View, start: int = 0) -> Iterator[Member]:
         what = _LINKS.get(header.kind) or _WITHOUT_CONTENT.get(header.kind, "")
         if not what and header.kind not in _FILES:
             what = f"of the type {quoted(header.kind)}"
-        found = _content_of(view, header)
+        body = _content_of(view, header)
         name = header.name.decode("utf-8", "surrogateescape")
         if header.kind == b"\0" and name.endswith("/"):  # so folders were marked once
             what = "a folder"
         stored = 0 if header.kind in (*_LINKS, *_WITHOUT_CONTENT) else header.size
-        end = found.start + stored
+        end = body.start + stored
         if end > view.size:
             raise BadImage(f"the archive is truncated in the member {quoted(name)}")
-        yield Member(header.start, name, what, found.size, found.pieces)
+        yield Member(header.start, name, what, body.size, body.pieces)
         offset = end + -stored % _BLOCK
     _check_end(view, offset)
 
 
-def content(view: View, member: Member) -> bytes:
+def content(view: OpenedFile, member: Member) -> bytes:
     """Return the content of a member.
 
     Raises:
         BadImage: If the archive is truncated in it, or it is a sparse file over `MAX_SPARSE`.
     """
+    if member.size > MAX_IMAGE_BYTES:
+        raise BadImage(f"it has {member.size:,} bytes, over the limit of {MAX_IMAGE_BYTES:,}")
     if len(member.pieces) == 1 and member.pieces[0].length == member.size:
         data = view.read(member.pieces[0].offset, member.size)
     else:
@@ -116,17 +120,17 @@ def content(view: View, member: Member) -> bytes:
             raise BadImage(f"it is a sparse file of over {MAX_SPARSE:,} bytes")
         buffer = bytearray(member.size)
         for piece in member.pieces:
-            found = view.read(piece.offset, piece.length)
-            if len(found) < piece.length:
+            part = view.read(piece.offset, piece.length)
+            if len(part) < piece.length:
                 raise BadImage("the archive is truncated in it")
-            buffer[piece.position : piece.position + piece.length] = found
+            buffer[piece.position : piece.position + piece.length] = part
         data = bytes(buffer)
     if len(data) != member.size:
         raise BadImage("the archive is truncated in it")
     return data
 
 
-def _header(view: View, offset: int) -> _Header | None:
+def _header(view: OpenedFile, offset: int) -> _Header | None:
     """Return the next member's header, after all extension headers; None at the end."""
     start, name = offset, b""
     said: list[tuple[bytes, bytes]] = []
@@ -149,14 +153,14 @@ def _header(view: View, offset: int) -> _Header | None:
         elif kind == b"g":
             _check_global(text, offset)
         offset += _BLOCK + size + -size % _BLOCK
-    stated = dict(said)
-    if b"size" in stated:
-        size = _decimal(stated[b"size"], offset)
-    name = stated.get(b"GNU.sparse.name") or stated.get(b"path") or name or _name(block)
+    entries = dict(said)
+    if b"size" in entries:
+        size = _decimal(entries[b"size"], offset)
+    name = entries.get(b"GNU.sparse.name") or entries.get(b"path") or name or member_name(block)
     return _Header(start, name, kind, size, offset + _BLOCK, block, said)
 
 
-def _extension(view: View, offset: int, size: int) -> bytes:
+def _extension(view: OpenedFile, offset: int, size: int) -> bytes:
     if size > _LONGEST_EXTENSION:
         raise BadImage(f"the header at byte {offset} has {size} bytes")
     text = view.read(offset, size)
@@ -177,9 +181,8 @@ def _parse(block: bytes, offset: int) -> tuple[bytes, int]:
 
     It is the sum of the bytes; some programs took them for signed ones.
     """
-    stated = _number(block[148:156], offset)
-    total = _sum(block) - _sum(block[148:156]) + 8 * 0x20
-    if stated != total and stated != total - 256 * sum(
+    stored, total = _number(block[148:156], offset), checksum(block)
+    if stored != total and stored != total - 256 * sum(
         byte > 127 for byte in block[:148] + block[156:]
     ):
         raise BadImage(f"the archive is damaged, or not a tar file, at byte {offset}")
@@ -188,22 +191,13 @@ def _parse(block: bytes, offset: int) -> tuple[bytes, int]:
 
 def _number(field: bytes, offset: int) -> int:
     """Return a number: octal, or binary if it is too large for that."""
-    if field[:1] == b"\x80":
-        return int.from_bytes(field[1:], "big")
+    if field[:1] == b"\x80" and (value := int.from_bytes(field[1:], "big")) < 1 << 63:
+        return value
     digits = field.partition(b"\0")[0].strip() or b"0"
     if digits.isdigit() and len(digits) <= _MOST_DIGITS:
         with contextlib.suppress(ValueError):
             return int(digits, 8)
-    raise BadImage(
-        f"the archive is damaged, or not a tar file: the header at byte {offset} has no number in "
-        f"{quoted(field)}"
-    )
-
-
-def _sum(block: bytes) -> int:
-    """Return the sum of the bytes of at most one block."""
-    # ASCII bytes of one block sum to less than Adler-32's modulus, so its lower half is exact.
-    return (zlib.adler32(block) & 0xFFFF) - 1 if block.isascii() else sum(block)
+    raise BadImage(f"the archive is damaged, or not a tar file, at byte {offset}")
 
 
 def _decimal(value: bytes, offset: int) -> int:
@@ -212,16 +206,9 @@ def _decimal(value: bytes, offset: int) -> int:
     return int(value)
 
 
-def _name(block: bytes) -> bytes:
-    """Return a member's name; POSIX archives store long ones in two parts."""
-    name = block[:100].partition(b"\0")[0]
-    prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
-    return prefix + b"/" + name if prefix else name
-
-
 def _pax_records(text: bytes, offset: int) -> Iterator[tuple[bytes, bytes]]:
-    start = 0
-    while start < len(text) and text[start:].strip(b"\0"):
+    start, stop = 0, len(text.rstrip(b"\0"))
+    while start < stop:
         match = _PAX_LENGTH.match(text, start)
         end = start + int(match[1]) if match else 0
         keyword, equals, value = text[match.end() if match else end : end - 1].partition(b"=")
@@ -231,20 +218,20 @@ def _pax_records(text: bytes, offset: int) -> Iterator[tuple[bytes, bytes]]:
         start = end
 
 
-def _content_of(view: View, header: _Header) -> _Content:
+def _content_of(view: OpenedFile, header: _Header) -> _Content:
     """Return the content of a member: its size, and where it is."""
     start = header.content
     if header.kind in (*_LINKS, *_WITHOUT_CONTENT):
         return _Content(start, 0, ())
-    stated = dict(header.said)
+    entries = dict(header.said)
     if header.kind == _SPARSE:
         return _old_sparse(view, header)
-    if stated.get(b"GNU.sparse.major") == b"1":
-        return _sparse_map_in_content(view, header, stated)
-    if b"GNU.sparse.size" in stated:
-        size = _decimal(stated[b"GNU.sparse.size"], header.start)
-        if b"GNU.sparse.map" in stated:
-            numbers = [*filter(None, stated[b"GNU.sparse.map"].split(b","))]
+    if entries.get(b"GNU.sparse.major") == b"1":
+        return _sparse_map_in_content(view, header, entries)
+    if b"GNU.sparse.size" in entries:
+        size = _decimal(entries[b"GNU.sparse.size"], header.start)
+        if b"GNU.sparse.map" in entries:
+            numbers = [*filter(None, entries[b"GNU.sparse.map"].split(b","))]
         else:
             wanted = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
             numbers = [value for keyword, value in header.said if keyword in wanted]
@@ -252,26 +239,30 @@ def _content_of(view: View, header: _Header) -> _Content:
     return _Content(start, header.size, (Piece(0, start, header.size),))
 
 
-def _sparse_map_in_content(view: View, header: _Header, stated: dict[bytes, bytes]) -> _Content:
+def _sparse_map_in_content(
+    view: OpenedFile, header: _Header, entries: dict[bytes, bytes]
+) -> _Content:
     """Return the content of a member that starts with lines of decimal numbers, its map."""
-    size = _decimal(stated.get(b"GNU.sparse.realsize", b""), header.start)
-    text = b""
-    count = None
-    while count is None or text.count(b"\n") < 1 + 2 * count:
-        block = view.read(header.content + len(text), _BLOCK)
-        if len(block) < _BLOCK or len(text) > header.size:
+    size = _decimal(entries.get(b"GNU.sparse.realsize", b""), header.start)
+    lines: list[bytes] = []
+    rest = b""
+    start, wanted = header.content, 1
+    while len(lines) < wanted:
+        block = view.read(start, _BLOCK)
+        if len(block) < _BLOCK or start > header.content + header.size or len(rest) > _LONGEST_LINE:
             raise BadImage(f"the sparse file at byte {header.start} has no map")
-        text += block
-        if count is None and b"\n" in text:
-            count = _decimal(text.partition(b"\n")[0], header.start)
+        start += _BLOCK
+        *complete, rest = (rest + block).split(b"\n")
+        lines += complete
+        if wanted == 1 and lines:
+            count = _decimal(lines[0], header.start)
             if count > _MOST_PIECES:
                 raise BadImage(f"the sparse file at byte {header.start} has {count} pieces")
-    numbers = text.split(b"\n")[1 : 1 + 2 * count]
-    start = header.content + len(text)
-    return _Content(header.content, size, _pieces(header, start, size, numbers))
+            wanted += 2 * count
+    return _Content(header.content, size, _pieces(header, start, size, lines[1:wanted]))
 
 
-def _old_sparse(view: View, header: _Header) -> _Content:
+def _old_sparse(view: OpenedFile, header: _Header) -> _Content:
     """Return the content of a member of GNU's own type, whose map is in its headers."""
     size = _number(header.block[483:495], header.start)
     numbers = _sparse_pairs(header.block[386:482], header.start)
@@ -296,7 +287,7 @@ def _pieces(header: _Header, offset: int, size: int, numbers: Sequence[bytes]) -
     pieces = []
     before = 0
     for place in range(0, len(numbers) - 1, 2):
-        position, length = (_decimal(each, header.start) for each in numbers[place : place + 2])
+        position, length = (_decimal(number, header.start) for number in numbers[place : place + 2])
         if position < before or position + length > size:
             raise BadImage(f"the sparse file at byte {header.start} has a map that is damaged")
         pieces.append(Piece(position, offset, length))
@@ -304,7 +295,7 @@ def _pieces(header: _Header, offset: int, size: int, numbers: Sequence[bytes]) -
     return tuple(pieces)
 
 
-def _check_end(view: View, offset: int) -> None:
+def _check_end(view: OpenedFile, offset: int) -> None:
     """Refuse an archive without its end: only this finds a truncation between members."""
     if view.size - offset < _BLOCK:
         raise BadImage("the archive ends without its end marker, so it may be truncated")

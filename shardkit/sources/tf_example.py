@@ -5,8 +5,10 @@ Long values are not read: a feature of bytes is a list of ranges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from shardkit.contracts import Range
 from shardkit.errors import BadImage
@@ -16,6 +18,9 @@ Read = Callable[[int, int], bytes]
 
 _MOST_NUMBERS = 1 << 20
 """Maximum numbers of a feature."""
+
+_MOST_FEATURES = 1 << 16
+_Value = TypeVar("_Value")
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -42,15 +47,17 @@ def features(read: Read, start: int, end: int) -> dict[str, Feature]:
     Raises:
         BadImage: If it is not a tf.train.Example.
     """
-    found: dict[str, Feature] = {}
+    result: dict[str, Feature] = {}
     for number, outer in _messages(read, start, end):
         if number != 1:
             continue
         for entry, inner in _messages(read, outer.offset, outer.offset + outer.length):
             if entry == 1:
                 name, feature = _map_entry(read, inner)
-                found[name] = feature
-    return found
+                result[name] = feature
+                if len(result) > _MOST_FEATURES:
+                    raise _wrong(f"it has over {_MOST_FEATURES} features")
+    return result
 
 
 def _map_entry(read: Read, inside: Range) -> tuple[str, Feature]:
@@ -71,16 +78,22 @@ def _feature(read: Read, inside: Range) -> Feature:
         if number == 1:
             feature.kind = "bytes"
             end = values.offset + values.length
-            feature.ranges += [each for n, each in _messages(read, values.offset, end) if n == 1]
+            messages = _messages(read, values.offset, end)
+            feature.ranges += _few(value for n, value in messages if n == 1)
         elif number == 2:
             feature.kind = "float"
-            feature.floats += _floats(read, values)
+            feature.floats += _few(_floats(read, values))
         elif number == 3:
             feature.kind = "int64"
-            feature.numbers += _integers(read, values)
+            feature.numbers += _few(_integers(read, values))
         if len(feature.numbers) + len(feature.ranges) + len(feature.floats) > _MOST_NUMBERS:
             raise _wrong(f"a feature has over {_MOST_NUMBERS} values")
     return feature
+
+
+def _few(values: Iterable[_Value]) -> Iterator[_Value]:
+    """Return as many values as are needed to see that they are too many."""
+    return itertools.islice(values, _MOST_NUMBERS + 1)
 
 
 def _integers(read: Read, inside: Range) -> Iterator[int]:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardkit.contracts import Entry, Range, Scan, SourceKind, SourceOption
+from shardkit.contracts import Entry, Range, SourceKind, SourceOptions
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import NO_LABEL, Field, Record
+from shardkit.kinds.field import Field
+from shardkit.kinds.packing import with_fields
+from shardkit.options import option
+from shardkit.record import Record
+from shardkit.sources.driver import FileSource, Listing, Row
 from shardkit.sources.images import image_record, is_image
 from shardkit.sources.inputs import (
     CHANGED,
-    View,
-    find_files,
+    MAX_IMAGE_BYTES,
+    OpenedFile,
+    file_at,
+    limited,
     place,
-    place_of,
     reading,
-    scanning,
     stem,
 )
-from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of, with_fields
-from shardkit.sources.labels import Value, read_classes
-from shardkit.sources.listing import FileSource, Listing, scan_of
+from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of
+from shardkit.sources.labels import Value, classes_option, read_classes
 from shardkit.sources.tf_example import Feature, features
 from shardkit.sources.tfrecord_file import CHECKSUM, HEADER, length_of, masked, records
 from shardkit.system.text import quoted
@@ -36,6 +40,41 @@ _LABELS = ("image/class/label", "label", "class", "label/class")
 """Usual names of the feature with the label."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TFRecordOptions(SourceOptions):
+    """The options of this source."""
+
+    image: str | None = option(
+        None, help="Feature with the image.", metavar="FEATURE", shown="the one that is an image"
+    )
+    label: str | None = option(
+        None,
+        help="Feature with the label, one integer or text; none: no labels.",
+        metavar="FEATURE",
+        shown="image/class/label, label or class",
+    )
+    label_offset: int = option(
+        0,
+        help="Number to add to integer labels; -1 if they start at 1.",
+        metavar="N",
+        store=lambda offset: offset or None,
+    )
+    name: str | None = option(
+        None,
+        help="Feature with the image's name.",
+        metavar="FEATURE",
+        shown="file and position",
+        stored="image_name",
+    )
+    keep: str | None = option(
+        None,
+        help="More fields to keep, such as caption=text,boxes=image/boxes:json. Records "
+        "may lack those with ?.",
+        metavar="NAME=FEATURE[:KIND][?],...",
+    )
+    classes: str | None = classes_option()
+
+
 class TFRecord(FileSource):
     """TFRecord files, each record a tf.train.Example with an encoded image.
 
@@ -44,140 +83,92 @@ class TFRecord(FileSource):
 
     Args:
         pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
-        image: The feature with the image; None takes the only one that is an image in the first
-            record.
-        label: The feature with the label, one integer or text; None takes a usual name, if the
-            first record has one, and ``none`` reads no labels.
-        label_offset: Number to add to integer labels: -1 for labels from 1 on.
-        name: The feature with the image's name; None numbers the images of each file.
-        keep: More fields, as ``NAME=FEATURE[:KIND][?]`` with commas between: ``caption=text:text``.
-            A record may lack those with ``?``.
-        classes: A text file with a class name in each line.
+        options: The options. Without ``image``, the image is the only feature that is one in the
+            first record; without ``label``, the label has a usual name there.
     """
 
     kind = "tfrecord"
 
-    def __init__(  # noqa: PLR0913 - the options of its command
-        self,
-        pattern: str | Path,
-        *,
-        image: str | None = None,
-        label: str | None = None,
-        label_offset: int = 0,
-        name: str | None = None,
-        keep: str | None = None,
-        classes: str | None = None,
-        _reopened: bool = False,
-    ) -> None:
-        self._files = find_files(pattern, _SUFFIXES)
-        self._names = read_classes(classes)
-        self._reopened = _reopened
-        self._keep = parse_keep(keep)
-        self._schema: dict[str, Field] = {}
+    def __init__(self, pattern: str | Path, options: TFRecordOptions) -> None:
+        super().__init__(pattern, options, _SUFFIXES)
+        self.class_names = read_classes(options.classes)
+        self._keep = parse_keep(options.keep)
+        image, label = options.image, options.label
         if image is None or label is None or self._keep:
             image, label = self._infer(image, label)
-        self._image, self._label, self._name = image, label, name
-        self._offset = label_offset
-        options = {
-            "image": image,
-            "label": label,
-            "label_offset": label_offset or None,
-            "image_name": name,
-            "keep": keep,
-            "class_names": True if classes or _reopened else None,
-        }
-        super().__init__(pattern, options)
-
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> TFRecord:
-        """Open the files that a dataset was made from."""
-        (options,) = described.values()
-        return cls(
-            path,
-            image=options.get("image"),
-            label=options.get("label"),
-            label_offset=options.get("label_offset", 0),
-            name=options.get("image_name"),
-            keep=options.get("keep"),
-            _reopened=bool(options.get("class_names")),
-        )
+        self._image, self._label, self._name = image, label, options.name
+        self._offset = options.label_offset
+        self.settle(image=image, label=label)
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image, after comparing both checksums."""
-        number, offset = place_of(entry.place)
-        with reading(self._files.paths[number]) as view:
+        path, offset = file_at(self.inputs.paths, entry.place)
+        with reading(path) as view:
             length = length_of(view, offset)
+            if length > MAX_IMAGE_BYTES:
+                raise BadImage(f"its record has {length:,} bytes; the limit is {MAX_IMAGE_BYTES:,}")
             data = view.read(offset + HEADER.size, length + CHECKSUM.size)
         if length + CHECKSUM.size != len(data):
             raise BadImage("the file is truncated")
-        (stated,) = CHECKSUM.unpack_from(data, length)
-        if stated != entry.stamp:
+        (checksum,) = CHECKSUM.unpack_from(data, length)
+        if checksum != entry.stamp:
             raise BadImage(CHANGED)
-        if masked(data[:length]) != stated:
+        if masked(data[:length]) != checksum:
             raise BadImage("its record does not match its checksum")
-        found = features(_reader(data), 0, length)
-        image = _only(self._image, found.get(self._image))
+        by_name = features(_reader(data), 0, length)
+        image = _only(self._image, by_name.get(self._image))
         record = image_record(entry, data[image.offset : image.offset + image.length])
         values = {
-            kept.name: _kept(kept, self._schema[kept.name], found[kept.source], data)
+            kept.name: _kept(kept, self.schema[kept.name], by_name[kept.source], data)
             for kept in self._keep
-            if kept.source in found
+            if kept.source in by_name
         }
-        return with_fields(record, self._schema, values) if values else record
+        return with_fields(record, self.schema, values) if values else record
 
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
-        """List the records of all files, in order.
-
-        Raises:
-            UsageError: If there are no records, or labels are out of range.
-        """
-        listing = self._listing()
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
+        """List the records of all files, in order."""
+        (listing,) = listings.values()
         unused: set[str] = set()
-        for number, path in enumerate(self._files.paths):
-            scan = functools.partial(self._list, number, listing, unused)
-            if reason := scanning(path, scan):
-                listing.blame_rest(self._files.names[number], reason)
-        labels = listing.labels.assign(classes, self._names, reopened=self._reopened)
-        understood = {
-            "files": f"{len(self._files.paths):,}, with {len(listing):,} records",
+        self.list_files(listing, functools.partial(self._list, listing, unused))
+        return {
+            "files": f"{len(self.inputs.paths):,}, with {len(listing):,} records",
             "image": f"the feature {self._image}",
             "label": f"the feature {self._label}: {listing.labels.describe()}"
             + (f", after adding {self._offset}" if self._offset else ""),
-            **{kept.name: f"{kept.source}: {self._schema[kept.name]}" for kept in self._keep},
+            **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
             "unused": ", ".join(sorted(unused)) or "no feature",
         }
-        return scan_of(self, {"": listing}, labels, understood, more=self._schema)
 
-    def _list(self, number: int, listing: Listing, unused: set[str], view: View) -> None:
-        folder = stem(self._files.names[number], (".gz",))
+    def _list(self, listing: Listing, unused: set[str], number: int, view: OpenedFile) -> None:
+        folder = stem(self.inputs.names[number], (".gz",))
         folder = stem(folder, _SUFFIXES)
-        for row, record in enumerate(records(view)):
+        for row, record in enumerate(limited(self.inputs.paths[number], records(view))):
             path = f"{folder}/{row:08d}"
             try:
-                found = features(view.read, record.start, record.start + record.length)
-                image = _only(self._image, found.get(self._image))
-                value = self._value(view, found)
+                by_name = features(view.read, record.start, record.start + record.length)
+                image = _only(self._image, by_name.get(self._image))
+                value = self._value(view, by_name)
                 for kept in self._keep:
-                    if kept.source not in found and not kept.optional:
+                    if kept.source not in by_name and not kept.optional:
                         raise BadImage(
                             f"its record has no feature {quoted(kept.source)}; {kept.source}? "
                             "accepts it"
                         )
                 if self._name is not None:
-                    path = _text(view, self._name, found.get(self._name)).strip("/") or path
+                    path = _text(view, self._name, by_name.get(self._name)).strip("/") or path
             except BadImage as error:
                 listing.blame(path, str(error))
                 continue
             kept_ones = {kept.source for kept in self._keep}
-            unused |= found.keys() - {self._image, self._label, self._name, *kept_ones}
-            code = NO_LABEL if value is None else listing.labels.code(value)
-            listing.add(path, code, image.length, record.stamp, place(number, record.offset))
+            unused |= by_name.keys() - {self._image, self._label, self._name, *kept_ones}
+            spot = place(number, record.offset)
+            listing.add(Row(path, listing.code(value), image.length, record.stamp, spot))
 
-    def _value(self, view: View, found: Mapping[str, Feature]) -> Value | None:
+    def _value(self, view: OpenedFile, by_name: Mapping[str, Feature]) -> Value | None:
         """Return the label of a record; None if labels are not read."""
         if self._label == "none":
             return None
-        feature = found.get(self._label)
+        feature = by_name.get(self._label)
         if feature is not None and feature.kind == "int64" and len(feature.numbers) == 1:
             return feature.numbers[0] + self._offset
         if feature is not None and feature.kind == "int64":
@@ -189,7 +180,7 @@ class TFRecord(FileSource):
 
         This also gives the fields to keep their kinds.
         """
-        for path in self._files.paths:
+        for path in self.inputs.paths:
             try:
                 with reading(path) as view:
                     for record in records(view):
@@ -199,16 +190,16 @@ class TFRecord(FileSource):
                         )
             except BadImage as error:
                 raise UsageError(f"{path}: {error}") from error
-        raise UsageError(f"there are no records in {self._files.paths[0]}")
+        raise UsageError(f"there are no records in {self.inputs.paths[0]}")
 
     def _infer_from(
-        self, view: View, found: Mapping[str, Feature], image: str | None, label: str | None
+        self, view: OpenedFile, by_name: Mapping[str, Feature], image: str | None, label: str | None
     ) -> tuple[str, str]:
-        self._schema = {
-            kept.name: kept.field(_kind_of(view, found.get(kept.source))) for kept in self._keep
+        self.schema = {
+            kept.name: kept.field(_kind_of(view, by_name.get(kept.source))) for kept in self._keep
         }
-        label = label or next((name for name in _LABELS if name in found), "none")
-        return image or _image_feature(view, found, self._files.paths[0]), label
+        label = label or next((name for name in _LABELS if name in by_name), "none")
+        return image or _image_feature(view, by_name, self.inputs.paths[0]), label
 
 
 def _reader(data: bytes) -> Any:
@@ -227,14 +218,14 @@ def _only(name: str, feature: Feature | None) -> Range:
     return feature.ranges[0]
 
 
-def _text(view: View, name: str, feature: Feature | None) -> str:
-    found = _only(name, feature)
-    if found.length > 4096:
-        raise BadImage(f"its feature {quoted(name)} has {found.length} bytes, too many for a text")
-    return view.read(found.offset, found.length).decode("utf-8", "surrogateescape")
+def _text(view: OpenedFile, name: str, feature: Feature | None) -> str:
+    place = _only(name, feature)
+    if place.length > 4096:
+        raise BadImage(f"its feature {quoted(name)} has {place.length} bytes, too many for a text")
+    return view.read(place.offset, place.length).decode("utf-8", "surrogateescape")
 
 
-def _kind_of(view: View, feature: Feature | None) -> str:
+def _kind_of(view: OpenedFile, feature: Feature | None) -> str:
     """Return the kind of field for a feature, from its value in the first record."""
     if feature is None or feature.kind == "empty":
         return "bytes"
@@ -243,24 +234,20 @@ def _kind_of(view: View, feature: Feature | None) -> str:
             return "bytes"
         head = view.read(feature.ranges[0].offset, min(4096, feature.ranges[0].length))
         return kind_of_bytes(head)
-    count = len(feature.numbers) + sum(each.length // 4 for each in feature.floats)
+    count = len(feature.numbers) + sum(values.length // 4 for values in feature.floats)
     if count != 1:
         return "json"
     return "int64" if feature.kind == "int64" else "float64"
 
 
 def _kept(kept: Kept, field: Field, feature: Feature, data: bytes) -> Any:
-    """Return the value of a field to keep.
-
-    Raises:
-        BadImage: If the feature holds no value of the field.
-    """
+    """Return the value of a field to keep."""
     if feature.kind == "bytes":
-        found = _only(kept.source, feature)
-        return value_of(kept, field, data[found.offset : found.offset + found.length])
+        place = _only(kept.source, feature)
+        return value_of(kept, field, data[place.offset : place.offset + place.length])
     numbers: list[Any] = [*feature.numbers]
-    for each in feature.floats:
-        numbers += np.frombuffer(data, "<f4", each.length // 4, each.offset).tolist()
+    for floats in feature.floats:
+        numbers += np.frombuffer(data, "<f4", floats.length // 4, floats.offset).tolist()
     if field.kind == "array":
         return np.array(numbers, np.float32 if feature.kind == "float" else np.int64)
     if field.kind == "json":
@@ -270,18 +257,18 @@ def _kept(kept: Kept, field: Field, feature: Feature, data: bytes) -> Any:
     return numbers[0]
 
 
-def _image_feature(view: View, found: Mapping[str, Feature], path: str) -> str:
+def _image_feature(view: OpenedFile, by_name: Mapping[str, Feature], path: str) -> str:
     images = [
         name
-        for name, feature in found.items()
+        for name, feature in by_name.items()
         if feature.ranges and is_image(view.read(feature.ranges[0].offset, 4096))
     ]
     if len(images) != 1:
-        known = ", ".join(f"{name} ({feature.kind})" for name, feature in sorted(found.items()))
+        listed = ", ".join(f"{name} ({feature.kind})" for name, feature in sorted(by_name.items()))
         count = "several features are" if images else "no feature is"
         raise UsageError(
             f"{count} an image in the first record of {path}: choose one with --image. It has "
-            f"{known or 'no features'}"
+            f"{listed or 'no features'}"
         )
     return images[0]
 
@@ -301,43 +288,7 @@ SOURCE = SourceKind(
       shardkit convert tfrecord 'train-*' dataset --to lmdb --image image/encoded \\
         --label image/class/label --label-offset -1 --classes names.txt
     """,
-    options=(
-        SourceOption(
-            flags="--image",
-            metavar="FEATURE",
-            help="Feature with the image.  [default: the one that is an image]",
-        ),
-        SourceOption(
-            flags="--label",
-            metavar="FEATURE",
-            help="Feature with the label, one integer or text; none: no labels.  "
-            "[default: image/class/label, label or class]",
-        ),
-        SourceOption(
-            flags="--label-offset",
-            default=0,
-            type=int,
-            metavar="N",
-            help="Number to add to integer labels; -1 if they start at 1.",
-        ),
-        SourceOption(
-            flags="--name",
-            metavar="FEATURE",
-            help="Feature with the image's name.  [default: file and position]",
-        ),
-        SourceOption(
-            flags="--keep",
-            metavar="NAME=FEATURE[:KIND][?],...",
-            help="More fields to keep, such as caption=text,boxes=image/boxes:json. Records may "
-            "lack those with ?.",
-        ),
-        SourceOption(
-            flags="--classes",
-            metavar="FILE",
-            help="Class names, one per line: of label 0, 1, ..., or in the order of labels.",
-        ),
-    ),
+    options=TFRecordOptions,
     of_files=True,
-    open=TFRecord,
-    find=TFRecord.find,
+    source=TFRecord,
 )

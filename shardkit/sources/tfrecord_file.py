@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shardkit.errors import BadImage
 from shardkit.sources.crc32c import crc32c
-from shardkit.sources.inputs import View
+from shardkit.sources.inputs import OpenedFile
 
 HEADER = struct.Struct("<QI")
 """Length of a record, and its checksum. The record and its own checksum follow."""
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     """Its masked checksum, as stored."""
 
 
-def records(view: View) -> Iterator[Place]:
+def records(view: OpenedFile) -> Iterator[Place]:
     """Yield the records of a file.
 
     Raises:
@@ -44,7 +44,7 @@ def records(view: View) -> Iterator[Place]:
         offset = end + CHECKSUM.size
 
 
-def length_of(view: View, offset: int) -> int:
+def length_of(view: OpenedFile, offset: int) -> int:
     """Return the length of the record at an offset.
 
     Raises:
@@ -53,8 +53,8 @@ def length_of(view: View, offset: int) -> int:
     header = view.read(offset, HEADER.size)
     if len(header) < HEADER.size:
         raise BadImage(f"the file is truncated in the record at byte {offset}")
-    length, stated = HEADER.unpack(header)
-    if masked(header[:8]) != stated:
+    length, checksum = HEADER.unpack(header)
+    if masked(header[:8]) != checksum:
         raise BadImage(
             f"the length at byte {offset} does not match its checksum: the file is damaged, or not "
             "a TFRecord file"

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from shardkit.contracts import Scan, SourceKind, SourceOption
+from shardkit.contracts import SourceKind
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.record import NO_LABEL, Field
+from shardkit.kinds.field import Field
+from shardkit.options import option
+from shardkit.record import NO_LABEL
+from shardkit.sources.driver import Listing
 from shardkit.sources.image_files import read_file
-from shardkit.sources.labels import Labels, LabelValues, checked_label, read_classes
-from shardkit.sources.listing import scan_of
-from shardkit.sources.named_files import NamedListing, NamedSource, Names
+from shardkit.sources.labels import LabelValues, checked_label, classes_option, read_classes
+from shardkit.sources.named_files import NamedListing, NamedOptions, NamedSource, Names
 from shardkit.system.files import as_name, as_text, read_small
 from shardkit.system.text import quoted
 
 _IMAGES, _ANNOTATIONS, _SPLITS = "JPEGImages", "Annotations", "ImageSets/Main"
 _MAX_XML = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocOptions(NamedOptions):
+    """The options of this source."""
+
+    split: str | None = option(
+        None,
+        help="File of ImageSets/Main to convert.",
+        metavar="NAME",
+        shown="train, val and test, one dataset each",
+    )
+    classes: str | None = classes_option("Class names, one per line, in their order.", stored="")
 
 
 class Voc(NamedSource):
@@ -31,61 +47,42 @@ class Voc(NamedSource):
     last: a box from 1 to 10 becomes 0 to 10.
 
     Args:
-        pattern: The folder.
-        split: The name of a file in ``ImageSets/Main``. None means train, val and test, as far as
-            these exist, or trainval; or all annotations.
-        classes: A text file with a class name in each line.
+        path: The folder.
+        options: The options. Without ``split``, the splits are train, val and test, as far as these
+            exist, or trainval; or all annotations.
     """
 
     kind = "voc"
 
-    def __init__(
-        self,
-        pattern: str | Path,
-        *,
-        split: str | None = None,
-        classes: str | None = None,
-    ) -> None:
-        if not os.path.isdir(pattern):
-            raise UsageError(f"{pattern} is not a folder")
-        self._folder = str(pattern)
+    def __init__(self, path: str | Path, options: VocOptions) -> None:
+        if not os.path.isdir(path):
+            raise UsageError(f"{path} is not a folder")
         for name in (_IMAGES, _ANNOTATIONS):
-            if not os.path.isdir(os.path.join(self._folder, name)):
-                raise UsageError(f"{pattern} has no folder {name}, as Pascal VOC's have")
-        super().__init__(pattern, os.path.join(self._folder, _IMAGES), {})
-        self._options.clear()  # the place of the images is known
-        self._describe(split=split)
-        self._splits = self._choose(split)
-        self._class_names = read_classes(classes)
+            if not os.path.isdir(os.path.join(path, name)):
+                raise UsageError(f"{path} has no folder {name}, as Pascal VOC's have")
+        super().__init__(path, options, os.path.join(path, _IMAGES))
+        self.settle(place=None)  # it is known
+        self.splits = self._choose(options.split)
+        self._box_names = read_classes(options.classes)
 
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Voc:
-        """Open the folder that a dataset was made from."""
-        options = next(iter(described.values()))
-        found = cls(path, split=options.get("split"))
-        found._restore(options)
-        return found
-
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the images of each split, in the order of its file.
 
         Raises:
             UsageError: If a file of ``ImageSets`` cannot be read, or the classes lack one.
         """
-        images = Names(self._root)
-        annotations = Names(os.path.join(self._folder, _ANNOTATIONS))
+        images, annotations = Names(self.root), Names(str(self.path / _ANNOTATIONS))
         labels = LabelValues()
-        listings = {}
-        for split, names in self._splits.items():
-            listings[split] = listing = NamedListing(LabelValues(), images)
-            for number, name in enumerate(self._all() if names is None else self._read(names)):
+        for split, file in self.splits.items():
+            listing = NamedListing(listings[split], images)
+            for number, name in enumerate(self._all() if file is None else self._read(file)):
                 row = f"{_ANNOTATIONS}/{name}.xml"
                 image = None
                 try:
-                    path, status = annotations.find(f"{name}.xml")
-                    path = os.path.join(self._folder, _ANNOTATIONS, as_name(path))
+                    _, status = annotations.find(f"{name}.xml")
                     if status.st_size > _MAX_XML:
                         raise BadImage(f"its annotation has {status.st_size:,} bytes")
+                    path = str(self.path / _ANNOTATIONS / as_name(f"{name}.xml"))
                     content = read_file(path, status.st_size, status.st_mtime_ns, image=False)
                     tree = parse(content)
                     image = tree.findtext("filename") or f"{name}.jpg"
@@ -104,37 +101,36 @@ class Voc(NamedSource):
             Problem(path=f"{folder}/{problem.path}", reason="in no split")
             for folder, problem in unused
         ]
-        assigned = labels.assign(self._known("boxes"), self._class_names)
+        assigned = labels.assign(self.known_classes("boxes"), self._box_names)
         boxes = Field("boxes", classes=assigned.classes)
-        self._settle({"boxes": boxes, "objects": Field("json")}, {"boxes": assigned.labels})
-        understood = {
-            "splits": ", ".join(filter(None, self._splits)) or "none",
+        self.settle_fields({"boxes": boxes, "objects": Field("json")}, {"boxes": assigned.labels})
+        return {
+            "splits": ", ".join(filter(None, self.splits)) or "none",
             "boxes": str(boxes),
             "objects": "json",
         }
-        return scan_of(self, listings, Labels(None, ()), understood, more=self._schema)
 
     def _choose(self, split: str | None) -> dict[str, str | None]:
         """Return the file of ``ImageSets`` for each split; None means all annotations."""
-        folder = os.path.join(self._folder, _SPLITS)
-        known = sorted(map(as_text, os.listdir(folder))) if os.path.isdir(folder) else []
+        folder = os.path.join(self.path, _SPLITS)
+        files = sorted(map(as_text, os.listdir(folder))) if os.path.isdir(folder) else []
         if split is not None:
-            if f"{split}.txt" not in known:
-                some = ", ".join(name.removesuffix(".txt") for name in known[:20]) or "none"
-                raise UsageError(f"--split {split} is unknown; {folder} has {some}")
+            if f"{split}.txt" not in files:
+                names_listed = ", ".join(name.removesuffix(".txt") for name in files[:20]) or "none"
+                raise UsageError(f"--split {split} is unknown; {folder} has {names_listed}")
             return {"": f"{split}.txt"}
         for names in (("train", "val", "test"), ("trainval",)):
-            found = [name for name in names if f"{name}.txt" in known]
-            if found:
-                return {name if len(names) > 1 else "": f"{name}.txt" for name in found}
+            there = [name for name in names if f"{name}.txt" in files]
+            if there:
+                return {name if len(names) > 1 else "": f"{name}.txt" for name in there}
         return {"": None}
 
     def _all(self) -> list[str]:
-        names = sorted(map(as_text, os.listdir(os.path.join(self._folder, _ANNOTATIONS))))
+        names = sorted(map(as_text, os.listdir(os.path.join(self.path, _ANNOTATIONS))))
         return [name.removesuffix(".xml") for name in names if name.endswith(".xml")]
 
     def _read(self, file: str) -> list[str]:
-        path = Path(os.path.realpath(os.path.join(self._folder, _SPLITS, as_name(file))))
+        path = Path(os.path.realpath(os.path.join(self.path, _SPLITS, as_name(file))))
         try:
             lines = read_small(path).decode("utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
@@ -171,54 +167,44 @@ def _values(tree: Element, labels: LabelValues) -> dict[str, Any]:
     """Return the values of an image: boxes, with the code of each label, and all of the objects."""
     objects = tree.findall("object")
     boxes = []
-    for each in objects:
-        name = checked_label((each.findtext("name") or "").strip(), "object/name")
-        texts = [each.findtext(f"bndbox/{side}") or "" for side in ("xmin", "ymin", "xmax", "ymax")]
+    for element in objects:
+        name = checked_label((element.findtext("name") or "").strip(), "object/name")
+        texts = [
+            element.findtext(f"bndbox/{side}") or "" for side in ("xmin", "ymin", "xmax", "ymax")
+        ]
         try:
             left, top, right, bottom = map(float, texts)
         except ValueError as error:
             raise BadImage(f"its box of {quoted(name)} is {quoted(texts)}") from error
         boxes.append([left - 1, top - 1, right, bottom, labels.code(name)])
-    return {"boxes": boxes, "objects": [_plain(each) for each in objects]}
+    return {"boxes": boxes, "objects": [_plain(element) for element in objects]}
 
 
 def _plain(element: Element) -> Any:
     """Return the content of an element: its text, or its elements by tag; several as a list."""
     if not len(element):
         return (element.text or "").strip()
-    found: dict[str, Any] = {}
-    for tag in dict.fromkeys(each.tag for each in element):
-        values = [_plain(each) for each in element.findall(tag)]
-        found[tag] = values if len(values) > 1 else values[0]
-    return found
+    by_tag: dict[str, Any] = {}
+    for child in element:
+        by_tag.setdefault(child.tag, []).append(_plain(child))
+    return {tag: values if len(values) > 1 else values[0] for tag, values in by_tag.items()}
 
 
 SOURCE = SourceKind(
     name=Voc.kind,
-    title="Convert images with annotations of Pascal VOC.",
+    title="Convert Pascal VOC images and annotations.",
     help="""Convert the images of the folder SRC, with their annotations, to a dataset in DST.
 
     SRC has JPEGImages, Annotations with a file for each image, and perhaps ImageSets/Main with
-    train.txt and others, which become splits. Pixels of VOC's boxes count from 1; stored boxes are
-    left, top, right and bottom from 0. All that is stated about objects is kept as JSON. Boxes
+    train.txt and others, which become splits. VOC boxes count pixels from 1; stored boxes are
+    left, top, right and bottom from 0. All object annotations are kept as JSON. Boxes
     refer to the stored pixels; --orient turns both.
 
-    \\b
+    \b
     Examples:
       shardkit convert voc VOCdevkit/VOC2012 dataset --to lmdb --dry-run
       shardkit convert voc VOCdevkit/VOC2012 dataset --to lmdb --split trainval
     """,
-    options=(
-        SourceOption(
-            flags="--split",
-            metavar="NAME",
-            help="File of ImageSets/Main to convert.  [default: train, val and test, one dataset "
-            "each]",
-        ),
-        SourceOption(
-            flags="--classes", metavar="FILE", help="Class names, one per line, in their order."
-        ),
-    ),
-    open=Voc,
-    find=Voc.find,
+    options=VocOptions,
+    source=Voc,
 )

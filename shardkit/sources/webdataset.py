@@ -6,32 +6,43 @@ import functools
 import itertools
 import json
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry, Images, Located, Scan, SourceKind, SourceOption
+from shardkit.contracts import (
+    AttachableSource,
+    Attaching,
+    Entry,
+    Images,
+    Located,
+    SourceKind,
+    SourceOptions,
+)
 from shardkit.errors import BadImage, UsageError
-from shardkit.record import FOREIGN_FIELD, NO_LABEL, STORED_APART, Record, image_field
+from shardkit.kinds.packing import with_fields
+from shardkit.options import option
+from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
+from shardkit.sources.driver import FileSource, Listing, Row
 from shardkit.sources.images import has_image_suffix, image_record
 from shardkit.sources.inputs import (
     CHANGED,
     PACKED_SUFFIXES,
-    View,
-    find_files,
+    OpenedFile,
+    file_at,
     place,
     place_of,
     reading,
     scanning,
     stem,
 )
-from shardkit.sources.kept import kind_of_suffix, parse_keep, value_of, with_fields
-from shardkit.sources.labels import Value, checked_label, read_classes
-from shardkit.sources.listing import FileSource, Listing, scan_of
+from shardkit.sources.kept import kind_of_suffix, parse_keep, value_of
+from shardkit.sources.labels import Value, checked_label, classes_option, read_classes
+from shardkit.sources.row_log import RowLog
 from shardkit.sources.tar_members import Member, content, members
+from shardkit.system.text_hashes import TextHashes
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz")
 GROUPINGS = ("webdataset", "huggingface", "basename")
@@ -48,7 +59,37 @@ _FIRST_MEMBERS = 64
 """Members from which the way to label is inferred."""
 
 
-class WebDataset(FileSource):
+@dataclass(frozen=True, kw_only=True)
+class WebDatasetOptions(SourceOptions):
+    """The options of this source."""
+
+    grouping: str = option(
+        "webdataset",
+        help="Rule that divides names: at the first dot; the same, but suffixes differ by "
+        "case; or at the last dot.",
+        metavar="webdataset|huggingface|basename",
+    )
+    image: str | None = option(
+        None, help="Suffix of the image.", metavar="SUFFIX", shown="the only image suffix"
+    )
+    label: str | None = option(
+        None,
+        help="Where the label is: a member with an integer or text, a value in a JSON "
+        "member, or the folder in the name.",
+        metavar="SUFFIX|json:/PATH|folder|none",
+        shown="cls, or none",
+    )
+    keep: str | None = option(
+        None,
+        help="More fields to keep, such as "
+        "caption=txt,age=json:/age:int64,mask=mask.png:mask. Samples may lack those "
+        "with ?.",
+        metavar="NAME=SUFFIX[:KIND][?],...",
+    )
+    classes: str | None = classes_option()
+
+
+class WebDataset(FileSource, AttachableSource):
     """Tar archives in which the members ``KEY.SUFFIX`` of one sample share their key.
 
     Unlike WebDataset's own reader, this one finds members that are not adjacent, and reports
@@ -58,73 +99,37 @@ class WebDataset(FileSource):
 
     Args:
         pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
-        grouping: How names are divided. ``webdataset``: at the first dot after the last slash, with
-            the suffix in lower case. ``huggingface``: the same, but suffixes differ by case.
-            ``basename``: at the last dot.
-        image: The suffix of the image; None takes the only member whose suffix is that of an image.
-        label: Where the label is: ``cls`` or another suffix, for an integer or text;
-            ``json:/path``, for a value in a JSON object; ``folder``, for the part of the key before
-            the last slash; or ``none``. None takes ``cls`` if the first samples have one.
-        keep: More fields, as ``NAME=SUFFIX[:KIND][?]`` with commas between: ``caption=txt``,
-            ``age=json:/age:int64``, ``mask=mask.png:mask?``. A sample may lack those with ``?``.
-        classes: A text file with a class name in each line.
+        options: The options. ``grouping``: names are divided at the first dot after the last slash,
+            with the suffix in lower case (``webdataset``); the same, but suffixes differ by case
+            (``huggingface``); or at the last dot (``basename``). Without ``image``, the image is
+            the only member whose suffix is that of an image. ``label``: ``cls`` or another suffix,
+            for an integer or text; ``json:/path``, for a value in a JSON object; ``folder``, for
+            the part of the key before the last slash; or ``none``. Without, it is ``cls`` if the
+            first samples have one.
     """
 
     kind = "webdataset"
-    raw_shape = None
 
-    def __init__(  # noqa: PLR0913 - the options of its command
-        self,
-        pattern: str | Path,
-        *,
-        grouping: str = "webdataset",
-        image: str | None = None,
-        label: str | None = None,
-        keep: str | None = None,
-        classes: str | None = None,
-        _reopened: bool = False,
-    ) -> None:
-        if grouping not in GROUPINGS:
+    def __init__(self, pattern: str | Path, options: WebDatasetOptions) -> None:
+        if options.grouping not in GROUPINGS:
             raise UsageError(
-                f"--grouping {grouping} is unknown; choose from {', '.join(GROUPINGS)}"
+                f"--grouping {options.grouping} is unknown; choose from {', '.join(GROUPINGS)}"
             )
-        self._files = find_files(pattern, _SUFFIXES)
-        self._grouping = grouping
-        self._image = image
-        self._names = read_classes(classes)
-        self._reopened = _reopened
-        self._label = label or self._infer_label()
-        self._keep = parse_keep(keep)
-        self._schema = {
+        super().__init__(pattern, options, _SUFFIXES)
+        self._grouping, self._image = options.grouping, options.image
+        self.class_names = read_classes(options.classes)
+        self._label = options.label or self._infer_label()
+        self.settle(label=self._label)
+        self._keep = parse_keep(options.keep)
+        self.schema = {
             kept.name: kept.field("json" if kept.pointer else kind_of_suffix(kept.source))
             for kept in self._keep
         }
-        options = {
-            "grouping": grouping,
-            "image": image,
-            "label": self._label,
-            "keep": keep,
-            "class_names": True if classes or _reopened else None,
-        }
-        super().__init__(pattern, options)
-
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> WebDataset:
-        """Open the archives that a dataset was made from."""
-        options = next(iter(described.values()))
-        return cls(
-            path,
-            grouping=options.get("grouping", "webdataset"),
-            image=options.get("image"),
-            label=options.get("label"),
-            keep=options.get("keep"),
-            _reopened=bool(options.get("class_names")),
-        )
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
-        number, _ = place_of(entry.place)
-        with reading(self._files.paths[number], entry.stamp) as view:
+        path, _ = file_at(self.inputs.paths, entry.place)
+        with reading(path, entry.stamp) as view:
             return self._locate(view, entry).record
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
@@ -133,40 +138,43 @@ class WebDataset(FileSource):
         Raises:
             UsageError: If an archive is compressed.
         """
-        for path in self._files.paths:
+        for path in self.inputs.paths:
             if path.endswith(PACKED_SUFFIXES):
                 raise UsageError(
                     f"{path} is compressed, so its images cannot be read in place: unpack it, or "
                     "use `shardkit convert`"
                 )
-        rows: list[list[int]] = [[] for _ in self._files.paths]
-        for row, entry in enumerate(images.entries):
-            rows[place_of(entry.place)[0]].append(row)
-        return [
-            (Path(path), images.take(some))
-            for path, some in zip(self._files.paths, rows, strict=True)
-        ]
+        return super().by_file(images)
 
     def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
         """Yield each of some images of one archive, with the offsets of its members."""
         if entries:
             number, _ = place_of(entries[0].place)
-            with reading(self._files.paths[number], entries[0].stamp, ahead=True) as view:
+            with reading(self.inputs.paths[number], entries[0].stamp, ahead=True) as view:
                 for entry in entries:
                     try:
-                        found = self._locate(view, entry)
-                        for name, offset in found.offsets.items():
+                        located = self._locate(view, entry, in_place=True)
+                        for name, offset in located.offsets.items():
                             if offset < 0:
-                                raise BadImage(f"its {name} is not stored in one piece as it is")
-                        yield found
+                                raise BadImage(f"its {name} is not stored as it is")
+                        yield located
                     except BadImage as error:
                         yield error
 
-    def _locate(self, view: View, entry: Entry) -> Located:
-        """Return the record of an image; an offset is -1 if the archive has other bytes there."""
+    def _locate(self, view: OpenedFile, entry: Entry, *, in_place: bool = False) -> Located:
+        """Return the record of an image; an offset is -1 if the archive has other bytes there.
+
+        Args:
+            view: The archive.
+            entry: The image.
+            in_place: Whether to refuse members in several pieces before they are read: holes make
+                them larger than the archive.
+        """
         member = next(members(view, place_of(entry.place)[1]), None)
         if member is None or member.size != entry.bytes:
             raise BadImage(CHANGED)
+        if in_place:
+            _require_one_piece(member)
         record = image_record(entry, content(view, member))
         offsets = {record.image_field or FOREIGN_FIELD: _offset(member)}
         if not self._keep:
@@ -176,68 +184,56 @@ class WebDataset(FileSource):
         for kept, start in zip(self._keep, json.loads(entry.values), strict=True):
             if start is not None:
                 member = next(members(view, start))
-                field = self._schema[kept.name]
+                field = self.schema[kept.name]
+                if in_place and field.type.stored_apart:
+                    _require_one_piece(member)
                 data = content(view, member)
                 values[kept.name] = value_of(kept, field, data)
-                if field.kind in STORED_APART:
+                if field.type.stored_apart:
                     apart[kept.name] = member, data
-        record = with_fields(record, self._schema, values)
+        record = with_fields(record, self.schema, values)
         for name, (member, data) in apart.items():
-            field = self._schema[name]
-            stored = field.stored_name(name) or image_field(record.fields, name) or name
+            field = self.schema[name]
+            stored = field.type.stored_in(record.fields, name) or name
             offsets[stored] = _offset(member) if record.fields.get(stored) == data else -1
         return Located(record, offsets)
 
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
-        """List the samples of all archives, in order.
-
-        Raises:
-            UsageError: If there are no samples, or labels are out of range.
-        """
-        listing = self._listing()
-        found = _Found()
-        for number, path in enumerate(self._files.paths):
-            samples: dict[str, _Sample] = {}
-            stamps: list[int] = []
-            walk = functools.partial(self._walk, number, listing, samples, stamps)
-            reason = scanning(path, walk)
-            self._choose(number, listing, samples, found, stamps[0] if stamps else 0)
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
+        """List the samples of all archives, in order."""
+        (listing,) = listings.values()
+        listing.ignored += self.inputs.others
+        samples = _Samples()
+        for number, path in enumerate(self.inputs.paths):
+            archive = _Archive(number, self.inputs.names[number])
+            reason = scanning(path, functools.partial(self._walk, archive, listing))
+            self._choose(archive, listing, samples)
             if reason:
-                listing.blame_rest(self._files.names[number], reason)
-        found.add_to(listing, [stem(name, _SUFFIXES) for name in self._files.names])
-        labels = listing.labels.assign(classes, self._names, reopened=self._reopened)
-        images = ", ".join(f"{name} ({count:,})" for name, count in found.images.most_common())
-        unused = ", ".join(f"{name} ({count:,})" for name, count in found.unused.most_common(20))
-        understood = {
-            "archives": f"{len(self._files.paths):,}, with {len(listing):,} samples grouped by the "
+                listing.blame_rest(archive.name, reason)
+        samples.add_to(listing, [stem(name, _SUFFIXES) for name in self.inputs.names])
+        images = ", ".join(f"{name} ({count:,})" for name, count in samples.images.most_common())
+        unused = ", ".join(f"{name} ({count:,})" for name, count in samples.unused.most_common(20))
+        return {
+            "archives": f"{len(self.inputs.paths):,}, with {len(listing):,} samples grouped by the "
             f"rule {self._grouping}",
             "image": images or "none",
             "label": f"{self._label}: {listing.labels.describe()}",
-            **{kept.name: f"{kept.source}: {self._schema[kept.name]}" for kept in self._keep},
+            **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
             "unused": unused or "no member",
         }
-        return scan_of(self, {"": listing}, labels, understood, more=self._schema)
 
-    def _walk(
-        self,
-        number: int,
-        listing: Listing,
-        samples: dict[str, _Sample],
-        stamps: list[int],
-        view: View,
-    ) -> None:
+    def _walk(self, archive: _Archive, listing: Listing, view: OpenedFile) -> None:
         """Collect the samples of one archive."""
-        stamps.append(view.stamp)
+        archive.stamp = view.stamp
         for member in members(view):
             if member.what == "a folder":
                 continue
             parts = self._divide(member.name)
             if parts is None or member.what:
                 why = member.what or "its name has no key and suffix"
-                listing.ignore(f"{self._files.names[number]}:{member.name}", why)
+                listing.ignore(f"{archive.name}:{member.name}", why)
                 continue
             key, suffix = parts
-            sample = samples.setdefault(key, _Sample())
+            sample = archive.samples.setdefault(key, _Sample())
             if suffix in sample.fields:
                 sample.repeated.append(member.name)
                 continue
@@ -254,7 +250,7 @@ class WebDataset(FileSource):
             return None
         return match[1], match[2] if self._grouping == "huggingface" else match[2].lower()
 
-    def _value(self, view: View, member: Member) -> Value | BadImage:
+    def _value(self, view: OpenedFile, member: Member) -> Value | BadImage:
         """Return the label in a member, or what is wrong with it."""
         if member.size > _MOST_TEXT:
             return BadImage(f"its {self._label} has {member.size} bytes, too many for a label")
@@ -271,36 +267,28 @@ class WebDataset(FileSource):
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
             return BadImage(f"its sample has no label at {self._label}")
 
-    def _choose(
-        self,
-        number: int,
-        listing: Listing,
-        samples: Mapping[str, _Sample],
-        found: _Found,
-        stamp: int,
-    ) -> None:
+    def _choose(self, archive: _Archive, listing: Listing, samples: _Samples) -> None:
         """Find image and label of each sample of an archive."""
-        archive = self._files.names[number]
         used = self._label.partition(":")[0]
-        for key, sample in samples.items():
+        for key, sample in archive.samples.items():
             for name in sample.repeated:
                 listing.blame(
-                    f"{archive}:{name} (again)", "the archive has two members of this name"
+                    f"{archive.name}:{name} (again)", "the archive has two members of this name"
                 )
             try:
                 suffix = self._image_of(sample)
                 code = self._code(key, sample, listing)
                 values = self._values(sample)
             except BadImage as error:
-                listing.blame(f"{archive}:{key}", str(error))
+                listing.blame(f"{archive.name}:{key}", str(error))
                 continue
-            found.images[suffix] += 1
-            found.unused.update(
+            samples.images[suffix] += 1
+            samples.unused.update(
                 sample.fields.keys() - {suffix, used, *(kept.source for kept in self._keep)}
             )
             image = sample.fields[suffix]
-            spot = place(number, image.start)
-            found.add(_plain(image.name), values, code, image.size, stamp, spot)
+            spot = place(archive.number, image.start)
+            samples.add(Row(_plain(image.name), code, image.size, archive.stamp, spot, values))
 
     def _values(self, sample: _Sample) -> str:
         """Return where the fields to keep are, as JSON, or "" without any."""
@@ -345,11 +333,11 @@ class WebDataset(FileSource):
         """Return ``cls`` if the first samples have one."""
         suffixes: set[str] = set()
 
-        def look(view: View) -> None:
+        def look(view: OpenedFile) -> None:
             for member in itertools.islice(members(view), _FIRST_MEMBERS):
                 suffixes.update((self._divide(member.name) or ("", ""))[1:])
 
-        scanning(self._files.paths[0], look)
+        scanning(self.inputs.paths[0], look)
         return "cls" if "cls" in suffixes else "none"
 
 
@@ -362,40 +350,49 @@ class _Sample:
     value: Value | BadImage | None = None
 
 
-class _Found:
+@dataclass
+class _Archive:
+    """One archive, while its samples are collected."""
+
+    number: int
+    name: str
+    stamp: int = 0
+    samples: dict[str, _Sample] = field(default_factory=dict)
+
+
+class _Samples:
     """The images of all archives, before it is known whether their names are unique."""
 
     def __init__(self) -> None:
         self.images: Counter[str] = Counter()
         self.unused: Counter[str] = Counter()
-        self._names: list[str] = []
-        self._values: list[str] = []
-        self._numbers = array("q")
+        self._rows = RowLog()
+        self._hashes = TextHashes()
 
-    def add(self, name: str, values: str, *numbers: int) -> None:
-        """Add an image by its name, its values, and the other arguments of `Listing.add`."""
-        self._names.append(name)
-        self._values.append(values)
-        self._numbers.extend(numbers)
+    def add(self, row: Row) -> None:
+        """Add an image, by its name in the archive."""
+        self._rows.append(row)
+        self._hashes.add(row.path)
 
     def add_to(self, listing: Listing, archives: Sequence[str]) -> None:
         """List all images; if names repeat, each after the name of its archive."""
-        unique = len(set(self._names)) == len(self._names)
-        rows = zip(self._names, self._values, _by_four(self._numbers), strict=True)
-        for name, values, numbers in rows:
-            path = name if unique else f"{archives[place_of(numbers[3])[0]]}/{name}"
-            listing.add(path, *numbers, values)
-
-
-def _by_four(numbers: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    each = iter(numbers)
-    return zip(each, each, each, each, strict=True)
+        alike = self._hashes.repeated()
+        names = Counter(row[0] for row in self._rows if hash(row[0]) in alike) if alike else {}
+        unique = max(names.values(), default=1) == 1
+        for row in map(Row._make, self._rows):
+            folder = "" if unique else f"{archives[place_of(row.place)[0]]}/"
+            listing.add(row._replace(path=f"{folder}{row.path}"))
 
 
 def _offset(member: Member) -> int:
     """Return the offset of a member's content; -1 if it is in several pieces."""
     (piece, *others) = member.pieces or (None,)
     return -1 if piece is None or others or piece.length != member.size else piece.offset
+
+
+def _require_one_piece(member: Member) -> None:
+    if _offset(member) < 0:
+        raise BadImage(f"its {member.name} is not stored in one piece")
 
 
 def _plain(name: str) -> str:
@@ -419,38 +416,23 @@ SOURCE = SourceKind(
       shardkit convert webdataset laion dataset --to lmdb --keep caption=txt,url=json:/url:text
       shardkit convert webdataset folder.tar dataset --to lmdb --grouping basename --label folder
     """,
-    options=(
-        SourceOption(
-            flags="--grouping",
-            default="webdataset",
-            metavar="webdataset|huggingface|basename",
-            help="Rule that divides names: at the first dot; the same, but suffixes differ by "
-            "case; or at the last dot.",
-        ),
-        SourceOption(
-            flags="--image",
-            metavar="SUFFIX",
-            help="Suffix of the image.  [default: the only one of an image]",
-        ),
-        SourceOption(
-            flags="--label",
-            metavar="SUFFIX|json:/PATH|folder|none",
-            help="Where the label is: a member with an integer or text, a value in a JSON member, "
-            "or the folder in the name.  [default: cls, or none]",
-        ),
-        SourceOption(
-            flags="--keep",
-            metavar="NAME=SUFFIX[:KIND][?],...",
-            help="More fields to keep, such as caption=txt,age=json:/age:int64,mask=mask.png:mask. "
-            "Samples may lack those with ?.",
-        ),
-        SourceOption(
-            flags="--classes",
-            metavar="FILE",
-            help="Class names, one per line: of label 0, 1, ..., or in the order of labels.",
-        ),
-    ),
+    options=WebDatasetOptions,
     of_files=True,
-    open=WebDataset,
-    find=WebDataset.find,
+    refuses_shards=True,
+    attaching=Attaching(
+        title="Tar archives of samples.",
+        help="""Index the samples in ARCHIVES where they are, as a dataset in INDEX_DIR.
+
+        ARCHIVES is a tar file, a folder of them, or quoted names with {000..999}, * or ?. Nothing
+        is written next to them. Training, `verify`, `bench` and `convert` then read the archives
+        through INDEX_DIR. Rerun the command to resume it, or to add archives.
+
+        \b
+        Examples:
+          shardkit attach 'laion/{00000..00099}.tar' laion-index
+          shardkit attach laion laion-index --label json:/class --keep caption=txt --workers 8
+        """,
+        is_tar=True,
+    ),
+    source=WebDataset,
 )

@@ -1,11 +1,10 @@
-"""S3, Google Cloud Storage, Azure and web servers. Only helper processes import this."""
+"""S3, Google Cloud Storage and Azure. Only helper processes import this."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +20,7 @@ from obstore.exceptions import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from obstore.store import HTTPStore, from_url
+from obstore.store import from_url
 
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.stores.store import Exists, Missing, Store, timeout
@@ -29,8 +28,10 @@ from shardkit.stores.store import Exists, Missing, Store, timeout
 PART = 8 << 20
 """Bytes of a request: few enough to finish within the time limit at 2.5 Mbit/s."""
 
+_RETRIES = 8
 _RETRY_SECONDS = 60
-"""Seconds after which the client starts no other attempt: of errors before the body."""
+"""Seconds after which the client itself starts no other attempt; `Store` then asks it again. It
+gives up sooner if nobody answers: its pauses are short."""
 
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
@@ -67,19 +68,14 @@ class ObjectStore(Store):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._scheme = url.partition(":")[0]
-        server = os.environ.get(_ENDPOINT.get(self._scheme, ""), url)
+        server = os.environ.get(_ENDPOINT[self._scheme], "")
         client: Any = {"timeout": f"{timeout()}s", "allow_http": server.startswith("http://")}
-        retry: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
+        retry: Any = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
         more: Any = {"checksum_algorithm": "SHA256"} if self._scheme == "s3" else {}
         if self._scheme == "s3" and not _has_credentials():
             more |= self._configured()
         try:
-            if self._scheme in ("http", "https"):
-                self._store: Any = HTTPStore.from_url(
-                    url, client_options=client, retry_config=retry
-                )
-            else:
-                self._store = from_url(url, client_options=client, retry_config=retry, **more)
+            self._store: Any = from_url(url, client_options=client, retry_config=retry, **more)
         except (BaseError, ValueError) as error:
             raise self._error("", error) from None
 
@@ -100,36 +96,43 @@ class ObjectStore(Store):
     def _range(self, name: str, start: int, end: int) -> memoryview:
         return memoryview(obstore.get_range(self._store, name, start=start, end=end))
 
-    def _open(self, name: str) -> tuple[int, Callable[[], bytes]]:
-        found = obstore.get(self._store, name)
-        return found.meta["size"], lambda: bytes(found.bytes())
+    def _content(self, name: str, most: int) -> bytes:
+        answer = obstore.get(self._store, name)
+        self._require_small(name, answer.meta["size"], most)
+        return bytes(answer.bytes())
 
     def digest(self, name: str) -> str:
         """Return the SHA-256 that `put` stored with an object, or ""."""
-        found = self._repeated(
+        attributes = self._repeated(
             name, lambda: obstore.get(self._store, name, options={"head": True}).attributes
         )
-        return str(found.get(_DIGEST, ""))
+        return str(attributes.get(_DIGEST, ""))
 
     def version(self, name: str) -> tuple[int, int]:
         """Return the size of an object, and a time in nanoseconds that is its version.
 
         Stores state seconds. The ETag, which changes with the content, decides the rest.
         """
-        found = self._repeated(name, lambda: obstore.head(self._store, name))
-        seconds, tag = int(found["last_modified"].timestamp()), str(found["e_tag"])
-        return found["size"], seconds * 10**9 + crc32(tag.encode()) % 10**9
+        head = self._repeated(name, lambda: obstore.head(self._store, name))
+        seconds, tag = int(head["last_modified"].timestamp()), str(head["e_tag"])
+        return head["size"], seconds * 10**9 + crc32(tag.encode()) % 10**9
 
     def names(self) -> list[str]:
         """Return the names of the objects directly below the URL, not in folders."""
-        with self._named("*"):
-            return [each["path"] for each in obstore.list_with_delimiter(self._store)["objects"]]
+
+        def ask() -> list[str]:
+            return [entry["path"] for entry in obstore.list_with_delimiter(self._store)["objects"]]
+
+        return self._repeated("*", ask)
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each object below the URL, by name."""
-        with self._named("*"):
+
+        def ask() -> dict[str, int]:
             listed = obstore.list(self._store)
-            return {entry["path"]: entry["size"] for each in listed for entry in each}
+            return {entry["path"]: entry["size"] for page in listed for entry in page}
+
+        return self._repeated("*", ask)
 
     def create(self, name: str, content: bytes) -> None:
         """Write an object that does not exist yet.
@@ -137,17 +140,23 @@ class ObjectStore(Store):
         Raises:
             Exists: If it exists with other content. With the same, an earlier attempt wrote it.
         """
-        with self._named(name):
+
+        def write() -> None:
             try:
                 obstore.put(self._store, name, content, mode="create")
             except AlreadyExistsError:
                 if self.get(name, most=1 << 30) != content:
                     raise Exists from None
 
+        self._repeated(name, write)
+
     def put(self, name: str, file: Path, sha256: str) -> None:
         """Write a file as an object, in parts and with checksums."""
-        with self._named(name):
-            obstore.put(self._store, name, file, chunk_size=PART, attributes={_DIGEST: sha256})
+        digest = {_DIGEST: sha256}
+        self._repeated(
+            name,
+            lambda: obstore.put(self._store, name, file, chunk_size=PART, attributes=digest),
+        )
 
     def delete(self, name: str) -> None:
         """Delete an object, if it exists."""
@@ -165,13 +174,13 @@ class ObjectStore(Store):
         region = "the region (AWS_REGION) and " if self._scheme == "s3" else ""
         return UsageError(
             f"{self.url}: there is no such bucket; check its name, {region}the server "
-            f"({_ENDPOINT.get(self._scheme)})"
+            f"({_ENDPOINT[self._scheme]})"
         )
 
     def _error(self, name: str, error: Exception) -> ShardkitError:
         what = f"{self.url}/{name}".rstrip("/")
         reason, text = _reason(error), str(error)
-        remedy = _SET.get(self._scheme, "check that the URL is public")
+        remedy = _SET[self._scheme]
         without = r"169\.254|Account must be"  # the client asks the machine for credentials
         if self._scheme == "s3" and not _has_credentials():
             without += "|Missing A|403|401|[Cc]redential"
@@ -191,8 +200,8 @@ class ObjectStore(Store):
                 "permission to read and list it, and to write if you upload"
             )
         if "error sending request" in reason:
-            server = f" and {_ENDPOINT[self._scheme]}" if self._scheme in _ENDPOINT else ""
-            reason += f": the server does not answer; check the network{server}"
+            server = _ENDPOINT[self._scheme]
+            reason += f": the server does not answer; check the network and {server}"
         return ShardkitError(f"{what} cannot be used: {reason}")
 
 
@@ -208,6 +217,6 @@ def _reason(error: Exception) -> str:
     status = re.search(r"status code: ([0-9]{3}[A-Za-z ]{0,40})", text)
     code = re.search(r"<Code>([A-Za-z0-9]{1,60})</Code>", text)
     if status or code:
-        return ", ".join(found[1].strip() for found in (status, code) if found)
+        return ", ".join(match[1].strip() for match in (status, code) if match)
     reason = text.partition("\n")[0].rpartition(" - ")[2]
     return re.sub(r"\S*[?@]\S*", "...", reason)[:200]

@@ -47,19 +47,12 @@ def get(url: str, name: str, most: int) -> bytes | None:
     return open_store(url).get(name, most)
 
 
-def fetch(cache: Cache, file: RemoteFile, path: Path) -> None:
+def fetch_file(cache: Cache, file: RemoteFile, path: Path) -> None:
     """Fetch a file into the cache, unless it is there."""
     try:
         cache.fetch(file, path, partial(_fill, open_store(file.url), file))
     except OSError as error:
-        raise _unwritable(cache, error) from error
-
-
-def _unwritable(cache: Cache, error: OSError) -> ShardkitError:
-    return ShardkitError(
-        f"the cache {cache.folder} cannot be written: {error.strerror}. Free some space, set a "
-        "smaller cache_limit, or choose another folder."
-    )
+        raise cache.unusable(error) from error
 
 
 def shard(cache: Cache, file: RemoteFile) -> None:
@@ -67,9 +60,10 @@ def shard(cache: Cache, file: RemoteFile) -> None:
 
     Otherwise other processes could evict it again and again before the reader opens it.
     """
-    path = cache.shard(file.sha256)
-    while (pinned := pin(path)) is None:
-        fetch(cache, file, path)
+    path, pinned = cache.shard(file.sha256), None
+    while pinned is None:
+        fetch_file(cache, file, path)
+        pinned = pin(path)
     _pinned.setdefault(file.sha256, []).append(pinned)
 
 
@@ -85,7 +79,7 @@ def ahead(cache: Cache, file: RemoteFile) -> None:
             return
         _asked.add(file)
     try:
-        fetch(cache, file, cache.shard(file.sha256))
+        fetch_file(cache, file, cache.shard(file.sha256))
     finally:
         with _lock:
             _asked.discard(file)
@@ -119,9 +113,9 @@ def blocks_ahead(cache: Cache, file: RemoteFile, numbers: list[int]) -> None:
 def _take(file: RemoteFile) -> list[int]:
     """Return the pending blocks of a shard, which then are no longer pending."""
     with _lock:
-        found = sorted(_pending[file])
+        numbers = sorted(_pending[file])
         _pending[file].clear()
-        return found
+        return numbers
 
 
 def _fetch_blocks(
@@ -130,7 +124,7 @@ def _fetch_blocks(
     try:
         cache.fetch_blocks(file, numbers, more, partial(_fill_blocks, open_store(file.url), file))
     except OSError as error:
-        raise _unwritable(cache, error) from error
+        raise cache.unusable(error) from error
 
 
 def download(url: str, name: str, path: Path) -> None:
@@ -219,15 +213,15 @@ def _fill_blocks(
 
     waiting: deque[Future[None]] = deque()
     try:
-        for several in numbers:
+        for some_numbers in numbers:
             with _turn:
-                for number in several:  # a manifest may state any size: not all at once
+                for number in some_numbers:  # a manifest may state any size: not all at once
                     waiting.append(_requests.submit(fill, number))
                     if len(waiting) >= _CONNECTIONS:
                         waiting.popleft().result()
         while waiting:
             waiting.popleft().result()
     finally:
-        for each in waiting:
-            each.cancel()
+        for request in waiting:
+            request.cancel()
         wait(waiting)  # they write to the descriptor

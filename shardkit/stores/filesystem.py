@@ -1,6 +1,7 @@
 """Files of schemes that only fsspec knows, such as ``hf://`` and ``sftp://``, without its caches.
 
-They can only be read. Only helper processes import this.
+They can only be read. Only helper processes import this. fsspec's cache returned wrong bytes to
+concurrent readers (filesystem_spec #639), and `s3fs` is not fork-safe (#914).
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from fsspec.core import url_to_fs
 
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.stores.store import Store, timeout
-from shardkit.stores.urls import WRITABLE
 
 _FINAL = (FileNotFoundError, ImportError, NotImplementedError, ValueError)
 """Errors that another attempt would not change."""
@@ -50,8 +50,8 @@ class FileSystem(Store):
     def version(self, name: str) -> tuple[int, int]:
         """Return the size of a file, and a checksum of everything that the store states of it."""
         info = self._repeated(name, lambda: self._ask(lambda fs, root: _info(fs, root, name)))
-        stated = sorted((key, str(info[key])) for key in info if key not in _VOLATILE)
-        return info["size"], crc32(repr(stated).encode())
+        properties = sorted((key, str(info[key])) for key in info if key not in _VOLATILE)
+        return info["size"], crc32(repr(properties).encode())
 
     def names(self) -> list[str]:
         """Return the names of the files directly below the URL."""
@@ -64,20 +64,17 @@ class FileSystem(Store):
     def _sizes(self, maxdepth: int | None) -> dict[str, int]:
         def walk(fs: Any, root: str) -> dict[str, int]:
             fs.invalidate_cache()
-            found = [*fs.walk(root, maxdepth=maxdepth, on_error="raise", detail=True)]
-            top = len(found[0][0])  # of the URL itself, as the file system spells it
+            folders = [*fs.walk(root, maxdepth=maxdepth, on_error="raise", detail=True)]
+            top = len(folders[0][0])  # of the URL itself, as the file system spells it
             return {
                 f"{folder}/{name}"[top:].lstrip("/"): info["size"]
-                for folder, _, files in found
+                for folder, _, files in folders
                 for name, info in files.items()
             }
 
         return self._repeated("*", lambda: self._ask(walk))
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise UsageError(f"{self.url} can only be read; write to {', '.join(WRITABLE)}")
-
-    create = put = delete = _refuse
+    create = put = delete = Store._refuse
 
     def _range(self, name: str, start: int, end: int) -> memoryview:
         def read(fs: Any, root: str) -> memoryview:
@@ -90,9 +87,10 @@ class FileSystem(Store):
 
         return self._ask(read)
 
-    def _open(self, name: str) -> tuple[int, Callable[[], bytes]]:
+    def _content(self, name: str, most: int) -> bytes:
         size = self._ask(lambda fs, root: _info(fs, root, name)["size"])
-        return size, lambda: bytes(self._range(name, 0, size))
+        self._require_small(name, size, most)
+        return bytes(self._range(name, 0, size))
 
     def _ask(self, request: Callable[[Any, str], _Answer]) -> _Answer:
         """Return the answer to a request, in a thread: few file systems have a time limit."""
@@ -104,12 +102,12 @@ class FileSystem(Store):
                     place = self._idle.pop()
                 except IndexError:
                     place = url_to_fs(self.url, skip_instance_cache=True)
-                found = request(*place)
+                result = request(*place)
             except BaseException as error:
                 answer.set_exception(error)
             else:
                 self._idle.append(place)
-                answer.set_result(found)
+                answer.set_result(result)
 
         Thread(target=run, daemon=True).start()
         return answer.result(timeout())
@@ -151,5 +149,5 @@ def _is_denied(error: Exception) -> bool:
 def _status(error: Exception) -> int:
     """Return the HTTP status that an error states, or 0."""
     response = getattr(error, "response", None)
-    found = getattr(error, "status", None) or getattr(response, "status_code", None)
-    return found if isinstance(found, int) and found not in (408, 429) else 0
+    status = getattr(error, "status", None) or getattr(response, "status_code", None)
+    return status if isinstance(status, int) and status not in (408, 429) else 0

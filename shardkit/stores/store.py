@@ -1,4 +1,4 @@
-"""What every client of object stores does alike: reads are repeated, errors are one line."""
+"""What every client of object stores does alike: requests are repeated, errors are one line."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from shardkit.errors import CorruptShard, ShardkitError, UsageError
+from shardkit.stores.urls import WRITABLE
 
 _TIMEOUT = "30"
 """Default seconds for one request, with its body."""
 
 _DEADLINE = 120.0
-"""Seconds after which a read starts no other attempt: clients do not repeat errors within a body,
-nor accept our check of its length."""
+"""Seconds after which a request is not repeated: clients do not repeat errors within a body, accept
+our check of its length, or wait for a server that restarts."""
 
 _ATTEMPTS = 3
 """Reads of a range before an early end counts as damage: not all clients compare lengths."""
 
-_CLIENTS = dict.fromkeys(("az", "gs", "http", "https", "s3"), "client:ObjectStore")
+_CLIENTS = {
+    **dict.fromkeys(("az", "gs", "s3"), "client:ObjectStore"),
+    **dict.fromkeys(("http", "https"), "web:WebServer"),
+}
 _OTHERS = "filesystem:FileSystem"
 
-_Read = TypeVar("_Read")
+_Answer = TypeVar("_Answer")
 
 
 def timeout() -> float:
@@ -36,11 +40,11 @@ def timeout() -> float:
     Raises:
         UsageError: If the environment states something else.
     """
-    stated = os.environ.get("SHARDKIT_STORE_TIMEOUT", _TIMEOUT)
+    seconds = os.environ.get("SHARDKIT_STORE_TIMEOUT", _TIMEOUT)
     try:
-        return float(stated)
+        return float(seconds)
     except ValueError:
-        raise UsageError(f"SHARDKIT_STORE_TIMEOUT={stated!r} is not a number of seconds") from None
+        raise UsageError(f"SHARDKIT_STORE_TIMEOUT={seconds!r} is not a number of seconds") from None
 
 
 class Exists(Exception):
@@ -74,15 +78,8 @@ class Store(ABC):
 
     def get(self, name: str, most: int) -> bytes | None:
         """Return the content of an object of at most ``most`` bytes; None if it does not exist."""
-
-        def get() -> bytes:
-            size, content = self._open(name)
-            if size > most:
-                raise ShardkitError(f"{self.url}/{name} has {size:,} bytes, more than {most:,}")
-            return content()
-
         try:
-            return self._repeated(name, get)
+            return self._repeated(name, lambda: self._content(name, most))
         except Missing:
             return None
 
@@ -118,12 +115,20 @@ class Store(ABC):
     def delete(self, name: str) -> None:
         """Delete an object, if it exists."""
 
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        """Take the place of methods that a store without lists, or for reading only, lacks."""
+        raise UsageError(f"{self.url} can only be read; write to {', '.join(WRITABLE)}")
+
     @abstractmethod
     def _range(self, name: str, start: int, end: int) -> memoryview: ...
 
     @abstractmethod
-    def _open(self, name: str) -> tuple[int, Callable[[], bytes]]:
-        """Return the size of an object, and a function that returns its content."""
+    def _content(self, name: str, most: int) -> bytes:
+        """Return the content of an object, after `_require_small`."""
+
+    def _require_small(self, name: str, size: int, most: int) -> None:
+        if size > most:
+            raise ShardkitError(f"{self.url}/{name} has {size:,} bytes, more than {most:,}")
 
     @abstractmethod
     def _is_transient(self, error: Exception) -> bool: ...
@@ -131,13 +136,13 @@ class Store(ABC):
     @abstractmethod
     def _error(self, name: str, error: Exception) -> ShardkitError: ...
 
-    def _repeated(self, name: str, read: Callable[[], _Read]) -> _Read:
-        """Read until it succeeds or the time is over."""
+    def _repeated(self, name: str, ask: Callable[[], _Answer]) -> _Answer:
+        """Ask until it succeeds or the time is over. Writes may be repeated, too."""
         end, pause = time.monotonic() + _DEADLINE, 0.1
         while True:
             with self._named(name):
                 try:
-                    return read()
+                    return ask()
                 except self.errors as error:
                     if time.monotonic() > end or not self._is_transient(error):
                         raise

@@ -29,14 +29,17 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
     A `Path` has lost one of the slashes after ``s3:``.
 
     Raises:
-        UsageError: If the scheme is unknown, or the URL holds credentials, which would be logged.
+        UsageError: If the path is empty, which `Path` would take for the current folder; the scheme
+            is unknown; or the URL holds credentials, which would be logged.
     """
-    found = re.fullmatch(
+    if os.fspath(path) == "":
+        raise UsageError("the path is empty: give that of a file or folder, or a URL")
+    match = re.fullmatch(
         r"((?:\w+::)*)([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL
     )
-    if found is None or found[2].lower() == "file":
+    if match is None or match[2].lower() == "file":
         return None
-    url = f"{found[2].lower()}://{found[3].rstrip('/')}"
+    url = f"{match[2].lower()}://{match[3].rstrip('/')}"
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -48,11 +51,11 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
             f"{parts.scheme}://BUCKET/PATH, and set credentials in the environment"
         )
     local = host in ("127.0.0.1", "localhost", "::1") and parts.scheme in _TEST_SCHEMES
-    chained = found[1] or "::" in parts.path
+    chained = match[1] or "::" in parts.path
     if chained or not (parts.scheme in _SCHEMES or local or _is_known(parts.scheme)):
         raise UsageError(
-            f"{found[1]}{url} cannot be used: shardkit reads "
-            f"{', '.join(f'{each}://' for each in _SCHEMES)}, hf://, sftp:// and others that "
+            f"{match[1]}{url} cannot be used: shardkit reads "
+            f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}, hf://, sftp:// and others that "
             "fsspec knows, without caches and archives, and local paths. Download or mount other "
             "data."
         )
@@ -68,16 +71,16 @@ def _is_known(scheme: str) -> bool:
         UsageError: If fsspec is not installed.
     """
     try:
-        known = import_module("fsspec").available_protocols()
+        schemes = import_module("fsspec").available_protocols()
     except ImportError:
         raise UsageError(
             f"{scheme}:// needs the package fsspec: pip install 'shardkit[fsspec]'"
         ) from None
-    return scheme in known and scheme not in _REFUSED
+    return scheme in schemes and scheme not in _REFUSED
 
 
 def as_local(path: str | os.PathLike[str]) -> str:
     """Return the local path of a ``file://`` URL; other texts are returned as they are."""
     text = os.fspath(path)
-    found = re.fullmatch(r"file:(?://(?:localhost)?)?(/.*)", text, re.IGNORECASE | re.DOTALL)
-    return unquote(found[1]) if found else text
+    match = re.fullmatch(r"file:(?://(?:localhost)?)?(/.*)", text, re.IGNORECASE | re.DOTALL)
+    return unquote(match[1]) if match else text

@@ -2,7 +2,11 @@
 
 `multiprocessing` starts spawned workers, its fork server and its resource tracker with
 ``python -c``, and Python then puts the working directory first on the module path. That directory
-may be an untrusted dataset that contains a ``multiprocessing.py``. ``-P`` requires Python 3.11.
+may be an untrusted dataset that contains a ``multiprocessing.py``. ``-P`` would keep it out, but
+not pass on the module path of this process.
+
+``python -m shardkit`` removes the directory, too, but Python searches it before that. In an
+untrusted directory, use the command ``shardkit``.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ def command(program: str) -> str:
 
     The path omits empty entries, which mean the working directory, and includes this package.
     """
-    path = [each for each in sys.path if isinstance(each, str) and each]
+    path = [folder for folder in sys.path if isinstance(folder, str) and folder]
     if _PACKAGES not in path:
         path.append(_PACKAGES)
     return f"import sys; sys.path[:] = {path!a}; {program}"
@@ -43,7 +47,38 @@ def guard_helpers() -> None:
 def _start(path: Any, args: Sequence[Any], passfds: Sequence[int]) -> int:
     args = list(args)
     if "-c" in args:
-        place = args.index("-c") + 1
-        args[place] = command(args[place])
+        position = args.index("-c") + 1
+        program = args[position]
+        if "resource_tracker" in program:
+            # It removes semaphores once we have ended, also if our whole process group is killed.
+            program = f"import os; os.setsid(); {program}"
+        args[position] = command(program)
     started: int = _usual(path, args, passfds)
     return started
+
+
+def main_problem() -> str | None:
+    """Return why a worker cannot run the program's main file again, or None."""
+    file = main_file()
+    if file is None:
+        return None
+    try:
+        guarded = b"__main__" in Path(file).read_bytes()
+    except OSError:
+        return f"the program has no file ({file}) that worker processes can run"
+    if guarded:
+        return None
+    return (
+        f"each worker process would run {file} again, which has no "
+        "`if __name__ == '__main__':` guard"
+    )
+
+
+def main_file() -> str | None:
+    """Return the main file, which a worker that is not forked runs again, or None if none does."""
+    main = sys.modules["__main__"]
+    name = getattr(getattr(main, "__spec__", None), "name", None) or ""
+    if name.rpartition(".")[2] == "__main__":
+        return None
+    file: str | None = getattr(main, "__file__", None)
+    return file

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from shardkit.errors import ShardkitError, UsageError
+
+_PLACE = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", re.ASCII)
+"""A host or an IPv6 address, and a port."""
 
 _PATIENCE = "10s"
 """Time for a scheduler to answer."""
@@ -31,8 +35,9 @@ def open_cluster(address: str) -> Iterator[Cluster]:
             answers there.
         ShardkitError: If the cluster gives up a task.
     """
-    engine, found, rest = address.partition("://")
-    if not found or engine not in _ENGINES or not rest:
+    engine, _, rest = address.partition("://")
+    match = _PLACE.fullmatch(rest)
+    if engine not in _ENGINES or match is None or not 0 < int(match[1]) < 1 << 16:
         raise UsageError(f"{address!r} is not dask://HOST:PORT or ray://HOST:PORT")
     module = {"dask": "distributed"}.get(engine, engine)
     try:
@@ -93,8 +98,8 @@ class _RayExecutor(Executor):
         self._run = ray.remote(_call)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
-        found: Future[Any] = self._run.remote(fn, args).future()
-        return found
+        future: Future[Any] = self._run.remote(fn, args).future()
+        return future
 
 
 _ENGINES = {"dask": _dask, "ray": _ray}

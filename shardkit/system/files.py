@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.system.safe_paths import open_plain, opened
+from shardkit.system.safe_paths import UNFIT, Unfit, naming, open_plain, opened
 
 _BLOCK = 1 << 20
 """Bytes written in one call, unless a single piece is larger."""
@@ -35,7 +35,7 @@ SMALL_BYTES = 64 << 20
 _NEW = os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags to create a file: fails if the name exists, even as a link."""
 
-_OLD = 3600
+_OLD = 600
 """Age in seconds after which a temporary result counts as abandoned."""
 
 _PIECES = 512
@@ -57,7 +57,7 @@ def write_result(path: Path, content: bytes) -> None:
         ShardkitError: If it cannot be written, most often because the disk is full.
     """
     try:
-        _remove_leftovers(path)
+        remove_leftovers(path)
         write_atomically(path, content)
     except OSError as error:
         raise ShardkitError(f"{path} cannot be written: {error.strerror or error}") from error
@@ -101,7 +101,8 @@ def published(path: Path) -> Iterator[Path]:
 
     The block creates the file. Its name is random, so nobody can plant a file there. If the block
     raises, the file is removed and ``path`` keeps its content. A kill leaves the file behind: a
-    conversion empties its work folder, and `write_result` removes old leftovers.
+    conversion removes all that are in its work folder or in the dataset that it replaces, and
+    `write_result` those of the same path.
     """
     # Names are limited to 255 bytes; the start is enough to recognize the file.
     temporary = path.with_name(f".{_start_of(path)}.{secrets.token_hex(8)}.tmp")
@@ -119,8 +120,13 @@ def _start_of(path: Path) -> str:
     return os.fsdecode(os.fsencode(path.name)[:200])
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Remove this user's files, an hour old or older, that a killed `write_result` left."""
+def is_temporary(name: str) -> bool:
+    """Return whether a file has a name that only `published` gives, so that it may be removed."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{16}\.tmp", name.rpartition("/")[2], re.DOTALL) is not None
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove this user's files, ten minutes old or older, that a killed `published` left."""
     pattern = re.compile(re.escape(f".{_start_of(path)}.") + r"[0-9a-f]{16}\.tmp")
     for entry in os.scandir(path.parent):
         if pattern.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
@@ -128,6 +134,14 @@ def _remove_leftovers(path: Path) -> None:
             if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _OLD:
                 with contextlib.suppress(OSError):
                     os.unlink(entry.path)
+
+
+def move_into(path: Path, folder: Path, name: str) -> None:
+    """Sync a file and move it to ``name`` in a dataset's folder, where it replaces a file."""
+    sync(path)
+    with opened(folder) as descriptor:
+        os.replace(path, name, dst_dir_fd=descriptor)
+        os.fsync(descriptor)
 
 
 def exchange(folder: Path, name: str, other: str) -> None:
@@ -140,8 +154,8 @@ def exchange(folder: Path, name: str, other: str) -> None:
     if call is None:  # pragma: no cover - an old C library
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(folder))
     names = os.fsencode(name), os.fsencode(other)
-    with opened(folder) as place:
-        if call(place, names[0], place, names[1], _RENAME_EXCHANGE):
+    with opened(folder) as descriptor:
+        if call(descriptor, names[0], descriptor, names[1], _RENAME_EXCHANGE):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(folder / name))
 
@@ -153,7 +167,8 @@ def sync(path: Path) -> None:
     """Wait until the content of the file or directory ``path`` is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -181,8 +196,10 @@ def open_regular(path: Path, root: Path | None = None) -> io.FileIO:
 
 def _regular(descriptor: int, path: Path) -> io.FileIO:
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a file", os.fspath(path))
+        with naming(path):
+            mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise Unfit(errno.EINVAL, "it is not a file", os.fspath(path))
         os.set_blocking(descriptor, True)
         return io.FileIO(descriptor, "rb")
     except BaseException:
@@ -201,11 +218,11 @@ def read_small(path: Path, most: int = SMALL_BYTES, *, root: Path | None = None)
     Raises:
         OSError: If it cannot be opened, is not a regular file, or is larger than ``most``.
     """
-    with io.BufferedReader(open_regular(path, root)) as file:
+    with naming(path), io.BufferedReader(open_regular(path, root)) as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(size + 1) if size <= most else b""
     if max(size, len(content)) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", os.fspath(path))
+        raise Unfit(errno.EFBIG, f"it is larger than {most:,} bytes", os.fspath(path))
     return content
 
 
@@ -238,6 +255,7 @@ class FileSha256:
     """
 
     def __init__(self, path: Path, root: Path | None = None) -> None:
+        self._path = path
         self._file = open_regular(path, root)
         self._digest = hashlib.sha256()
         self._view = memoryview(bytearray(_HASHED))
@@ -257,7 +275,8 @@ class FileSha256:
         """
         piece = self._view[:0]
         while (missing := end - self._hashed) > 0:
-            piece = self._view[: self._file.readinto(self._view[:missing])]
+            with naming(self._path):
+                piece = self._view[: self._file.readinto(self._view[:missing])]
             if not piece:
                 break
             self._digest.update(piece)
@@ -277,10 +296,14 @@ def sha256_of(path: Path, root: Path | None = None) -> str:
 
 
 def has_sha256(path: Path, sha256: str, root: Path | None = None) -> bool:
-    """Return whether a dataset's file is readable and has that SHA-256."""
+    """Return whether a dataset's file is there and has that SHA-256.
+
+    Raises:
+        OSError: If it cannot be read, which says nothing about its content.
+    """
     try:
         return sha256_of(path, root) == sha256
-    except OSError:
+    except UNFIT:
         return False
 
 
@@ -347,11 +370,20 @@ def require_local(path: str | Path) -> None:
     Raises:
         UsageError: If ``path`` is a URL.
     """
-    if found := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(path), re.DOTALL):
+    if url := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(path), re.DOTALL):
         raise UsageError(
-            f"{found[1]}://{found[2]} is a URL; only local paths are supported here. Download or "
-            "mount the data, then pass the local folder."
+            f"{url[1]}://{url[2]} is a URL; only local paths are supported here. Download or "
+            "mount the data, then pass the local folder.",
+            where=f"{url[1]}://{url[2]}",
         )
+
+
+def state_folder() -> Path:
+    """Return the folder for what shardkit remembers for this user, which may not exist yet."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    above = Path(state if os.path.isabs(state) else os.path.expanduser("~/.local/state"))
+    # A user without a home, as in some containers, remembers nothing.
+    return above / "shardkit" if above.is_absolute() else Path("/nonexistent/shardkit")
 
 
 def free_bytes(path: Path) -> int:

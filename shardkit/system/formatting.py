@@ -33,12 +33,20 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def amount(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 image", "2,000 images"."""
+    plural = (
+        f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}{'es' if noun[-1] == 's' else 's'}"
+    )
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
 def json_value(value: Any) -> Any:
     """Return ``value`` as JSON allows it: infinities and NaN become None."""
     if isinstance(value, dict):
-        return {name: json_value(each) for name, each in value.items()}
+        return {name: json_value(element) for name, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_value(each) for each in value]
+        return [json_value(element) for element in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -60,8 +68,7 @@ def speedup_words(middle: float, lowest: float, highest: float, rounds: int) -> 
     Each round compares two rates measured one after the other. The ratio of the two overall
     medians may differ, and may even fall on the other side of 1, if other processes are busy.
     """
-    counted = f"{rounds:,} rounds" if rounds != 1 else "1 round"
-    return f"{middle:.2f}x ({lowest:.2f}x to {highest:.2f}x in {counted})"
+    return f"{middle:.2f}x ({lowest:.2f}x to {highest:.2f}x in {amount(rounds, 'round')})"
 
 
 def sample_words(settings: dict[str, Any]) -> str:

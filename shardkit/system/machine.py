@@ -11,8 +11,6 @@ import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
-_UNLIMITED = 1 << 60
-"""cgroup v1 reports a number near 2**63 for no limit."""
 _DISTURBS = 0.25
 """Fraction of the CPUs that other processes may use before they disturb a measurement."""
 
@@ -37,32 +35,32 @@ def affinity() -> int:
 
 def cpu_quota() -> float | None:
     """Return the CPU quota of this process's control group in CPUs, or None if unlimited."""
-    found = []
+    quotas = []
     for folder in _control_groups("cpu"):
         both = _words(folder / "cpu.max")
         if not both:
             both = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
-        if len(both) == 2 and all(each.isdecimal() for each in both) and int(both[1]):
-            found.append(int(both[0]) / int(both[1]))
-    return min(found, default=None)
+        if len(both) == 2 and all(number.isdecimal() for number in both) and int(both[1]):
+            quotas.append(int(both[0]) / int(both[1]))
+    return min(quotas, default=None)
 
 
 def memory_limit() -> int:
     """Return the memory that this process may use, in bytes: the machine's or its group's limit."""
-    return min([psutil.virtual_memory().total, *_group_limits()])
+    limits = [
+        int(words[0])
+        for folder in _control_groups("memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+        if (words := _words(folder / name)) and words[0].isdecimal()
+    ]
+    # Without a limit, version 2 states "max", and version 1 a number near 2**63.
+    return min([psutil.virtual_memory().total, *limits])
 
 
-def memory_available() -> int:
-    """Return the memory that this process can still allocate without swapping, in bytes."""
-    available: int = psutil.virtual_memory().available
-    for folder in _control_groups("memory"):
-        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
-        used = _number(folder, "memory.current", "memory.usage_in_bytes")
-        if limit is not None and used is not None and limit < _UNLIMITED:
-            # The kernel can reclaim the group's inactive page cache.
-            cached = _statistic(folder / "memory.stat", "inactive_file")
-            available = min(available, max(0, limit - used + cached))
-    return available
+def free_memory() -> int:
+    """Return the memory that this process may still allocate, in bytes."""
+    rest = memory_limit() - psutil.Process().memory_info().rss
+    return max(0, min(psutil.virtual_memory().available, rest))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +96,20 @@ class CpuMeter:
 
     def other_load(self) -> OtherLoad:
         """Return the load so far, without this process and its children that have ended."""
-        now, all_cpus, own = (new - old for new, old in zip(_cpu_times(), self._start, strict=True))
-        busy = max(0.0, all_cpus - own) / max(now, 1e-9)
+        now, all_cpus, ours = (
+            new - old for new, old in zip(_cpu_times(), self._start, strict=True)
+        )
+        busy = max(0.0, all_cpus - ours) / max(now, 1e-9)
         return OtherLoad(busy=busy, present=os.cpu_count() or 1)
 
 
 def _cpu_times() -> tuple[float, float, float]:
     """Return the time, the seconds that all CPUs computed, and those for this process."""
-    times, own = psutil.cpu_times(), os.times()
+    times, process = psutil.cpu_times(), os.times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # Guests' time is part of the users'.
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    return own.elapsed, sum(times) - idle - guests, sum(own[:4])
+    return process.elapsed, sum(times) - idle - guests, sum(process[:4])
 
 
 def filesystem(path: Path) -> tuple[str, str]:
@@ -120,12 +120,16 @@ def filesystem(path: Path) -> tuple[str, str]:
     """
     path = path.resolve()
     mounts = [
-        (Path(each.mountpoint), str(each.fstype)) for each in psutil.disk_partitions(all=True)
+        (Path(mount.mountpoint), str(mount.fstype)) for mount in psutil.disk_partitions(all=True)
     ]
-    over = [(place, kind) for place, kind in mounts if path == place or place in path.parents]
+    over = [
+        (mountpoint, kind)
+        for mountpoint, kind in mounts
+        if path == mountpoint or mountpoint in path.parents
+    ]
     # A later mount hides an earlier one at the same place.
-    place, kind = max(reversed(over), key=lambda each: len(each[0].parts), default=("", ""))
-    return kind, str(place)
+    mountpoint, kind = max(reversed(over), key=lambda mount: len(mount[0].parts), default=("", ""))
+    return kind, str(mountpoint)
 
 
 def _control_groups(controller: str) -> list[Path]:
@@ -141,34 +145,11 @@ def _control_groups(controller: str) -> list[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         root = _CGROUP / controller if controllers else _CGROUP
-        place = root / name.lstrip("/")
+        lowest = root / name.lstrip("/")
         folders += [
-            each for each in (place, *place.parents) if each == root or root in each.parents
+            group for group in (lowest, *lowest.parents) if group == root or root in group.parents
         ]
     return folders
-
-
-def _group_limits() -> list[int]:
-    limits = [
-        _number(folder, "memory.max", "memory.limit_in_bytes")
-        for folder in _control_groups("memory")
-    ]
-    return [limit for limit in limits if limit is not None and limit < _UNLIMITED]
-
-
-def _number(folder: Path, *names: str) -> int | None:
-    """Return the number in the first of the files that holds one."""
-    for name in names:
-        words = _words(folder / name)
-        if words and words[0].isdecimal():
-            return int(words[0])
-    return None
-
-
-def _statistic(path: Path, name: str) -> int:
-    words = _words(path)
-    pairs = dict(zip(words[::2], words[1::2], strict=False))
-    return int(pairs.get(name, 0))
 
 
 def _words(path: Path) -> list[str]:

@@ -16,7 +16,7 @@ from shardkit.errors import UsageError
 VARIABLE = "SHARDKIT_NATIVE"
 """The environment variable that controls the module: ``off`` disables it, ``on`` requires it."""
 
-_API = 8
+_API = 10
 """Version of the interface; a module built from other sources is not called."""
 
 
@@ -35,7 +35,10 @@ def describe() -> str:
         loaded, reason = _load()
     except UsageError as error:
         return str(error)
-    return reason if loaded is None else f"libjpeg-turbo {loaded.LIBJPEG_TURBO}"
+    if loaded is None:
+        return reason
+    deflate = f"libdeflate {loaded.LIBDEFLATE}" if loaded.LIBDEFLATE else "no libdeflate"
+    return f"libjpeg-turbo {loaded.LIBJPEG_TURBO}, {deflate}"
 
 
 @functools.cache
@@ -47,12 +50,12 @@ def _load() -> tuple[ModuleType | None, str]:
     if wish == "off":
         return None, f"off ({VARIABLE})"
     try:
-        found = import_module("shardkit._native")
+        compiled = import_module("shardkit._native")
     except ImportError as error:  # not built, or its libjpeg is missing now
         reason = "not built" if isinstance(error, ModuleNotFoundError) else f"unusable: {error}"
     else:
-        if getattr(found, "API", 0) == _API:
-            return found, ""
+        if getattr(compiled, "API", 0) == _API:
+            return compiled, ""
         reason = "built from other sources"
     if wish == "on":
         raise UsageError(

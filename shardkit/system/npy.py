@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.system.files import open_regular
+from shardkit.system.safe_paths import naming
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _ALIGN = 64
@@ -131,7 +132,8 @@ class StoredValues:
         self._count = count
         self._file = open_regular(path, root)
         try:
-            self._start = _find_values(self._file, self._dtype, count)
+            with naming(path):
+                self._start = _find_values(self._file, self._dtype, count)
         except BaseException:
             self._file.close()
             raise
@@ -157,12 +159,13 @@ class StoredValues:
         length = max(0, stop - start) * self._dtype.itemsize
         offset = self._start + start * self._dtype.itemsize
         data = np.empty(length, np.uint8)
-        found = 0
-        while found < length:
-            piece = os.preadv(self._file.fileno(), [data.data[found:]], offset + found)
-            if not piece:
-                raise ValueError(f"it was truncated at byte {offset + found}")
-            found += piece
+        filled = 0
+        with naming(self._made_of[0]):
+            while filled < length:
+                piece = os.preadv(self._file.fileno(), [data.data[filled:]], offset + filled)
+                if not piece:
+                    raise ValueError(f"it was truncated at byte {offset + filled}")
+                filled += piece
         return data.view(self._dtype)
 
 
@@ -175,7 +178,7 @@ def map_npy(
         OSError: If it cannot be read.
         ValueError: If it does not hold ``count`` values of that type.
     """
-    with open_regular(path, root) as file:
+    with naming(path), open_regular(path, root) as file:
         start = _find_values(file, np.dtype(dtype), count)
         if count == 0:  # an empty range cannot be mapped
             return np.zeros(0, dtype)
@@ -186,8 +189,8 @@ def map_npy(
 def _find_values(file: FileIO, dtype: np.dtype[Any], count: int) -> int:
     """Return the offset of the values of a file, after checking their number and type."""
     header = npy_header((count,), dtype)
-    found = file.read(len(header))
+    actual = file.read(len(header))
     size = os.fstat(file.fileno()).st_size
-    if found != header or size != len(header) + count * dtype.itemsize:
+    if actual != header or size != len(header) + count * dtype.itemsize:
         raise ValueError(f"it is not an array of {count} values written by shardkit")
     return len(header)

@@ -25,8 +25,9 @@ from contextlib import contextmanager
 from multiprocessing.queues import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from shardkit.errors import ShardkitError
-from shardkit.system.bootstrap import guard_helpers
+from shardkit.errors import ShardkitError, UsageError
+from shardkit.system.bootstrap import guard_helpers, main_problem
+from shardkit.system.turns import Turn, join_turn, shared_turn
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -177,7 +178,7 @@ class Team:
     @property
     def ready(self) -> int:
         """Number of processes that can work now: this one, and the helpers that have started."""
-        return 1 + sum(each.done() for each in self._started)
+        return 1 + sum(future.done() for future in self._started)
 
     def map_in_order(
         self, function: Callable[[_Task], _Result], tasks: Iterable[_Task]
@@ -202,8 +203,8 @@ class Team:
                 break
         waiting: deque[Future[_Result]] = deque()
         while True:
-            given = sum(not each.done() for each in waiting)
-            for task in itertools.islice(tasks, max(0, 2 * helpers - given)):
+            running = sum(not future.done() for future in waiting)
+            for task in itertools.islice(tasks, max(0, 2 * helpers - running)):
                 waiting.append(self._executor.submit(function, task))
             if not waiting:
                 return
@@ -225,12 +226,12 @@ class Team:
         """
         if self._executor is None:
             return [*map(function, tasks)]
-        given = [self._executor.submit(function, task) for task in tasks[1:]]
+        others = [self._executor.submit(function, task) for task in tasks[1:]]
         first = [function(task) for task in tasks[:1]]
-        for each in given:
-            while self._wait(each):
+        for future in others:
+            while self._wait(future):
                 pass
-        return first + [each.result() for each in given]
+        return first + [future.result() for future in others]
 
     def _wait(self, future: Future[Any]) -> bool:
         """Wait a moment for a result; return whether it is still missing."""
@@ -267,12 +268,17 @@ def _processes_for_work(
     Raises:
         ShardkitError: If one of them dies.
     """
-    # spawn: a child begins with no locks, threads or open files of its parent.
+    if problem := main_problem():
+        raise UsageError(f"more than one worker cannot be used: {problem}; or use workers=1")
+    # spawn: a child starts without its parent's locks, threads and open files.
     guard_helpers()
     context = multiprocessing.get_context("spawn")
     channel: SimpleQueue[Progress] = context.SimpleQueue()
     executor = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_begin, initargs=(channel, os.getpid())
+        workers,
+        mp_context=context,
+        initializer=_begin,
+        initargs=(channel, os.getpid(), shared_turn()),
     )
     try:
         yield executor, channel
@@ -280,19 +286,20 @@ def _processes_for_work(
         raise ShardkitError(
             f"a worker process died without a message{_cause(executor)}: it was killed, usually "
             "because memory ran out, or a library crashed. Rerun with fewer workers: finished work "
-            "is kept. (A script that uses several workers must guard its code with "
-            "`if __name__ == '__main__':`.)"
+            "is kept."
         ) from None
     finally:
         _end(executor)
 
 
-def _begin(channel: SimpleQueue[Progress], parent: int) -> None:
-    """Prepare a worker: it dies with its parent, which alone handles Ctrl-C."""
+def _begin(channel: SimpleQueue[Progress], parent: int, turn: Turn) -> None:
+    """Prepare a worker: it dies with its parent, which alone handles Ctrl-C and a hangup."""
     global _report  # noqa: PLW0603
     _report = channel.put
+    join_turn(turn)
     _keep_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     end_with_parent(parent)
 
 
@@ -354,7 +361,7 @@ def _processes(executor: ProcessPoolExecutor) -> list[Any]:
 
 def _dead(executor: ProcessPoolExecutor) -> list[int]:
     """Return the exit codes of processes that ended too early."""
-    return [code for each in _processes(executor) if (code := each.exitcode) is not None]
+    return [code for process in _processes(executor) if (code := process.exitcode) is not None]
 
 
 def _cause(executor: ProcessPoolExecutor) -> str:

@@ -15,12 +15,39 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+NO_PATH = (errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors of paths that can never name a file, such as a link to itself."""
+
 _DEEPEST = 16
 """Maximum nesting of folders below a work folder; no version of shardkit makes more than six."""
 
 
-class LinkRefused(OSError):
+class Unfit(OSError):
+    """Something that a dataset never contains, such as a pipe in the place of a file."""
+
+
+class LinkRefused(Unfit):
     """A symbolic link inside a dataset, which could lead outside it."""
+
+
+UNFIT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, Unfit)
+"""Errors that describe the content of a folder: only these can mean that a dataset is damaged.
+
+Any other `OSError`, such as EIO, EMFILE or EACCES, says nothing about the content.
+"""
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Let an `OSError` of the block name ``path`` instead of nothing, a number or a part of it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_PATH and not isinstance(error, Unfit):
+            raise Unfit(error.errno, error.strerror, os.fspath(path)) from error
+        if "/" not in str(error.filename):
+            error.filename = os.fspath(path)
+        raise
 
 
 def parts_of(name: str | PurePath) -> tuple[str, ...]:
@@ -43,12 +70,17 @@ def opened(root: Path, name: str | PurePath = "") -> Iterator[int]:
         LinkRefused: If a component of ``name`` is a symbolic link.
         OSError: If the folder does not exist.
     """
-    descriptor = os.open(root, _FOLDER)
-    place = Path(root)
+    try:
+        descriptor = os.open(root, _FOLDER)
+    except OSError as error:
+        if error.errno not in NO_PATH:
+            raise
+        raise Unfit(error.errno, error.strerror, str(root)) from error
+    path = Path(root)
     try:
         for part in parts_of(name) if str(name) not in ("", ".") else ():
-            place /= part
-            below = open_plain(place, _FOLDER, dir_fd=descriptor)
+            path /= part
+            below = open_plain(path, _FOLDER, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = below
         yield descriptor
@@ -75,6 +107,8 @@ def open_plain(path: Path, flags: int, mode: int = 0o666, *, dir_fd: int | None 
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):
             require_no_link(path, dir_fd=dir_fd)
+        if error.errno == errno.ENXIO:  # a socket
+            raise Unfit(error.errno, "it is not a file", str(path)) from None
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
@@ -85,7 +119,7 @@ def require_no_link(path: Path, *, dir_fd: int | None = None) -> None:
         LinkRefused: If it is.
     """
     name = path if dir_fd is None else path.name
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), naming(path):
         if stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
             raise _link(path)
 
@@ -97,11 +131,32 @@ def _link(path: Path) -> LinkRefused:
 
 
 def is_file(root: Path, name: str) -> bool:
-    """Return whether ``name`` below ``root`` is a regular file."""
+    """Return whether ``name`` below ``root`` is a regular file.
+
+    Raises:
+        OSError: If that cannot be determined.
+    """
     try:
         return stat.S_ISREG(status_of(root, name).st_mode)
-    except OSError:
+    except UNFIT:
         return False
+
+
+def exists(path: Path) -> bool:
+    """Return whether ``path`` exists, perhaps as a link; `os.path.lexists` hides errors.
+
+    Raises:
+        OSError: If that cannot be determined.
+    """
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno not in NO_PATH:
+            raise
+        return False
+    return True
 
 
 def status_of(root: Path, name: str) -> os.stat_result:
@@ -111,14 +166,18 @@ def status_of(root: Path, name: str) -> os.stat_result:
         LinkRefused: If it, or a folder on the way, is a symbolic link.
         OSError: If it does not exist.
     """
-    with _parent(root, name) as (folder, last):
+    with naming(root / name), _parent(root, name) as (folder, last):
         require_no_link(root / name, dir_fd=folder)
         return os.stat(last, dir_fd=folder, follow_symlinks=False)
 
 
 def remove(root: Path, name: str) -> None:
     """Remove the file ``name`` below ``root``, if it exists."""
-    with contextlib.suppress(FileNotFoundError), _parent(root, name) as (folder, last):
+    with (
+        contextlib.suppress(FileNotFoundError),
+        naming(root / name),
+        _parent(root, name) as (folder, last),
+    ):
         os.unlink(last, dir_fd=folder)
 
 
@@ -130,7 +189,11 @@ def remove_empty(root: Path, name: str) -> None:
 
 def remove_tree(root: Path, name: str) -> None:
     """Remove the folder ``name`` below ``root`` and its content; of a link, only the link."""
-    with contextlib.suppress(FileNotFoundError), _parent(root, name) as (folder, _):
+    with (
+        contextlib.suppress(FileNotFoundError),
+        naming(root / name),
+        _parent(root, name) as (folder, _),
+    ):
         _remove_tree(folder, root / name, _DEEPEST)
 
 
@@ -139,7 +202,7 @@ def _remove_tree(folder: int, path: Path, deepest: int) -> None:
         os.unlink(path.name, dir_fd=folder)
         return
     if not deepest:
-        raise OSError(errno.ELOOP, "its folders are nested too deeply", str(path))
+        raise Unfit(errno.ELOOP, "its folders are nested too deeply", str(path))
     descriptor = open_plain(path, _FOLDER, dir_fd=folder)
     try:
         for name in os.listdir(descriptor):
@@ -151,16 +214,24 @@ def _remove_tree(folder: int, path: Path, deepest: int) -> None:
 
 def move(root: Path, name: str, goal: str) -> None:
     """Rename ``name`` to ``goal``, both below ``root``, replacing a file there."""
-    with _parent(root, name) as (source, old), _parent(root, goal) as (target, new):
+    with (
+        naming(root / name),
+        _parent(root, name) as (source, old),
+        _parent(root, goal) as (target, new),
+    ):
         os.replace(old, new, src_dir_fd=source, dst_dir_fd=target)
 
 
-def make_folder(root: Path, name: str) -> None:
+def make_folder(root: Path, name: str, mode: int = 0o777) -> None:
     """Create the folder ``name`` below ``root``, and its parents, unless they exist."""
     for end in range(1, len(parts := parts_of(name)) + 1):
         above = "/".join(parts[: end - 1])
-        with opened(root, above) as folder, contextlib.suppress(FileExistsError):
-            os.mkdir(parts[end - 1], dir_fd=folder)
+        with (
+            contextlib.suppress(FileExistsError),
+            naming(root / name),
+            opened(root, above) as folder,
+        ):
+            os.mkdir(parts[end - 1], mode, dir_fd=folder)
     with opened(root, name):
         pass
 
@@ -176,15 +247,15 @@ def walk(root: Path, name: str = "") -> Iterator[tuple[str, bool]]:
 
 
 def _walk(root: Path, name: str, deepest: int) -> Iterator[tuple[str, bool]]:
-    with opened(root, name) as folder:
+    with naming(root / name), opened(root, name) as folder:
         names = sorted(os.listdir(folder))
-        kinds = [os.stat(each, dir_fd=folder, follow_symlinks=False).st_mode for each in names]
-    for each, kind in zip(names, kinds, strict=True):
-        below = f"{name}/{each}" if name else each
+        kinds = [os.stat(child, dir_fd=folder, follow_symlinks=False).st_mode for child in names]
+    for child, kind in zip(names, kinds, strict=True):
+        below = f"{name}/{child}" if name else child
         if stat.S_ISLNK(kind):
             raise _link(root / below)
         if not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)) or not deepest:
-            raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(root / below))
+            raise Unfit(errno.EINVAL, "it is neither a file nor a folder", str(root / below))
         yield below, stat.S_ISDIR(kind)
         if stat.S_ISDIR(kind):
             yield from _walk(root, below, deepest - 1)
@@ -208,18 +279,19 @@ def require_removable(root: Path, names: Iterable[str]) -> None:
 
 
 def _require_removable(path: Path, folder: int, names: Iterable[str]) -> None:
-    status = os.fstat(folder)
+    with naming(path):
+        status = os.fstat(folder)
     effective = os.access in os.supports_effective_ids
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=effective):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     free = not status.st_mode & stat.S_ISVTX or os.geteuid() in (0, status.st_uid)
     for name in names:
         require_no_link(path / name, dir_fd=folder)
-        with contextlib.suppress(FileNotFoundError):
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISDIR(found.st_mode):
+        with contextlib.suppress(FileNotFoundError), naming(path / name):
+            entry = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(entry.st_mode):
                 raise OSError(errno.EISDIR, "it is a folder, not a file", str(path / name))
-            if not free and found.st_uid != os.geteuid():
+            if not free and entry.st_uid != os.geteuid():
                 raise PermissionError(errno.EPERM, "it belongs to another user", str(path / name))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import shlex
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 
 _LONGEST = 80
 """Maximum characters of a quoted name: enough to recognize it."""
@@ -22,7 +24,9 @@ def printable(text: str, longest: int = _LONGEST_NAME) -> str:
         text = f"{text[:half]} ... {text[-half:]}"
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text
+    )
 
 
 def shortened(text: str, width: int) -> str:
@@ -32,6 +36,11 @@ def shortened(text: str, width: int) -> str:
         return text
     end = max(1, 2 * (width - 3) // 3)
     return f"{text[: max(0, width - 3 - end)]}...{text[-end:]}"
+
+
+def as_command(*words: object) -> str:
+    """Return a command to copy from a message, in backticks; paths are quoted for the shell."""
+    return f"`{shlex.join(['shardkit', *map(str, words)])}`"
 
 
 def quoted(value: object) -> str:
@@ -48,3 +57,9 @@ def is_within(path: str, places: Collection[str]) -> bool:
             return True
         path = path.rpartition("/")[0]
     return False
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return the one of ``names`` that another name may mean, as a sentence; "" for none."""
+    close = get_close_matches(name.lower(), list(names), 1)
+    return f" Did you mean {close[0]}?" if close else ""

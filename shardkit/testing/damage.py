@@ -106,8 +106,8 @@ class DamageConformance:
         content = sample_records()
         path = write_sample(storage, tmp_path / "s")
         with ThreadPoolExecutor(4) as threads:
-            found = [threads.submit(read_shard, storage, path) for _ in range(16)]
-            assert all(future.result() == content for future in found)
+            futures = [threads.submit(read_shard, storage, path) for _ in range(16)]
+            assert all(future.result() == content for future in futures)
 
     def test_reading_leaves_no_file_open(self, storage: Format, tmp_path: Path) -> None:
         read_shard(storage, write_sample(storage, tmp_path / "warm-up"))
@@ -153,16 +153,16 @@ class DamageConformance:
 def _outcomes(storage: Format, path: Path, contents: Sequence[bytes]) -> list[str]:
     """Return the outcome of reading each of ``contents``; stop after an unacceptable one."""
     expected = sample_records()
-    found = []
+    outcomes = []
     for content in contents:
         before = open_files()
         path.write_bytes(content)
         try:
-            found.append("right" if read_shard(storage, path) == expected else "wrong")
+            outcomes.append("right" if read_shard(storage, path) == expected else "wrong")
         except (ShardkitError, ValueError, OSError):
-            found.append("refused")
+            outcomes.append("refused")
         except Exception:
-            return [*found, traceback.format_exc()]
+            return [*outcomes, traceback.format_exc()]
         if leaves_open(before):
-            return [*found, f"files stay open ({found[-1]})"]
-    return found
+            return [*outcomes, f"files stay open ({outcomes[-1]})"]
+    return outcomes

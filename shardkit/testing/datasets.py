@@ -12,9 +12,10 @@ import numpy as np
 from PIL import Image
 
 from shardkit.contracts import Format
+from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
+from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.testing.tools import NEW_PROCESS, call_in, flipped
 from shardkit.torch.data.datasets import open_dataset
@@ -92,8 +93,8 @@ class DatasetConformance:
         data = (target / name).read_bytes()
         for position in random.Random(0).sample(range(len(data)), k=5):
             (target / name).write_bytes(flipped(data, position))
-            found = verify(target)
-            assert {finding.file for finding in found.findings} == {name}
+            verification = verify(target)
+            assert {finding.file for finding in verification.findings} == {name}
         (target / name).write_bytes(data)
         assert verify(target).ok
 
@@ -114,7 +115,7 @@ def _convert(
             pixels = np.random.default_rng(number).integers(0, 256, (6, 5, 3), np.uint8)
             Image.fromarray(pixels).save(source / path)
     options = ConvertOptions(to=storage.name, recipe=recipe or Recipe(), shard_samples=3)
-    convert_scan(scan_imagefolder(source), folder / name, options, workers=workers)
+    convert_scan(scan_imagefolder(source), folder / name, options, Builder(workers=workers))
     return folder / name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import pickle
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardkit.contracts import Scan, Source, SourceKind
+from shardkit.contracts import AttachableSource, Located, PartedSource, Scan, Source, SourceKind
+from shardkit.conversion.attach import attach
 from shardkit.conversion.convert import convert
 from shardkit.errors import BadImage, BadImages
 from shardkit.registry import get_source
@@ -56,6 +58,12 @@ class SourceConformance:
     labels: bool = True
     """Whether its records have labels."""
 
+    options: Mapping[str, Any] = {}
+    """Options to open it with."""
+
+    in_place: bool = True
+    """Whether its files can be attached, if those of its kind can be: they are not compressed."""
+
     def make(self, folder: Path, images: Mapping[str, bytes]) -> Path:
         """Make a source below ``folder`` and return its path.
 
@@ -91,7 +99,7 @@ class SourceConformance:
     @pytest.fixture
     def source(self, kind: SourceKind, path: Path) -> Source:
         """The open source at `path`."""
-        return kind.open(path)
+        return kind.open(path, **self.options)
 
     def test_the_source_has_the_name_of_its_kind(self, kind: SourceKind, source: Source) -> None:
         assert source.kind == kind.name
@@ -109,19 +117,56 @@ class SourceConformance:
             assert self.pixels or len(record.fields["png"]) == entry.bytes
 
     def test_scans_are_repeatable(self, kind: SourceKind, path: Path) -> None:
-        first = _listed(kind.open(path).scan())
-        assert _listed(kind.open(path).scan()) == first
-        assert call_in(NEW_PROCESS, _scan, kind.open(path)) == first
+        first = _listed(kind.open(path, **self.options).scan())
+        assert _listed(kind.open(path, **self.options).scan()) == first
+        assert call_in(NEW_PROCESS, _scan, kind.open(path, **self.options)) == first
 
     def test_parts_list_what_a_scan_lists(self, source: Source) -> None:
         """Only if it is a `shardkit.contracts.PartedSource`."""
-        parted: Any = source
-        if not hasattr(source, "parts"):
+        if not isinstance(source, PartedSource):
             return
-        parts = parted.parts(2)[1]
-        listed = [each for part in parts for each in parted.list_part(part).entries]
+        parts = source.parts(2)[1]
+        listed = [each for part in parts for each in source.list_part(part).entries]
         splits = source.scan().splits.values()
         assert listed == [(images.split, entry) for images in splits for entry in images.entries]
+
+    def test_files_have_what_is_read(self, source: Source) -> None:
+        """Only if `shardkit.contracts.Source.files` returns some."""
+        (images,) = source.scan().splits.values()
+        for path, record, entry in zip(
+            images.files() or (), images.read(range(len(images))), images.entries, strict=False
+        ):
+            status = os.stat(path)
+            assert (status.st_size, status.st_mtime_ns) == (entry.bytes, entry.stamp)
+            assert Path(os.fsdecode(path)).read_bytes() == record.fields["png"]
+
+    def test_files_are_read_in_place(
+        self, kind: SourceKind, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Only if it is a `shardkit.contracts.AttachableSource`."""
+        assert isinstance(source, AttachableSource) == (kind.attaching is not None)
+        if not isinstance(source, AttachableSource) or not self.in_place:
+            return
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # remembers permissions
+        (images,) = source.scan().splits.values()
+        by_file = [(path, some.entries) for path, some in source.by_file(images)]
+        assert [entry for _, some in by_file for entry in some] == list(images.entries)
+        for path, some in by_file:
+            located = [*source.located(images.split, some)]
+            for item in located:
+                assert isinstance(item, Located)
+                for name, offset in item.offsets.items():
+                    data = bytes(item.record.fields[name])
+                    assert path.read_bytes()[offset:].startswith(data)
+        attach(source, tmp_path / "index")
+        _convert(source, tmp_path / "made", shuffle=False)
+        attached, made = (
+            open_dataset(tmp_path / name, decode="numpy") for name in ("index", "made")
+        )
+        assert list(attached.paths) == list(made.paths)
+        for row in range(len(made)):
+            assert np.array_equal(attached[row][0], made[row][0])
+        assert verify(tmp_path / "index", "decode").ok
 
     def test_a_pickled_source_reads_the_same(self, source: Source) -> None:
         (images,) = source.scan().splits.values()
@@ -133,8 +178,8 @@ class SourceConformance:
         (images,) = source.scan().splits.values()
         rows = [row % len(images) for row in range(60)]
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda row: images.read([row])[0], rows))
-        assert found == images.read(rows)
+            records = list(pool.map(lambda row: images.read([row])[0], rows))
+        assert records == images.read(rows)
 
     def test_reading_leaves_few_files_open(self, source: Source) -> None:
         before = open_files()
@@ -158,12 +203,12 @@ class SourceConformance:
     ) -> None:
         scan = source.scan()
         described = {split: source.describe(split) for split in scan.splits}
-        found = kind.find(path, described)
+        restored = kind.find(path, described)
         for images in scan.splits.values():  # as a job does, which has the entries
-            assert [found.read(images.split, each) for each in images.entries] == images.read(
+            assert [restored.read(images.split, entry) for entry in images.entries] == images.read(
                 range(len(images))
             )
-        again = found.scan(scan.classes)
+        again = restored.scan(scan.classes)
         assert _listed(again) == _listed(scan)
         assert again.classes == scan.classes
         for split, images in scan.splits.items():
@@ -198,7 +243,7 @@ class SourceConformance:
     def test_an_interrupted_conversion_resumes_to_the_same_bytes(
         self, kind: SourceKind, path: Path, tmp_path: Path
     ) -> None:
-        _convert(kind.open(path), tmp_path / "whole")
+        _convert(kind.open(path, **self.options), tmp_path / "whole")
 
         images = 0
 
@@ -210,18 +255,26 @@ class SourceConformance:
 
         with pytest.raises(KeyboardInterrupt):
             convert(
-                kind.open(path), tmp_path / "made", to="lmdb", shard_samples=2, on_progress=stop
+                kind.open(path, **self.options),
+                tmp_path / "made",
+                to="lmdb",
+                shard_samples=2,
+                on_progress=stop,
             )
         assert not (tmp_path / "made" / "shardkit.json").exists()
-        resumed = convert(kind.open(path), tmp_path / "made", to="lmdb", shard_samples=2)
+        resumed = convert(
+            kind.open(path, **self.options), tmp_path / "made", to="lmdb", shard_samples=2
+        )
         assert resumed.reused_shards == 1
         assert _digests(tmp_path / "made") == _digests(tmp_path / "whole")
 
     def test_a_finished_conversion_is_recognized(
         self, kind: SourceKind, path: Path, tmp_path: Path
     ) -> None:
-        _convert(kind.open(path), tmp_path / "made")
-        assert convert(kind.open(path), tmp_path / "made", to="lmdb", shard_samples=2).unchanged
+        _convert(kind.open(path, **self.options), tmp_path / "made")
+        assert convert(
+            kind.open(path, **self.options), tmp_path / "made", to="lmdb", shard_samples=2
+        ).unchanged
 
     def test_a_dataset_is_verified_against_its_source(
         self, source: Source, path: Path, tmp_path: Path
@@ -230,8 +283,8 @@ class SourceConformance:
         dataset = open_dataset(tmp_path / "made", decode="bytes")
         samples = [dataset[row] for row in range(len(dataset))]
         classes = (*(dataset.classes or ()), "")  # without labels, they are -1
-        found = sorted((classes[label], image) for image, label in samples)
-        assert found == _contents(source.scan())
+        contents = sorted((classes[label], image) for image, label in samples)
+        assert contents == _contents(source.scan())
         result = verify(tmp_path / "made", against=path)
         assert result.findings == []
         assert result.source is not None
@@ -287,8 +340,8 @@ class SourceConformance:
         return sorted(named)
 
 
-def _convert(source: Source, target: Path, *, workers: int = 1, on_error: str = "fail") -> None:
-    convert(source, target, to="lmdb", shard_samples=2, on_error=on_error, workers=workers)
+def _convert(source: Source, target: Path, **options: Any) -> None:
+    convert(source, target, to="lmdb", shard_samples=2, **options)
 
 
 def _png(seed: int) -> bytes:

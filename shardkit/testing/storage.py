@@ -52,9 +52,9 @@ class StorageConformance:
     @example(content=[])
     def test_any_records_come_back(self, storage: Format, content: list[Record]) -> None:
         with new_path() as path:
-            found = read_shard(storage, write_shard(storage, path, content))
-        assert found == content
-        assert {type(value) for record in found for value in record.fields.values()} <= {bytes}
+            stored = read_shard(storage, write_shard(storage, path, content))
+        assert stored == content
+        assert {type(value) for record in stored for value in record.fields.values()} <= {bytes}
 
     @_EXAMPLES
     @given(content=records(raw_shape=RAW_SHAPE))
@@ -84,12 +84,12 @@ class StorageConformance:
 
         whole = write_shard(storage, tmp_path / "whole", content, raw_shape=RAW_SHAPE)
         assert (tmp_path / "s").read_bytes() == whole.read_bytes()
-        found = []
+        parts = []
         for start, stop in itertools.pairwise([0, *starts[1:], None]):
             reader = pieces.read(tmp_path / "s", start or 0, stop)
-            found.append(reader.read(range(len(reader))))
+            parts.append(reader.read(range(len(reader))))
             reader.close()
-        assert found == [content[:3], content[3:6], content[6:]]
+        assert parts == [content[:3], content[3:6], content[6:]]
         with pytest.raises(CorruptShard):  # a record goes across the end
             pieces.read(tmp_path / "s", 0, starts[1] - 1)
 

@@ -26,8 +26,8 @@ _Result = TypeVar("_Result")
 RAW_SHAPE = (3, 5, 3)
 """Height, width and channels of the sample's raw pixels."""
 
-_TIMEOUT_SECONDS = 90
-"""Time limit of a child process; below pytest's usual limit of 120 s."""
+_TIMEOUT_SECONDS = 240
+"""Time limit of a child process; below the 300 s of a test."""
 
 
 def write_shard(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,8 +31,9 @@ and what a real step keeps in addition (metrics, an averaged model, communicatio
 _MOST = 1 << 16
 _STATUS = "/proc/self/status"
 
-MakeStep = Callable[[], tuple[nn.Module, torch.Tensor]]
-"""Returns a model and one sample of its input, without the batch's axis."""
+MakeStep = Callable[[], tuple[nn.Module, torch.Tensor | Sequence[torch.Tensor]]]
+"""Returns a model and one sample of its input, without the batch's axis; or one for each view, of
+which the model takes a list."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,8 @@ def find_batch_size(
 
     Args:
         make: A function of a module, or a `functools.partial` of one; it runs in other processes.
-            It returns a model and one sample of its input, without the batch's axis.
+            It returns a model and one sample of its input, without the batch's axis; or a tuple
+            of samples, one for each view, for a model that takes a list of batches.
         memory: Bytes to use at most; required without a CUDA device.
         most: Largest batch size to try.
         patience: Seconds that one step may take.
@@ -142,17 +144,17 @@ class _Trials:
                 raise MeasurementTimeout(
                     f"a step with {size} samples takes longer than {self.patience:g} s"
                 )
-            found, message = self._connection.recv()
+            answer, message = self._connection.recv()
         except (EOFError, OSError):
             self._process.join()
-            found, message = None, f"its process ended with code {self._process.exitcode}"
-        if isinstance(found, UsageError):
-            raise found
-        if found is not None and found[0] <= found[1]:
-            self.peaks[size] = found
+            answer, message = None, f"its process ended with code {self._process.exitcode}"
+        if isinstance(answer, UsageError):
+            raise answer
+        if answer is not None and answer[0] <= answer[1]:
+            self.peaks[size] = answer
             return True
-        if found is not None:
-            message = f"it uses {formatting.size(found[0])} of {formatting.size(found[1])}"
+        if answer is not None:
+            message = f"it uses {formatting.size(answer[0])} of {formatting.size(answer[1])}"
         self.reason = f"a batch of {size}: {message}"
         self.close()
         return False
@@ -210,7 +212,7 @@ class _Step:
         else:
             self._budget = int((1 - MARGIN) * (memory or 0))
         self._model = model.to(self._device).train()
-        parameters = [each for each in self._model.parameters() if each.requires_grad]
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(parameters, lr=1e-6) if parameters else None
         self._warm = False
 
@@ -226,10 +228,10 @@ class _Step:
         return peak, self._budget, self._device
 
     def _run(self, size: int) -> None:
-        batch = self._sample.expand(size, *self._sample.shape)
-        is_index = batch.dtype in (torch.int32, torch.int64)  # such as the words of a text
-        dtype = batch.dtype if is_index else torch.float32
-        output = self._model(batch.to(self._device, dtype, copy=True))
+        if isinstance(self._sample, torch.Tensor):
+            output = self._model(self._batch(self._sample, size))
+        else:
+            output = self._model([self._batch(view, size) for view in self._sample])
         output = output[0] if isinstance(output, (tuple, list)) else output
         loss = output.float().mean()
         if self._optimizer is not None:
@@ -237,6 +239,11 @@ class _Step:
             loss.backward()
             self._optimizer.step()
         loss.item()  # an accelerator computes asynchronously: this waits for it
+
+    def _batch(self, sample: torch.Tensor, size: int) -> torch.Tensor:
+        batch = sample.expand(size, *sample.shape)
+        is_index = batch.dtype in (torch.int32, torch.int64)  # such as the words of a text
+        return batch.to(self._device, batch.dtype if is_index else torch.float32, copy=True)
 
 
 def _limit_growth(budget: int) -> None:
@@ -258,7 +265,7 @@ def _peak_memory() -> int:
     """
     try:
         with open(_STATUS, encoding="ascii") as file:
-            line = next(each for each in file if each.startswith("VmHWM:"))
+            line = next(entry for entry in file if entry.startswith("VmHWM:"))
     except OSError:  # pragma: no cover - not Linux
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(line.split()[1]) * 1024

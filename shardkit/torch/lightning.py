@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from os import PathLike
 from typing import Any, cast
@@ -11,11 +11,40 @@ from typing import Any, cast
 import lightning.pytorch as pl
 
 from shardkit.errors import UsageError
+from shardkit.options import about, option, part, takes
 from shardkit.sampling.order import BlockShuffle
-from shardkit.sampling.ranks import RankShard
+from shardkit.sampling.ranks import Rank
 from shardkit.torch.data.datasets import open_dataset
+from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.loader import Loader, make_loader
+
+
+@dataclass(frozen=True)
+class ModuleOptions(LoaderOptions, OrderOptions):
+    """The arguments of `ShardDataModule`."""
+
+    train: Any = field(
+        metadata=about(
+            "A dataset for `make_loader`; or its directory, which is opened with "
+            '``decode="torch"``. Or a function that returns a new loader, such as '
+            "``partial(make_loader, dataset, 64)``; it is called once the trainer's process "
+            "group exists, and no option of this module applies to it."
+        )
+    )
+    validation: Any = option(
+        None,
+        help="The same for validation; every sample is read once, in stored order. (A function "
+        'needs ``Rank(remainder="exact")`` for that.) Of the options, only those that do not '
+        "choose samples apply, and ``seed``.",
+    )
+    _: KW_ONLY
+    batch_size: int = option(64, help="Samples in a batch of each rank.")
+    shuffle: bool | BlockShuffle | None = option(
+        True,
+        help="How the training dataset is shuffled, as in `make_loader`; leave it None with a "
+        "``sampler``.",
+    )
 
 
 class ShardDataModule(pl.LightningDataModule):
@@ -29,36 +58,16 @@ class ShardDataModule(pl.LightningDataModule):
         UsageError: If a dataset is missing, or an option is unknown.
     """
 
-    def __init__(  # noqa: PLR0913 - the arguments of make_loader that most runs need
-        self,
-        train: Any,
-        validation: Any = None,
-        *,
-        batch_size: int = 64,
-        shuffle: bool | BlockShuffle = True,
-        seed: int = 0,
-        options: LoaderOptions | None = None,
-    ) -> None:
-        """Create a data module.
-
-        Args:
-            train: A dataset for `make_loader`; or its directory, which is opened with
-                ``decode="torch"``. Or a function that returns a new loader, for all arguments of
-                `make_loader`: ``partial(make_loader, dataset, 64, sampler=Balanced(), views=2)``.
-                It is called once the trainer's process group exists.
-            validation: The same for validation; every sample is read once, in stored order. (A
-                function needs ``RankShard(remainder="exact")`` for that.)
-            batch_size: Samples in a batch of each rank. This and the following arguments do not
-                apply to functions.
-            shuffle: How the training dataset is shuffled.
-            seed: Selects the order and the random numbers of each epoch.
-            options: Options of the loaders; a ``rank_shard`` applies to training only.
-        """
+    @takes(ModuleOptions)
+    def __init__(self, options: ModuleOptions) -> None:
+        """Create a data module; the options are those of `shardkit.make_loader`."""
         super().__init__()
-        options = options or LoaderOptions()
-        exact = replace(options, rank_shard=RankShard(remainder="exact"))
-        self._make_training = _maker(train, batch_size, shuffle=shuffle, seed=seed, options=options)
-        self._make_validation = _maker(validation, batch_size, seed=seed, options=exact)
+        shared = {name: getattr(options, name) for name in ("batch_size", "seed")}
+        shared |= vars(part(options, LoaderOptions))
+        training = vars(part(options, OrderOptions)) | shared
+        self._make_training = _maker(options.train, **training)
+        exact = Rank(remainder="exact")
+        self._make_validation = _maker(options.validation, **shared, rank=exact)
         self._training: Loader | None = None
         self._validation: Loader | None = None
         self._loaded: dict[str, Any] | None = None
@@ -81,6 +90,9 @@ class ShardDataModule(pl.LightningDataModule):
                 f"train={self._make_training!r} returned {type(self._training).__name__}, not a "
                 "loader of shardkit.make_loader"
             )
+        limit = 1.0 if self.trainer is None else self.trainer.limit_train_batches
+        batches = limit if isinstance(limit, int) else int(len(self._training) * limit)
+        self._training.end_epochs_after(batches)
         if self._loaded:
             self._training.load_state_dict(self._loaded)
             self._loaded = None
@@ -112,14 +124,14 @@ class ShardDataModule(pl.LightningDataModule):
                 loader.close()
 
 
-def _maker(data: Any, batch_size: int, **arguments: Any) -> Callable[[], Any]:
+def _maker(data: Any, **arguments: Any) -> Callable[[], Any]:
     """Return a function that returns a loader of ``data``, or None without it."""
     if data is None:
         return _no_loader
     if callable(data) and not hasattr(data, "__getitem__"):
         return cast(Callable[[], Any], data)
     dataset = open_dataset(data, decode="torch") if isinstance(data, (str, PathLike)) else data
-    return partial(make_loader, dataset, batch_size, **arguments)
+    return partial(make_loader, dataset, **arguments)
 
 
 def _no_loader() -> None:

@@ -5,28 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from os import PathLike
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
 
 from shardkit.errors import LoaderFailed, UsageError
-from shardkit.sampling.epochs import Epochs
-from shardkit.sampling.order import BlockShuffle
-from shardkit.sampling.ranks import RankShard
+from shardkit.options import about, option, part, takes
 from shardkit.torch.data import nested
+from shardkit.torch.data.collate import collate
 from shardkit.torch.data.iterable import IterableShardDataset
+from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.data.resume import ResumeState
-from shardkit.torch.data.samplers import make_order
 from shardkit.torch.data.schedule import BatchSchedule
 from shardkit.torch.engine import preflight, workers
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import LoaderOptions, Settings
 from shardkit.torch.engine.processes import SPARE_SLOTS, ProcessEngine
+from shardkit.torch.engine.resident import ResidentFetch
 from shardkit.torch.engine.threads import ThreadEngine
 from shardkit.torch.tuned import load_tuned
 
@@ -40,121 +39,88 @@ _THREADS = (
     "repeatable random numbers"
 )
 
-_USER = 4
+_USER = 5
 """Stack level of warnings in `_choose_engine`, which point at the caller of `make_loader`."""
 
 
-def make_loader(  # noqa: PLR0913 - what is read, in which order, and how
-    dataset: Any,
-    batch_size: int | None = None,
-    *,
-    shuffle: bool | BlockShuffle | None = None,
-    sampler: Any = None,
-    num_workers: int | None = None,
-    collate_fn: Callable[[Sequence[Any]], Any] | None = None,
-    pin_memory: bool | None = None,
-    drop_last: bool | None = None,
-    timeout: float | None = None,
-    prefetch_factor: int | None = None,
-    persistent_workers: bool | None = None,
-    in_order: bool | None = None,
-    seed: int | None = None,
-    samples_per_epoch: int | None = None,
-    aug_repeats: int = 1,
-    views: int = 1,
-    endless: bool = False,
-    options: LoaderOptions | None = None,
-    tuned: str | PathLike[str] | None = None,
-) -> Loader:
+@dataclass(frozen=True)
+class LoaderArguments(LoaderOptions, OrderOptions):
+    """The arguments of `make_loader`."""
+
+    dataset: Any = field(
+        metadata=about("A dataset of shardkit, or any other with ``__len__`` and ``__getitem__``.")
+    )
+    batch_size: int | None = option(
+        None, help="Samples in a batch of this rank; may be omitted if ``tuned`` sets it."
+    )
+    _: KW_ONLY
+    tuned: str | PathLike[str] | None = option(
+        None,
+        help="A file written by ``shardkit tune --out``, for settings that other arguments leave "
+        "open.",
+    )
+
+
+@takes(LoaderArguments)
+def make_loader(given: LoaderArguments) -> Loader:
     """Return a loader of batches, with defaults for this machine and dataset.
 
-    Arguments that ``torch.utils.data.DataLoader`` has too have the same names here. They may also
-    be set in ``options``, which holds all others.
-
-    Args:
-        dataset: A dataset of shardkit, or any other with ``__len__`` and ``__getitem__``.
-        batch_size: Samples in a batch of this rank; may be omitted if ``tuned`` sets it.
-        shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
-            shuffles blocks of neighboring rows. None is the setting of an iterable dataset, and
-            False for others.
-        sampler: Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`,
-            `Mixture`, or a sampler of PyTorch that yields rows. Its random numbers depend on seed
-            and epoch, and ranks divide its rows.
-        num_workers: Threads or processes; 0 reads in the main thread.
-        collate_fn: Makes a batch of samples.
-        pin_memory: Whether batches are in pinned memory.
-        drop_last: Whether to leave out a last, smaller batch.
-        timeout: Seconds to wait for a batch before raising an error.
-        prefetch_factor: Batches that each worker prepares ahead.
-        persistent_workers: Whether worker processes survive between epochs.
-        in_order: Whether batches arrive in the order of the epoch.
-        seed: Selects the order and the random numbers of each epoch; None is the seed of an
-            iterable dataset, and 0 for others.
-        samples_per_epoch: Samples in an epoch, of all ranks; the next epoch continues where this
-            one ended. None is the length of the dataset or sampler.
-        aug_repeats: Repeated augmentation: each sample comes so often, with different random
-            numbers, in neighboring ranks of the same step.
-        views: If more than 1, each batch is a tuple of so many batches of the same samples, with
-            different random numbers.
-        endless: Whether an iteration continues with the next epoch instead of ending.
-        options: All other options, such as the engine and the rank.
-        tuned: A file written by ``shardkit tune --out``, for settings that ``options`` leaves open.
+    Options that PyTorch's ``DataLoader`` has too have the same name and meaning here.
+    docs/training.md gives the measurements behind the defaults.
 
     Raises:
-        UsageError: If options contradict each other or the dataset, or ``tuned`` is invalid.
+        UsageError: If an option is out of range, options contradict each other or the dataset, or
+            ``tuned`` is invalid.
     """
-    options = LoaderOptions() if options is None else options
-    if not isinstance(options, LoaderOptions):
-        raise UsageError(f"options={options!r} is not a shardkit.LoaderOptions(...)")
-    options = options.updated(
-        {
-            "num_workers": num_workers,
-            "collate_fn": collate_fn,
-            "pin_memory": pin_memory,
-            "timeout": timeout,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "in_order": in_order,
-        }
-    )
-    if tuned is not None:
-        found = load_tuned(tuned)
-        options = found.options(options)
-        batch_size = found.batch_size if batch_size is None else batch_size
-        found.warn_of_threads(preflight.why_processes(dataset))
+    dataset, batch_size, options = given.dataset, given.batch_size, part(given, LoaderOptions)
+    if given.tuned is not None:
+        tuned = load_tuned(given.tuned)
+        options = tuned.options(options)
+        batch_size = tuned.batch_size if batch_size is None else batch_size
+        tuned.warn_of_threads(preflight.why_processes(dataset))
     if batch_size is None:
         raise UsageError("batch_size= is required, unless tuned= sets it")
-    rank_shard = options.rank_shard
+    order = part(given, OrderOptions)
     if isinstance(dataset, IterableShardDataset):
-        shuffle = dataset.order.shuffle if shuffle is None and sampler is None else shuffle
-        seed = dataset.order.seed if seed is None else seed
-        rank_shard = dataset.rank_shard if rank_shard is None else rank_shard
+        order = dataset.completed(order)
         dataset = dataset.dataset
-    if not _has_rows(dataset):
+    if not nested.has_rows(dataset):
         raise UsageError(
             f"make_loader needs a dataset with a length and rows, not {type(dataset).__name__}: "
             "open a path with shardkit.open_dataset; for another IterableDataset, use "
             "torch.utils.data.DataLoader"
         )
-    rank_shard = rank_shard or RankShard()
-    if drop_last is not None:
-        rank_shard = replace(rank_shard, drop_last=drop_last)
-    shuffle, seed = False if shuffle is None else shuffle, 0 if seed is None else seed
-    order = make_order(dataset, shuffle, seed, sampler)
-    epochs = Epochs(samples_per_epoch=samples_per_epoch, aug_repeats=aug_repeats, views=views)
-    schedule = BatchSchedule(order, batch_size, rank_shard, epochs, nested.row_repeats(dataset))
+    schedule = order.schedule(dataset, batch_size)
     schedule.lookahead = getattr(dataset, "lookahead", 0)
-    fetch = Fetch(dataset, options.collate_fn, with_rows=options.with_rows, views=views)
-    by = "requested" if tuned is None else f"tuned, in {tuned}"
-    return Loader(fetch, schedule, options, by, endless=endless)
+    make: Callable[..., Fetch] = Fetch
+    if options.resident is not None:
+        make = partial(ResidentFetch, resident=options.resident)
+    fetch = make(
+        dataset, options.collate_fn or collate, with_rows=options.with_rows, views=order.view_ops
+    )
+    by = "requested" if given.tuned is None else f"tuned, in {given.tuned}"
+    return Loader(fetch, schedule, options, by)
 
 
-def _has_rows(dataset: Any) -> bool:
-    if isinstance(dataset, (str, bytes, IterableDataset)):
-        return False
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+class TrainerEpochs:
+    """Takes the epoch of a trainer, which sets it where PyTorch's ``DataLoader`` has a sampler.
+
+    Lightning calls ``loader.batch_sampler.sampler.set_epoch(epoch)`` before each epoch.
+    """
+
+    def __init__(self, resume: ResumeState, schedule: BatchSchedule) -> None:
+        self.batch_size = schedule.batch_size
+        self.drop_last = schedule.rank.drop_last
+        self.set_epoch = resume.follow
+
+    @property
+    def sampler(self) -> TrainerEpochs:
+        """The sampler whose epoch is set."""
+        return self
 
 
+# Not a subclass of DataLoader: frameworks take those apart and rebuild them with samplers of their
+# own. The process engine uses a real one inside.
 class Loader:
     """Yields the batches of one epoch in each iteration; made by `make_loader`.
 
@@ -173,18 +139,17 @@ class Loader:
         schedule: BatchSchedule,
         options: LoaderOptions,
         by: str = "requested",
-        *,
-        endless: bool = False,
     ) -> None:
         """Create a loader; use `make_loader` instead."""
         self.dataset = fetch.dataset
         self.batch_size = schedule.batch_size
-        self.drop_last = schedule.rank_shard.drop_last
+        self.drop_last = schedule.rank.drop_last
         self.collate_fn = fetch.collate
         self.options = options
         self._schedule = schedule
-        self._endless = schedule.require_endless(endless)
         self._resume = ResumeState(fetch.dataset, schedule)
+        self.batch_sampler = TrainerEpochs(self._resume, schedule)
+        """For trainers, which set the epoch of its ``sampler``."""
         self._iteration = 0
         settings = options.resolved(preflight.default_workers(), pinned=torch.cuda.is_available())
         self.num_workers = settings.num_workers
@@ -193,7 +158,7 @@ class Loader:
             warnings.warn(
                 "pin_memory=True has no effect: no CUDA device is available",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         self.engine, self.reason = _choose_engine(fetch, schedule.batch_size, settings, by)
         engine = ThreadEngine if self.engine == "thread" else ProcessEngine
@@ -209,10 +174,10 @@ class Loader:
         return self._iterate(self._iteration)
 
     def __repr__(self) -> str:
-        rank_shard = self._schedule.rank_shard
+        rank = self._schedule.rank
         return (
-            f"Loader of {len(self)} batches of {self.batch_size}, rank {rank_shard.rank} of "
-            f"{rank_shard.world_size}, {self.num_workers} workers, engine {self.engine}: "
+            f"Loader of {len(self)} batches of {self.batch_size}, rank {rank.rank} of "
+            f"{rank.world_size}, {self.num_workers} workers, engine {self.engine}: "
             f"{self.reason}"
         )
 
@@ -228,6 +193,13 @@ class Loader:
             UsageError: If ``epoch`` is not an integer from 0 on.
         """
         self._resume.set_epoch(epoch)
+
+    def end_epochs_after(self, batches: int) -> None:
+        """Resume with the next epoch if a state has so many batches or more of its epoch.
+
+        It is for trainers that end epochs early; ``len`` and iterations do not change.
+        """
+        self._resume.limit = batches * self.batch_size * self._schedule.rank.world_size
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the next batch, as JSON values.
@@ -261,7 +233,7 @@ class Loader:
         self._schedule.require_same_group()
         run, owner = self._resume.begin(), os.getpid()
         self._require_start()
-        requests = self._schedule.requests(run.epoch, run.consumed, endless=self._endless)
+        requests = self._schedule.requests(run.epoch, run.consumed, endless=self._schedule.endless)
         batches = self._engine.run(requests)
         try:
             for request, batch in batches:
@@ -299,7 +271,9 @@ class Loader:
 
 def _choose_engine(fetch: Fetch, batch_size: int, settings: Settings, by: str) -> tuple[str, str]:
     """Return an engine and the reason for it (``by`` if it was requested)."""
-    asked = settings.options.engine
+    asked, resident = settings.options.engine, settings.options.resident
+    if resident is not None:
+        return "thread", f"the decoded dataset is in memory ({resident})"
     reason = by if asked != "auto" else preflight.why_processes(fetch.dataset)
     if asked == "thread":
         return "thread", by
@@ -320,7 +294,7 @@ def _process_problem(fetch: Fetch, batch_size: int, settings: Settings) -> str |
     if settings.num_workers == 0:
         return None
     batches = settings.process_prefetch + SPARE_SLOTS * settings.num_workers
-    size = preflight.batch_bytes(fetch.dataset, batch_size * fetch.views)
+    size = preflight.batch_bytes(fetch.dataset, batch_size, fetch.ops)
     problem = preflight.shared_memory_problem(size * batches) if size else None
     problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * batches * fetch.views)
     return problem or workers.start_problem(settings.options.start_method, fetch)

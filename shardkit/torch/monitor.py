@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardkit.errors import UsageError
 from shardkit.torch.data.collate import count
-from shardkit.torch.data.ops import CenterCrop, ImageOp, RandomResizedCrop, Resize
+from shardkit.torch.data.ops import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
 
 _BAR_SECONDS = 0.3
 """Seconds between updates of a progress bar: drawing it takes about 0.1 ms."""
@@ -133,26 +133,26 @@ class ThroughputMonitor:
         held: list[Any] = []
         try:
             for batch in self.loader:
-                given = clock()
+                received = clock()
                 held.append(batch)
                 del batch
-                tally.add(given - asked, count(held[0]))
-                if self.bar is not None and given - self._told > _BAR_SECONDS:
-                    self._told = given
+                tally.add(received - asked, count(held[0]))
+                if self.bar is not None and received - self._told > _BAR_SECONDS:
+                    self._told = received
                     self.bar.set_postfix(self.postfix)
                 yield held.pop()  # keep no batch that its user has released
                 asked = clock()
-                tally.end_step(asked - given)
+                tally.end_step(asked - received)
             tally.waited += clock() - asked
         except GeneratorExit:
             # The iterator may be closed long after the loop: that time is not a step.
-            tally.end_step(min(clock() - given, tally.longest_step or math.inf))
+            tally.end_step(min(clock() - received, tally.longest_step or math.inf))
             raise
 
     @property
     def report(self) -> ThroughputReport:
         """Measurements so far, including the current epoch."""
-        parts = tuple(each.report(number) for number, each in enumerate(self._tallies))
+        parts = tuple(tally.report(number) for number, tally in enumerate(self._tallies))
         slowest = max(parts, key=lambda part: part.longest, default=None)
         return ThroughputReport(
             batches=sum(part.batches for part in parts),
@@ -202,17 +202,17 @@ class ThroughputMonitor:
         return "longer epochs reduce it"
 
     def _verdict(self, report: ThroughputReport) -> str:
-        found = f"the loop waited for data {_percent(report.wait_fraction)} of the time"
+        verdict = f"the loop waited for data {_percent(report.wait_fraction)} of the time"
         if _starts_long(report):
-            found = f"apart from the first batch of each epoch, {found}"
+            verdict = f"apart from the first batch of each epoch, {verdict}"
         if report.wait_fraction > _WAITS and report.step < _NO_STEP:
-            return f"{found}: the training step is too short for a comparison"
+            return f"{verdict}: the training step is too short for a comparison"
         if report.wait_fraction <= _KEEPS_UP:
-            return f"{found}: the loader keeps up"
+            return f"{verdict}: the loader keeps up"
         if report.wait_fraction < _WAITS:
-            return f"{found}: the loader keeps up except for some batches; raise prefetch_factor"
+            return f"{verdict}: the loader keeps up except for some batches; raise prefetch_factor"
         return (
-            f"{found}: loading is the bottleneck, and without it training would be "
+            f"{verdict}: loading is the bottleneck, and without it training would be "
             f"{1 / max(1e-9, 1 - report.wait_fraction):.1f}x as fast; run "
             f"`{self._command(report)}` to find the cause"
         )
@@ -229,13 +229,13 @@ class ThroughputMonitor:
         words = [
             f"shardkit doctor {'DATASET' if path is None else shlex.quote(str(path))}",
             f"--step-ms {max(0.1, 1000 * report.step):.3g}",
-            f"--batch-size {max(1, *(each.largest for each in self._tallies))}",
+            f"--batch-size {max(1, *(tally.largest for tally in self._tallies))}",
         ]
         workers = getattr(loader, "num_workers", None)
         if type(workers) is int and workers >= 0:
             words.append(f"--workers {workers}")
         decode: Any = getattr(dataset, "decode", None)
-        if type(decode) in (CenterCrop, RandomResizedCrop, Resize):
+        if type(decode) in (CenterCrop, RandomCrop, RandomResizedCrop, Resize):
             words.append(f"--decode {shlex.quote(_written(decode))}")
         return " ".join(words)
 
@@ -293,9 +293,9 @@ def _time(seconds: float) -> str:
 def _written(operation: ImageOp) -> str:
     """Return an operation in the syntax of the command line, without defaults."""
     chosen = [
-        f"{each.name}={getattr(operation, each.name)!r}".replace("=inf", "=1e999")
-        for each in dataclasses.fields(operation)
-        if each.name != "size" and getattr(operation, each.name) != each.default
+        f"{option.name}={getattr(operation, option.name)!r}".replace("=inf", "=1e999")
+        for option in dataclasses.fields(operation)
+        if option.name != "size" and getattr(operation, option.name) != option.default
     ]
     size = getattr(operation, "size", None)
     return f"{type(operation).__name__}({', '.join([repr(size), *chosen])})"

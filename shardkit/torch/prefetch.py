@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -14,7 +15,7 @@ from shardkit.errors import UsageError
 from shardkit.torch.data.memory import map_tensors
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Normalize:
     """Convert uint8 images to floating point: ``(image / 255 - mean) / std``.
 
@@ -30,7 +31,9 @@ class Normalize:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+        channels = [np.asarray(values) for values in (self.mean, self.std)]
+        numbers = all(values.ndim == 1 and values.dtype.kind in "iuf" for values in channels)
+        if not numbers or len(self.mean) != len(self.std) or not (channels[1] > 0).all():
             raise UsageError(
                 f"mean={self.mean} and std={self.std} need one value for each channel, std above 0"
             )
@@ -61,7 +64,7 @@ class DevicePrefetcher:
     The copy runs on a separate stream, asynchronously from pinned memory. The current stream waits
     for it only when the batch is yielded. Each tensor is recorded on that stream
     (``record_stream``), so its memory is not reused before the model has finished with it. On other
-    devices a batch is copied on request.
+    devices, or if the loader makes batches there (``resident="cuda"``), it moves one on request.
 
     ``len``, ``set_epoch``, ``epoch`` and state are those of the loader. The state is that after the
     last batch yielded, although the loader is one batch ahead.
@@ -96,7 +99,9 @@ class DevicePrefetcher:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self._side_stream() if self.device.type == "cuda" else self._in_turn()
+        is_copied = getattr(getattr(self.loader, "options", None), "resident", None) != "cuda"
+        on_side = self.device.type == "cuda" and is_copied
+        batches = self._side_stream() if on_side else self._in_turn()
         for state, batch in batches:
             self._state = state
             yield batch

@@ -60,7 +60,7 @@ class Tuned:
         for name, value in settings.items():
             if getattr(given, name) not in (getattr(default, name), value):
                 raise UsageError(
-                    f"{name} is {getattr(given, name)!r} in options= and {value!r} in tuned=: "
+                    f"{name} is {getattr(given, name)!r} as an argument and {value!r} in tuned=: "
                     "leave one of them out"
                 )
         return dataclasses.replace(given, **settings)
@@ -81,7 +81,7 @@ class Tuned:
                 "--transform`; in threads a transform without shardkit.with_rng does not draw "
                 "repeatable random numbers",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _shared(self, ranks: int) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
             f"{path} was measured with {tuned.processors} processors, and this process may use "
             f"{usable_cpus()}: `shardkit tune` again finds what is best here",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return tuned
 

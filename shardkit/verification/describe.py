@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.conversion.jobs import progress_of
-from shardkit.conversion.store_jobs import progress_at
 from shardkit.dataset.index import Index
-from shardkit.dataset.manifest import (
-    AttachedManifest,
-    Manifest,
-    SplitsManifest,
-    dataset_directories,
-    load_manifest,
-)
-from shardkit.dataset.parts import parts_of
-from shardkit.dataset.remote import fetch_manifest, open_remote
+from shardkit.dataset.manifest import Manifest
+from shardkit.dataset.opened import Fetching, OpenedDataset, OpenedDirectory, open_remote
+from shardkit.dataset.parts import dataset_parts
+from shardkit.dataset.remote import fetch_splits
 from shardkit.errors import UsageError
 from shardkit.record import ABSENT, STORED_KINDS
 from shardkit.stores.urls import as_url
+from shardkit.system.text import as_command
 from shardkit.verification.source_match import how_made
+
+Numbers = npt.NDArray[np.integer[Any]]
 
 
 def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
@@ -48,20 +48,19 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
     if url is not None:
         with tempfile.TemporaryDirectory(prefix="shardkit-info-") as cache:
             try:
-                _, top = fetch_manifest(url)
+                urls = fetch_splits(url)
             except UsageError as error:
-                raise _planned(url, progress_at(url)) or error from error
-            urls = {"": url}
-            if isinstance(top, SplitsManifest):
-                urls = {name: f"{url}/{name}" for name in top.splits}
+                raise _planned(url, progress_of(url)) or error from error
+            fetching = Fetching(cache)
             return {
-                name: _describe(open_remote(each, cache, None)[0]) for name, each in urls.items()
+                name: _describe(open_remote(split_url, fetching))
+                for name, split_url in urls.items()
             }
     try:
-        places = dataset_directories(Path(directory))
+        splits = OpenedDirectory(directory).splits
     except UsageError as error:
-        raise _planned(directory, progress_of(Path(directory))) or error from error
-    return {name: _describe(place) for name, place in places.items()}
+        raise _planned(directory, progress_of(directory)) or error from error
+    return {name: _describe(dataset) for name, dataset in splits.items()}
 
 
 def _planned(directory: str | Path, progress: tuple[int, int] | None) -> UsageError | None:
@@ -69,32 +68,30 @@ def _planned(directory: str | Path, progress: tuple[int, int] | None) -> UsageEr
     if progress is None:
         return None
     done, tasks = progress
-    work = f"build the others with `shardkit work {directory} --claim`, then " * (done < tasks)
+    work = f"build the others with {as_command('work', directory, '--claim')}, then "
     return UsageError(
-        f"{directory} is planned but not published; {done:,} of {tasks:,} tasks are done: {work}"
-        f"publish it with `shardkit commit {directory}`"
+        f"{directory} is planned but not published; {done:,} of {tasks:,} tasks are done: "
+        f"{work * (done < tasks)}publish it with {as_command('commit', directory)}"
     )
 
 
-def _describe(place: Path) -> dict[str, Any]:
-    manifest = load_manifest(place)
-    for part in parts_of(manifest):
+def _describe(dataset: OpenedDataset) -> dict[str, Any]:
+    manifest = dataset.manifest
+    for part in dataset_parts(manifest):
         recipe, _, _ = how_made(part.manifest)
-    rows = Index(place, manifest.rows).rows()
-    rows = rows[rows["field"] != STORED_KINDS.index(ABSENT)]
     classes = None
     if manifest.classes is not None and manifest.class_counts is not None:
         classes = dict(zip(manifest.classes, manifest.class_counts, strict=True))
-    elsewhere = {"folder": manifest.folder} if isinstance(manifest, AttachedManifest) else {}
+    elsewhere = {} if manifest.archives is None else {"folder": manifest.archives}
     return {
         **summarize(manifest),
         **elsewhere,
         "images": {
-            name: _spread(rows[column])
+            name: _spread(partial(_values, dataset.index, column))
             for name, column in (("width", "width"), ("height", "height"), ("bytes", "length"))
         },
         "raw_shape": manifest.raw_shape,
-        "schema": [asdict(each) for each in manifest.schema],
+        "schema": [asdict(field) for field in manifest.schema],
         "classes": classes,
         "recipe": recipe.describe(),
         "source": manifest.source,
@@ -118,8 +115,37 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _spread(values: Any) -> list[int]:
-    """Return the smallest, median and largest value; empty if there are no values."""
-    if not len(values):
+def _values(index: Index, column: str) -> Iterator[Numbers]:
+    """Yield the values of a column for rows with an image, in pieces."""
+    for rows in index.entries():
+        yield rows[column][rows["field"] != STORED_KINDS.index(ABSENT)]
+
+
+def _spread(values: Callable[[], Iterable[Numbers]]) -> list[int]:
+    """Return the smallest, median and largest of numbers of 32 bits; empty if there are none."""
+    counts = _counts(part >> 16 for part in values())
+    total = int(counts.sum())
+    if not total:
         return []
-    return [int(values.min()), int(np.median(values)), int(values.max())]
+    ends = counts.cumsum()
+    ranks = [0, (total - 1) // 2, total // 2, total - 1]
+    upper_halves = np.searchsorted(ends, ranks, side="right").tolist()
+    lower_ends = {
+        upper: _counts(part[part >> 16 == upper] & 0xFFFF for part in values()).cumsum()
+        for upper in set(upper_halves)
+    }
+    smallest, *middle, largest = (
+        upper << 16 | int(np.searchsorted(lower_ends[upper] + before, rank, side="right"))
+        for rank, upper, before in zip(
+            ranks, upper_halves, (ends - counts)[upper_halves], strict=True
+        )
+    )
+    return [smallest, sum(middle) // 2, largest]
+
+
+def _counts(parts: Iterable[Numbers]) -> Numbers:
+    """Return how often each number of 16 bits occurs: int64 of shape (65536,)."""
+    counts = np.zeros(1 << 16, np.int64)
+    for part in parts:
+        counts += np.bincount(part, minlength=len(counts))
+    return counts

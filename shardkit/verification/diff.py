@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.columns import columns_of
-from shardkit.dataset.index import HEAD, Rows, apart_of
-from shardkit.dataset.index_reader import IndexReader
-from shardkit.dataset.manifest import MANIFEST_NAME, dataset_directories
+from shardkit.conversion.build import repeated_keys
+from shardkit.dataset.index import HEAD, Rows, StringTable, require_counts
+from shardkit.dataset.manifest import MANIFEST_NAME
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptDataset, UsageError
+from shardkit.kinds.field import apart_of, columns_of
 from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL, STORED_KINDS
+from shardkit.system.text_hashes import TextHashes
 
 PATH = "path"
 """Stands for the source path among the fields of a record."""
 
 _HEADS = ("length", "width", "height", "field")
-"""What the index states about an image in addition to its checksum and its label."""
+"""Entries of the index about an image, but its checksum and its label."""
 
 _READ_ROWS = 64
 """Records read at a time to compare their bytes."""
 
+_COMPARED_ROWS = 4096
+"""Records whose entries in the indexes are compared at a time."""
+
+_SPAN = 8
+"""Maximum texts read per requested text before they are read one by one."""
+
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
 _ZEROS = bytes(1 << 20)
+
+_Sets = tuple[ShardSet, ShardSet]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +65,7 @@ class DatasetDifference:
     changed: list[ChangedRecord] = field(default_factory=list)
     """Records that differ, in the order of the first dataset."""
     described: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """What both datasets state differently: ``classes``, ``split``, or the description of a field,
+    """Different descriptions: ``classes``, ``split``, or the description of a field,
     by name; None where a dataset lacks it."""
     reordered: bool = False
     """Whether the records that both have are in another order, which is not a difference."""
@@ -94,7 +105,7 @@ def diff(first: str | Path, second: str | Path, *, read_bytes: bool = False) -> 
         UsageError: If one is no dataset, or only one of them has splits.
         CorruptDataset: If a manifest or an index is damaged, or, with ``read_bytes``, a record.
     """
-    one, other = (dataset_directories(Path(path)) for path in (first, second))
+    one, other = (OpenedDirectory(path).splits for path in (first, second))
     if ("" in one) != ("" in other):
         path, splits = (first, one) if "" in other else (second, other)
         raise UsageError(
@@ -110,12 +121,12 @@ def diff(first: str | Path, second: str | Path, *, read_bytes: bool = False) -> 
 
 
 def _compare(
-    name: str, first: Path | None, second: Path | None, *, read_bytes: bool
+    name: str, first: OpenedDataset | None, second: OpenedDataset | None, *, read_bytes: bool
 ) -> DatasetDifference:
     if first is None or second is None:
-        place = first or second
-        assert place is not None
-        keys = list(ShardSet(place, verify=True).keys)
+        only = first or second
+        assert only is not None
+        keys = list(ShardSet(only, verify=True).keys)
         if first is None:
             return DatasetDifference(
                 rows=(0, len(keys)), added=keys, described={"split": (None, name)}
@@ -123,69 +134,112 @@ def _compare(
         return DatasetDifference(
             rows=(len(keys), 0), removed=keys, described={"split": (name, None)}
         )
-    return _Comparison(ShardSet(first, verify=True), ShardSet(second, verify=True)).run(read_bytes)
+    return _differences((ShardSet(first, verify=True), ShardSet(second, verify=True)), read_bytes)
+
+
+def _differences(sets: _Sets, read_bytes: bool) -> DatasetDifference:
+    first, second = sets
+    for shards in sets:
+        labels = (entries["label"] for entries in shards.index.complete().entries())
+        require_counts(labels, shards.manifest.class_counts)
+    hashes = TextHashes()
+    for shards in sets:
+        hashes.add_all(shards.keys)
+    lone = hashes.single()
+    in_step = not any(repeated_keys(shards.keys) for shards in sets) and all(
+        key == twin for (_, key), (_, twin) in zip_longest(*_shared(sets, lone), fillvalue=(0, ""))
+    )
+    pairs: Iterable[tuple[int, int]]
+    if in_step:
+        pairs = ((row, twin) for (row, _), (twin, _) in zip(*_shared(sets, lone), strict=True))
+        added, removed = (
+            [key for key in shards.keys if hash(key) in lone] for shards in (second, first)
+        )
+        reordered = False
+    else:  # only then all keys are in memory
+        one, other = _rows_by_key(first), _rows_by_key(second)
+        pairs = [(row, other[key]) for key, row in one.items() if key in other]
+        added = [key for key in other if key not in one]
+        removed = [key for key in one if key not in other]
+        reordered = any(twin < before for (_, before), (_, twin) in pairwise(pairs))
+    changed = list[ChangedRecord]()
+    pairs = iter(pairs)
+    while some := list(islice(pairs, _COMPARED_ROWS)):
+        rows = np.array(some, np.int64).T
+        changed += _Comparison(sets, (rows[0], rows[1])).changed(read_bytes)
+    return DatasetDifference(
+        rows=(len(first), len(second)),
+        added=added,
+        removed=removed,
+        changed=changed,
+        described=_descriptions(sets),
+        reordered=reordered,
+    )
+
+
+def _shared(sets: _Sets, lone: Set[int]) -> Iterator[Iterator[tuple[int, str]]]:
+    """Yield, for each dataset, the rows and keys without those whose hash occurs once."""
+    for shards in sets:
+        yield ((row, key) for row, key in enumerate(shards.keys) if hash(key) not in lone)
+
+
+def _descriptions(sets: _Sets) -> dict[str, tuple[Any, Any]]:
+    """Compare classes and schema."""
+    first, second = (shards.manifest for shards in sets)
+    descriptions: dict[str, tuple[Any, Any]] = {"classes": (first.classes, second.classes)}
+    schemas = [
+        {name: None if name == LABEL else str(field) for name, field in shards.schema.items()}
+        for shards in sets
+    ]
+    for name in dict.fromkeys([*schemas[0], *schemas[1]]):
+        descriptions[name] = (schemas[0].get(name), schemas[1].get(name))
+    for name, pair in _class_lists(sets).items():
+        descriptions[f"classes of {name}"] = pair
+    return {name: pair for name, pair in descriptions.items() if pair[0] != pair[1]}
 
 
 class _Comparison:
-    """The comparison of two datasets."""
+    """The comparison of some records that both datasets have.
 
-    def __init__(self, first: ShardSet, second: ShardSet) -> None:
-        self._sets = first, second
-        one, other = _rows_by_key(first), _rows_by_key(second)
-        self._common = [key for key in one if key in other]
-        self._rows = tuple(
-            np.array([rows[key] for key in self._common], np.int64) for rows in (one, other)
-        )
-        """The rows of the common records in both datasets."""
+    Args:
+        sets: The datasets.
+        rows: The rows of the records in both.
+    """
+
+    def __init__(
+        self, sets: _Sets, rows: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    ) -> None:
+        self._sets = sets
+        self._rows = rows
         self._changed: dict[int, list[str]] = {}
-        """The fields that differ, by position among the common records."""
-        self._result = DatasetDifference(
-            rows=(len(first), len(second)),
-            added=[key for key in other if key not in one],
-            removed=[key for key in one if key not in other],
-            reordered=bool((np.diff(self._rows[1]) < 0).any()),
-        )
+        """The fields that differ, by position among the records."""
 
-    def run(self, read_bytes: bool) -> DatasetDifference:
+    def changed(self, read_bytes: bool) -> list[ChangedRecord]:
+        """Return the records that differ, in order."""
         first, second = self._sets
-        schema = {name: known for name, known in first.schema.items() if name in second.schema}
-        self._describe()
+        schema = {name: field for name, field in first.schema.items() if name in second.schema}
         if IMAGE in schema or LABEL in schema:
             self._labels()
         for name in (IMAGE, *apart_of(schema)):
             if name in schema and first.schema[name].kind == second.schema[name].kind:
                 self._apart(name, read_bytes)
-        for name, known in columns_of(schema).items():
-            if (known.kind, known.dtype) == (second.schema[name].kind, second.schema[name].dtype):
+        for name, column in columns_of(schema).items():
+            if (column.kind, column.dtype) == (second.schema[name].kind, second.schema[name].dtype):
                 self._column(name)
-        self._texts()
-        self._result.changed = [
-            ChangedRecord(key=self._common[place], fields=tuple(fields))
-            for place, fields in sorted(self._changed.items())
+        self._paths()
+        return [
+            ChangedRecord(key=first.keys[int(self._rows[0][position])], fields=tuple(fields))
+            for position, fields in sorted(self._changed.items())
         ]
-        return self._result
 
-    def _blame(self, places: Sequence[int] | npt.NDArray[Any], name: str) -> None:
-        for place in np.asarray(places).tolist():
-            self._changed.setdefault(place, []).append(name)
-
-    def _describe(self) -> None:
-        """Compare classes and schema."""
-        first, second = (shards.manifest for shards in self._sets)
-        found: dict[str, tuple[Any, Any]] = {"classes": (first.classes, second.classes)}
-        schemas = [
-            {name: None if name == LABEL else str(known) for name, known in shards.schema.items()}
-            for shards in self._sets
-        ]
-        for name in dict.fromkeys([*schemas[0], *schemas[1]]):
-            found[name] = tuple(schema.get(name) for schema in schemas)  # type: ignore[assignment]
-        for name, pair in _class_lists(self._sets).items():
-            found[f"classes of {name}"] = pair
-        self._result.described = {name: pair for name, pair in found.items() if pair[0] != pair[1]}
+    def _blame(self, positions: Sequence[int] | npt.NDArray[Any], name: str) -> None:
+        for position in np.asarray(positions).tolist():
+            self._changed.setdefault(position, []).append(name)
 
     def _labels(self) -> None:
         one, other = (
-            shards.labels[rows] for shards, rows in zip(self._sets, self._rows, strict=True)
+            shards.entries.read(rows)["label"]
+            for shards, rows in zip(self._sets, self._rows, strict=True)
         )
         first, second = (shards.manifest.classes or () for shards in self._sets)
         number = {name: label for label, name in enumerate(first)}
@@ -206,53 +260,56 @@ class _Comparison:
             same &= one[part] == other[part]
         labels_differ = same & (one["label"] != other["label"])
         same &= (one["checksum"] == other["checksum"]) | labels_differ
-        for place in np.flatnonzero(labels_differ).tolist():
-            same[place] = _same_content(one[place : place + 1], other[place : place + 1])
+        for position in np.flatnonzero(labels_differ).tolist():
+            same[position] = _same_content(
+                one[position : position + 1], other[position : position + 1]
+            )
         if read_bytes:
-            there = np.flatnonzero(same & (one["field"] != _ABSENT_CODE))
-            same[list(self._unlike(name, there))] = False
+            present = np.flatnonzero(same & (one["field"] != _ABSENT_CODE))
+            same[list(self._unlike(name, present))] = False
         self._blame(np.flatnonzero(~same), name)
 
-    def _unlike(self, name: str, places: npt.NDArray[np.int64]) -> Iterator[int]:
+    def _unlike(self, name: str, positions: npt.NDArray[np.int64]) -> Iterator[int]:
         """Yield the places whose bytes differ; each read compares the checksum."""
-        for start in range(0, len(places), _READ_ROWS):
-            some = places[start : start + _READ_ROWS]
-            found = [
-                shards.find(rows[some], name)
+        for start in range(0, len(positions), _READ_ROWS):
+            chunk = positions[start : start + _READ_ROWS]
+            batches = [
+                shards.find(rows[chunk], name)
                 for shards, rows in zip(self._sets, self._rows, strict=True)
             ]
-            buffers = [memoryview(bytearray(max(each.lengths, default=0))) for each in found]
-            for number, place in enumerate(some.tolist()):
+            buffers = [memoryview(bytearray(max(batch.lengths, default=0))) for batch in batches]
+            for number, position in enumerate(chunk.tolist()):
                 one, other = (
-                    each.read(number, buffer).data
-                    for each, buffer in zip(found, buffers, strict=True)
+                    batch.read(number, buffer).data
+                    for batch, buffer in zip(batches, buffers, strict=True)
                 )
                 if one != other:
-                    yield place
+                    yield position
 
     def _column(self, name: str) -> None:
         one, other = (
-            IndexReader(shards.directory, shards.manifest, verify=True)
-            .column(name, shards.schema[name], lacking=name in shards.manifest.lacking)
-            .whole()
-            for shards in self._sets
+            shards.values(name, rows) for shards, rows in zip(self._sets, self._rows, strict=True)
         )
-        pairs = zip(*(rows.tolist() for rows in self._rows), strict=True)
+        count = len(self._rows[0])
+        self._blame([row for row in range(count) if one.packed(row) != other.packed(row)], name)
+
+    def _paths(self) -> None:
+        one, other = (
+            _texts(shards.paths, rows) for shards, rows in zip(self._sets, self._rows, strict=True)
+        )
         self._blame(
-            [
-                place
-                for place, (row, twin) in enumerate(pairs)
-                if one.packed(row) != other.packed(twin)
-            ],
-            name,
+            [row for row, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]],
+            PATH,
         )
 
-    def _texts(self) -> None:
-        one, other = (list(shards.paths) for shards in self._sets)
-        pairs = zip(*(rows.tolist() for rows in self._rows), strict=True)
-        self._blame(
-            [place for place, (row, twin) in enumerate(pairs) if one[row] != other[twin]], PATH
-        )
+
+def _texts(table: StringTable, rows: npt.NDArray[np.int64]) -> list[str]:
+    """Return the texts of some rows, read in one piece if they are near each other."""
+    first, last = int(rows.min()), int(rows.max())
+    if last - first < _SPAN * len(rows):
+        near = table[first : last + 1]
+        return [near[row - first] for row in rows.tolist()]
+    return [table[row] for row in rows.tolist()]
 
 
 def _rows_by_key(shards: ShardSet) -> dict[str, int]:
@@ -265,12 +322,12 @@ def _rows_by_key(shards: ShardSet) -> dict[str, int]:
     return rows
 
 
-def _class_lists(sets: Sequence[ShardSet]) -> Mapping[str, tuple[Any, Any]]:
+def _class_lists(sets: _Sets) -> Mapping[str, tuple[Any, Any]]:
     """Return the class names of fields other than the label, where both datasets have the field."""
     first, second = (shards.schema for shards in sets)
     return {
-        name: (known.classes, second[name].classes)
-        for name, known in first.items()
+        name: (field.classes, second[name].classes)
+        for name, field in first.items()
         if name != LABEL and name in second
     }
 
@@ -282,9 +339,9 @@ def _same_content(one: Rows, other: Rows) -> bool:
     the head's part in the checksum is that of its CRC-32 followed by as many zeros.
     """
     heads = [zlib.crc32(row.tobytes()[HEAD]) for row in (one, other)]
-    left = int(one["length"][0])
-    while left:
-        piece = memoryview(_ZEROS)[:left]
+    remaining = int(one["length"][0])
+    while remaining:
+        piece = memoryview(_ZEROS)[:remaining]
         heads = [zlib.crc32(piece, head) for head in heads]
-        left -= len(piece)
+        remaining -= len(piece)
     return heads[0] ^ heads[1] == int(one["checksum"][0]) ^ int(other["checksum"][0])

@@ -9,19 +9,14 @@ import platform
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from shardkit._version import __version__
-from shardkit.dataset.manifest import (
-    MANIFEST_NAME,
-    build_typed,
-    dataset_directories,
-    load_any_manifest,
-    load_manifest,
-)
+from shardkit.dataset.manifest import MANIFEST_NAME, build_typed
+from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import as_text, read_small, write_atomically
@@ -93,7 +88,7 @@ def save_receipt(path: Path, directory: Path, result: Verification) -> None:
     """
     if not result.ok or result.source is None:
         raise UsageError("a receipt requires a verification against a source, without findings")
-    dataset = _describe(directory)
+    dataset = _describe(OpenedDirectory(directory))
     if dataset["manifests"] != result.manifests:
         raise CorruptDataset(
             f"{directory} was rewritten during the verification, so no receipt was written; verify "
@@ -103,7 +98,7 @@ def save_receipt(path: Path, directory: Path, result: Verification) -> None:
     body = {
         "kind": _KIND,
         "version": _VERSION,
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "level": result.level,
         "software": _software(),
         "dataset": dataset,
@@ -163,16 +158,24 @@ def check_receipt(
         CorruptDataset: If a manifest is damaged.
         UsageError: If there is no dataset.
     """
-    then, now = receipt["dataset"], _describe(directory)
+    dataset = OpenedDirectory(directory)
+    then, now = receipt["dataset"], _describe(dataset)
     if then["digest"] == now["digest"] and then["manifests"] == now["manifests"] == verified:
         return []
     before, after = then["files"], now["files"]
-    if not before.items() & after.items():
+    shards = {
+        split.prefix + shard.name
+        for split in dataset.splits.values()
+        for shard in split.manifest.shards
+    }
+    # Two datasets may have index files in common, but no shards. Archives are not in receipts.
+    chosen = shards & after.keys() or after.keys()
+    if all(before.get(name) != after[name] for name in chosen):
         rows = sum(then["rows"].values())
         reason = f"the receipt is of another dataset: {then['name']}, with {rows:,} images"
         if then["content"] == now["content"]:
             reason += " and the same content digest; to prove these files, verify --against"
-        return [Finding(file=MANIFEST_NAME, reason=reason)]
+        return [Finding(file=MANIFEST_NAME, reason=reason, receipt=True)]
     reasons = dict.fromkeys(after.keys() - before.keys(), "it was added since the receipt")
     reasons |= dict.fromkeys(before.keys() - after.keys(), "it was removed since the receipt")
     reasons |= {
@@ -181,21 +184,23 @@ def check_receipt(
         if before[name] != after[name]
     }
     reasons[MANIFEST_NAME] = f"it was changed since the receipt of {receipt['time']}"
-    return [Finding(file=name, reason=reason) for name, reason in sorted(reasons.items())]
+    return [
+        Finding(file=name, reason=reason, receipt=True) for name, reason in sorted(reasons.items())
+    ]
 
 
-def _describe(directory: Path) -> dict[str, Any]:
-    places = {name: load_manifest(place) for name, place in dataset_directories(directory).items()}
+def _describe(dataset: OpenedDirectory) -> dict[str, Any]:
+    manifests = {name: split.manifest for name, split in dataset.splits.items()}
     return {
-        "name": as_text(directory.resolve().name),
-        "digest": load_any_manifest(directory).digest,
-        "manifests": {name: manifest.digest for name, manifest in places.items()},
-        "rows": {name: manifest.rows for name, manifest in places.items()},
-        "content": {name: manifest.content_digest for name, manifest in places.items()},
+        "name": as_text(dataset.path.resolve().name),
+        "digest": dataset.manifest.digest,
+        "manifests": {name: manifest.digest for name, manifest in manifests.items()},
+        "rows": {name: manifest.rows for name, manifest in manifests.items()},
+        "content": {name: manifest.content_digest for name, manifest in manifests.items()},
         "files": {
-            f"{name}/{entry.name}" if name else entry.name: entry.sha256
-            for name, manifest in places.items()
-            for entry in manifest.entries
+            split.prefix + entry.name: entry.sha256
+            for split in dataset.splits.values()
+            for entry in split.manifest.entries
         },
     }
 
@@ -208,10 +213,10 @@ def _digest(body: dict[str, Any]) -> str | None:
 
 
 def _software() -> dict[str, str]:
-    found = {"shardkit": __version__, "python": platform.python_version()}
+    versions = {"shardkit": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -11,20 +11,12 @@ import numpy as np
 
 from shardkit.codecs.image import Pixels, decode_mask
 from shardkit.contracts import Entry, Source
-from shardkit.conversion.recipe import CHECK_NOTES, Recipe
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
-from shardkit.record import (
-    IMAGE,
-    IMAGE_FIELDS,
-    LABEL_FIELD,
-    META_FIELD,
-    Field,
-    Record,
-    Schema,
-    dump_json,
-)
+from shardkit.kinds.field import Field, Schema
+from shardkit.recipe import CHECK_NOTES, Recipe
+from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL_FIELD, META_FIELD, Record, dump_json
 
 ALIKE_PSNR = 40.0
 """Minimum peak signal-to-noise ratio, in decibels, for two images to count as the same picture.
@@ -72,8 +64,8 @@ class ComparisonResult:
         self.alike += other.alike
         self.bytes += other.bytes
         self.files.update(other.files)
-        known = [psnr for psnr in (self.least_psnr, other.least_psnr) if psnr is not None]
-        self.least_psnr = min(known, default=None)
+        psnrs = [psnr for psnr in (self.least_psnr, other.least_psnr) if psnr is not None]
+        self.least_psnr = min(psnrs, default=None)
 
 
 class RecordComparison:
@@ -179,8 +171,10 @@ def _likeness(record: Record, expected: Record, stored: str, field: Field | None
     Raises:
         BadImage: If one cannot be decoded.
     """
-    if field is not None and field.kind == "mask":
-        one, other = (decode_mask(each.fields[stored], "png") for each in (record, expected))
+    if field is not None and field.type.follows:
+        one, other = (
+            decode_mask(stored_record.fields[stored], "png") for stored_record in (record, expected)
+        )
         return 100.0 if np.array_equal(one, other) else 0.0
     return _psnr(_pixels(record, stored), _pixels(expected, stored))
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from shardkit.conversion.staging import scratch_folder
-from shardkit.dataset.index import INDEX_DIRECTORY, Index, save_index
+from shardkit.dataset.index import INDEX_DIRECTORY, IndexPart, save_index
 from shardkit.dataset.index_builder import index_shard
-from shardkit.dataset.manifest import AttachedManifest, load_manifest
-from shardkit.errors import CorruptDataset, CorruptShard, UsageError
+from shardkit.dataset.index_reader import index_of
+from shardkit.dataset.opened import OpenedDataset
+from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.registry import get_format
 from shardkit.system.files import has_sha256, sha256_of, sync
 from shardkit.system.pool import Progress, Report
 from shardkit.system.safe_paths import remove_tree
+from shardkit.system.text import as_command
 
 
 def reindex(directory: str | Path, *, on_progress: Report | None = None) -> int:
@@ -33,37 +36,37 @@ def reindex(directory: str | Path, *, on_progress: Report | None = None) -> int:
         ConversionFailed: If writing fails.
     """
     directory = Path(directory)
-    with scratch_folder(directory, lambda: load_manifest(directory)) as scratch:
+    with scratch_folder(directory, lambda: OpenedDataset(directory).manifest) as scratch:
         return rebuild_index(directory, scratch, on_progress=on_progress)
 
 
 def rebuild_index(directory: Path, scratch: Path, *, on_progress: Report | None = None) -> int:
     """Do what `reindex` does, in the folder of `shardkit.conversion.staging.scratch_folder`."""
-    manifest = load_manifest(directory)
-    if isinstance(manifest, AttachedManifest):
-        raise UsageError(
-            f"{directory} is attached: rerun its `shardkit attach` command with --force, which "
-            "indexes the archives again"
-        )
+    manifest = OpenedDataset(directory).manifest
+    manifest.require_own_shards(
+        f"{directory} is attached: rerun its `shardkit attach` command with --force, which "
+        "indexes the archives again"
+    )
     storage = get_format(manifest.format)
-    parts = []
-    for shard in manifest.shards:
-        path = directory / shard.name
-        if not has_sha256(path, shard.sha256):
-            raise CorruptShard(
-                f"{path} is missing or damaged; an index built from it would hide that. For "
-                f"details, run `shardkit verify {directory}`."
-            )
-        parts.append(index_shard(storage, path))
-        if on_progress:
-            on_progress(Progress(images=shard.rows, bytes=shard.bytes))
+
+    def parts() -> Iterator[IndexPart]:
+        for shard in manifest.shards:
+            path = directory / shard.name
+            if not has_sha256(path, shard.sha256):
+                raise CorruptShard(
+                    f"{path} is missing or damaged; an index built from it would hide that. For "
+                    f"details, run {as_command('verify', directory)}."
+                )
+            yield index_shard(storage, path)
+            if on_progress:
+                on_progress(Progress(images=shard.rows, bytes=shard.bytes))
+
+    names = save_index(parts(), scratch, manifest.fields_by_name)
     expected = {file.name: file.sha256 for file in manifest.files}
-    schema = manifest.fields_by_name
-    names = save_index(parts, scratch, schema)
-    index = Index(scratch, manifest.rows)
+    index = index_of(scratch, manifest)
     if (
         any(sha256_of(scratch / name) != expected.get(name) for name in names)
-        or index.content_digest(schema, manifest.lacking) != manifest.content_digest
+        or index.content_digest() != manifest.content_digest
     ):
         raise CorruptDataset(
             f"the index built from the shards of {directory} differs from its manifest; "

@@ -1,25 +1,32 @@
-"""A local mirror of a dataset in an object store, to verify it; shards are fetched one by one."""
+"""A local mirror of a dataset in an object store, to verify it as a local one.
+
+Shards are empty files of the listed sizes, filled one at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardkit.dataset.manifest import (
-    MANIFEST_NAME,
-    AttachedManifest,
-    Manifest,
-    SplitsManifest,
-    load_any_manifest,
-)
+from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
+from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
+from shardkit.stores import fetch, objects
 from shardkit.stores.process import call
 from shardkit.system.files import SMALL_BYTES, as_name, has_sha256
-from shardkit.system.safe_paths import make_folder, open_plain, opened, parts_of
+from shardkit.system.safe_paths import (
+    NO_PATH,
+    UNFIT,
+    make_folder,
+    open_plain,
+    opened,
+    parts_of,
+)
 from shardkit.verification.shard_check import CheckedShard, Finding, ShardCheck, check_shard
 
 _ATTEMPTS = 3
@@ -38,7 +45,7 @@ class RemoteChecks:
         """Fetch a shard, check it, and remove its content again."""
         path = task.directory / as_name(task.entry.name)
         for _ in range(_ATTEMPTS):  # a fault on the way is no damage
-            call("fetch:download", self.url, task.prefix + task.entry.name, path)
+            call(fetch.download, self.url, task.prefix + task.entry.name, path)
             checked = check_shard(task)
             if checked.sha256 == task.entry.sha256:
                 break
@@ -50,11 +57,11 @@ class RemoteChecks:
     def stored_digests(self, tasks: Sequence[ShardCheck]) -> list[Finding]:
         """Return the shards whose upload stored another SHA-256 than the manifest's."""
         names = [task.prefix + task.entry.name for task in tasks]
-        stored = [call("write:digest", self.url, name) for name in names]
+        stored = call(objects.digests, self.url, names)
         return [
             Finding(file=name, reason="the SHA-256 stored with it differs from the manifest")
-            for name, task, digest in zip(names, tasks, stored, strict=True)
-            if digest and digest != task.entry.sha256
+            for name, task in zip(names, tasks, strict=True)
+            if stored.get(name, "") not in ("", task.entry.sha256)
         ]
 
 
@@ -68,58 +75,63 @@ def mirrored(url: str) -> Iterator[Path]:
     """
     if url.startswith("http"):
         raise UsageError(f"{url} cannot be verified: a web server does not list its files")
-    sizes = call("write:sizes", url)
+    sizes = call(objects.sizes, url)
     if MANIFEST_NAME not in sizes:
         raise UsageError(f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME}")
     if len(sizes) > _MOST:
         raise ShardkitError(f"{url} holds {len(sizes):,} files, more than a dataset can have")
     with tempfile.TemporaryDirectory(prefix="shardkit-verify-") as folder:
-        place = Path(folder)
+        mirror = Path(folder)
         for name, size in sizes.items():
-            with contextlib.suppress(OSError, ValueError):  # a name that no dataset has
-                _make(place, name, size)
-        for prefix, manifest in _manifests(place, url, sizes):
-            if isinstance(manifest, AttachedManifest):  # it names files of this machine
-                raise UsageError(f"{url} is an attached dataset; verify it where it was made")
+            try:
+                _make(mirror, name, size)
+            except (ValueError, OverflowError, FileExistsError, *UNFIT):
+                pass  # a name that no dataset has
+            except OSError as error:
+                if error.errno not in (*NO_PATH, errno.EINVAL, errno.EFBIG):
+                    raise ShardkitError(
+                        f"{mirror} cannot be written: {error.strerror}. Set TMPDIR to a folder "
+                        "with more space."
+                    ) from error
+        for prefix, manifest in _manifests(mirror, url, sizes):
+            manifest.require_own_shards(  # they are files of this machine
+                f"{url} is an attached dataset; verify it where it was made"
+            )
             for entry in manifest.files:
-                path = place / as_name(prefix + entry.name)
+                path = mirror / as_name(prefix + entry.name)
                 for _ in range(_ATTEMPTS if sizes.get(prefix + entry.name) == entry.bytes else 0):
-                    call("fetch:download", url, prefix + entry.name, path)
-                    if has_sha256(path, entry.sha256, place):
+                    call(fetch.download, url, prefix + entry.name, path)
+                    if has_sha256(path, entry.sha256, mirror):
                         break
-        yield place
+        yield mirror
 
 
-def _make(place: Path, name: str, size: int) -> None:
+def _make(mirror: Path, name: str, size: int) -> None:
     """Create an empty file of a size; the disk stores nothing of it."""
     *above, _ = parts_of(as_name(name))
     if above:
-        make_folder(place, "/".join(above))
-    path = place / as_name(name)
-    with opened(place, "/".join(above)) as parent:
+        make_folder(mirror, "/".join(above))
+    path = mirror / as_name(name)
+    with opened(mirror, "/".join(above)) as parent:
         descriptor = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=parent)
     with open(descriptor, "wb") as file:
         file.truncate(size)
 
 
-def _manifests(place: Path, url: str, sizes: dict[str, int]) -> Iterator[tuple[str, Manifest]]:
+def _manifests(mirror: Path, url: str, sizes: dict[str, int]) -> Iterator[tuple[str, Manifest]]:
     """Fetch all manifests; yield the prefix and manifest of each intact dataset."""
-    top = _fetched(place, url, "", sizes)
-    if isinstance(top, Manifest):
-        yield "", top
-    for split in top.splits if isinstance(top, SplitsManifest) else ():
-        manifest = _fetched(place, url, f"{split}/", sizes)
-        if isinstance(manifest, Manifest):
-            yield f"{split}/", manifest
+    top = _fetched(mirror, url, "", sizes)
+    for dataset in top.splits.values() if top else ():
+        if not dataset.split or _fetched(mirror, url, dataset.prefix, sizes):
+            with contextlib.suppress(UsageError):  # of splits again
+                yield dataset.prefix, dataset.manifest
 
 
-def _fetched(
-    place: Path, url: str, prefix: str, sizes: dict[str, int]
-) -> Manifest | SplitsManifest | None:
+def _fetched(mirror: Path, url: str, prefix: str, sizes: dict[str, int]) -> OpenedDirectory | None:
     """Fetch a manifest; None if it is damaged, which the verification will find."""
     name = prefix + MANIFEST_NAME
     for _ in range(_ATTEMPTS if sizes.get(name, _MOST << 10) <= SMALL_BYTES else 0):
-        call("fetch:download", url, name, place / as_name(name))
+        call(fetch.download, url, name, mirror / as_name(name))
         with contextlib.suppress(CorruptDataset, UsageError):
-            return load_any_manifest(place / as_name(prefix))
+            return OpenedDirectory(mirror / as_name(prefix))
     return None

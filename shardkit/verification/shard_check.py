@@ -1,11 +1,15 @@
-"""Check one shard for `shardkit verify`."""
+"""Check one shard for `shardkit verify`.
+
+One pass over the shard hashes 2 MiB at a time, and compares the records there with the index while
+they are in the CPU cache. Only records that differ, and shards that do not open, are read again to
+explain the damage.
+"""
 
 from __future__ import annotations
 
-import io
 import itertools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.image import decode_mask
-from shardkit.codecs.jpeg_faults import jpeg_loss
-from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.handles import ShardFile
 from shardkit.dataset.index import (
     HEAD,
@@ -33,14 +34,15 @@ from shardkit.dataset.index_builder import (
     difference,
     open_records,
 )
-from shardkit.dataset.located import EncodedImage
-from shardkit.dataset.manifest import MANIFEST_NAME, AttachedShard, ShardEntry
-from shardkit.errors import BadImage, CorruptDataset, CorruptShard
-from shardkit.record import ABSENT, IMAGE, NO_LABEL, STORED_KINDS, Field, Schema, image_field
+from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
+from shardkit.errors import CorruptDataset, CorruptShard
+from shardkit.kinds.field import Schema
+from shardkit.record import IMAGE
 from shardkit.registry import get_format
 from shardkit.system.files import FileSha256, as_name, sha256_of
 from shardkit.system.pool import Meter
-from shardkit.system.text import shortened
+from shardkit.system.safe_paths import UNFIT
+from shardkit.verification.decoding import decoding_fault, range_fault
 from shardkit.verification.record_comparison import (
     ComparisonResult,
     RecordComparison,
@@ -49,9 +51,6 @@ from shardkit.verification.record_comparison import (
 
 _RUN_BYTES, _RUN_ROWS = 7 << 18, 4096
 """Bytes of images, and records, compared with the index at a time; they stay in the CPU cache."""
-
-_LONGEST_REASON = 200
-"""Maximum characters of a library's message, which may quote stored data."""
 
 _TAIL = 4096
 """Bytes after an image that most often contain its metadata."""
@@ -78,6 +77,16 @@ class Finding:
     """Whether the source differs; the dataset may be unchanged."""
     as_stored: bool = False
     """Whether the record has the bytes that the conversion stored: the image was already bad."""
+    unread: bool = False
+    """Whether the file could not be read, so that nothing is known about its content."""
+    receipt: bool = False
+    """Whether it differs from a receipt; it may be undamaged."""
+
+    @classmethod
+    def of_error(cls, file: str, error: OSError) -> Finding:
+        """Return the finding for a file that could not be read."""
+        reason = f"it cannot be read: {error.strerror or error}; run the same command again"
+        return cls(file=file, reason=reason, unread=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,21 +140,31 @@ class CheckedShard(NamedTuple):
 
 def check_shard(task: ShardCheck) -> CheckedShard:
     """Find all damage of one shard."""
-    path = task.path
-    index = _stored_index(task)
     try:
-        if isinstance(task.entry, AttachedShard):
-            sha256 = sha256_of(path, task.folder) if task.entry.sha256 else ""
-            findings = _check_ranges(task, index)
-            return CheckedShard(findings, len(index.keys) if index else 0, sha256, None)
-        passed = _pass_over(task, path, index)
-    except OSError as error:
+        return _check(task)
+    except UNFIT as error:
         reason = f"it cannot be read: {error.strerror}"
         return CheckedShard([_shard_finding(task, reason)], 0, task.entry.sha256, None)
-    sha256, sound = passed.sha256, passed.sha256 == task.entry.sha256
+    except OSError as error:
+        finding = Finding.of_error(task.prefix + task.entry.name, error)
+        return CheckedShard([finding], 0, task.entry.sha256, None)
+
+
+def _check(task: ShardCheck) -> CheckedShard:
+    """Find all damage of one shard.
+
+    Raises:
+        OSError: If the shard or its part of the index cannot be read.
+    """
+    path = task.path
+    if not task.entry.holds_records:
+        return _check_attached(task)
+    index = _stored_index(task)
+    passed = _pass_over(task, path, index)
+    sha256, intact = passed.sha256, passed.sha256 == task.entry.sha256
     if passed.records == task.entry.rows and len(passed.equal) and passed.equal.all():
         return CheckedShard(
-            _check_meta(task, passed.meta, sound=sound), passed.records, sha256, None
+            _check_meta(task, passed.meta, intact=intact), passed.records, sha256, None
         )
     findings = []
     comparison = RecordComparison(task.against) if task.against else None
@@ -155,16 +174,38 @@ def check_shard(task: ShardCheck) -> CheckedShard:
             if len(records) != task.entry.rows:
                 reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
                 findings.append(_shard_finding(task, reason))
-            findings += _check_meta(task, records.meta, sound=sound)
-            findings += _Records(task, index, sound, comparison).check(records, passed.equal)
+            findings += _check_meta(task, records.meta, intact=intact)
+            findings += _Records(task, index, intact, comparison).check(records, passed.equal)
             return CheckedShard(findings, len(records), sha256, compared)
     except CorruptShard as error:
         findings.append(_shard_finding(task, str(error)))
-        return CheckedShard(findings + _check_ranges(task, index), 0, sha256, compared)
+        if index is not None:
+            findings += _check_ranges(task, [index])
+        return CheckedShard(findings, 0, sha256, compared)
+
+
+def _check_attached(task: ShardCheck) -> CheckedShard:
+    """Find all damage of an archive, which may have any number of records.
+
+    Raises:
+        OSError: If the archive or its part of the index cannot be read.
+    """
+    sha256 = sha256_of(task.path, task.folder) if task.entry.sha256 else ""
+    rows = 0
+
+    def parts() -> Iterator[IndexPart]:
+        nonlocal rows
+        with suppress(CorruptDataset, ValueError):  # found by the check of the index
+            for part in _index(task).pieces(range(task.start, task.start + task.entry.rows)):
+                rows += len(part.rows)
+                yield part
+
+    findings = _check_ranges(task, parts())
+    return CheckedShard(findings, rows, sha256, None)
 
 
 class _Pass(NamedTuple):
-    """What one pass over a shard's bytes shows."""
+    """Result of one pass over a shard's bytes."""
 
     sha256: str
     equal: npt.NDArray[np.bool_]
@@ -213,31 +254,33 @@ def _equal_to_index(
     stored = index.rows[part]
     end = int((stored["offset"] + stored["length"]).max())
     piece = FilePiece(*digest.advance(end + _TAIL))
-    equal, found = records.index_known(rows, piece, summed=False)
-    for known, listed in ((found.keys, index.keys[part]), (found.paths, index.paths[part])):
-        equal &= np.fromiter(map(operator.eq, known, listed), np.bool_, len(rows))
-    same: npt.NDArray[np.bool_] = equal & (_words(found.rows) == _words(stored)).all(axis=1)
+    equal, content = records.index_known(rows, piece, summed=False)
+    for texts, indexed in ((content.keys, index.keys[part]), (content.paths, index.paths[part])):
+        equal &= np.fromiter(map(operator.eq, texts, indexed), np.bool_, len(rows))
+    same: npt.NDArray[np.bool_] = equal & (_words(content.rows) == _words(stored)).all(axis=1)
     meter.add(images=int(same.sum()), size=int(stored["length"][same].sum(dtype=np.int64)))
     return same
 
 
 def _stored_index(task: ShardCheck) -> IndexPart | None:
     """Return the shard's part of the stored index, or None if the index is damaged."""
-    index = Index(task.directory, task.rows)
-    part = slice(task.start, task.start + task.entry.rows)
     try:
-        return index.part(task.schema, part, task.lacking)
+        return _index(task).part(slice(task.start, task.start + task.entry.rows))
     except (CorruptDataset, ValueError):
         return None
 
 
-def _check_meta(task: ShardCheck, meta: Mapping[str, Any], *, sound: bool) -> list[Finding]:
+def _index(task: ShardCheck) -> Index:
+    return Index(task.directory, task.rows, task.schema, task.lacking)
+
+
+def _check_meta(task: ShardCheck, meta: Mapping[str, Any], *, intact: bool) -> list[Finding]:
     """Compare the shard's metadata with the manifest, whose digest anybody can forge."""
     wrong = [name for name, value in task.meta.items() if meta.get(name) != value]
     if not wrong:
         return []
     reason = f"{task.entry.name} was made with another {', another '.join(wrong)}"
-    file = MANIFEST_NAME if sound else task.entry.name
+    file = MANIFEST_NAME if intact else task.entry.name
     return [Finding(file=task.prefix + file, reason=reason)]
 
 
@@ -252,7 +295,7 @@ class _Records:
 
     task: ShardCheck
     index: IndexPart | None
-    sound: bool
+    intact: bool
     """Whether the shard is intact, so any file that differs from it is damaged."""
     comparison: RecordComparison | None
 
@@ -266,14 +309,17 @@ class _Records:
                     continue
                 file, size, differs, as_stored = self.task.entry.name, 0, False, False
                 try:
-                    (found,) = records.read([row])
-                    size = int(found.row["length"][0])
-                    file, reason = self._look(found, row)
+                    (indexed,) = records.read([row])
+                    size = int(indexed.row["length"][0])
+                    file, reason = self._look(indexed, row)
                     if not reason:
-                        reason = _undecodable(found, self.task)
-                        as_stored = self.sound or self.index is not None
+                        if self.task.decode:
+                            reason = decoding_fault(
+                                indexed.record, self.task.schema, self.task.raw_shape
+                            )
+                        as_stored = self.intact or self.index is not None
                     if not reason and self.comparison and row < self.task.entry.rows:
-                        reason = self.comparison.difference(found.record, row)
+                        reason = self.comparison.difference(indexed.record, row)
                         differs = bool(reason)
                 except CorruptShard as error:
                     reason = str(error)
@@ -288,76 +334,21 @@ class _Records:
         meter.flush()
         return findings
 
-    def _look(self, found: IndexedRecord, row: int) -> tuple[str, str]:
+    def _look(self, indexed: IndexedRecord, row: int) -> tuple[str, str]:
         """Return the damaged file and the reason for a record; the reason is "" if it is intact."""
-        reason, differs_in = difference(found, row, self.index)
+        reason, differs_in = difference(indexed, row, self.index)
         if reason:
-            return differs_in if self.sound else self.task.entry.name, reason
+            return differs_in if self.intact else self.task.entry.name, reason
         return self.task.entry.name, ""
 
 
-def _undecodable(found: IndexedRecord, task: ShardCheck) -> str:
-    """Return why an image or array cannot be decoded completely, or ""."""
-    if not task.decode:
-        return ""
-    record = found.record
-    for name, field in task.schema.items():
-        reason = ""
-        if field.kind in ("image", "mask"):
-            stored = image_field(record.fields, name)
-            if stored is not None:
-                meta = record.meta if name == IMAGE else record.meta[name]
-                reason = _undecodable_image(record.fields[stored], stored, field, meta, task)
-        elif field.kind == "array" and not field.is_uniform:
-            reason = _unreadable_array(record.fields.get(str(field.stored_name(name))), field)
-        if reason:
-            return reason if name == IMAGE else f"{name}: {reason}"
-    return ""
-
-
-def _undecodable_image(
-    data: bytes, stored: str, field: Field, meta: Mapping[str, Any], task: ShardCheck
-) -> str:
-    kind, width, height = stored.rpartition(".")[2], int(meta["width"]), int(meta["height"])
-    if kind == "raw" and (height, width, 3) != task.raw_shape:
-        return "its shape differs from the manifest's raw_shape"
-    warnings = list[str]()
-    try:
-        if field.kind == "mask":
-            shape = decode_mask(data, kind).shape
-            return "" if shape[:2] == (height, width) else f"its mask has the shape {shape}"
-        decode_stored(EncodedImage(data, kind, NO_LABEL, width, height), warnings=warnings)
-    except BadImage as error:
-        return str(error)
-    if warnings and "damaged" not in meta:
-        loss = jpeg_loss(data, warnings[0])
-        return loss and f"it is damaged: {loss}"
-    return ""
-
-
-def _unreadable_array(content: bytes | None, field: Field) -> str:
-    """Return why an .npy file is not an array of a field, or ""."""
-    if content is None:
-        return ""
-    try:
-        array = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
-        return f"it is not an array: {shortened(str(error), _LONGEST_REASON)}"
-    if field.dtype is not None and array.dtype != field.values:
-        return f"it is of {array.dtype}; the schema states {field.dtype}"
-    return ""
-
-
-def _check_ranges(task: ShardCheck, index: IndexPart | None) -> list[Finding]:
+def _check_ranges(task: ShardCheck, parts: Iterable[IndexPart]) -> list[Finding]:
     """Find damaged records of a shard that its format cannot open, using the index alone."""
-    if index is None:
-        return []
     file = ShardFile(task.path, task.path.stat().st_size, task.folder)
-    findings = []
+    findings = list[Finding]()
     meter = Meter()
-    fields = {IMAGE: index.rows, **index.apart}
-    for row, name in itertools.product(range(len(index.rows)), fields):
-        entry = fields[name][row]
+    for row, part, start, name in _fields(parts):
+        entry = (part.rows if name == IMAGE else part.apart[name])[row - start]
         if entry["offset"] < 0:
             continue  # not stored as plain bytes
         try:
@@ -366,11 +357,12 @@ def _check_ranges(task: ShardCheck, index: IndexPart | None) -> list[Finding]:
             if checksum(entry.tobytes()[HEAD], data) != entry["checksum"]:
                 reason = "its checksum does not match"
             elif task.decode and name in task.schema:
-                reason = _undecodable_range(data, entry, task.schema[name], task)
-        except (CorruptShard, OverflowError, OSError) as error:
+                reason = range_fault(data, entry, task.schema[name], task.raw_shape)
+        except (CorruptShard, OverflowError) as error:
             reason = str(error)
         if reason:
-            findings.append(_record_finding(task, row, index, reason))
+            finding = _record_finding(task, row - start, part, reason)
+            findings.append(replace(finding, row=task.start + row))
         meter.add(images=int(name == IMAGE), size=int(entry["length"]), bad=bool(reason))
         if len(findings) >= MOST_FINDINGS:
             findings.append(_shard_finding(task, _UNEXAMINED.format(row + 1)))
@@ -379,13 +371,14 @@ def _check_ranges(task: ShardCheck, index: IndexPart | None) -> list[Finding]:
     return findings
 
 
-def _undecodable_range(data: bytes, entry: Any, field: Field, task: ShardCheck) -> str:
-    """Return why the bytes at an entry of the index cannot be decoded completely, or ""."""
-    kind = STORED_KINDS[entry["field"]]
-    if field.kind in ("image", "mask") and kind != ABSENT:
-        size = {"width": entry["width"], "height": entry["height"]}
-        return _undecodable_image(data, kind, field, size, task)
-    return _unreadable_array(data, field) if field.kind == "array" and kind != ABSENT else ""
+def _fields(parts: Iterable[IndexPart]) -> Iterator[tuple[int, IndexPart, int, str]]:
+    """Yield each row of a shard, the part that it is in, the part's first row, and each field."""
+    start = 0
+    for part in parts:
+        rows = range(start, start + len(part.rows))
+        for row, name in itertools.product(rows, (IMAGE, *part.apart)):
+            yield row, part, start, name
+        start = rows.stop
 
 
 _UNEXAMINED = f"it has {MOST_FINDINGS:,} damaged records; those after record {{}} were not checked"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.dataset.manifest import Manifest, dataset_directories
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.errors import BadImage
 from shardkit.system.files import as_text
 from shardkit.verification.record_comparison import ComparisonResult, SourceComparison
@@ -51,14 +51,13 @@ class AttachedSource(NamedTuple):
 
 
 def attach_source(
-    tasks: Sequence[ShardCheck], directory: Path, manifests: Mapping[str, Manifest], root: Any
+    tasks: Sequence[ShardCheck], splits: Mapping[str, OpenedDataset], root: Any
 ) -> AttachedSource:
     """Find the source file of each record.
 
     Args:
         tasks: The readable shards.
-        directory: The dataset.
-        manifests: The intact manifests, by split name.
+        splits: The dataset of each split with an intact manifest, by name.
         root: The source.
 
     Raises:
@@ -68,21 +67,22 @@ def attach_source(
     findings: list[Finding] = []
     attached = {(task.split, task.entry.name): task for task in tasks}
     left_out = 0
-    for origins in match_sources(directory, manifests, root):
+    names = OpenedDirectory(next(iter(splits.values())).top).splits.keys()
+    for origins in match_sources(splits, root):
         scan = next(iter(origins.values())).scan
         findings += [
             Finding(file=split, reason="it is a split of the source but not of the dataset")
-            for split in sorted(scan.splits.keys() - dataset_directories(directory).keys())
+            for split in sorted(scan.splits.keys() - names)
             if len(scan.splits[split]) or scan.problems.get(split)
         ]
         for split, origin in origins.items():
-            prefix = f"{split}/" if split else ""
+            prefix = splits[split].prefix
             rows, wrong = match_rows(origin, prefix)
             findings += [*origin.findings, *wrong, *_good_ones(origin, prefix)]
             left_out += origin.left_out
-            names = {entry.name for entry in origin.part.manifest.shards}
+            shards = {entry.name for entry in origin.part.manifest.shards}
             for task in tasks:
-                if task.split == split and task.entry.name in names and rows:
+                if task.split == split and task.entry.name in shards and rows:
                     start = task.start - origin.part.start
                     against = SourceComparison(
                         source=scan.source,
@@ -121,7 +121,7 @@ def report_source(
 
 
 def _name(root: Any) -> str:
-    if isinstance(root, (list, tuple)) and all(isinstance(each, (str, Path)) for each in root):
+    if isinstance(root, (list, tuple)) and all(isinstance(path, (str, Path)) for path in root):
         return ", ".join(map(_name, root))
     is_path = isinstance(root, (str, Path))
     return as_text(Path(root).resolve().name) if is_path else type(root).__name__

@@ -6,24 +6,25 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from shardkit.contracts import Entry, Images, Scan
 from shardkit.conversion.plan import as_stored, software_of
-from shardkit.conversion.recipe import Recipe
-from shardkit.dataset.index import Index, string_files
+from shardkit.dataset.index import string_files
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
-from shardkit.dataset.parts import Part, parts_of
+from shardkit.dataset.opened import OpenedDataset
+from shardkit.dataset.parts import Part, dataset_parts
 from shardkit.dataset.reports import EXCLUDED, excluded_paths
 from shardkit.errors import CorruptDataset, Problem, UsageError
-from shardkit.record import Schema
+from shardkit.kinds.field import Schema
+from shardkit.recipe import Recipe
 from shardkit.registry import get_format, get_source, source_names
 from shardkit.sources.divided import reopen
-from shardkit.sources.samples import Samples
-from shardkit.system.files import as_name, has_sha256
+from shardkit.sources.samples import SampleOptions, Samples
+from shardkit.system.files import has_sha256
 from shardkit.system.text import is_within, quoted
 from shardkit.verification.shard_check import Finding
 
@@ -108,56 +109,104 @@ def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) ->
         )
     manifest = next(iter(manifests.values()))
     names = manifest.source.get("fields")
-    opened = Samples(samples, schema=manifest.fields_by_name, fields=names)
+    options = SampleOptions(schema=manifest.fields_by_name, fields=names)
+    opened = Samples(samples, options)
     described = {split: manifest.source for split, manifest in manifests.items()}
     return reopen(lambda _: opened, described).scan(manifest.classes)
 
 
-def match_sources(
-    directory: Path, manifests: Mapping[str, Manifest], source: Any
-) -> list[dict[str, SourceMatch]]:
+def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[dict[str, SourceMatch]]:
     """Find the source files of each part of a dataset, by split.
 
     Args:
-        directory: The dataset.
-        manifests: Each split's manifest, by split name ("" without splits).
+        splits: The dataset of each split, by name ("" without splits).
         source: The source; for several parts, a source for each, or one path for all.
 
     Raises:
         CorruptDataset: If a manifest does not state how its dataset was made.
         UsageError: If there are more or fewer sources than parts, or one cannot be the source.
     """
-    parts = {split: parts_of(manifest) for split, manifest in manifests.items()}
+    parts = {split: dataset_parts(dataset.manifest) for split, dataset in splits.items()}
     count = max(map(len, parts.values()))
     sources = [source]
     names = [part.manifest.source.get("name") for part in next(iter(parts.values()))]
     remedy = (
-        f"{directory} has {count} parts, made from {', '.join(map(quoted, names))}: give one "
-        "source for each, in this order, or a single one for all"
+        f"{_top(splits)} has {count} parts, made from {', '.join(map(quoted, names))}: give one "
+        "source for each, in this order (in a command, repeat the option), or a single one for all"
     )
     if count > 1:
         is_one = isinstance(source, (str, Path))
         sources = [source] * count if is_one else list(source)
         if len(sources) != count:
             raise UsageError(f"{remedy}; not {len(sources)}")
-    found = []
+    stored = {
+        split: stored_parts(splits[split], split_parts) for split, split_parts in parts.items()
+    }
+    matches = []
     for number, root in enumerate(sources):
-        own = {split: each[number] for split, each in parts.items() if number < len(each)}
-        scan = scan_source(root, {split: part.manifest for split, part in own.items()})
+        at_number = {
+            split: split_parts[number]
+            for split, split_parts in parts.items()
+            if number < len(split_parts)
+        }
+        scan = scan_source(root, {split: part.manifest for split, part in at_number.items()})
         elsewhere = {
             split: {
                 path
-                for other, part in enumerate(each)
+                for other, texts in enumerate(of_parts)
                 if other != number and _is_same(sources[other], root)
-                for path in stored_texts(directory / as_name(split), part, "paths") or ()
+                for path in texts.paths or ()
             }
-            for split, each in parts.items()
+            for split, of_parts in stored.items()
         }
+        so_far = {split: of_parts[: number + 1] for split, of_parts in stored.items()}
         try:
-            found.append(find_origins(directory, own, scan, elsewhere))
+            matches.append(find_origins(splits, at_number, scan, so_far, elsewhere))
         except UsageError as error:
-            raise UsageError(f"{error} ({remedy})" if count > 1 else str(error)) from error
-    return found
+            if count == 1:
+                raise
+            raise UsageError(f"{remedy}. For part {number + 1}: {error}") from error
+    return matches
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """What the rows of a part are made from."""
+
+    paths: list[str] | None
+    """Path of each row; None if that part of the index is damaged."""
+    keys: list[str] | None
+    """Key of each row; None if that part of the index is damaged."""
+    skipped: frozenset[str]
+    """Paths of the bad files that the conversion left out."""
+
+    def has(self, entry: Entry) -> bool:
+        """Return whether ``append --skip-existing`` leaves an image out because of this part."""
+        return (
+            entry.path in self.path_set or entry.key in self._key_set or entry.path in self.skipped
+        )
+
+    @cached_property
+    def path_set(self) -> frozenset[str]:
+        """All paths."""
+        return frozenset(self.paths or ())
+
+    @cached_property
+    def _key_set(self) -> frozenset[str]:
+        return frozenset(self.keys or ())
+
+
+def stored_parts(dataset: OpenedDataset, parts: Sequence[Part]) -> list[StoredPart]:
+    """Return what the rows of each part of a dataset are made from."""
+    paths, keys = (_stored_texts(dataset, parts, name) for name in ("paths", "keys"))
+    return [
+        StoredPart(of_part, its_keys, frozenset(bad.path for bad in part.manifest.skipped))
+        for of_part, its_keys, part in zip(paths, keys, parts, strict=True)
+    ]
+
+
+def _top(splits: Mapping[str, OpenedDataset]) -> Path:
+    return next(iter(splits.values())).top
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -167,17 +216,20 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def find_origins(
-    directory: Path,
+    splits: Mapping[str, OpenedDataset],
     parts: Mapping[str, Part],
     scan: Scan,
+    stored: Mapping[str, Sequence[StoredPart]],
     elsewhere: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict[str, SourceMatch]:
     """Find the source files of a dataset, or of each of its splits.
 
     Args:
-        directory: The dataset.
+        splits: As for `match_sources`.
         parts: The part that was made from the source, by split name ("" without splits).
         scan: The result of `scan_source`.
+        stored: The rows of all parts up to this one, by split: images in the others may have been
+            left out.
         elsewhere: Paths of images of the source that are in other parts, by split.
 
     Raises:
@@ -185,7 +237,7 @@ def find_origins(
         UsageError: If the source contains none of the files.
     """
     origins = {
-        split: _find_origin(part, split, scan, directory / as_name(split), elsewhere.get(split, ()))
+        split: _find_origin(part, splits[split], scan, stored[split], elsewhere.get(split, ()))
         for split, part in parts.items()
     }
     known = [origin for origin in origins.values() if origin.stored]
@@ -198,17 +250,23 @@ def find_origins(
             part.manifest.classes is None for part in parts.values()
         ):
             why = "it had no folders then, and folders are now taken for classes"
+        made = str(_top(splits))
+        if any(part.manifest.rows != part.rows for part in parts.values()):
+            made = f"this part of {made}"
         raise UsageError(
-            f"{scan.source} contains none of the files that {directory} was made from; {why}"
+            f"{scan.source} contains none of the files that {made} was made from; {why}"
         )
     return origins
 
 
 def _find_origin(
-    part: Part, split: str, scan: Scan, place: Path, elsewhere: Collection[str]
+    part: Part,
+    dataset: OpenedDataset,
+    scan: Scan,
+    parts: Sequence[StoredPart],
+    elsewhere: Collection[str],
 ) -> SourceMatch:
-    manifest = part.manifest
-    prefix = f"{split}/" if split else ""
+    manifest, split, prefix = part.manifest, dataset.split, dataset.prefix
     recipe, seed, limit = how_made(manifest)
     findings = []
     if split not in scan.splits and manifest.shards:
@@ -226,8 +284,15 @@ def _find_origin(
     listed = source.of(scan.source.relist(scan, split, manifest.skipped))
     if elsewhere:
         listed = _only(listed, lambda path: path not in elsewhere)
-    stored = stored_texts(place, part, "paths")
-    excluded = _excluded(place, manifest, listed.paths(), stored)
+    *earlier, here = parts
+    stored = here.paths
+    if earlier:
+        listed = listed.take(
+            row
+            for row, entry in enumerate(listed.entries)
+            if entry.path in here.path_set or not any(texts.has(entry) for texts in earlier)
+        )
+    excluded = _excluded(dataset.path, manifest, listed.paths(), stored)
     if excluded:
         listed = _only(listed, lambda path: path not in excluded)
     if not scan.whole and stored is not None:
@@ -257,7 +322,7 @@ def _find_origin(
         changed_software=changed,
         exact=changed.keys() <= set(storage.libraries),
         stored=stored,
-        keys=stored_texts(place, part, "keys"),
+        keys=here.keys,
         findings=findings,
     )
 
@@ -281,8 +346,8 @@ def _excluded(
     there = set(stored or ())
     named = excluded_paths(place, manifest.files)
     if named is None:
-        found = dict.fromkeys(path for path in listed if path not in there)
-        return found if stored is not None and len(found) == count else {}
+        excluded = dict.fromkeys(path for path in listed if path not in there)
+        return excluded if stored is not None and len(excluded) == count else {}
     return dict.fromkeys(path for path in listed if path in named and path not in there)
 
 
@@ -307,23 +372,25 @@ def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
         ) from error
 
 
-def stored_texts(place: Path, part: Part, name: str) -> list[str] | None:
-    """Return the key or path of each row of a part; None if these files differ from the manifest.
+def _stored_texts(
+    dataset: OpenedDataset, parts: Sequence[Part], name: str
+) -> Sequence[list[str] | None]:
+    """Return the key or path of each row, by part; None if these files differ from the manifest.
 
     Args:
-        place: The dataset.
-        part: The part.
+        dataset: The dataset.
+        parts: The parts.
         name: ``keys`` or ``paths``.
     """
-    files = [entry for entry in part.manifest.files if entry.name in string_files(name)]
+    files = [entry for entry in dataset.manifest.files if entry.name in string_files(name)]
+    place = dataset.path
     if not files or not all(has_sha256(place / file.name, file.sha256, place) for file in files):
-        return None
-    index = Index(place, part.rows)
-    rows = slice(part.start, part.start + part.manifest.rows)
+        return [None] * len(parts)
     try:
-        return list((index.paths() if name == "paths" else index.keys())[rows])
+        texts = dataset.index.paths() if name == "paths" else dataset.index.keys()
+        return [texts[part.start : part.start + part.manifest.rows] for part in parts]
     except (CorruptDataset, ValueError):
-        return None
+        return [None] * len(parts)
 
 
 def match_rows(origin: SourceMatch, prefix: str) -> tuple[list[Entry | None], list[Finding]]:
@@ -347,7 +414,7 @@ def match_rows(origin: SourceMatch, prefix: str) -> tuple[list[Entry | None], li
     stored = origin.stored
     by_path = {entry.path: entry for entry in entries}
     if list(by_path) == stored:
-        return list(entries), []
+        return list(by_path.values()), []
     there = set(stored)
     findings = [
         Finding(file=prefix + path, reason="it is in the source but not in the dataset")
@@ -357,9 +424,11 @@ def match_rows(origin: SourceMatch, prefix: str) -> tuple[list[Entry | None], li
         if count > 1:
             findings.append(Finding(file=prefix + path, reason=f"it is stored {count} times"))
     expected = [path for path in by_path if path in there]
-    found = [path for path in stored if path in by_path]
-    wrong = next((pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1]), None)
-    if wrong and len(found) == len(expected):
+    still_present = [path for path in stored if path in by_path]
+    wrong = next(
+        (pair for pair in zip(still_present, expected, strict=False) if pair[0] != pair[1]), None
+    )
+    if wrong and len(still_present) == len(expected):
         reason = f"rows are in the wrong order: {wrong[0]} is in the place of {wrong[1]}"
         findings.append(Finding(file=prefix + MANIFEST_NAME, reason=reason))
     return [by_path.get(path) for path in stored], findings

@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardkit.dataset.attached import is_replaced, shards_folder
-from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME, Index, require_counts
-from shardkit.dataset.manifest import (
-    FACTS_NAME,
-    MANIFEST_NAME,
-    AttachedManifest,
-    Manifest,
-    ShardEntry,
-    SplitsManifest,
-    load_any_manifest,
-    load_manifest,
-    split_directory,
-)
-from shardkit.dataset.parts import Part, parts_of
+from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.errors import CorruptDataset, UsageError
-from shardkit.record import describe_schema, dump_json, load_json
+from shardkit.options import about, option, require_valid, takes
 from shardkit.stores.urls import as_local, as_url
-from shardkit.system.files import as_name, as_text, sha256_of
+from shardkit.system.files import as_text
 from shardkit.system.pool import Report, run_tasks
-from shardkit.system.safe_paths import is_file, status_of
+from shardkit.verification.file_check import check_files
 from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.remote import RemoteChecks, mirrored
-from shardkit.verification.shard_check import CheckedShard, Finding, ShardCheck, check_shard
+from shardkit.verification.shard_check import Finding, ShardCheck, check_shard
 from shardkit.verification.source_comparison import SourceReport, attach_source, report_source
-
-_SAID = ("format", "classes", "schema", "raw_shape", "recipe", "source")
-"""Entries of the manifest that each shard repeats in its metadata."""
-
-_Run = Callable[[list[ShardCheck]], Iterator[tuple[ShardCheck, CheckedShard]]]
 
 LEVELS = ("quick", "full", "decode")
 
@@ -71,121 +52,153 @@ class Verification:
         return not self.findings
 
 
-def verify(  # noqa: PLR0913 - the options of the command
-    directory: str | Path,
-    level: str = "full",
-    *,
-    against: Any = None,
-    root: str | Path | None = None,
-    workers: int = 1,
-    on_progress: Report | None = None,
-) -> Verification:
+@dataclass(frozen=True)
+class VerifyOptions:
+    """The options of `verify`."""
+
+    level: str = option(
+        "full",
+        help="quick: check manifest, files, sizes and index. full: also each shard's and record's "
+        "checksum. decode: also each image's pixels.",
+        choices=LEVELS,
+    )
+    _: KW_ONLY
+    against: Any = option(
+        None,
+        help="Also compare each record with its file in SRC. Repeat it for each part of a merged "
+        "dataset, in order, unless all have the same source.",
+        metavar="SRC",
+        is_repeated=True,
+    )
+    root: str | Path | None = option(
+        None,
+        help="Folder of the archives of an attached dataset.",
+        metavar="DIR",
+        shown="where `attach` found them",
+    )
+    workers: int = option(1, help="Number of processes.", minimum=1, shown="number of CPUs")
+    on_progress: Report | None = option(
+        None, help="Called with the progress since the last call.", is_keyword_only=True
+    )
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        if self.against is not None and self.level == "quick":
+            raise UsageError("against= requires level='full' or 'decode': quick reads no records")
+
+
+@dataclass(frozen=True)
+class _Directory:
+    directory: str | Path = field(
+        metadata=about(
+            "The dataset, or its URL in an object store: shards are fetched to a temporary "
+            "folder, one for each worker at a time.",
+        )
+    )
+
+
+@dataclass(frozen=True)
+class VerifyArguments(VerifyOptions, _Directory):
+    """The arguments of `verify`."""
+
+
+@takes(VerifyArguments)
+def verify(options: VerifyArguments) -> Verification:
     """Check the dataset in ``directory``, or all of its splits.
 
-    Args:
-        directory: The dataset, or its URL in an object store: shards are fetched to a temporary
-            folder, one for each worker at a time.
-        level: ``quick`` checks manifests, the index, and presence and size of all files; ``full``
-            also each shard's SHA-256 and each record; ``decode`` also decodes each image.
-        against: The folder, or the Python samples, that the dataset was made from; a list of these,
-            one for each part, if it was merged or appended to, unless all are the same. The dataset
-            must contain exactly its files, each once, with the manifest's order and labels. Each
-            record must equal its
-            converted file: byte for byte, or, if other library versions encoded it, with a PSNR of
-            at least `record_comparison.ALIKE_PSNR`.
-        root: Folder of the archives of an attached dataset, whose records are compared with the
-            index, and whose bytes with their SHA-256; None means where `shardkit.attach` found
-            them.
-        workers: Number of processes.
-        on_progress: Called with the progress since the last call.
+    ``against`` is the folder, or the Python samples, that the dataset was made from; or a list of
+    these, one for each part. The dataset must contain exactly its files, each once, with the
+    manifest's order and labels. Each record must equal its converted file: byte for byte, or, if
+    other library versions encoded it, with a PSNR of at least `record_comparison.ALIKE_PSNR`. The
+    records of an attached dataset are compared with the index, and the bytes of its archives with
+    their SHA-256.
 
     Raises:
         UsageError: If there is no dataset, its manifest is of a newer version, or ``against``
             cannot be its source.
     """
-    if level not in LEVELS:
-        raise UsageError(f"level={level!r} is unknown; choose from {', '.join(LEVELS)}")
-    if against is not None and level == "quick":
-        raise UsageError("against requires level='full' or 'decode': 'quick' reads no records")
-    url = as_url(directory)
+    against, url = options.against, as_url(options.directory)
+    remote = None if url is None else RemoteChecks(url)
+    verification = Verification(level=options.level)
+    verifier = _Verifier(verification, against, options.workers, options.on_progress, remote)
     if url is None:
-        run = partial(run_tasks, check_shard, workers=workers, on_progress=on_progress)
-        archives = None if root is None else Path(root)
-        return _verify(Path(as_local(directory)), level, against, run, root=archives)
-    remote = RemoteChecks(url)
-    run = partial(run_tasks, remote.check, workers=workers, on_progress=on_progress)
-    with mirrored(url) as place:
-        result = _verify(place, level, against, run, remote.stored_digests)
+        root = None if options.root is None else Path(options.root)
+        return verifier.run(Path(as_local(options.directory)), root)
+    with mirrored(url) as mirror:
+        result = verifier.run(mirror)
         result.findings = [
-            replace(each, reason=each.reason.replace(str(place), url)) for each in result.findings
+            replace(finding, reason=finding.reason.replace(str(mirror), url))
+            for finding in result.findings
         ]
     return result
 
 
-def _verify(  # noqa: PLR0913 - all from one caller
-    directory: Path,
-    level: str,
-    against: Any,
-    run: _Run,
-    check_quickly: Callable[[list[ShardCheck]], list[Finding]] = lambda _: [],
-    *,
-    root: Path | None = None,
-) -> Verification:
-    """Verify a local dataset, or the mirror of a remote one.
+@dataclass(frozen=True)
+class _Verifier:
+    """A verification of a local dataset, or of the mirror of a remote one."""
 
-    ``run`` checks each shard completely, and ``check_quickly`` all of them without reading them.
-    """
-    result = Verification(level=level)
-    left_out = 0
-    manifests = dict(_manifests(directory, result))
-    by_split = {prefix.removesuffix("/"): manifest for prefix, manifest in manifests.items()}
-    result.manifests = {split: manifest.digest for split, manifest in by_split.items()}
-    named = {MANIFEST_NAME}
-    tasks: list[ShardCheck] = []
-    for prefix, manifest in manifests.items():
-        if against is not None and isinstance(manifest, AttachedManifest):
-            raise UsageError(
-                f"{directory} is attached, so it is always compared with its archives: leave "
-                "against out"
-            )
-        result.attached |= isinstance(manifest, AttachedManifest)
-        place = directory / as_name(prefix)
-        folder = shards_folder(place, manifest, root)
-        tasks += _check_files(directory, prefix, manifest, folder, result)
-        names = (MANIFEST_NAME, FACTS_NAME, *(entry.name for entry in manifest.entries))
-        named |= {prefix + name for name in names}
-    if result.datasets:
-        result.extras = _others(directory, named)
-    if against is not None and manifests:
-        attached = attach_source(tasks, directory, by_split, against)
-        tasks, left_out = attached.tasks, attached.left_out
-        result.findings += [replace(finding, source=True) for finding in attached.findings]
-    if level != "quick":
-        compared = _examine(run, tasks, result)
-        if against is not None and result.ok:
-            result.source = report_source(against, compared, left_out)
-    else:
-        result.findings += check_quickly(tasks)
-    result.findings.sort(
-        key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
-    )
-    return result
+    result: Verification
+    against: Any
+    workers: int
+    on_progress: Report | None
+    remote: RemoteChecks | None
 
+    def run(self, directory: Path, root: Path | None = None) -> Verification:
+        """Check the dataset in ``directory``."""
+        result, against = self.result, self.against
+        left_out = 0
+        splits = {dataset.split: dataset for dataset in _datasets(directory, root, result)}
+        result.manifests = {name: dataset.manifest.digest for name, dataset in splits.items()}
+        named = {MANIFEST_NAME}
+        tasks: list[ShardCheck] = []
+        for dataset in splits.values():
+            manifest = dataset.manifest
+            if against is not None:
+                manifest.require_own_shards(
+                    f"{directory} is attached, so it is always compared with its archives: leave "
+                    "against= out"
+                )
+            result.attached |= manifest.archives is not None
+            result.datasets += 1
+            result.shards += len(manifest.shards)
+            result.bytes += manifest.bytes
+            findings, checks = check_files(dataset, decode=result.level == "decode")
+            result.findings += findings
+            tasks += checks
+            names = (MANIFEST_NAME, FACTS_NAME, *(entry.name for entry in manifest.entries))
+            named |= {dataset.prefix + name for name in names}
+        if result.datasets:
+            result.extras = _other_files(directory, named)
+        if against is not None and splits:
+            attached = attach_source(tasks, splits, against)
+            tasks, left_out = attached.tasks, attached.left_out
+            result.findings += [replace(finding, source=True) for finding in attached.findings]
+        if result.level != "quick":
+            compared = self._check_shards(tasks)
+            if against is not None and result.ok:
+                result.source = report_source(against, compared, left_out)
+        elif self.remote is not None:
+            result.findings += self.remote.stored_digests(tasks)
+        result.findings.sort(
+            key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
+        )
+        return result
 
-def _examine(
-    run: _Run, tasks: list[ShardCheck], result: Verification
-) -> dict[str, ComparisonResult]:
-    """Check all shards; return the comparison of each split with its source."""
-    twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
-    compared: dict[str, ComparisonResult] = {}
-    for task, examined in run(tasks):
-        result.records += examined.records
-        result.findings += examined.findings
-        if examined.sha256 != task.entry.sha256:
-            result.findings.append(_other_content(task, twins.get(examined.sha256)))
-        if examined.compared:
-            compared.setdefault(task.prefix, ComparisonResult()).add(examined.compared)
-    return compared
+    def _check_shards(self, tasks: list[ShardCheck]) -> dict[str, ComparisonResult]:
+        """Check all shards; return the comparison of each split with its source."""
+        check = check_shard if self.remote is None else self.remote.check
+        twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
+        compared: dict[str, ComparisonResult] = {}
+        for task, checked in run_tasks(
+            check, tasks, workers=self.workers, on_progress=self.on_progress
+        ):
+            self.result.records += checked.records
+            self.result.findings += checked.findings
+            if checked.sha256 != task.entry.sha256:
+                self.result.findings.append(_other_content(task, twins.get(checked.sha256)))
+            if checked.compared:
+                compared.setdefault(task.prefix, ComparisonResult()).add(checked.compared)
+        return compared
 
 
 def _other_content(task: ShardCheck, twin: str | None) -> Finding:
@@ -195,145 +208,37 @@ def _other_content(task: ShardCheck, twin: str | None) -> Finding:
     return Finding(file=task.prefix + task.entry.name, reason=reason)
 
 
-def _manifests(directory: Path, result: Verification) -> Iterator[tuple[str, Manifest]]:
-    """Yield each dataset's prefix and manifest; a damaged manifest becomes a finding."""
+def _datasets(directory: Path, root: Path | None, result: Verification) -> Iterator[OpenedDataset]:
+    """Yield each dataset with an intact manifest; a damaged manifest becomes a finding."""
     try:
-        top = load_any_manifest(directory)
+        splits = OpenedDirectory(directory, root=root).splits
     except CorruptDataset as error:
-        reason = str(error).removeprefix(f"{directory / MANIFEST_NAME} ")
+        reason = _with_it(error, directory / MANIFEST_NAME)
         result.findings.append(Finding(file=MANIFEST_NAME, reason=reason))
         return
-    if isinstance(top, Manifest):
-        yield "", top
-        return
-    yield from _split_manifests(directory, top, result)
-
-
-def _split_manifests(
-    directory: Path, top: SplitsManifest, result: Verification
-) -> Iterator[tuple[str, Manifest]]:
-    for split, digest in top.splits.items():
-        name = f"{split}/{MANIFEST_NAME}"
+    for dataset in splits.values():
+        name = dataset.prefix + MANIFEST_NAME
         try:
-            manifest = load_manifest(split_directory(directory, split))
+            if not dataset.belongs:
+                reason = "it does not belong to the other splits"
+                result.findings.append(Finding(file=name, reason=reason))
         except (CorruptDataset, UsageError) as error:
-            result.findings.append(Finding(file=name, reason=str(error)))
-            continue
-        if manifest.digest != digest:
-            reason = "it does not belong to the other splits"
+            reason = _with_it(error, directory / name)
             result.findings.append(Finding(file=name, reason=reason))
-        yield f"{split}/", manifest
-
-
-def _check_files(
-    directory: Path, prefix: str, manifest: Manifest, folder: Path, result: Verification
-) -> list[ShardCheck]:
-    """Check the index, and presence and size of every file; return the shards to read."""
-    place = directory / as_name(prefix)
-    result.datasets += 1
-    result.shards += len(manifest.shards)
-    result.bytes += manifest.bytes
-
-    def blame(name: str, reason: str) -> None:
-        result.findings.append(Finding(file=prefix + name, reason=reason))
-
-    before = len(result.findings)
-    present = []
-    for entry in (*manifest.shards, *manifest.files):
-        above = folder if isinstance(entry, ShardEntry) else place
-        path = above / entry.name
-        try:
-            status = status_of(above, as_name(entry.name))
-            if not stat.S_ISREG(status.st_mode):
-                blame(entry.name, "it is not a file")
-                continue
-            if (found := status.st_size) != entry.bytes:
-                blame(entry.name, f"it has {found} bytes; the manifest says {entry.bytes}")
-            elif is_replaced(entry, status):
-                blame(entry.name, "its modification time differs from the manifest")
-            elif not isinstance(entry, ShardEntry) and sha256_of(path, place) != entry.sha256:
-                blame(entry.name, f"its content was changed; {_remedy(entry.name, place)}")
-        except (FileNotFoundError, NotADirectoryError):
-            blame(entry.name, "it is missing")
             continue
-        except OSError as error:
-            blame(entry.name, f"it cannot be read: {error.strerror}")
-            continue
-        if isinstance(entry, ShardEntry):
-            present.append(entry.name)
-    if is_file(place, ROWS_NAME):
-        _check_index(place, manifest, blame, sound=len(result.findings) == before)
-    try:
-        parts = parts_of(manifest)
-    except CorruptDataset as error:
-        blame(MANIFEST_NAME, str(error))
-        return []
-    there = set(present)
-    return [
-        task
-        for part in parts
-        for task in _tasks(directory, prefix, part, folder, result.level, there)
-    ]
+        yield dataset
 
 
-def _others(directory: Path, named: set[str]) -> list[str]:
+def _with_it(error: Exception, path: Path) -> str:
+    """Return the message of an error with "it" for the path that it starts with."""
+    message = str(error)
+    return f"it {message.removeprefix(f'{path} ')}" if message.startswith(f"{path} ") else message
+
+
+def _other_files(directory: Path, named: set[str]) -> list[str]:
     """Return all other files, and links, which are not followed."""
-    found = []
+    paths = []
     for above, folders, files in os.walk(directory):
         links = [name for name in folders if os.path.islink(os.path.join(above, name))]
-        found += [os.path.relpath(os.path.join(above, name), directory) for name in files + links]
-    return sorted(name for name in map(as_text, found) if name not in named)
-
-
-def _remedy(name: str, place: Path) -> str:
-    if name.startswith(f"{INDEX_DIRECTORY}/"):
-        return f"to rebuild the index from the shards, run `shardkit index {place}`"
-    return "restore it from a copy"
-
-
-def _check_index(
-    place: Path, manifest: Manifest, blame: Callable[[str, str], None], *, sound: bool
-) -> None:
-    """Compare the index with the manifest; its content digest only if all files are ``sound``."""
-    try:
-        index = Index(place, manifest.rows)
-        require_counts(index.rows()["label"], manifest.class_counts)
-        counts = index.counts(manifest.fields_by_name, manifest.lacking)
-        content = manifest.content_digest
-        if sound:
-            content = index.content_digest(manifest.fields_by_name, manifest.lacking)
-    except CorruptDataset as error:
-        blame(ROWS_NAME, str(error))
-        return
-    for entry in manifest.schema:
-        if counts[entry.name] != entry.rows:
-            reason = f"it states {entry.rows} rows with {entry.name}; the index has "
-            blame(MANIFEST_NAME, f"{reason}{counts[entry.name]}")
-    if content != manifest.content_digest:
-        blame(MANIFEST_NAME, "it states another content digest than the index gives")
-
-
-def _tasks(  # noqa: PLR0913, PLR0917 - all from one caller
-    directory: Path, prefix: str, part: Part, folder: Path, level: str, present: set[str]
-) -> Iterator[ShardCheck]:
-    """Yield the shards of a part to check, each with the metadata that its conversion wrote."""
-    manifest, start = part.manifest, part.start
-    stated = {**vars(manifest), "schema": describe_schema(manifest.fields_by_name)}
-    said = load_json(dump_json({name: stated[name] for name in _SAID}))
-    for entry in manifest.shards:
-        if entry.name in present:
-            yield ShardCheck(
-                directory=directory / as_name(prefix),
-                folder=folder,
-                prefix=prefix,
-                entry=entry,
-                format=manifest.format,
-                start=start,
-                rows=part.rows,
-                decode=level == "decode",
-                raw_shape=manifest.raw_shape,
-                schema=manifest.fields_by_name,
-                lacking=part.lacking,
-                meta=said,
-            )
-        start += entry.rows
+        paths += [os.path.relpath(os.path.join(above, name), directory) for name in files + links]
+    return sorted(name for name in map(as_text, paths) if name not in named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,10 +41,61 @@ contenders = [
 ]
 table = harness.Table(name="small", title="small", baseline="folder")
 harness.run_interleaved(table, contenders, work, 1)
-report.write(work / "page.md", "small", report.markdown([table], "a command"))
-report.write_json(work / "plots", [table])
+(work / "page.md").write_text(report.markdown([table], "a command"), "utf-8")
+report.write_json(work / "results", [table], "a command")
 print(material.nearest(work / "references" / "crop"))
 """
+
+_SMOKE = """
+import sys
+from importlib import import_module
+
+import harness, run, serve
+from contenders.adapter import Task
+
+
+class Inside(harness.MeasurementProcess):
+    # A candidate in this process: the start of its own would take most of the time.
+    def __init__(self, contender, work):
+        self.contender, self._work = contender, work
+        harness._interpreter(contender)
+        adapter = import_module(f"contenders.{contender.adapter}").Adapter
+        options = dict(contender.options)
+        folder, sets = work / contender.folder, work / "sets"
+        task = Task(kind=contender.kind, folder=folder, sets=sets, options=options)
+        self._server = serve.Server(task, adapter)
+
+    def _answer(self):
+        return {}
+
+    def ask(self, what, **request):
+        try:
+            return getattr(self._server, what)(request)
+        except Exception as error:
+            raise harness.Failed(f"{type(error).__name__}: {error}") from error
+
+    def close(self):
+        del self._server
+
+
+harness.MeasurementProcess = Inside
+photos, name, work, results = sys.argv[1:]
+common = ["--rounds", "1", "--copies", "1", "--work", work, "--results", results]
+run.main([photos, "--only", name, *common])
+"""
+
+_LAUNCHES = """
+import sys
+
+import launches
+
+launches.fresh = lambda call: call()  # in this process: imports would take most of the time
+photos, work, results = sys.argv[1:]
+options = ["--rounds", "1", "--steps", "2", "--workers", "1", "--copies", "1"]
+launches.main([photos, "--work", work, "--results", results, *options])
+"""
+
+_WORKLOADS = ("crop", "raw", "arrays", "random", "cold", "convert", "options", "scaling", "monitor")
 
 _WRONG = {
     "mirrored": "def ordered(self): return ((i.flip(3), n) for i, n in super().ordered())",
@@ -72,9 +124,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """The work folder of a small run, and how near two of the photographs are."""
     work = tmp_path_factory.mktemp("work")
-    (work / "page.md").write_text(
-        "before\n\n<!-- bench: small -->\nbygone\n<!-- end bench -->\n\nafter\n", "utf-8"
-    )
     wrong = work / "wrong" / "contenders"
     wrong.mkdir(parents=True)
     for name, method in _WRONG.items():
@@ -99,14 +148,14 @@ def small(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 @pytest.fixture(scope="module")
 def notes(small: tuple[Path, float]) -> dict[str, str]:
     """The remark on each contender."""
-    results = json.loads((small[0] / "plots" / "small.json").read_text("utf-8"))["results"]
+    results = json.loads((small[0] / "results" / "small.json").read_text("utf-8"))["results"]
     return {one["name"]: one["note"] for one in results}
 
 
 def test_what_delivers_the_images_is_timed_and_what_does_not_is_not(
     small: tuple[Path, float],
 ) -> None:
-    results = json.loads((small[0] / "plots" / "small.json").read_text("utf-8"))["results"]
+    results = json.loads((small[0] / "results" / "small.json").read_text("utf-8"))["results"]
     assert [one["name"] for one in results if one["rates"]] == ["folder", "shardkit lmdb"]
     assert [len(one["rates"]) for one in results[:2]] == [1, 1]
 
@@ -133,34 +182,22 @@ def test_a_contender_that_cannot_be_measured_says_why(
     assert bool(notes[name]) == bool(reason)
 
 
-def test_a_table_stands_between_its_markers_with_command_machine_and_remarks(
-    small: tuple[Path, float],
-) -> None:
+def test_a_table_has_command_machine_commit_and_remarks(small: tuple[Path, float]) -> None:
     page = (small[0] / "page.md").read_text("utf-8")
-    assert page.startswith("before\n\n<!-- bench: small -->\n`a command`\n\n")
-    assert page.endswith("\n<!-- end bench -->\n\nafter\n")
-    assert "bygone" not in page
-    assert "cores of" in page
+    assert page.startswith("`a command`\n\n")
+    commit = r" at [0-9a-f]+(-dirty)?" if (ROOT / ".git").exists() else ""
+    assert re.search(rf"shardkit [\d.]+{commit}; \d+ cores of ", page)
     assert "| folder | " in page
     assert "| another library | | | | not installed: `scripts/bench/peers ffcv` |" in page
     assert str(ROOT) not in page
+    stored = json.loads((small[0] / "results" / "small.json").read_text("utf-8"))
+    assert stored["command"] == "a command"
 
 
 def test_another_photograph_is_farther_away_than_fast_decoding_may_be(
     small: tuple[Path, float],
 ) -> None:
     assert small[1] > 10  # twice harness.NEAR
-
-
-def test_a_page_without_markers_is_refused_before_anything_is_timed(
-    photos: Path, tmp_path: Path
-) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("<!-- bench: raw -->\n<!-- bench: crop -->\n<!-- end bench -->\n", "utf-8")
-    done = _run(photos, "--only", "crop,raw", "--write", page, "--work", tmp_path / "work")
-    assert done.returncode == 1
-    assert "lacks the lines <!-- bench: raw -->" in done.stderr
-    assert not (tmp_path / "work").exists()
 
 
 def test_data_of_other_photographs_are_not_used_again(photos: Path, tmp_path: Path) -> None:
@@ -176,8 +213,71 @@ def test_data_of_other_photographs_are_not_used_again(photos: Path, tmp_path: Pa
 def test_an_unknown_workload_is_refused_by_name(photos: Path) -> None:
     done = _run(photos, "--only", "crop,warm")
     assert done.returncode == 2
-    names = "crop, raw, arrays, random, cold, convert, options, scaling, monitor"
-    assert f"'warm' is none of {names}" in done.stderr
+    assert f"'warm' is none of {', '.join(_WORKLOADS)}" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty tiny photographs in two classes."""
+    folder = tmp_path_factory.mktemp("twenty")
+    random = np.random.default_rng(0)
+    for number in range(20):
+        blocks = random.integers(0, 256, (8, 10, 3), np.uint8)
+        path = folder / "ab"[number % 2] / f"{number:02d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(blocks).resize((320, 260)).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def smoke_work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of material and datasets, which the workloads share."""
+    return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", _WORKLOADS)
+def test_every_workload_measures_all_candidates_that_are_installed(
+    twenty: Path, smoke_work: Path, tmp_path: Path, workload: str
+) -> None:
+    done = _run_smoke(_SMOKE, twenty, workload, smoke_work, tmp_path / "results")
+    assert done.returncode == 0, done.stderr
+    tables = [json.loads(path.read_text("utf-8")) for path in (tmp_path / "results").iterdir()]
+    results = [result for table in tables for result in table["results"]]
+    unmeasured = {one["name"]: one["note"] for one in results if not one["rates"]}
+    missing = ("not installed: ", "RuntimeError: TurboJPEG 3 is not installed")
+    assert len(unmeasured) < len(results)
+    assert not {name: note for name, note in unmeasured.items() if not note.startswith(missing)}
+
+
+@pytest.mark.slow
+def test_launches_measures_every_load_with_every_engine(
+    twenty: Path, smoke_work: Path, tmp_path: Path
+) -> None:
+    done = _run_smoke(_LAUNCHES, twenty, smoke_work, tmp_path / "launches.json")
+    assert done.returncode == 0, done.stderr
+    (phases,) = json.loads((tmp_path / "launches.json").read_text("utf-8"))["rounds"]
+    loads = ("JPEG, random crop", "raw 224 x 224", "Python transform")
+    engines = ("thread", "process")
+    expected = {f"{load}, {engine}, 1 worker" for load in loads for engine in engines}
+    assert set(phases) == {"no loader", *expected}
+    for name, phase in phases.items():
+        assert len(phase["launch"]) == len(phase["wait"]) == 2
+        assert min(phase["launch"]) > 0
+        assert f"| {name} | " in done.stdout
+
+
+def _run_smoke(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script that imports the suite, without any peers."""
+    environment = {**os.environ, "PYTHONPATH": str(BENCH), "SHARDKIT_PEERS": os.devnull}
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=280,
+    )
 
 
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -14,10 +14,11 @@ import pytest
 from forging import make_jpegs, restate
 from helpers import make_dataset
 
-from shardkit import CorruptShard, verify
+from shardkit import verify
 from shardkit.dataset.index import ROW
 from shardkit.dataset.index_builder import index_shard, open_records
 from shardkit.dataset.manifest import Manifest
+from shardkit.errors import CorruptShard
 from shardkit.formats import webdataset
 from shardkit.formats.hdf5 import Hdf5Reader
 from shardkit.record import MAX_KEY_BYTES, Record

@@ -183,7 +183,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_disk_too_small_is_told_with_the_shortfall(full: dict[str, Any], to: str) -> None:
     code, stdout, stderr = full[to]["steps"][0]
-    assert (code, stdout) == (1, "")
+    assert code == json.loads(stdout)["exit_code"] == 1
     assert stderr.startswith("shardkit: error: ")
     assert stderr.count("\n") == 1
     assert full[to]["target"] in stderr
@@ -193,7 +193,7 @@ def test_a_disk_too_small_is_told_with_the_shortfall(full: dict[str, Any], to: s
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_disk_that_becomes_full_is_told(full: dict[str, Any], to: str) -> None:
     code, stdout, stderr = full[to]["steps"][1]
-    assert (code, stdout) == (1, ""), stderr
+    assert code == json.loads(stdout)["exit_code"] == 1, stderr
     assert stderr.startswith("shardkit: error: ")
     assert stderr.count("\n") == 1
     assert full[to]["target"] in stderr

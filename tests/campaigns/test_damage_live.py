@@ -16,12 +16,12 @@ import torch
 from helpers import FORMATS, make_dataset, make_tree, png
 from torch.utils.data import DataLoader
 
-from shardkit import LoaderOptions, collate, make_loader, open_dataset
+from shardkit import collate, make_loader, open_dataset
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset import index_reader
 from shardkit.errors import CorruptDataset
+from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.testing.tools import call_in
 
@@ -101,10 +101,13 @@ def loading(engine: str, place: Path, verify: bool | None) -> Iterator[np.ndarra
     if engine == "DataLoader":
         yield from map(images_of, DataLoader(dataset, BATCH, num_workers=2, collate_fn=collate))
         return
-    options = LoaderOptions(
-        engine=engine, num_workers=2, prefetch_factor=1, start_method=START[engine]
-    )
-    loader = make_loader(dataset, BATCH, options=options)
+    options: dict[str, Any] = {
+        "engine": engine,
+        "num_workers": 2,
+        "prefetch_factor": 1,
+        "start_method": START[engine],
+    }
+    loader = make_loader(dataset, BATCH, **options)
     with contextlib.closing(loader):
         yield from map(images_of, loader)
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from helpers import FORMATS, make_dataset, make_folder, python, tree
 
-from shardkit import LoaderOptions, describe, make_loader, open_dataset, verify
+from shardkit import describe, make_loader, open_dataset, verify
 from shardkit.dataset import handles
-from shardkit.errors import CorruptDataset, CorruptRecord, UsageError
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.testing.tools import call_in
 
 READ_ALL = """
@@ -38,8 +38,8 @@ from shardkit.__main__ import main
 dataset = shardkit.open_dataset(sys.argv[1], decode="numpy", verify=True)
 samples = [label for _, label in dataset[:]]
 for engine in ("thread", "process"):
-    options = shardkit.LoaderOptions(engine=engine, num_workers=2, start_method="auto")
-    given = shardkit.make_loader(dataset, 1, options=options)
+    options = dict(engine=engine, num_workers=2, start_method="auto")
+    given = shardkit.make_loader(dataset, 1, **options)
     assert sum(len(labels) for _, labels in given) == len(samples)
     given.close()
 assert shardkit.verify(sys.argv[1], "decode").ok
@@ -125,9 +125,17 @@ def test_a_dataset_of_another_user_is_read_without_permission_to_write(place: Pa
 def _refused(place: Path) -> str:
     try:
         samples_of(place)
-    except (CorruptDataset, UsageError) as error:
+    except (CorruptDataset, UsageError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return "read"
+
+
+def _unread(place: Path) -> list[str]:
+    """Return what verify finds, or the error of a folder that it may not look into."""
+    try:
+        return _verified(place)
+    except OSError as error:
+        return [str(error)]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
@@ -137,10 +145,10 @@ def test_a_file_that_may_not_be_read_is_named(place: Path, name: str) -> None:
     name = open_dataset(place).manifest.shards[0].name if name == "shard" else name
     (place / name).chmod(0)
     found = call_in("fork", as_nobody, _refused, place)
-    assert found.startswith("Corrupt")
+    assert found.startswith("PermissionError")  # an error of the machine is not damage
     assert f"{place}/{name}" in found
     assert "ermission denied" in found
-    assert call_in("fork", as_nobody, _verified, place)  # and not a traceback
+    assert call_in("fork", as_nobody, _unread, place)
 
 
 # Without locks.
@@ -218,8 +226,9 @@ def test_a_network_gives_right_samples_or_errors_that_name_them(
         Network(patch, how)
         try:
             found = list(dataset[:])
-        except CorruptDataset as error:
+        except (CorruptDataset, OSError) as error:
             assert how != "no RWF_NOWAIT"
+            assert isinstance(error, CorruptDataset) == (how == "short")  # noqa: PT017
             assert str(place) in str(error)  # noqa: PT017 - short reads may also be continued
         else:
             assert found == expected
@@ -229,7 +238,7 @@ def test_a_network_gives_right_samples_or_errors_that_name_them(
 
 @pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("how", ["ESTALE", "EIO", "short"])
-def test_an_image_that_a_network_does_not_give_names_its_record(
+def test_an_image_that_a_network_does_not_give_names_its_shard(
     place: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     dataset = open_dataset(place, decode="bytes")
@@ -246,10 +255,9 @@ def test_an_image_that_a_network_does_not_give_names_its_record(
         if how == "short":
             assert list(dataset[:]) == expected
             return
-        with pytest.raises(CorruptRecord, match=os.strerror(getattr(errno, how))) as caught:
+        with pytest.raises(OSError, match=os.strerror(getattr(errno, how))) as caught:
             dataset[4]
-    for part in (dataset.keys[4], dataset.paths[4], str(place / "shard-"), "byte "):
-        assert part in str(caught.value)
+    assert str(place / "shard-") in str(caught.value)
     assert dataset[4] == expected[4]
 
 
@@ -263,8 +271,8 @@ def test_a_filesystem_that_takes_no_advice_is_read(
     monkeypatch.setattr(os, "posix_fadvise", refuse)
     monkeypatch.setattr(handles, "_NOWAIT", 0)
     assert samples_of(place) == expected
-    options = LoaderOptions(engine="thread", num_workers=2)
-    loader = make_loader(open_dataset(place, decode="numpy"), 1, shuffle=True, options=options)
+    options: dict[str, Any] = {"engine": "thread", "num_workers": 2}
+    loader = make_loader(open_dataset(place, decode="numpy"), 1, shuffle=True, **options)
     assert sum(len(labels) for _, labels in loader) == 6
     loader.close()
 

@@ -72,7 +72,7 @@ def test_the_package_makes_no_code_and_no_objects_of_data(path: Path) -> None:
                 from_pickle = ast.unparse(called.value) == "pickle"
                 # From our own processes: exceptions of a worker, calls of a parent, samples that
                 # this process spooled to an unnamed place.
-                own = ("failure.py", "library_process.py", "process.py", "spool.py")
+                own = ("failure.py", "helper.py", "process.py", "spool.py")
                 from_worker = path.name in own
                 fine = not from_pickle or called.attr == "dumps" or from_worker
                 assert fine, f"{path}:{node.lineno}"
@@ -295,7 +295,7 @@ def test_no_arrow_or_parquet_file_leads_to_another(
 ) -> None:
     """A process of its own reads them, so only the kernel sees what is opened."""
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(library_process, "DEADLINE", library_process.DEADLINE)
+    monkeypatch.setattr(library_process.HELPER, "seconds", library_process.HELPER.seconds)
     (tmp_path / "place").mkdir()
     target = make(name, tmp_path / "place")
     secret = tmp_path / "secret.parquet"

@@ -6,11 +6,13 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import jpeg, make_tree, png, python
 
-from shardkit import BadImage
+from shardkit.conversion.convert import convert
+from shardkit.errors import BadImage, ConversionFailed, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 
 
@@ -21,17 +23,61 @@ def failing_open(number: int) -> Callable[..., int]:
     return failing
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_a_lack_of_handles_is_no_fault_of_an_image(
+OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
+
+
+@pytest.mark.parametrize("number", OF_THE_MACHINE)
+def test_an_error_of_the_machine_is_no_fault_of_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     source = scan_imagefolder(make_tree(tmp_path, {"a/1.jpg": jpeg()})).splits[""]
+    make_tree(tmp_path, {"a/2": jpeg()})
     monkeypatch.setattr(os, "open", failing_open(number))
     with pytest.raises(OSError, match=os.strerror(number)):
         source.read([0])
-    make_tree(tmp_path, {"a/2": jpeg()})
     with pytest.raises(OSError, match=os.strerror(number)):
         scan_imagefolder(tmp_path)
+
+
+@pytest.mark.parametrize("number", OF_THE_MACHINE)
+@pytest.mark.parametrize("name", ["stat", "listdir"])
+def test_an_error_of_the_machine_leaves_out_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, name: str
+) -> None:
+    make_tree(tmp_path, {"a/1.jpg": jpeg(), "b/1.jpg": jpeg()})
+    function = getattr(os, name)
+
+    def failing(path: Any, *more: Any, **options: Any) -> Any:
+        if str(path).endswith("/b"):
+            raise OSError(number, os.strerror(number))
+        return function(path, *more, **options)
+
+    monkeypatch.setattr(os, name, failing)
+    with pytest.raises((OSError, UsageError), match=os.strerror(number)):
+        scan_imagefolder(tmp_path)
+
+
+@pytest.mark.parametrize("number", OF_THE_MACHINE)
+def test_an_error_of_the_machine_ends_a_conversion_that_skips_bad_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    make_tree(tmp_path / "photos", {f"a/{name}.jpg": jpeg() for name in range(3)})
+    function = os.open
+    options: dict[str, Any] = {"to": "lmdb", "resize": 16, "on_error": "skip"}
+
+    def failing(path: Any, *more: Any, **named: Any) -> int:
+        if str(path).endswith("/1.jpg"):
+            raise OSError(number, os.strerror(number), path)
+        return function(path, *more, **named)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "open", failing)
+        expected = rf"{os.strerror(number)}|too many files are open"
+        with pytest.raises((OSError, ConversionFailed), match=expected) as caught:
+            convert(tmp_path / "photos", tmp_path / "out", **options)
+    assert "a/1.jpg" in str(caught.value)
+    made = convert(tmp_path / "photos", tmp_path / "out", **options)
+    assert made.manifests[""].rows == 3
 
 
 def test_a_kernel_without_memory_is_no_fault_of_an_image(
@@ -43,7 +89,7 @@ def test_a_kernel_without_memory_is_no_fault_of_an_image(
         source.read([0])
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENXIO])
 def test_a_file_that_cannot_be_read_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -55,7 +101,7 @@ def test_a_file_that_cannot_be_read_says_why(
 
 UNREADABLE = """
 import os, sys
-from shardkit import BadImage
+from shardkit.errors import BadImage
 from shardkit.sources.imagefolder import scan_imagefolder
 os.setgroups([])
 os.setgid(65534)

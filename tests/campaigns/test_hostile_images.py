@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,20 +19,12 @@ from hostile.cases import LEVELS, Case, Ignored, Outcome, Problem, Rejected, Sto
 from hostile.folder import NEIGHBOURS, make_source
 from PIL import Image
 
-from shardkit import (
-    BadImage,
-    BadImages,
-    CorruptRecord,
-    LoaderOptions,
-    ShardDataset,
-    make_loader,
-    open_dataset,
-    verify,
-)
+from shardkit import ShardDataset, make_loader, open_dataset, verify
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
+from shardkit.errors import BadImage, BadImages, CorruptRecord
 from shardkit.errors import Problem as Reported
+from shardkit.recipe import Recipe
 from shardkit.record import load_json
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import scan_imagefolder
@@ -41,7 +33,7 @@ RECIPES = {
     "decode": Recipe(),
     "header": Recipe(check="header"),
     "none": Recipe(check="none"),
-    "resize": Recipe(resize=(8, 8)),
+    "resize": Recipe(resize=8),
     "raw": Recipe(resize=(8, 8), resize_mode="stretch", enlarge=True, encode="raw"),
 }
 
@@ -281,9 +273,14 @@ def test_a_reason_says_what_is_wrong_in_words(
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_loader_gives_the_same_pixels(made: Mapping[tuple[str, str], Made], to: str) -> None:
     dataset = made[to, "decode"].dataset
-    options = LoaderOptions(engine="thread", num_workers=2, with_rows=True, collate_fn=list)
+    options: dict[str, Any] = {
+        "engine": "thread",
+        "num_workers": 2,
+        "with_rows": True,
+        "collate_fn": list,
+    }
     seen = []
-    for batch in make_loader(dataset, 16, shuffle=True, seed=3, options=options):
+    for batch in make_loader(dataset, 16, shuffle=True, seed=3, **options):
         *samples, rows = batch
         for sample, row in zip(samples, rows.tolist(), strict=True):
             assert np.array_equal(sample[0], dataset[row][0]), named(dataset.paths[row])

@@ -7,19 +7,31 @@ import resource
 import runpy
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, make_tree, picture, png, python, shardkit_command
+from damage import edit
+from helpers import (
+    encoded,
+    make_dataset,
+    make_folder,
+    make_tree,
+    picture,
+    png,
+    python,
+    shardkit_command,
+)
 from hostile import CASES
 from hostile.folder import NEIGHBOURS, make_source
 from PIL import Image
 
-from shardkit import BadImage
 from shardkit.codecs import image as codec
-from shardkit.codecs.image import MAX_PIXELS, decode, inspect
-from shardkit.conversion.recipe import Recipe
+from shardkit.codecs.image import MAX_PIXELS, Decoding, decode, inspect
+from shardkit.errors import BadImage
+from shardkit.recipe import Recipe
 from shardkit.record import Record
+from shardkit.system.npy import npy_header
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,6 +158,7 @@ def test_a_strip_is_not_enlarged_beyond_the_limit(mode: str) -> None:
     Recipe(resize=(256, 256), resize_mode=mode).apply(strip)
 
 
+@pytest.mark.usefixtures("without_native")  # whose limits are lower, and constants
 def test_the_limit_of_pixels_counts_for_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real bombs, small enough to be unpacked if the limit failed; just below it they are good."""
     for field, data in SAMPLES.items():
@@ -167,10 +180,10 @@ def test_a_large_image_has_the_pixels_that_it_would_have_if_it_were_small(
     image = picture(40, 37, mode=mode)
     options = {"transparency": 3} if mode == "P" else {}
     data = encoded(image, kind, **options)
-    whole = decode(data, field, background=(9, 99, 199))
+    whole = decode(data, field, Decoding((9, 99, 199)))
     for band in (1, 40, 41, 120, 40 * 36, 40 * 37):
         monkeypatch.setattr(codec, "_BAND", band)
-        assert np.array_equal(decode(data, field, background=(9, 99, 199)), whole)
+        assert np.array_equal(decode(data, field, Decoding((9, 99, 199))), whole)
 
 
 def test_the_page_of_the_cases_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,3 +191,58 @@ def test_the_page_of_the_cases_is_fresh(capsys: pytest.CaptureFixture[str]) -> N
     assert made["main"](["--check"]) == 0, capsys.readouterr().out
     text = (ROOT / "docs" / "hostile-images.md").read_text("utf-8")
     assert f"{len(CASES)} cases" in text
+
+
+def grow(place: Path, rows: int) -> None:
+    """Let a dataset state many rows, which take no space: the files of its index are sparse."""
+    sizes = {}
+    for path in sorted((place / "index").iterdir()):
+        values = np.load(path)
+        count = rows if path.name.endswith(("rows.npy", "ends.npy")) else rows * 8
+        header = npy_header((count,), values.dtype)
+        path.write_bytes(header + values.tobytes())
+        os.truncate(path, len(header) + count * values.dtype.itemsize)
+        if path.name.endswith("ends.npy"):  # the last text has all bytes
+            with path.open("rb+") as file:
+                file.seek(-8, os.SEEK_END)
+                file.write(np.array(rows * 8, values.dtype).tobytes())
+        sizes[f"index/{path.name}"] = path.stat().st_size
+
+    def state(value: dict[str, Any]) -> None:
+        value["rows"] = value["shards"][0]["rows"] = rows
+        value["class_counts"] = [rows - 1, 1]
+        for each in value["schema"]:
+            each["rows"] = rows
+        value["fields"] = dict.fromkeys(value["fields"], rows)
+        for entry in value["files"]:
+            entry["bytes"] = sizes[entry["name"]]
+
+    edit(place, state)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("show", "{}"), ("show", "{}", "--class", "cat"), ("show", "{}", "--class", "dog")),
+        *(("show", "{}", "5"), ("show", "{}", "nothing"), ("report", "{}")),
+    ],
+    ids=" ".join,
+)
+def test_a_forged_number_of_rows_takes_no_memory(tmp_path: Path, command: tuple[str, ...]) -> None:
+    place = make_dataset(make_folder(tmp_path / "photos", each=2), tmp_path / "out")
+    grow(place, 10**9)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
+
+    done = subprocess.run(
+        shardkit_command(*(word.format(place) for word in command)),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        preexec_fn=limit,
+    )
+    assert done.returncode in (1, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 1

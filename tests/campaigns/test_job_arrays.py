@@ -14,7 +14,7 @@ import pytest
 from buckets import BUCKET, FAULTS, SECRET, Bucket
 from helpers import FORMATS, make_folder, shardkit_command, tree, wait_until
 
-from shardkit.conversion.convert import commit, convert
+from shardkit.conversion.convert import commit, convert, plan_jobs
 
 JOBS, KILLED, TWICE = 8, 0.2, 0.1
 
@@ -26,7 +26,7 @@ def test_job_arrays_make_the_same_files(tmp_path: Path, to: str, seed: int) -> N
     draw = random.Random(seed)
     source, target = make_folder(tmp_path / "photos", each=40), tmp_path / "made"
     convert(source, tmp_path / "local", to=to, resize=64, shard_samples=5)
-    made = convert(source, target, to=to, resize=64, shard_samples=5, plan_only=True)
+    made = plan_jobs(source, target, to=to, resize=64, shard_samples=5)
     tasks = list(range(made.jobs))
     tasks += draw.sample(tasks, round(TWICE * len(tasks)))
     draw.shuffle(tasks)
@@ -75,7 +75,7 @@ def test_job_arrays_into_a_bucket_make_the_same_files(
     draw = random.Random(seed)
     source, url = make_folder(tmp_path / "photos", each=40), f"s3://{BUCKET}/made"
     convert(source, tmp_path / "local", to="lmdb", resize=64, shard_samples=5)
-    made = convert(source, url, to="lmdb", resize=64, shard_samples=5, plan_only=True)
+    made = plan_jobs(source, url, to="lmdb", resize=64, shard_samples=5)
     bucket.random.seed(seed)
     # Expired credentials end a command; the other faults are repaired.
     bucket.rates = dict.fromkeys(FAULTS, rate) | {"expired": rate / 20}
@@ -110,7 +110,7 @@ def test_a_job_killed_between_the_parts_of_its_shard_leaves_its_task(
     source, url = make_folder(tmp_path / "photos", each=20), f"s3://{BUCKET}/made"
     options: Any = {"to": "hdf5", "encode": "raw", "resize": (512, 512), "enlarge": True}
     convert(source, tmp_path / "local", **options)
-    assert convert(source, url, plan_only=True, **options).jobs == 1
+    assert plan_jobs(source, url, **options).jobs == 1
     job = _job("work", url, "--claim")
     wait_until(lambda: any("partNumber=" in path for _, path in bucket.requests), "a part")
     job.send_signal(signal.SIGKILL)
@@ -166,11 +166,17 @@ def _wait_for_an_upload(
 
 
 def _error(job: subprocess.Popen[str], rate: float) -> str:
-    """Return what a job prints; it succeeds, or was killed, or with faults fails with one line."""
+    """Return what a job prints; it succeeds, or was killed, or with faults fails with one line.
+
+    Before it, `work` names the source that it will read.
+    """
     error: str = job.communicate(timeout=120)[1]
     assert SECRET not in error
     assert "Traceback" not in error
-    assert job.returncode in (0, -signal.SIGKILL) or (rate and error.startswith("shardkit: error:"))
+    said = error.splitlines()
+    assert len(said) <= 2
+    failed = rate and said and said[-1].startswith("shardkit: error:")
+    assert job.returncode in (0, -signal.SIGKILL) or failed, error
     return error
 
 

@@ -14,8 +14,11 @@ from damage import edit
 from helpers import make_dataset, make_folder, make_tree, tree
 
 from shardkit import open_dataset, repair, verify
-from shardkit.conversion.convert import convert
-from shardkit.conversion.staging import WORK_NAME
+from shardkit.conversion.append import append
+from shardkit.conversion.attach import attach
+from shardkit.conversion.convert import commit, convert
+from shardkit.conversion.staging import DATASET, WORK_NAME
+from shardkit.dataset.source import DatasetSource
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.system.files import write_atomically, write_result
 
@@ -122,6 +125,109 @@ def test_a_planted_work_folder_leads_nowhere(
             repair(target, photos)
         assert verify(target).ok
     assert tree(victim) == before
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("command", ["convert", "force", "append"])
+def test_a_list_of_old_files_removes_no_other_file(
+    photos: Path, command: str, pinned: bool
+) -> None:
+    """The user's files have names that a dataset's could have."""
+    target = photos.parent / "out"
+    theirs = {
+        "thesis.txt": b"1",
+        "shard-000009.tar": b"2",
+        "index/notes.npy": b"3",
+        "a/b.txt": b"4",
+    }
+    make_tree(target, theirs)
+    before = tree(target)
+    plant_state(target, [[name, 12345, 1, 0] if pinned else name for name in theirs])
+    with contextlib.suppress(ShardkitError):
+        run(command, photos, target)
+    assert {name: tree(target).get(name) for name in before} == before
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("command", ["convert", "force", "append", "commit"])
+def test_a_planted_dataset_replaces_no_file_of_the_user(
+    photos: Path, command: str, older: bool
+) -> None:
+    """A work folder that seems ready to be published has files with the names of the user's."""
+    target = photos.parent / "out"
+    if older:
+        make_dataset(photos, target)
+    theirs = {"thesis.txt": b"1", "index/notes.npy": b"2", "a/b.txt": b"3"}
+    make_tree(target, theirs)
+    before = tree(target)
+    plant_state(target, [])
+    (target / WORK_NAME / "state/retired.json").unlink()
+    shutil.copytree(make_dataset(photos, photos.parent / "b"), target / DATASET, dirs_exist_ok=True)
+    make_tree(target / DATASET, dict.fromkeys(theirs, b"planted"))
+    with pytest.raises(UsageError, match="is not of the dataset that is being replaced"):
+        run(command, photos, target)
+    assert {name: tree(target).get(name) for name in before} == before
+
+
+def run(command: str, photos: Path, target: Path) -> None:
+    if command == "append":
+        append(target, photos)
+    elif command == "commit":
+        commit(target)
+    else:
+        into(photos, target, force=command == "force")
+
+
+SIBLING = ".shardkit-0123456789abcdef"
+
+
+def sibling(target: Path, **more: bytes) -> None:
+    """Let the state of an exchange name the folder of another dataset, next to the target."""
+    state = {"plan.json": b"{}", "ready": b"", "sibling": SIBLING.encode(), **more}
+    make_tree(target / WORK_NAME / "state", state)
+
+
+def sibling_to_move(target: Path) -> None:
+    sibling(target)
+
+
+def sibling_to_remove(target: Path) -> None:
+    """A power cut may leave a folder under two names; it has the dataset, too."""
+    sibling(target)
+    make_tree(target / WORK_NAME / "dataset", {"a": b"1"})
+
+
+def old_sibling(target: Path) -> None:
+    """After the exchange, the folder would be the old dataset."""
+    sibling(target, exchanged=b"[]")
+
+
+@pytest.mark.parametrize("plant", [sibling_to_move, sibling_to_remove, old_sibling])
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("command", ["convert", "force", "dataset", "attach"])
+def test_a_planted_name_of_a_sibling_leads_nowhere(
+    photos: Path, plant: Callable[[Path], None], command: str, older: bool
+) -> None:
+    """The folder may be the only copy of a dataset, whose exchange was interrupted."""
+    target, only = photos.parent / "out", photos.parent / SIBLING
+    if older:
+        make_dataset(photos, target)
+    other = make_dataset(photos, photos.parent / "other", to="webdataset")
+    shutil.copytree(other, only)
+    sibling(only)
+    target.mkdir(exist_ok=True)
+    plant(target)
+    before = tree(only)
+    with contextlib.suppress(ShardkitError):
+        if command == "attach":
+            attach(other, target, force=True)
+        elif command == "dataset":
+            convert(DatasetSource(other), target, to="hdf5", force=True)
+        else:
+            into(photos, target, force=command == "force")
+    assert tree(only) == before
+    if older:
+        assert verify(target).ok
 
 
 def test_a_link_as_trash_is_removed_and_not_followed(

@@ -17,7 +17,7 @@ from planted_faults import scene
 from shardkit import Field, convert, report
 from shardkit.dataset.facts import FACT, MEASURED, VERSION, Facts
 from shardkit.dataset.manifest import FACTS_NAME
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.reporting.page import page
 from shardkit.system.npy import save_npy
 
@@ -111,7 +111,7 @@ def test_the_report_of_many_classes_pairs_and_similar_pictures_stays_small(tmp_p
     }
     place = tmp_path / "made"
     convert(Samples(), place, to="lmdb", schema=schema, check="none")
-    save_npy(place / FACTS_NAME, planted_facts(ShardSet(place)))
+    save_npy(place / FACTS_NAME, planted_facts(open_shards(place)))
     started = time.process_time()
     made = report(place)
     text = page(made)

@@ -8,13 +8,17 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile import jpegs
+from hostile import jpegs, pngs
+from hostile.cases import Case
 
 from scripts.fuzzing.pieces import mutated_jpeg
+from scripts.fuzzing.pngs import mutated_png
 from shardkit.registry import get_format
+from shardkit.system import native
 from shardkit.testing.tools import write_sample
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +33,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None:
         pytest.skip("no C compiler")
     target = tmp_path_factory.mktemp("sanitized") / "native"
-    sources = [each for each in (ROOT / "native").glob("*.c") if "module" not in each.name]
+    core = ROOT / "shardkit" / "native"
+    sources = [path for path in core.glob("*.c") if "module" not in path.name]
     source = ROOT / "scripts" / "fuzzing" / "native.c"
-    command = [compiler, *FLAGS, f"-I{ROOT / 'native'}", source, *sources, "-o", target]
+    command = [compiler, *FLAGS, f"-I{core}", source, *sources, "-o", target]
+    if getattr(native.module(), "LIBDEFLATE", ""):
+        command += ["-DSK_LIBDEFLATE", "-ldeflate"]
     done = subprocess.run(
         [*map(str, command), "-ljpeg", "-lm"], capture_output=True, text=True, check=False
     )
@@ -59,8 +66,9 @@ def test_the_corpus_and_the_samples_are_clean(program: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hostile_jpegs_are_clean(program: Path, tmp_path: Path) -> None:
-    for number, case in enumerate(jpegs.CASES):
+@pytest.mark.parametrize("cases", [jpegs.CASES, pngs.CASES], ids=["jpeg", "png"])
+def test_hostile_images_are_clean(program: Path, tmp_path: Path, cases: tuple[Case, ...]) -> None:
+    for number, case in enumerate(cases):
         (tmp_path / str(number)).mkdir()
         case.make(tmp_path / str(number))
 
@@ -68,9 +76,12 @@ def test_hostile_jpegs_are_clean(program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mutated_jpegs_are_clean(program: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutated", [mutated_jpeg, mutated_png])
+def test_mutated_images_are_clean(
+    program: Path, tmp_path: Path, mutated: Callable[[random.Random], bytes]
+) -> None:
     for number in range(MUTATED):
-        (tmp_path / str(number)).write_bytes(mutated_jpeg(random.Random(number)))
+        (tmp_path / str(number)).write_bytes(mutated(random.Random(number)))
 
     assert run(program, sorted(tmp_path.iterdir())) > MUTATED
 

@@ -17,19 +17,12 @@ import torch
 from helpers import make_dataset, make_tree, png, wait_until
 from loading import prints
 
-from shardkit import (
-    BlockShuffle,
-    CorruptDataset,
-    LoaderOptions,
-    Order,
-    RankShard,
-    make_loader,
-    open_dataset,
-)
-from shardkit.conversion.recipe import Recipe
+from shardkit import BlockShuffle, CorruptDataset, Rank, make_loader, open_dataset
 from shardkit.dataset.index import ROW, ROWS_NAME, pack_row
 from shardkit.dataset.manifest import FieldEntry, Manifest, ShardEntry, save_manifest
-from shardkit.record import Field
+from shardkit.kinds.field import Field
+from shardkit.recipe import Recipe
+from shardkit.sampling.order import Order
 from shardkit.system.npy import npy_header
 from shardkit.torch.data import schedule
 from shardkit.torch.data.memory import BlockPool
@@ -42,7 +35,7 @@ IMAGES = 24
 
 SHUFFLES: dict[str, bool | BlockShuffle] = {"stored": False, "full": True, "blocks": BlockShuffle()}
 
-IN_MAIN = LoaderOptions(engine="thread", num_workers=0)
+IN_MAIN: dict[str, Any] = {"engine": "thread", "num_workers": 0}
 
 
 def sparse(root: Path, rows: int, real: list[int]) -> Path:
@@ -112,7 +105,7 @@ def test_opening_needs_nothing_of_the_index(tmp_path: Path) -> None:
     assert len(pickle.loads(pickle.dumps(dataset))) == len(dataset) == MANY
     assert (dataset.classes, dataset.class_to_idx) == (["a", "b"], {"a": 0, "b": 1})
     assert repr(dataset).endswith("10000000 images, 2 classes, lmdb")
-    loader = make_loader(dataset, BATCH, shuffle=True, options=IN_MAIN)
+    loader = make_loader(dataset, BATCH, shuffle=True, **IN_MAIN)
     loader.load_state_dict(loader.state_dict())
     assert len(loader) == MANY // BATCH
     for ask in (lambda: dataset.targets, lambda: dataset.keys, lambda: dataset[MANY // 2]):
@@ -130,7 +123,7 @@ def test_the_first_batch_of_many_rows_takes_no_more_memory_than_of_few(
 
         def read(path: Path = path) -> None:
             dataset = open_dataset(path, decode="torch")
-            images, _ = next(iter(make_loader(dataset, BATCH, shuffle=shuffle, options=IN_MAIN)))
+            images, _ = next(iter(make_loader(dataset, BATCH, shuffle=shuffle, **IN_MAIN)))
             assert images.shape == (BATCH, 3, 8, 12)
 
         read()  # what is imported or remembered at first does not count
@@ -167,7 +160,7 @@ def test_what_is_pickled_is_small_whatever_the_size_and_whatever_was_asked(tmp_p
 
 def test_a_state_is_small_whatever_the_size(tmp_path: Path) -> None:
     dataset = open_dataset(sparse(tmp_path / "made", MANY, []))
-    loader = make_loader(dataset, BATCH, shuffle=True, options=IN_MAIN)
+    loader = make_loader(dataset, BATCH, shuffle=True, **IN_MAIN)
     loader.set_epoch(3)
     assert len(repr(loader.state_dict())) < 300
 
@@ -189,7 +182,7 @@ def test_the_next_batch_asks_for_a_constant_part_of_the_order(
 
     monkeypatch.setattr(Order, "rows", counted)
     order = Order(size=MANY, shuffle=SHUFFLES[name])
-    requests = schedule.BatchSchedule(order, BATCH, RankShard(rank=0, world_size=1)).requests(
+    requests = schedule.BatchSchedule(order, BATCH, Rank(rank=0, world_size=1)).requests(
         5, consumed
     )
     assert peak_of(lambda: next(requests)) < 4_000_000
@@ -242,12 +235,12 @@ def make_images(root: Path) -> Path:
 
 def in_threads(path: Path, prefetch: int) -> Any:
     workers = next(count for count in (3, 2, 1) if prefetch % count == 0)
-    options = LoaderOptions(
-        engine="thread", num_workers=workers, prefetch_factor=prefetch // workers
-    )
-    return make_loader(
-        open_dataset(path, decode="torch"), BATCH // 2, shuffle=True, options=options
-    )
+    options: dict[str, Any] = {
+        "engine": "thread",
+        "num_workers": workers,
+        "prefetch_factor": prefetch // workers,
+    }
+    return make_loader(open_dataset(path, decode="torch"), BATCH // 2, shuffle=True, **options)
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 3, 7, 50])
@@ -255,7 +248,7 @@ def test_threads_hold_prefetch_and_two_batches_and_no_more(
     tmp_path: Path, pools: list[Watched], prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Large batches are read one by one; small ones share blocks of at most 8 MiB.
-    monkeypatch.setattr(Fetch, "group", lambda self, batch_size: 1)
+    monkeypatch.setattr(Fetch, "batches_at_once", lambda self, batch_size: 1)
     loader = in_threads(make_images(tmp_path), prefetch)
     (pool,) = pools
     for _ in range(2):

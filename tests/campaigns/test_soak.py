@@ -18,16 +18,10 @@ import torch
 from helpers import make_dataset, make_tree, png, wait_until
 from loading import crc
 
-from shardkit import (
-    BlockShuffle,
-    Loader,
-    LoaderOptions,
-    RandomResizedCrop,
-    make_loader,
-    open_dataset,
-)
+from shardkit import BlockShuffle, RandomResizedCrop, make_loader, open_dataset
 from shardkit.torch.data import memory
 from shardkit.torch.engine.ring import Ring
+from shardkit.torch.loader import Loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -59,7 +53,8 @@ def new_loader(root: Path, engine: str, **options: Any) -> Loader:
         dataset,
         BATCH,
         shuffle=BlockShuffle(rows=2, buffer=8),
-        options=LoaderOptions(engine=engine, **chosen),
+        engine=engine,
+        **chosen,
     )
 
 
@@ -196,10 +191,13 @@ def test_loaders_that_are_closed_early_leave_no_shared_memory() -> None:
     shared = Path("/dev/shm")
     pids = set()
     for number in range(20):
-        options = LoaderOptions(
-            engine="process", num_workers=2, start_method="fork", collate_fn=list
-        )
-        loader = make_loader(Large(), 4, options=options)
+        options: dict[str, Any] = {
+            "engine": "process",
+            "num_workers": 2,
+            "start_method": "fork",
+            "collate_fn": list,
+        }
+        loader = make_loader(Large(), 4, **options)
         batches = iter(loader)
         for _ in range(1 + number % 3):
             next(batches)

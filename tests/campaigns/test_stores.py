@@ -28,12 +28,12 @@ URL = f"s3://{BUCKET}/data"
 
 READ = """
 import sys; sys.path[:0] = sys.argv[1:2]
-import hashlib; from pathlib import Path; import numpy as np
-from shardkit.dataset.remote import open_remote; from shardkit.dataset.shardset import ShardSet
+import hashlib; import numpy as np
+from shardkit.dataset.opened import Fetching; from shardkit.dataset.shardset import open_shards
 from shardkit.errors import ShardkitError
 try:
-    folder, cached = open_remote(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
-    shards = ShardSet(folder, cached=cached, verify=cached.verifies(None))
+    fetching = Fetching(sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    shards = open_shards(sys.argv[2], fetching=fetching)
     digest = hashlib.sha256()
     for row in range(len(shards)):
         found = shards.find(np.array([row]))

@@ -14,6 +14,7 @@ import pytest
 from helpers import make_dataset, make_folder, tree
 
 from shardkit import verify
+from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert, convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.staging import WORK_NAME, open_staging
@@ -98,7 +99,9 @@ def test_a_second_user_of_the_group_resumes_a_conversion(shared: Path) -> None:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            convert_scan(scan_imagefolder(shared / "photos"), target, options, on_progress=stop)
+            convert_scan(
+                scan_imagefolder(shared / "photos"), target, options, Builder(on_progress=stop)
+            )
 
     def resumed() -> None:
         assert convert_scan(scan_imagefolder(shared / "photos"), target, options).reused_shards

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardkit.measure.bench.bench import lines_of
 from shardkit.measure.bench.report import BenchReport
-from shardkit.measure.runner.material import Opened
+from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.rounds import Candidate, Result
 from shardkit.measure.runner.spec import StopCondition, Subject, parse_loader
 from shardkit.measure.runner.timing import Measurement
@@ -29,7 +29,7 @@ HOSTILE = (
 """Hostile names of folders."""
 
 
-OPENED = Opened(split="", images=1000, total=1000, bytes=50_000_000, processes="")
+OPENED = SubjectInfo(split="", images=1000, total=1000, bytes=50_000_000, processes="")
 
 
 def sample(rate: float, *, wait: float = 0.01, batches: int = 100, workers: int = 2) -> Measurement:
@@ -54,7 +54,7 @@ def result(
     cache: str = "warm",
     rates: Sequence[float] = (100, 100, 100),
     *,
-    opened: Opened | None = OPENED,
+    opened: SubjectInfo | None = OPENED,
     problem: str = "",
     resident: float | None = 0.0,
 ) -> Result:
@@ -77,7 +77,7 @@ def report(
     for each in results:
         path = each.candidate.subject.path
         kind = "folder" if path in folders else "dataset"
-        sources[path] = each.opened = replace(each.opened or Opened(), path=path, kind=kind)
+        sources[path] = each.opened = replace(each.opened or SubjectInfo(), path=path, kind=kind)
     return BenchReport(
         sources=tuple(sources.values()),
         lines=tuple(lines_of(results)),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
+from shardkit.dataset.manifest import FORMAT_VERSION, MANIFEST_NAME, load_manifest
 from shardkit.record import dump_json
 
 PAGE = 4096
@@ -358,7 +358,7 @@ def _manifest_of(which: str) -> Callable[..., Outcome]:
 
 def a_newer_manifest(dataset: Path, stock: Stock, rng: random.Random) -> Outcome:
     place, prefix = place_of(dataset), prefix_of(dataset)
-    edit(place, lambda value: value.update(format_version=2, news={}))
+    edit(place, lambda value: value.update(format_version=FORMAT_VERSION + 1, news={}))
     return Outcome(files={f"{prefix}{MANIFEST_NAME}"}, usage=not prefix)
 
 

@@ -39,6 +39,7 @@ def profile(**changed: Any) -> Profile:
         "p95": 0.02,
         "kind": "jpg",
         "side": 375.0,
+        "pixels": 500.0 * 375,
         "stored_bytes": 100_000.0,
         "crop": 224,
         "step_seconds": 0.08,

@@ -41,7 +41,7 @@ class Control(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in (
                 *("count", "at", "times", "action", "code"),
-                *("target", "whose", "session", "quick", "acted"),
+                *("target", "whose", "session", "quick", "acted", "reads"),
             )
         ),
         *((name, ctypes.c_char * 1024) for name in ("root", "trace", "keep")),
@@ -72,6 +72,8 @@ class Fault:
     """The signal, or the error."""
     target: int = SELF
     whose: int = ALL
+    reads: bool = False
+    """Whether calls that read count, instead of those that reach the disk."""
     traced: bool = False
     """Whether all calls are written down, and what is removed is kept."""
 
@@ -219,6 +221,7 @@ class Bench:
             target=fault.target,
             whose=fault.whose,
             quick=1,
+            reads=int(fault.reads),
             root=os.fsencode(self.root),
             trace=os.fsencode(self.trace) if fault.traced else b"",
             keep=os.fsencode(self.keep) if fault.traced else b"",

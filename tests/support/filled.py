@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from helpers import Pixels
 
+from shardkit.codecs.image import EXACT, Decoding
 from shardkit.codecs.turbo import Region
-from shardkit.dataset.decode import EXACT, Decoding, decode_stored
-from shardkit.dataset.filling import Pieces, fill
+from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.index import pack_row
 from shardkit.dataset.located import EncodedImage, LocatedRows
 from shardkit.errors import BadImage
-from shardkit.system import native
-from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces
+from shardkit.system.compiled import CropTable, fill, map_file
+from shardkit.torch.data.ops import Crop, ImageOp, as_crop_table
 
 
 class Stored(NamedTuple):
@@ -53,8 +53,7 @@ class Located:
         self.array = np.arange(100, 100 + len(packed))
         self.verifies = verifies
         self.survey = ()
-        compiled = native.module()
-        self.map = compiled.map_file(self.descriptor, self.size) if compiled and mapped else None
+        self.map = map_file(self.descriptor, self.size) if mapped else None
 
     def __del__(self) -> None:
         os.close(self.descriptor)
@@ -73,11 +72,12 @@ class Located:
 
 
 def fill_pieces(
-    images: Sequence[Stored], op: ImageOp, pieces: list[Piece], how: Decoding = EXACT
-) -> tuple[Pixels, list[int]]:
+    images: Sequence[Stored], op: ImageOp, crops: list[Crop], how: Decoding = EXACT
+) -> tuple[Pixels, Sequence[int]]:
     """Return the samples that the compiled module makes, and the positions that it left."""
-    out = np.full((len(images), *pieces[0].size, 3), 77, np.uint8)
-    return out, fill(Located(images).as_rows(), out, how, compiled_pieces(op, pieces))
+    out = np.full((len(images), *crops[0].size, 3), 77, np.uint8)
+    rows, table = Located(images).as_rows(), as_crop_table(op, crops)
+    return out, fill(rows, out, table, decoding=how)
 
 
 def fill_region(data: bytes, size: tuple[int, int], eighths: int, region: Region) -> Pixels | None:
@@ -87,7 +87,7 @@ def fill_region(data: bytes, size: tuple[int, int], eighths: int, region: Region
     numbers = np.array([[*region, 0, 0, 0]], np.int32)
     out = np.empty((1, region.height, region.width, 3), np.uint8)
     found = Located([Stored(data, *size)])
-    left = fill(found.as_rows(), out, EXACT, Pieces(numbers, bicubic=False, oversample=1.0))
+    left = fill(found.as_rows(), out, CropTable(numbers, bicubic=False, oversample=1.0))
     return None if left else out[0]
 
 
@@ -102,4 +102,6 @@ def python_whole(image: Stored, how: Decoding = EXACT) -> Pixels | None:
 def fill_whole(image: Stored, how: Decoding = EXACT) -> Pixels | None:
     """Return an image as the compiled module decodes it; None if it does not."""
     out = np.empty((1, image.height, image.width, 3), np.uint8)
-    return None if fill(Located([image]).as_rows(), out, how) else out[0]
+    rows = Located([image]).as_rows()
+    left = fill(rows, out, decoding=how)
+    return None if left else out[0]

@@ -26,7 +26,7 @@ from tars import PRODUCERS
 from tfrecord import TFRecordWriter
 
 from shardkit import convert
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
 from shardkit.sources.crc32c import crc32c
 
 Images = Mapping[str, bytes]
@@ -417,6 +417,8 @@ class Maker(NamedTuple):
     """Whether any bytes are an image."""
     labels: bool = True
     """Whether records have labels."""
+    in_place: bool = True
+    """Whether its files can be attached, if those of its kind can be."""
 
 
 _NAMES = ("cat/1.png", "dog/2.png", "cat/3.png", "bird/größer.png", "dog/a b.png", "bird/6.png")
@@ -456,7 +458,7 @@ def make_stored(folder: Path, images: Images, *, shuffle: bool = True) -> Path:
 
 def spoil_stored(path: Path, image: str) -> None:
     """Change a byte in the middle of an image."""
-    shards = ShardSet(path)
+    shards = open_shards(path)
     row = list(shards.paths).index(image)
     place = shards.files.path(0)
     content = bytearray(place.read_bytes())
@@ -474,7 +476,7 @@ MAKERS = {
     "lmdb": Maker("lmdb", make_lmdb, spoil_lmdb, _SMALL, {"label": "folder"}),
     "hdf5": Maker("hdf5", make_hdf5, spoil_hdf5, _SMALL, {"labels": "label", "images": "jpeg"}),
     "hdf5 arrays": Maker(
-        "hdf5", make_hdf5_arrays, spoil_hdf5, _SMALL, {"labels": "y"}, pixels=True
+        "hdf5", make_hdf5_arrays, spoil_hdf5, _SMALL, {"labels": "y"}, pixels=True, in_place=False
     ),
     "huggingface": Maker("huggingface", make_parquet, spoil_parquet, _SMALL),
     "huggingface saved": Maker("huggingface", make_saved, spoil_saved, _SMALL),

@@ -12,8 +12,9 @@ from helpers import FORMATS, jpeg, make_dataset, make_tree
 
 from shardkit import verify
 from shardkit.contracts import ShardSpec
-from shardkit.dataset.index import Index, join_parts, save_index
+from shardkit.dataset.index import join_parts, save_index
 from shardkit.dataset.index_builder import index_shard
+from shardkit.dataset.index_reader import index_of
 from shardkit.dataset.manifest import FileEntry, Manifest, ShardEntry, load_manifest, save_manifest
 from shardkit.record import Record, dump_json
 from shardkit.registry import get_format
@@ -90,8 +91,7 @@ def forge(place: Path, change: Change = list, **entries: Any) -> None:
         class_counts=classes and tuple(labels[label] for label in range(len(classes))),
     )
     forged = replace(forged, **entries)
-    index = Index(place, forged.rows)
-    content = index.content_digest(forged.fields_by_name, forged.lacking)
+    content = index_of(place, forged).content_digest()
     save_manifest(replace(forged, content_digest=content), place)
 
 

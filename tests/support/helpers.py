@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -33,8 +34,8 @@ Pixels = npt.NDArray[np.uint8]
 ORIENTATION = 0x0112
 """The EXIF tag that says how an image is to be turned."""
 
-DEADLINE = 60.0
-"""Seconds after which a child process is taken for hung; none takes a tenth of it."""
+DEADLINE = 120.0
+"""Seconds after which a child process is taken for hung; on an idle machine, none takes a tenth."""
 
 FORMATS = ("hdf5", "lmdb", "webdataset")
 
@@ -167,6 +168,16 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}"
         time.sleep(0.002)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process map at most ``more`` bytes beyond those that it maps now.
+
+    A forked child maps what the tests before it did: a fixed limit may leave it nothing.
+    """
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def invoke(*arguments: object) -> Result:

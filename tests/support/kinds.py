@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from shardkit import Field
-from shardkit.sources.samples import _BFloat16  # as of a tensor, without loading torch
+from shardkit.kinds.values import BFloat16  # as of a tensor, without loading torch
 
 
 def png(seed: int, mode: str) -> bytes:
@@ -51,7 +51,7 @@ FIELDS: dict[str, tuple[Field, Any]] = {
     "one": (Field("array", "int8", ()), lambda n: np.int8(n % 100)),
     "half": (
         Field("array", "bfloat16", (3,)),
-        lambda n: np.arange(3, dtype="<u2").view(_BFloat16) + n % 1000,
+        lambda n: np.arange(3, dtype="<u2").view(BFloat16) + n % 1000,
     ),
 }
 

@@ -22,16 +22,15 @@ from shardkit import (
     IterableLMDBDataset,
     IterableShardDataset,
     IterableTarDataset,
-    Loader,
-    LoaderOptions,
-    Order,
     RandomResizedCrop,
-    RankShard,
+    Rank,
     ShardDataset,
     collate,
     make_loader,
     open_dataset,
 )
+from shardkit.sampling.order import Order
+from shardkit.torch.loader import Loader
 
 ROWS = 23
 """A number that neither 2, 3 nor 4 divides, nor any product of them."""
@@ -133,13 +132,13 @@ def same(one: Any, other: Any) -> bool:
 
 
 def loader_of(
-    path: Path, kind: str, shuffle: bool | BlockShuffle, options: LoaderOptions
+    path: Path, kind: str, shuffle: bool | BlockShuffle, options: dict[str, Any]
 ) -> Loader:
     if kind == "map":
         dataset = open_dataset(path, decode=CROP)
-        return make_loader(dataset, BATCH, shuffle=shuffle, seed=SEED, options=options)
+        return make_loader(dataset, BATCH, shuffle=shuffle, seed=SEED, **options)
     opened = ITERABLE[path.name](path, decode=CROP, shuffle=shuffle, seed=SEED)
-    return make_loader(opened, BATCH, options=options)
+    return make_loader(opened, BATCH, **options)
 
 
 @functools.cache
@@ -178,14 +177,14 @@ class Topology(NamedTuple):
     world_size: int
     batch: int
 
-    def ranks(self, path: Path, shuffle: bool | BlockShuffle, **rank_shard: Any) -> list[Any]:
+    def ranks(self, path: Path, shuffle: bool | BlockShuffle, **this_rank: Any) -> list[Any]:
         """Return what each rank iterates over."""
-        return [self._rank(path, shuffle, r, rank_shard) for r in range(self.world_size)]
+        return [self._rank(path, shuffle, r, this_rank) for r in range(self.world_size)]
 
     def _rank(
-        self, path: Path, shuffle: bool | BlockShuffle, rank: int, rank_shard: dict[str, Any]
+        self, path: Path, shuffle: bool | BlockShuffle, rank: int, this_rank: dict[str, Any]
     ) -> Any:
-        place = RankShard(rank=rank, world_size=self.world_size, **rank_shard)
+        place = Rank(rank=rank, world_size=self.world_size, **this_rank)
         if self.kind == "alone":  # the iterable dataset itself, without any loader
             return ITERABLE[path.name](
                 path,
@@ -193,21 +192,21 @@ class Topology(NamedTuple):
                 shuffle=shuffle,
                 seed=SEED,
                 batch_size=self.batch,
-                rank_shard=place,
+                rank=place,
             )
         dataset: Any = open_dataset(path, decode=CROP)
         if self.kind == "iterable":
             dataset = IterableShardDataset(dataset, shuffle=shuffle, seed=SEED)
-        options = LoaderOptions(
-            rank_shard=place,
-            engine=self.engine,
-            num_workers=self.num_workers,
-            with_rows=True,
-            start_method="fork",
-        )
+        options: dict[str, Any] = {
+            "rank": place,
+            "engine": self.engine,
+            "num_workers": self.num_workers,
+            "with_rows": True,
+            "start_method": "fork",
+        }
         if self.kind == "iterable":
-            return make_loader(dataset, self.batch, options=options)
-        return make_loader(dataset, self.batch, shuffle=shuffle, seed=SEED, options=options)
+            return make_loader(dataset, self.batch, **options)
+        return make_loader(dataset, self.batch, shuffle=shuffle, seed=SEED, **options)
 
 
 class Samples:

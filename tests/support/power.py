@@ -76,6 +76,9 @@ class Disk:
     _now: dict[int, int] = field(default_factory=_Numbers)
     """The number that the system gives an inode to what stands here for it now."""
 
+    _left: dict[int, Path] = field(default_factory=dict)
+    """File to a path of what is left of it."""
+
     _homes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """The parent folder and the call of each new entry."""
 
@@ -200,13 +203,19 @@ class Disk:
         for name, inode in sorted(self._entries(folder, counts.get(folder, 0)).items()):
             if inode in self.names:
                 self._leave_folder(inode, cut, contents, place / name, counts)
-            else:
-                (place / name).write_bytes(self._left_bytes(inode, cut, contents[inode % _ANEW]))
+                continue
+            if inode not in self._left:
+                self._left[inode] = contents[inode % _ANEW]
+                if inode in self.unsafe:
+                    self._left[inode] = place / name
+                    (place / name).write_bytes(
+                        self._left_bytes(inode, cut, contents[inode % _ANEW])
+                    )
+                    continue
+            os.link(self._left[inode], place / name)  # a name of the same inode
 
     def _left_bytes(self, inode: int, cut: Cut, path: Path) -> bytes:
         content = path.read_bytes()
-        if inode not in self.unsafe:
-            return content
         if cut.data == "zeros":
             return bytes(len(content))
         return content[: self.sizes.get(inode, 0)] if cut.data == "cut" else b""

@@ -7,9 +7,10 @@ from typing import Any
 
 from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, tree
 
-from shardkit import Repaired, repair
-from shardkit.conversion.recipe import Recipe
+from shardkit import repair
 from shardkit.dataset.manifest import load_manifest
+from shardkit.recipe import Recipe
+from shardkit.verification.repair import Repaired
 
 
 def make_source(root: Path) -> Path:

@@ -12,7 +12,7 @@ from bench_reports import OPENED, sample
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.errors import MeasurementFailed
 from shardkit.measure.runner import rounds
-from shardkit.measure.runner.material import Opened
+from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.timing import Measurement
 
@@ -54,7 +54,7 @@ class FakeProcess:
     def __exit__(self, *_: object) -> None:
         self.stage.events.append(("close", self.path))
 
-    def open(self) -> Opened:
+    def open(self) -> SubjectInfo:
         if self.path in self.stage.damaged:
             raise MeasurementFailed("damaged")
         kind = "dataset" if (Path(self.path) / MANIFEST_NAME).exists() else "folder"

@@ -1,9 +1,11 @@
-"""Imports point downward, between packages and inside each."""
+"""Imports point downward between packages, and form no cycle inside one."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,11 +14,17 @@ PACKAGE = ROOT / "shardkit"
 
 LAYERS = (
     "_version errors",
+    "options",
     "system",
-    "record contracts registry",
+    "record",
     "codecs",
+    "kinds",
+    "recipe",
+    "contracts",
+    "registry",
     "formats sources stores",
     "dataset sampling",
+    "transfer",
     "conversion",
     "torch._compat",
     "exporting reporting verification torch.data",
@@ -30,151 +38,12 @@ LAYERS = (
 )
 """Packages and root modules, lowest first. None imports a higher one, or its neighbor."""
 
-INSIDE = {
-    "": ("_version errors", "record", "contracts", "registry", "__init__ __main__"),
-    "cli": (
-        "console measure_options options",
-        "main show",
-        "url_source",
-        "convert_report diff doctor_report export index info ladder merge repair report "
-        "show_records split upload verify",
-        "append bench convert doctor jobs tune",
-        "attach index_export",
-    ),
-    "codecs": (
-        "decode_errors geometry quantizers quiet reduced resize structure",
-        "foreign jpeg_faults turbo",
-        "image",
-        "measures properties scaling",
-    ),
-    "conversion": (
-        "disk download entry_files exchange fingerprint geometry trusted",
-        "recipe",
-        "assemble bulk command exclude lock options plan upload",
-        "build combine parted_scan",
-        "staging",
-        "finished jobs merge",
-        "build_all store_jobs",
-        "manifests",
-        "convert",
-        "append attach",
-    ),
-    "dataset": (
-        "columns handles manifest",
-        "attached index parts reports",
-        "index_builder index_reader remote",
-        "directory located",
-        "shard_files",
-        "shardset",
-        "decode selection",
-        "facts filling source",
-        "splitting",
-    ),
-    "exporting": (
-        "output records",
-        "archive folder",
-        "parquet",
-        "export",
-        "tar_index",
-    ),
-    "formats": (
-        "hdf5_layout lmdb_pages table",
-        "ranges",
-        "hdf5 lmdb webdataset",
-    ),
-    "measure": (),
-    "measure.bench": (
-        "report",
-        "bench page",
-        "ladder",
-    ),
-    "measure.doctor": (
-        "stored",
-        "pipeline",
-        "checks profile",
-        "remedies",
-        "judgement",
-        "doctor",
-    ),
-    "measure.runner": (
-        "environment folder gil page_cache spec",
-        "material",
-        "steps",
-        "timing",
-        "session",
-        "process",
-        "rounds",
-    ),
-    "measure.tune": (
-        "search",
-        "tune",
-    ),
-    "reporting": (
-        "facts neighbors",
-        "collection records",
-        "channels fields identical",
-        "findings",
-        "pictures report",
-        "charts",
-        "page",
-    ),
-    "sampling": ("order ranks", "epochs weighted"),
-    "sources": (
-        "arrow_reader crc32c divided hdf5_reader images inputs labels library_process lmdb_reader "
-        "spool tf_example",
-        "image_files listing npy_files samples table_rows tar_members tfrecord_file",
-        "imagefolder kept located tar_parts",
-        "named_files",
-        "cifar coco hdf5 huggingface lmdb mnist npy table tfrecord voc webdataset",
-    ),
-    "stores": ("cache process store urls", "client fetch filesystem mirror write"),
-    "system": (
-        "bootstrap machine native safe_paths scratch text",
-        "cluster files formatting pool",
-        "npy",
-    ),
-    "testing": (
-        "strategies tools",
-        "damage datasets sources storage",
-        "conformance",
-    ),
-    "torch": (
-        "_compat",
-        "batch_size monitor prefetch sampler tuned",
-        "loader",
-        "lightning",
-    ),
-    "torch.data": (
-        "collate memory ops",
-        "read_context",
-        "batch_rows",
-        "images",
-        "values",
-        "datasets",
-        "nested",
-        "sampled",
-        "samplers schedule",
-        "resume",
-        "iterable",
-    ),
-    "torch.engine": (
-        "failure options preflight ring",
-        "fetch",
-        "threads workers",
-        "processes",
-    ),
-    "verification": (
-        "diff record_comparison reindex",
-        "shard_check",
-        "remote source_match",
-        "describe repair source_comparison",
-        "verify",
-        "receipt",
-    ),
-}
-"""The modules of each package, lowest first. None imports a higher one, or its neighbor."""
-
-APART = (("torch", "verification"), ("torch", "conversion"), ("formats", "codecs"))
+APART = (
+    ("torch", "verification"),
+    ("torch", "conversion"),
+    ("formats", "codecs"),
+    ("dataset", "sources"),
+)
 """Packages of which the first never imports the second, although it stands higher."""
 
 HEAVY = {
@@ -207,31 +76,25 @@ def module_of(path: Path) -> str:
 FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def package_of(module: str) -> str:
-    return module.rpartition(".")[0]
-
-
 def layer_of(module: str) -> tuple[int, str]:
     """Return the number and name of the longest entry of LAYERS that contains the module."""
-    found = [
+    layers = [
         (len(place), number, place)
         for number, places in enumerate(LAYERS)
         for place in places.split()
         if module == place or module.startswith(place + ".")
     ]
-    assert found, f"shardkit/{module}: no layer holds it; add it to LAYERS"
-    _, number, place = max(found)
+    assert layers, f"shardkit/{module}: no layer holds it; add it to LAYERS"
+    _, number, place = max(layers)
     return number, place
 
 
-def tier_of(module: str) -> int:
-    """Return the number of the tier in INSIDE; a package's own ``__init__`` is above all."""
-    package, _, name = module.rpartition(".")
-    tiers = INSIDE[package]
-    return next((n for n, tier in enumerate(tiers) if name in tier.split()), len(tiers))
+@cache
+def imports(path: Path) -> list[Import]:
+    return [*_imports(path)]
 
 
-def imports(path: Path) -> Iterator[Import]:
+def _imports(path: Path) -> Iterator[Import]:
     tree = ast.parse(path.read_text("utf-8"))
     typing_only = {
         id(node)
@@ -250,6 +113,9 @@ def imports(path: Path) -> Iterator[Import]:
             module = node.module or ""
             submodules = [f"{module}.{alias.name}" for alias in node.names]
             names = [name if name[9:] in FILES else module for name in submodules]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Library":
+            names = [ast.literal_eval(node.args[0])]
+            top.add(id(node))
         for name in names:
             yield Import(name, id(node) in top, id(node) in typing_only)
 
@@ -262,31 +128,15 @@ def own(module: str) -> str | None:
     return name if name in FILES else f"{name}.__init__".lstrip(".")
 
 
-def test_every_module_has_a_layer() -> None:
-    for package, tiers in INSIDE.items():
-        listed = sorted(name for tier in tiers for name in tier.split())
-        found = sorted(
-            name.rpartition(".")[2]
-            for name in FILES
-            if package_of(name) == package and (not name.endswith("__init__") or not package)
-        )
-        assert listed == found, f"shardkit/{package}: INSIDE lists other modules than there are"
-    for name in FILES:
-        assert package_of(name) in INSIDE, f"{name}: INSIDE does not list its package"
-
-
 def test_imports_point_downward() -> None:
     wrong = []
     for name, path in FILES.items():
-        for each in imports(path):
-            target = own(each.module)
-            if target is None or (each.typing_only and name == "__init__"):
+        for item in imports(path):
+            target = own(item.module)
+            if target is None or (item.typing_only and name == "__init__"):
                 continue
-            if package_of(target) == package_of(name):
-                fine = tier_of(target) < tier_of(name)
-            else:
-                (number, place), (other, its_place) = layer_of(name), layer_of(target)
-                fine = other < number or place == its_place
+            (number, place), (other, its_place) = layer_of(name), layer_of(target)
+            fine = other < number or place == its_place
             if not fine or any(
                 name.split(".")[0] == a and target.split(".")[0] == b for a, b in APART
             ):
@@ -294,20 +144,33 @@ def test_imports_point_downward() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_modules_import_each_other() -> None:
+    graph = {
+        name: {
+            target
+            for item in imports(path)
+            if (target := own(item.module)) and not item.typing_only and target != "__init__"
+        }
+        for name, path in FILES.items()
+        if name != "__init__"
+    }
+    TopologicalSorter(graph).prepare()  # CycleError names the modules of a cycle
+
+
 def test_imports_are_at_the_top() -> None:
     for name, path in FILES.items():
-        for each in imports(path):
-            lazy = LAZY.get(name.rpartition(".")[2]) == each.module
-            assert each.at_top or each.typing_only or lazy, f"{name} imports {each.module} late"
+        for item in imports(path):
+            lazy = LAZY.get(name.rpartition(".")[2]) == item.module
+            assert item.at_top or item.typing_only or lazy, f"{name} imports {item.module} late"
 
 
 def test_heavy_libraries_stay_in_their_packages() -> None:
     for name, path in FILES.items():
-        for each in imports(path):
-            allowed = HEAVY.get(each.module.split(".")[0])
-            if allowed is not None and not each.typing_only:
+        for item in imports(path):
+            allowed = HEAVY.get(item.module.split(".")[0])
+            if allowed is not None and not item.typing_only:
                 inside = any(name == place or name.startswith(place + ".") for place in allowed)
-                assert inside, f"{name} imports {each.module}"
+                assert inside, f"{name} imports {item.module}"
 
 
 def test_one_module_handles_forks() -> None:
@@ -316,6 +179,12 @@ def test_one_module_handles_forks() -> None:
     }
 
     assert knowing == {"dataset.handles"}
+
+
+def test_one_module_calls_the_compiled_one() -> None:
+    callers = {name for name, path in FILES.items() if "native.module()" in path.read_text("utf-8")}
+
+    assert callers == {"system.compiled"}
 
 
 def test_no_format_or_source_is_named_outside_the_registry() -> None:

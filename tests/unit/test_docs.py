@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 import pytest
@@ -52,8 +53,7 @@ def blocks_of(page: Path) -> list[Block]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with sample_data, as a reader of the documentation has."""
-    for name in ("sample_annotations", "sample_data"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
     return tmp_path
 
 
@@ -70,10 +70,17 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, **own}
 
 
+_QUICK = ("README.md", "converting.md", "training.md")
+
+
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if any(block.kind in _RUN_KINDS for block in blocks_of(page))],
-    ids=lambda page: page.name,
+    [
+        # All pages together take two minutes.
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name not in _QUICK))
+        for page in PAGES
+        if any(block.kind in _RUN_KINDS for block in blocks_of(page))
+    ],
 )
 def test_each_code_block_runs_or_is_excused(
     page: Path, place: Path, environment: dict[str, str], request: pytest.FixtureRequest
@@ -243,7 +250,7 @@ def test_examples_on_pages_match_their_files() -> None:
     for block in blocks_of(DOCS / "format.md"):
         if block.mark.startswith("file: "):
             quoted[block.mark.removeprefix("file: ")] = block.body
-    files = {f"examples/{name}" for name in EXAMPLES.values()}
+    files = {f"examples/{name}" for name in (*EXAMPLES.values(), "planes_to_rgb.py")}
     assert quoted == {name: (DOCS / name).read_text("utf-8") for name in files}
 
 
@@ -263,6 +270,17 @@ def anchors_of(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
     return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+def test_names_can_be_imported_as_the_pages_say() -> None:
+    text = (DOCS / "api.md").read_text("utf-8")
+    entries = re.findall(r"^### (\w+)\n\n(?:In `([\w.]+)`\.)?", text, re.MULTILINE)
+    names = {f"{module or 'shardkit'}.{name}" for name, module in entries}
+    assert len(names) > 80
+    for page in PAGES:
+        names |= set(re.findall(r"`(shardkit(?:\.\w+)+)`", page.read_text("utf-8")))
+    for name in names - {"shardkit.json"}:  # a file
+        resolve_name(name)
 
 
 def test_each_public_name_has_a_docstring() -> None:
@@ -286,9 +304,9 @@ def test_the_reference_is_fresh_and_its_check_notices_a_stale_page(
     (tmp_path / "docs").mkdir()
     monkeypatch.setitem(made["main"].__globals__, "DOCS", tmp_path / "docs")
     assert made["main"]([]) == 0
-    for name in ("cli.md", "api.md"):
-        fresh = (tmp_path / "docs" / name).read_text("utf-8")
-        assert fresh == (DOCS / name).read_text("utf-8"), "run scripts/make_reference.py"
+    for name in ("docs/cli.md", "docs/api.md"):
+        fresh = (tmp_path / name).read_text("utf-8")
+        assert fresh == (ROOT / name).read_text("utf-8"), "run scripts/make_reference.py"
     with (tmp_path / "docs" / "cli.md").open("a") as file:
         file.write("more\n")
     assert made["main"](["--check"]) == 1

@@ -26,7 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample data with masks, captions and boxes, as the docstrings of the scripts say."""
     target = tmp_path_factory.mktemp("examples") / "fields"
     convert = runpy.run_path(str(EXAMPLES / "convert_fields.py"))["main"]
-    convert(str(ROOT / "sample_data"), str(ROOT / "sample_annotations"), str(target))
+    convert(str(ROOT / "sample_data"), str(ROOT / "docs" / "examples" / "annotations"), str(target))
     return target
 
 
@@ -51,6 +51,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_segmentation_learns(path: Path) -> None:
     segment = example("segment", 3)
     before = segment.overlap(segment.Network(2).eval(), str(path))

@@ -14,8 +14,9 @@ PACKAGE = Path(__file__).parents[2] / "shardkit"
 ROUND_TRIP = """
 import sys
 from pathlib import Path
-from shardkit import CorruptRecord, convert, repair, verify
-from shardkit.dataset.shardset import ShardSet
+from shardkit import convert, repair, verify
+from shardkit.errors import CorruptRecord
+from shardkit.dataset.shardset import open_shards
 
 assert False, "this is not python -O"
 
@@ -32,7 +33,7 @@ source, *places = map(Path, sys.argv[1:])
 for place in places:
     convert(source, place, to=place.name, shard_samples=4)
     print(verify(place, against=source).ok)
-    shards = ShardSet(place)
+    shards = open_shards(place)
     images = [(source / path).read_bytes() for path in shards.paths]
     print([outcome(shards, row) for row in range(6)] == images)
 
@@ -42,7 +43,7 @@ for place in places:
     damaged[before.index(images[1]) + 9] ^= 1
     path.write_bytes(damaged)
     print({finding.path for finding in verify(place).findings} == {None, shards.paths[1]})
-    found = [outcome(ShardSet(place), row) for row in range(6)]
+    found = [outcome(open_shards(place), row) for row in range(6)]
     print(found == [images[0], "refused", *images[2:]])
     repair(place, source)
     print(path.read_bytes() == before)

@@ -22,14 +22,8 @@ from helpers import jpeg, make_dataset, make_tree
 from loading import Prints, crc, prints, prints_of
 from torch.utils.data import DataLoader, Subset
 
-from shardkit import (
-    Loader,
-    LoaderOptions,
-    RandomResizedCrop,
-    make_loader,
-    open_dataset,
-    with_rng,
-)
+from shardkit import RandomResizedCrop, make_loader, open_dataset, with_rng
+from shardkit.torch.loader import Loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -77,8 +71,8 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
         sys.modules.pop(name, None)
 
 
-def options(engine: str = "thread", num_workers: int = 2, **others: Any) -> LoaderOptions:
-    return LoaderOptions(engine=engine, num_workers=num_workers, start_method="fork", **others)
+def options(engine: str = "thread", num_workers: int = 2, **others: Any) -> dict[str, Any]:
+    return {"engine": engine, "num_workers": num_workers, "start_method": "fork", **others}
 
 
 def epochs(loader: Any, count: int = 2) -> list[list[Prints]]:
@@ -147,7 +141,7 @@ def test_albumentations_draw_the_same_in_any_worker_and_resumed_run(
 
     def make(engine: str = "thread", num_workers: int = 2) -> Loader:
         dataset = open_dataset(path, augment, decode="numpy")
-        return make_loader(dataset, 16, shuffle=True, options=options(engine, num_workers))
+        return make_loader(dataset, 16, shuffle=True, **options(engine, num_workers))
 
     one, two = expected = epochs(make(num_workers=0))
 
@@ -165,7 +159,7 @@ def test_albumentations_without_the_mark_draw_the_same_in_any_process(
     dataset = open_dataset(path, augment, decode="numpy")
 
     def make(num_workers: int = 2) -> Loader:
-        return make_loader(dataset, 16, shuffle=True, options=options("process", num_workers))
+        return make_loader(dataset, 16, shuffle=True, **options("process", num_workers))
 
     one, two = expected = epochs(make(0))
 
@@ -187,7 +181,7 @@ def test_an_unmarked_pipeline_draws_the_same_in_two_workers(
     }
     dataset = open_dataset(path, transforms[kind], decode="bytes")
 
-    loader = make_loader(dataset, 16, options=options("process", 2))
+    loader = make_loader(dataset, 16, **options("process", 2))
     distinct = {crc(image) for images, _ in loader for image in images}
 
     if kind == "left alone":
@@ -229,7 +223,7 @@ def test_a_transform_in_torchvisions_style_repeats_in_processes(path: Path, reci
     loader_of = recipe("torchvision's transforms", 1).loader_of
 
     def make(num_workers: int = 2) -> Loader:
-        loader: Loader = loader_of(path, seed=4, options=options("process", num_workers))
+        loader: Loader = loader_of(path, seed=4, **options("process", num_workers))
         return loader
 
     one, two = expected = epochs(make(0))
@@ -246,7 +240,7 @@ def test_mixup_repeats_in_processes_and_after_resuming(path: Path, recipe: Recip
 
     def make(num_workers: int = 2) -> Loader:
         chosen = options("process", num_workers, collate_fn=mixup)
-        return make_loader(dataset, 16, shuffle=True, options=chosen)
+        return make_loader(dataset, 16, shuffle=True, **chosen)
 
     def sums(loader: Any) -> list[tuple[int, int]]:
         return [(crc(images), crc(targets)) for images, targets in loader]

@@ -9,20 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit.kinds.field import Field, default_schema, describe_schema, load_schema, uniform_arrays
 from shardkit.record import (
     IMAGE_FIELDS,
     NO_LABEL,
-    Field,
     Record,
-    default_schema,
-    describe_schema,
     dump_json,
     image_field,
     load_json,
-    load_schema,
     make_keys,
     parse_label,
-    uniform_arrays,
     unquote_key,
 )
 

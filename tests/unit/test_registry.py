@@ -5,10 +5,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import make_dataset, make_folder
 
 from shardkit import UsageError
 from shardkit.contracts import Format, SourceKind
-from shardkit.registry import DEFAULT_SOURCE, format_names, get_format, get_source, source_names
+from shardkit.registry import (
+    DEFAULT_SOURCE,
+    format_names,
+    get_format,
+    get_source,
+    open_source,
+    source_names,
+)
 
 
 @pytest.fixture
@@ -47,6 +55,17 @@ def test_suffixes_differ_and_start_with_a_dot() -> None:
 def test_an_unknown_format_is_a_usage_error_that_lists_all() -> None:
     with pytest.raises(UsageError, match=r"'zarr'.*hdf5, lmdb, webdataset"):
         get_format("zarr")
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "lmdb", "webdataset"])
+def test_shards_of_shardkit_are_not_a_source_of_files(kind: str, tmp_path: Path) -> None:
+    made = make_dataset(make_folder(tmp_path / "photos"), tmp_path / "made", to=kind)
+    (shard, *_) = made.glob("shard-*")
+    for path in (made, str(shard)):
+        with pytest.raises(
+            UsageError, match=r"belongs to a dataset of shardkit, .* convert dataset"
+        ):
+            open_source(kind, path)
 
 
 def test_naming_the_formats_imports_none_of_their_libraries() -> None:

@@ -15,13 +15,13 @@ from helpers import opened
 from shardkit.codecs.image import decode, decode_mask, inspect, sniff
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.verification.verify import verify
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_data"
-ANNOTATIONS = ROOT / "sample_annotations"
+ANNOTATIONS = ROOT / "docs" / "examples" / "annotations"
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_the_example_converts_all_annotations(tmp_path: Path) -> None:
     example = runpy.run_path(str(ROOT / "docs" / "examples" / "convert_fields.py"))
     example["main"](str(SAMPLES), str(ANNOTATIONS), str(tmp_path / "out"))
     assert verify(tmp_path / "out", "decode").ok
-    dataset = ShardSet(tmp_path / "out")
+    dataset = open_shards(tmp_path / "out")
     assert list(dataset.schema) == ["image", "mask", "label", "caption", "boxes"]
     assert {field.rows for field in dataset.manifest.schema} == {96}
     shapes = example["SHAPES"]

@@ -1,7 +1,7 @@
 """shardkit itself: any format, both engines, all its decoding options.
 
 Options of a task: ``format``; ``engine`` (thread or process); ``loader``, more options of
-`LoaderOptions`; ``dataset``, more arguments of `open_dataset`; ``plain``, to read without a loader;
+`make_loader`; ``dataset``, more arguments of `open_dataset`; ``plain``, to read without a loader;
 ``turbo``, to decode crops alone with TurboJPEG 3, which is off otherwise; ``native``, whether the
 compiled module is used: required if true, off if false, and where it is built by default.
 """
@@ -21,8 +21,6 @@ from contenders.adapter import BATCH, SIDE, WORKERS, Batch, make_once, square
 from shardkit import (
     CenterCrop,
     Field,
-    Loader,
-    LoaderOptions,
     RandomResizedCrop,
     Sample,
     ShardDataset,
@@ -33,9 +31,10 @@ from shardkit import (
 from shardkit.codecs import turbo
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
+from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system import native
+from shardkit.torch.loader import Loader
 
 _DECODES: dict[str, Any] = {
     "crop": CenterCrop(SIDE),
@@ -104,8 +103,8 @@ class Adapter(adapter.Adapter):
 
     def _make(self, dataset: ShardDataset, *, shuffle: bool) -> Loader:
         given: dict[str, Any] = {"num_workers": WORKERS, **self.task.options.get("loader", {})}
-        options = LoaderOptions(engine=self.task.options.get("engine", "auto"), **given)
-        return make_loader(dataset, BATCH, shuffle=shuffle, options=options)
+        options: dict[str, Any] = {"engine": self.task.options.get("engine", "auto"), **given}
+        return make_loader(dataset, BATCH, shuffle=shuffle, **options)
 
     def _asked(self, rows: np.ndarray[Any, Any]) -> Iterator[Batch]:
         for begin in range(0, len(rows), BATCH):

@@ -18,7 +18,7 @@ _DROPPED = 0.02
 
 def run(bench: Bench) -> list[Table]:
     """Time reading of the stored bytes, and decoding of them."""
-    one = {"workers": 1}
+    one = {"num_workers": 1}
     stored = Rows("bytes", "jpeg256", "bytes")
     reading = [stored.other(f"{name}, one by one", "onebyone", store=name) for name in _STORES]
     for name in format_names():

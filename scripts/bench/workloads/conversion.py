@@ -20,9 +20,10 @@ from PIL import Image
 from workloads.rows import Bench
 
 from shardkit import open_dataset, verify
+from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
+from shardkit.recipe import Recipe
 from shardkit.registry import format_names
 from shardkit.sources.imagefolder import scan_imagefolder
 
@@ -92,7 +93,7 @@ def _resizing(source: Path, work: Path) -> dict[str, Function]:
     found: dict[str, Function] = {_PILLOW: partial(_pillow, source, work / "pillow")}
     for name in format_names():
         for resizer in ("pillow", "torch"):
-            options = ConvertOptions(to=name, recipe=Recipe(resize=(256, 256), resizer=resizer))
+            options = ConvertOptions(to=name, recipe=Recipe(resize=256, resizer=resizer))
             function = partial(_convert, source, work / f"resized-{name}", options, 1)
             found[f"shardkit {name}, --resize 256 --resizer {resizer}"] = function
     return found
@@ -105,7 +106,9 @@ def _verifying(source: Path, work: Path) -> dict[str, Function]:
 def _convert(source: Path, target: Path, options: ConvertOptions, workers: int) -> int:
     _clear(target)
     return (
-        convert_scan(scan_imagefolder(source), target, options, workers=workers).manifests[""].rows
+        convert_scan(scan_imagefolder(source), target, options, Builder(workers=workers))
+        .manifests[""]
+        .rows
     )
 
 

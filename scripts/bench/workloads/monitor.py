@@ -15,7 +15,7 @@ from harness import Result, Table, contend_here, show
 from tqdm import tqdm
 from workloads.rows import Bench
 
-from shardkit import LoaderOptions, ShardDataset, ThroughputMonitor, make_loader
+from shardkit import ShardDataset, ThroughputMonitor, make_loader
 
 _BARE, _WATCHED, _SHOWN = "bare", "ThroughputMonitor", "ThroughputMonitor with a bar"
 
@@ -60,7 +60,7 @@ def _ways() -> dict[str, Callable[[Any], Iterable[Any]]]:
 
 
 def _epoch(dataset: ShardDataset, watch: Callable[[Any], Iterable[Any]]) -> int:
-    loader = make_loader(dataset, BATCH, shuffle=True, options=LoaderOptions(num_workers=2))
+    loader = make_loader(dataset, BATCH, shuffle=True, num_workers=2)
     images = sum(len(labels) for _, labels in watch(loader))
     loader.close()
     return images
@@ -68,7 +68,7 @@ def _epoch(dataset: ShardDataset, watch: Callable[[Any], Iterable[Any]]) -> int:
 
 def _alone(dataset: ShardDataset, rounds: int) -> Table:
     """Microseconds for a batch that is there already."""
-    batch = next(iter(make_loader(dataset, BATCH, options=LoaderOptions(num_workers=0))))
+    batch = next(iter(make_loader(dataset, BATCH, num_workers=0)))
     batches = [batch] * _BATCHES
     table = Table(
         name="monitor-alone",

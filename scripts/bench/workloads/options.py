@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from contenders.adapter import BATCH, SIDE, Task
@@ -20,7 +21,8 @@ from contenders.shardkit_ import Adapter
 from harness import Result, Table, contend_here
 from workloads.rows import Bench
 
-from shardkit import BlockShuffle, LoaderOptions, Order, ShardDataset, make_loader
+from shardkit import BlockShuffle, ShardDataset, make_loader
+from shardkit.sampling.order import Order
 from shardkit.torch.engine.options import START_METHODS
 
 
@@ -45,16 +47,16 @@ def run(bench: Bench) -> list[Table]:
 def _workers(dataset: ShardDataset, rounds: int) -> Table:
     """Threads from none to four on this machine."""
     tried: dict[str, Callable[[], int]] = {
-        f"{workers} threads": partial(_epoch, dataset, LoaderOptions(num_workers=workers))
+        f"{workers} threads": partial(_epoch, dataset, {"num_workers": workers})
         for workers in (0, 1, 2, 3, 4)
     }
     table = Table(name="options-workers", title="threads", baseline="2 threads")
     return contend_here(table, tried, rounds)
 
 
-def _epoch(dataset: ShardDataset, options: LoaderOptions) -> int:
+def _epoch(dataset: ShardDataset, options: dict[str, Any]) -> int:
     """Read one epoch with a loader made for it."""
-    loader = make_loader(dataset, BATCH, shuffle=True, options=options)
+    loader = make_loader(dataset, BATCH, shuffle=True, **options)
     images = sum(len(labels) for _, labels in loader)
     loader.close()
     return images
@@ -66,7 +68,7 @@ def _prefetch(dataset: ShardDataset, rounds: int) -> Table:
         f"{engine}, prefetch {prefetch}": partial(
             _consume,
             dataset,
-            LoaderOptions(engine=engine, num_workers=2, prefetch_factor=prefetch // 2),
+            {"engine": engine, "num_workers": 2, "prefetch_factor": prefetch // 2},
         )
         for engine in ("thread", "process")
         for prefetch in (2, 4, 8)
@@ -77,9 +79,9 @@ def _prefetch(dataset: ShardDataset, rounds: int) -> Table:
     return contend_here(table, tried, rounds)
 
 
-def _consume(dataset: ShardDataset, options: LoaderOptions) -> int:
+def _consume(dataset: ShardDataset, options: dict[str, Any]) -> int:
     """Read one epoch, and work after every fourth batch."""
-    loader = make_loader(dataset, BATCH, shuffle=True, options=options)
+    loader = make_loader(dataset, BATCH, shuffle=True, **options)
     work, images = np.ones(3_000_000, np.float32), 0
     for number, (_, labels) in enumerate(loader):
         images += len(labels)
@@ -91,13 +93,13 @@ def _consume(dataset: ShardDataset, options: LoaderOptions) -> int:
 
 _FIRST_BATCH = """
 import sys, time
-from shardkit import LoaderOptions, make_loader, open_dataset, CenterCrop
+from shardkit import make_loader, open_dataset, CenterCrop
 
 if __name__ == "__main__":
     dataset = open_dataset(sys.argv[1], decode=CenterCrop(int(sys.argv[3])))
     for _ in range(2):
-        options = LoaderOptions(engine="process", num_workers=2, start_method=sys.argv[2])
-        loader = make_loader(dataset, 64, options=options)
+        options = dict(engine="process", num_workers=2, start_method=sys.argv[2])
+        loader = make_loader(dataset, 64, **options)
         begun = time.perf_counter()
         next(iter(loader))
         print(time.perf_counter() - begun)

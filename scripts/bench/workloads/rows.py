@@ -101,12 +101,14 @@ class Rows:
         )
 
     def libraries(self) -> list[Contender]:
-        """Return rows of the libraries that decode with Pillow, in Python."""
+        """Return rows of the libraries that decode with Pillow, in Python; WebDataset is first."""
         known = {
             "webdataset": ("WebDataset", "webdataset_"),
             "litdata": ("LitData", "litdata_"),
             "streaming": ("MosaicML Streaming", "streaming_"),
             "huggingface": ("Hugging Face datasets", "huggingface"),
+            "spdl": ("SPDL, Pillow", "spdl_"),
+            "energon": ("energon", "energon_"),
         }
         return [
             Contender(

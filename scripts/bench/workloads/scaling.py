@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from contenders.adapter import BATCH, SIDE, Task
@@ -12,10 +13,9 @@ from contenders.shardkit_ import Adapter
 from harness import Table, contend_here
 from workloads.rows import Bench
 
-from shardkit import CenterCrop, LoaderOptions, ShardDataset, make_loader
-from shardkit.dataset.decode import EXACT
-from shardkit.dataset.filling import fill, fill_values
-from shardkit.torch.data.ops import compiled_pieces
+from shardkit import CenterCrop, ShardDataset, make_loader
+from shardkit.system.compiled import fill, fill_values
+from shardkit.torch.data.ops import as_crop_table
 
 _FOLDERS = {"crop": "jpeg256", "raw": "pixels224", "latent": "latents"}
 """Kinds of tasks, and what they read."""
@@ -49,10 +49,8 @@ def run(bench: Bench) -> list[Table]:
 
 
 def _load(dataset: ShardDataset, threads: int) -> int:
-    options = LoaderOptions(engine="thread", num_workers=threads)
-    return sum(
-        len(batch[-1]) for batch in make_loader(dataset, BATCH, shuffle=True, options=options)
-    )
+    options: dict[str, Any] = {"engine": "thread", "num_workers": threads}
+    return sum(len(batch[-1]) for batch in make_loader(dataset, BATCH, shuffle=True, **options))
 
 
 def _fill(dataset: ShardDataset, kind: str, threads: int) -> int:
@@ -70,7 +68,7 @@ def _fill(dataset: ShardDataset, kind: str, threads: int) -> int:
 def _fill_rows(
     dataset: ShardDataset, kind: str, rows: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> None:
-    crop = CenterCrop(SIDE)
+    op = CenterCrop(SIDE)
     size = dataset.sample_bytes(1) if kind == "latent" else 0
     block = np.empty((BATCH, size) if size else (BATCH, SIDE, SIDE, 3), np.uint8)
     for start in range(0, len(rows), BATCH):
@@ -79,9 +77,9 @@ def _fill_rows(
         if size:
             left = fill_values(found, out)
         elif kind == "raw":
-            left = fill(found, out, EXACT)
+            left = fill(found, out)
         else:
-            pieces = crop.pieces(found.widths, found.heights, lambda _: None)  # type: ignore[arg-type, return-value]
-            left = fill(found, out, EXACT, compiled_pieces(crop, pieces))
+            crops = op.crops(found.widths, found.heights, lambda _: None)  # type: ignore[arg-type, return-value]
+            left = fill(found, out, as_crop_table(op, crops))
         if left:
             raise RuntimeError(f"the compiled module left {len(left)} samples to Python")

@@ -36,7 +36,7 @@ class _LibraryTarget(SourceTarget):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        library_process.DEADLINE = 5.0  # less than that of an input
+        library_process.HELPER.seconds = 5.0  # less than that of an input
         self._times = itertools.count(1)
         secret = pa.table({"image": [SECRET] * 4, "label": [0, 1, 0, 1]})
         pq.write_table(secret, folder.parent / "secret.parquet", compression="none")

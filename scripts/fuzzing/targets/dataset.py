@@ -13,7 +13,7 @@ from scripts.fuzzing.target import Target, broken
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.handles import forget
 from shardkit.dataset.manifest import MANIFEST_NAME
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import BadImage, CorruptDataset, UsageError
 from shardkit.verification.verify import verify
 
@@ -37,7 +37,7 @@ class DatasetTarget(Target):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.places = [dataset(self.to, folder, raw=raw) for raw in (False, True)]
-        self._whole = [_read(ShardSet(place, verify=True)) for place in self.places]
+        self._whole = [_read(open_shards(place, verify=True)) for place in self.places]
         self._files = [
             (number, path, path.read_bytes())
             for number, place in enumerate(self.places)
@@ -58,7 +58,7 @@ class DatasetTarget(Target):
         if changed == content:
             return "no damage"
         place = self.places[number]
-        identities = [(place / s.name, s.sha256) for s in ShardSet(place).manifest.shards]
+        identities = [(place / s.name, s.sha256) for s in open_shards(place).manifest.shards]
         try:
             _put(path, changed)
             for identity in identities:
@@ -79,7 +79,7 @@ class DatasetTarget(Target):
         blamed = name == MANIFEST_NAME or name in [finding.file for finding in found or ()]
         if found is not None and not (found and blamed):
             broken("verify does not find the damage", (name, [f.file for f in found]))
-        shards = ShardSet(place, verify=True)
+        shards = open_shards(place, verify=True)
         right = 0
         for row, (one, whole) in enumerate(zip(_read(shards), self._whole[number], strict=True)):
             if one is None:

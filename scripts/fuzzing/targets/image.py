@@ -8,20 +8,21 @@ import zlib
 from pathlib import Path
 
 from scripts.fuzzing.material import pictures
+from scripts.fuzzing.pngs import outcome, random_png
 from scripts.fuzzing.target import Target, broken
-from shardkit.codecs.image import MAX_PIXELS, ImageInfo, decode, inspect, sniff
+from shardkit.codecs.image import MAX_PIXELS, Decoding, ImageInfo, decode, inspect, sniff
 from shardkit.codecs.reduced import reduction
 from shardkit.codecs.turbo import VARIABLE, Region, available
-from shardkit.conversion.recipe import Recipe
-from shardkit.dataset.decode import Decoding, decode_part
+from shardkit.dataset.decode import decode_part
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
-from shardkit.record import IMAGE_FIELDS, Record
+from shardkit.recipe import Recipe
+from shardkit.record import IMAGE_FIELDS, PLANES, Record
 
 _LARGE = 1 << 20
 """Pixels above which an image is not decoded here, but only inspected: it takes too long."""
 
-_KINDS = IMAGE_FIELDS[:-1]
+_KINDS = [kind for kind in IMAGE_FIELDS if kind != "raw"]
 _RECIPES = (
     Recipe(resize=(6, 5), resize_mode="crop", encode="jpeg"),
     Recipe(resize=(7, 7), resize_mode="stretch", enlarge=True, encode="raw", filter="box"),
@@ -79,6 +80,10 @@ class ImageTarget(Target):
         for number, kind in enumerate(_KINDS):
             for place, image in enumerate(pictures()[kind]):
                 self.seeds.append(bytes((number, place)) + image)
+        for number in range(40):
+            image = random_png(random.Random(number))
+            if outcome(image, (0, 0, 0)) != "refused":
+                self.seeds.append(bytes((_KINDS.index("png"), 0)) + image)
         for seed in self.seeds:  # Pillow imports its plugins when they are first needed
             try:
                 self.check(seed)
@@ -88,6 +93,8 @@ class ImageTarget(Target):
     def check(self, data: bytes) -> str:
         field, choice, image = _KINDS[(data[0] if data else 0) % len(_KINDS)], data[1:2], data[2:]
         sniff(image[:32])
+        if field == "png" and "different" in (outcome(image), outcome(image, (3, 200, 90))):
+            broken("the compiled module decodes it to other pixels")
         info = inspect(image, field)
         self._check_info(info)
         if info.width * info.height > _LARGE:
@@ -98,10 +105,10 @@ class ImageTarget(Target):
             broken("it decodes to another size than its header states", (field, pixels.shape))
         if (decode(image, field) != pixels).any():
             broken("it decodes to other pixels each time", field)
-        reduced = decode(image, field, at_least=(3, 2))
+        reduced = decode(image, field, Decoding(at_least=(3, 2)))
         if reduction(reduced.shape, pixels.shape) is None:
             broken("it is reduced to an impossible size", (field, reduced.shape))
-        if field == "jpg" and pixels.shape[0] > 4 and pixels.shape[1] > 4:
+        if field in ("jpg", PLANES) and pixels.shape[0] > 4 and pixels.shape[1] > 4:
             region = Region(1, 2, pixels.shape[1] - 3, pixels.shape[0] - 3)
             stored = EncodedImage(image, field, 0, info.width, info.height)
             part = decode_part(stored, region, Decoding())

@@ -14,7 +14,7 @@ from scripts.fuzzing.target import SECRET, Target, broken
 from shardkit.dataset import index_reader as columns
 from shardkit.dataset.index import ROW
 from shardkit.dataset.located import LocatedRows
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import CorruptDataset
 from shardkit.system.npy import npy_header
 
@@ -52,7 +52,7 @@ class IndexTarget(Target):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.place = dataset("webdataset", folder)
-        whole = ShardSet(self.place)
+        whole = open_shards(self.place)
         self._texts = {"keys": list(whole.keys), "paths": list(whole.paths)}
         self._images = [
             _sample(whole.find(np.arange(len(whole))), row) for row in range(len(whole))
@@ -69,7 +69,7 @@ class IndexTarget(Target):
             # Digests would refuse every input; here it is tried what stands behind them.
             columns._HASHED = columns._HELD = 0
             _replace(path, data[1:])
-            return self._read(ShardSet(self.place))
+            return self._read(open_shards(self.place))
         finally:
             columns._HASHED, columns._HELD = limits
             _replace(path, self._files[number])

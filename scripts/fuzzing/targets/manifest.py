@@ -21,13 +21,13 @@ from shardkit.dataset.manifest import (
     Manifest,
     ShardEntry,
     SplitsManifest,
-    dataset_directories,
     load_any_manifest,
     save_manifest,
 )
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.opened import OpenedDirectory
+from shardkit.dataset.shardset import open_shards
 from shardkit.errors import CorruptDataset, Problem, UsageError
-from shardkit.record import Field
+from shardkit.kinds.field import Field
 from shardkit.verification.describe import describe
 from shardkit.verification.verify import verify
 
@@ -75,7 +75,8 @@ class ManifestTarget(Target):
         save_manifest(manifest, self.copy)
         if (self.copy / MANIFEST_NAME).read_bytes() != data:
             broken("a manifest was taken that is not written like that")
-        for place in dataset_directories(self.place).values():
+        for split in OpenedDirectory(self.place).splits.values():
+            place = split.path
             if self.place not in (place, *place.parents) or ".." in place.parts:
                 broken("a split leads elsewhere", str(place))
         with contextlib.suppress(UsageError, CorruptDataset):  # there is no index
@@ -88,7 +89,7 @@ class ManifestTarget(Target):
         return "dataset"
 
     def _use(self, manifest: Manifest) -> None:
-        shards = ShardSet(self.place)
+        shards = open_shards(self.place)
         if not 0 <= len(shards) == manifest.rows:
             broken("another number of rows")
         for number in range(len(manifest.shards)):

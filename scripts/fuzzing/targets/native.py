@@ -8,31 +8,34 @@ import random
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
-from scripts.fuzzing.material import RAW_SHAPE, encoded
+from scripts.fuzzing.material import RAW_SHAPE, encoded, pictures
 from scripts.fuzzing.pieces import mutated_jpeg
+from scripts.fuzzing.pngs import mutated_png
 from scripts.fuzzing.target import Target, broken
-from shardkit.codecs.image import MAX_PIXELS, Pixels, inspect
+from shardkit.codecs.image import MAX_PIXELS, Decoding, Pixels, inspect
+from shardkit.codecs.quiet import silence_libtiff
 from shardkit.codecs.turbo import available
-from shardkit.dataset.decode import Decoding, decode_stored
-from shardkit.dataset.filling import fill, read_stored
+from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.index import HEAD, ROW, checksum, pack_row, row_check
 from shardkit.dataset.located import EncodedImage, LocatedRows
 from shardkit.errors import BadImage, CorruptRecord
-from shardkit.record import IMAGE_FIELDS
+from shardkit.record import IMAGE_FIELDS, PLANES, STORED_KINDS
 from shardkit.sampling.order import BatchDraws, Draws
 from shardkit.system import native
+from shardkit.system.compiled import fill, read_stored
 from shardkit.torch.data.ops import (
     CenterCrop,
+    Crop,
     ImageOp,
-    Piece,
     RandomResizedCrop,
     Resize,
-    compiled_pieces,
-    numbered_pieces,
+    as_crop_table,
+    select_crop_table,
 )
 
 _VERIFIES, _FAST, _MAPPED = 1, 2, 4
@@ -74,27 +77,30 @@ class NativeTarget(Target):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        available()  # a library is loaded now, and not under guard
+        available()  # libraries are loaded now, and not under guard
+        silence_libtiff()
         height, width, _ = RAW_SHAPE
         raw = bytes(range(3 * width * height))
         jpegs = [encoded("JPEG", quality=80), encoded("JPEG", "L"), encoded("JPEG", subsampling=0)]
         photographs = [(each, (12, 9), "jpg") for each in jpegs]
         pixels = [(raw, (width, height), "raw")]
+        planes = [(record, (12, 9), PLANES) for record in pictures()[PLANES]]
         for number in range(len(_OPERATIONS) - 2):
             self.seeds.append(_input(number % 4, number, photographs))
             self.seeds.append(_input(number % 4, number, [(*photographs[0][:2], "jpg"), *pixels]))
+            self.seeds.append(_input(number % 4, number, planes))
         large = [(bytes(3 * 1190 * 1190), (1190, 1190), "raw")]
         self.seeds.append(_input(_MAPPED, 6, large)[:4096])
         self.seeds.append(_input(_MAPPED, 7, large)[:4096])
         self.seeds.append(_input(_VERIFIES, 0, [(encoded("JPEG", "CMYK"), (12, 9), "jpg")]))
-        self.seeds.append(_input(_VERIFIES, 0, [(encoded("PNG"), (12, 9), "png")]))
         for number in range(40):  # half of them keep a header
-            image = mutated_jpeg(random.Random(number))
-            with contextlib.suppress(BadImage):
-                info = inspect(image, "jpg")
-                size = info.width, info.height
-                if info.width * info.height <= _LARGE:
-                    self.seeds.append(_input(number % 4, number % 6, [(image, size, "jpg")]))
+            for field, mutated in (("jpg", mutated_jpeg), ("png", mutated_png)):
+                image = mutated(random.Random(number))
+                with contextlib.suppress(BadImage):
+                    info = inspect(image, field)
+                    size = info.width, info.height
+                    if info.width * info.height <= _LARGE:
+                        self.seeds.append(_input(number % 4, number % 6, [(image, size, field)]))
 
     def check(self, data: bytes) -> str:
         flags, choice, seed, count = data[:4].ljust(4, b"\0")
@@ -189,7 +195,7 @@ def _check_survey(index: npt.NDArray[Any], rows: bytes, size: int) -> None:
         return
     height, width, _ = RAW_SHAPE
     sizes = np.full(len(index), size, np.int64)
-    found = compiled.survey(rows, sizes, len(IMAGE_FIELDS), width, height, MAX_PIXELS)
+    found = compiled.survey(rows, sizes, STORED_KINDS.index("npy"), width, height, MAX_PIXELS)
     if all(_is_usual(row, size) for row in index):
         pixels = [int(row["width"]) * int(row["height"]) for row in index]
         shapes = {(int(row["width"]), int(row["height"])) for row in index}
@@ -215,13 +221,17 @@ def _check_stored(file: _File, index: npt.NDArray[Any]) -> None:
                 broken("other bytes are returned", number)
 
 
+def _is_image(row: np.void) -> bool:
+    return bool(row["field"] < len(STORED_KINDS) and STORED_KINDS[row["field"]] in IMAGE_FIELDS)
+
+
 def _is_usual(row: np.void, size: int) -> bool:
-    if row_check(row.tobytes()) != row["check"].tobytes() or row["field"] >= len(IMAGE_FIELDS):
+    if row_check(row.tobytes()) != row["check"].tobytes() or not _is_image(row):
         return False
     offset, length, width, height = (int(row[n]) for n in ("offset", "length", "width", "height"))
     if not 0 <= offset <= size - length:
         return False
-    if IMAGE_FIELDS[row["field"]] == "raw":
+    if STORED_KINDS[row["field"]] == "raw":
         return (height, width, 3) == RAW_SHAPE and length == 3 * width * height
     return width * height <= MAX_PIXELS and (width * height > 0 or width == height == 0)
 
@@ -237,18 +247,18 @@ def _check_fill(
         return "large or empty"
     if max(size) > _MOST_SIDE or size[0] * size[1] * len(index) > _LARGE:
         return "large or empty"
-    work = _Work(op, _pieces(op, widths, heights, seed), Decoding(fast=bool(flags & _FAST)))
-    compiled = None
+    work = _Work(op, _crops(op, widths, heights, seed), Decoding(fast=bool(flags & _FAST)))
+    table = None
     if op is not None:
-        compiled = compiled_pieces(op, work.pieces)
+        table = as_crop_table(op, work.crops)
         draws = partial(BatchDraws, seed, list(range(len(index))))
-        at_once = numbered_pieces(op, widths, heights, draws)
+        at_once = select_crop_table(op, widths, heights, draws)
         if at_once is not None and not (
-            compiled is not None and np.array_equal(at_once.numbers, compiled.numbers)
+            table is not None and np.array_equal(at_once.numbers, table.numbers)
         ):
-            broken("pieces made at once are others", at_once.numbers.tolist())
+            broken("crops made at once are others", at_once.numbers.tolist())
     out = np.zeros((len(index), *size, 3), np.uint8)
-    left = fill(cast(LocatedRows, file), out, work.how, compiled)
+    left = fill(cast(LocatedRows, file), out, table, decoding=work.how)
     found = {
         _compare(file, row, None if number in left else out[number], work, number)
         for number, row in enumerate(index)
@@ -260,7 +270,7 @@ class _Work(NamedTuple):
     """What becomes of the images."""
 
     op: ImageOp | None
-    pieces: list[Piece]
+    crops: list[Crop]
     how: Decoding
 
     def do(self, image: EncodedImage, number: int) -> Pixels:
@@ -271,21 +281,22 @@ class _Work(NamedTuple):
         """
         if self.op is None:
             return decode_stored(image, self.how)
-        return self.op.render(image, self.pieces[number], self.how)
+        return self.op.render(image, self.crops[number], self.how)
 
 
-def _pieces(
+def _crops(
     op: ImageOp | None, widths: npt.NDArray[Any], heights: npt.NDArray[Any], seed: int
-) -> list[Piece]:
+) -> list[Crop]:
     if op is None:
         return []
-    return op.pieces(widths.tolist(), heights.tolist(), partial(Draws, seed))
+    return op.crops(widths.tolist(), heights.tolist(), partial(Draws, seed))
 
 
 def _compare(file: _File, row: np.void, found: Pixels | None, work: _Work, number: int) -> str:
     """Compare one sample, None if it was left to Python, with that of Python."""
     try:
-        expected = work.do(_image(file, row), number)
+        with mock.patch("shardkit.system.compiled.decode_png", return_value=None):
+            expected = work.do(_image(file, row), number)
     except CorruptRecord:
         if found is not None:
             broken("a damaged image is filled", number)
@@ -312,7 +323,7 @@ def _warnings(image: EncodedImage) -> list[str]:
 
 def _image(file: _File, row: np.void) -> EncodedImage:
     data = file.read(row)
-    if row["field"] >= len(IMAGE_FIELDS):
+    if not _is_image(row):
         raise CorruptRecord("it is of no kind")
-    field = IMAGE_FIELDS[row["field"]]
+    field = STORED_KINDS[row["field"]]
     return EncodedImage(data, field, int(row["label"]), int(row["width"]), int(row["height"]))

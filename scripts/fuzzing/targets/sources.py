@@ -16,7 +16,7 @@ from scripts.fuzzing.target import SECRET, Target, broken
 from scripts.fuzzing.targets.tar import TarTarget
 from shardkit.codecs.foreign import identify
 from shardkit.contracts import Scan
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, ConversionFailed, UsageError
 from shardkit.registry import get_source
 from shardkit.sources.crc32c import crc32c
 
@@ -26,7 +26,7 @@ GIF = b"GIF89a\1\0\1\0\0\0\0;"
 class SourceTarget(Target):
     """One file of a source, scanned and read."""
 
-    allowed = (UsageError, BadImage)
+    allowed = (UsageError, BadImage, ConversionFailed)
     kind: str
     """Name of the source in the registry."""
     file: str

@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 
 from scripts.fuzzing.target import BrokenPromiseError, Target
-from shardkit.contracts import Images
-from shardkit.conversion.build import ShardTask, load_result
+from shardkit.contracts import Entry, Images
+from shardkit.conversion.build import ShardTask
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.lock import require_dead
-from shardkit.conversion.recipe import Recipe
 from shardkit.conversion.staging import (
     DATASET,
     RETIRED,
@@ -20,8 +19,11 @@ from shardkit.conversion.staging import (
     StagingDirectory,
     old_files,
 )
+from shardkit.conversion.task import load_result
 from shardkit.errors import ShardkitError
-from shardkit.record import default_schema, dump_json, load_json
+from shardkit.kinds.field import default_schema
+from shardkit.recipe import Recipe
+from shardkit.record import dump_json, load_json
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.system.safe_paths import make_folder
 
@@ -53,8 +55,6 @@ class StateTarget(Target):
         *(
             b'"entry"',
             b'"bad"',
-            b'"fields"',
-            b'"labels"',
             b'"notes"',
             b"null",
             b"[]",
@@ -69,12 +69,11 @@ class StateTarget(Target):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         entry = {"name": "shard-000000.tar", "bytes": len(_SHARD), "sha256": "aa", "rows": 1}
-        counts = {"fields": {"jpg": 1}, "labels": {"0": 1}, "notes": {}}
         bad = [{"path": "a.jpg", "reason": "it is empty"}]
         self.seeds = [
-            dump_json({"entry": entry, "bad": [], **counts}),
-            dump_json({"entry": entry, "bad": bad, **counts}),
-            dump_json({"entry": None, "bad": bad, **counts}),
+            dump_json({"entry": entry, "bad": [], "notes": {}}),
+            dump_json({"entry": entry, "bad": bad, "notes": {}}),
+            dump_json({"entry": None, "bad": bad, "notes": {}}),
         ]
         self._task = ShardTask(
             split="",
@@ -84,7 +83,7 @@ class StateTarget(Target):
             format="webdataset",
             recipe=Recipe(),
             schema=default_schema(None),
-            source=Images(ImageFolder(folder), "", ()),
+            source=Images(ImageFolder(folder), "", (Entry("a.jpg", "a", 0, 1, 0),)),
             meta={},
             software={},
             keep=True,

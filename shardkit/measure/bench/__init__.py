@@ -1,1 +1,1 @@
-"""Contenders side by side: tables, pages, plots, and the ladder."""
+"""Candidates side by side: tables, pages and plots; and the ablation of a loader."""

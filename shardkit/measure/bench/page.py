@@ -76,7 +76,7 @@ def page(report: BenchReport) -> str:
 
 def chart(report: BenchReport) -> str:
     """Return a report as an SVG image: a bar of images/s and its range for each measured line."""
-    most = max((found.images_per_second.highest for _, found in report.measured), default=1.0)
+    most = max((measured.images_per_second.highest for _, measured in report.measured), default=1.0)
     foot = _ROW * len(report.measured) + 5
     step = 10 ** math.floor(math.log10(most / _TICKS))
     step *= next(factor for factor in (1, 2, 5, 10) if _TICKS * factor * step >= most)
@@ -85,8 +85,8 @@ def chart(report: BenchReport) -> str:
         x = _BARS * number * step / most
         parts.append(f'<path d="M{x:.1f} 0V{foot}" stroke="#000" opacity=".15"/>')
         parts.append(_text(x, foot + 16, f"{number * step:,g}", anchor="middle"))
-    for number, (line, found) in enumerate(report.measured):
-        rate, ratio, top = found.images_per_second, found.speedup, _ROW * number
+    for number, (line, measured) in enumerate(report.measured):
+        rate, ratio, top = measured.images_per_second, measured.speedup, _ROW * number
         low, middle, high = (_BARS * v / most for v in (rate.lowest, rate.median, rate.highest))
         name = f"{shortened(line.path, 60)}: {shortened(line.loader, 50)}, {line.cache}"
         value = f"{rate.median:,.0f}" + (f" ({ratio.median:.2f}x)" if ratio else "")

@@ -9,9 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from shardkit.measure.runner.material import Opened
+from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.rounds import Result, Spread
-from shardkit.system.formatting import json_value, sample_words, significant, size, step_words
+from shardkit.system.formatting import (
+    amount,
+    json_value,
+    sample_words,
+    significant,
+    size,
+    step_words,
+)
 from shardkit.system.machine import OtherLoad
 from shardkit.system.text import printable, shortened
 
@@ -106,9 +113,10 @@ class Line:
     @property
     def title(self) -> str:
         """The loader, and what ``auto`` became."""
-        found, title = self.measured, shortened(self.loader, 60)
-        if found is not None and not self.loader.startswith(found.engine):
-            title += f": {found.engine} engine, {found.workers} worker{'s' * (found.workers != 1)}"
+        measured, title = self.measured, shortened(self.loader, 60)
+        if measured is not None and not self.loader.startswith(measured.engine):
+            workers = f"{measured.workers} worker{'s' * (measured.workers != 1)}"
+            title += f": {measured.engine} engine, {workers}"
         return f"{title}  (the baseline)" if self.baseline else title
 
 
@@ -116,8 +124,8 @@ class Line:
 class BenchReport:
     """Result of `bench`."""
 
-    sources: tuple[Opened, ...]
-    """What was read."""
+    sources: tuple[SubjectInfo, ...]
+    """The datasets and folders that were read."""
     lines: tuple[Line, ...]
     settings: dict[str, Any]
     """Rounds, seconds, batch size, samples and step."""
@@ -143,7 +151,7 @@ class BenchReport:
     @property
     def folders(self) -> set[str]:
         """Plain folders, if datasets are compared with one; else empty."""
-        folders = {each.path for each in self.sources if each.kind == "folder"}
+        folders = {source.path for source in self.sources if source.kind == "folder"}
         base = next(line.path for line in self.lines if line.baseline)
         return folders if base in folders and len(folders) < len(self.sources) else set()
 
@@ -160,20 +168,22 @@ class BenchReport:
         if len({(line.path, line.loader) for line in self.lines}) > 1:
             return "Nothing can be compared; the lines show why."
         rates = [
-            f"{found.images_per_second.median:,.0f} images/s "
-            f"{_PLACES['cold' if found.cold else 'warm']}"
-            for _, found in self.measured
+            f"{amount(round(measured.images_per_second.median), 'image')}/s "
+            f"{_PLACES['cold' if measured.cold else 'warm']}"
+            for _, measured in self.measured
         ]
         return f"It reads {' and '.join(rates)}."
 
     def _answer(self, cache: str) -> str:
         """Return how the best line compares with the baseline; empty if nothing can be compared."""
-        found = [(line, each) for line, each in self.measured if line.cache == cache]
-        if cache == "cold" and not all(each.cold for _, each in found):
+        compared = [pair for pair in self.measured if pair[0].cache == cache]
+        if cache == "cold" and not all(measured.cold for _, measured in compared):
             return ""
         # Reading a folder in another way is not a conversion.
-        speedups = [each.speedup for line, each in found if line.path not in self.folders]
-        best = max(filter(None, speedups), key=lambda each: each.median, default=None)
+        speedups = [
+            measured.speedup for line, measured in compared if line.path not in self.folders
+        ]
+        best = max(filter(None, speedups), key=lambda speedup: speedup.median, default=None)
         if best is None:
             return ""
         if best.lowest <= 1 <= best.highest:
@@ -182,21 +192,22 @@ class BenchReport:
 
     @property
     def details(self) -> tuple[str, ...]:
-        """What limits the answer, one sentence each."""
-        texts = [each for _, found in self.measured for each in found.warnings]
+        """Limits of the answer, one sentence each."""
+        texts = [text for _, measured in self.measured for text in measured.warnings]
         rounds, complete = self.settings["rounds"], self.settings["complete"]
         if self.interrupted:
             texts.append(f"Interrupted: the table shows {complete} of {rounds} rounds.")
-        for line, found in self.measured:
-            if line.cache == "cold" and not found.cold:
-                part = "an unknown fraction" if found.resident is None else f"{found.resident:.0%}"
+        for line, measured in self.measured:
+            if line.cache == "cold" and not measured.cold:
+                resident = measured.resident
+                part = "an unknown fraction" if resident is None else f"{resident:.0%}"
                 texts.append(f"cold: {part} of {line.path} stayed cached, not read from disk.")
         for source in self.sources:
             if source.images < source.total:
                 count = f"{source.images:,} of {source.total:,}"
                 texts.append(f"{count} images of {source.path} were read.")
-        spreads = [found.images_per_second for _, found in self.measured]
-        unsteady = sum(each.highest > UNSTEADY * each.lowest for each in spreads)
+        spreads = [measured.images_per_second for _, measured in self.measured]
+        unsteady = sum(spread.highest > UNSTEADY * spread.lowest for spread in spreads)
         if unsteady or self.load.disturbs:
             why = f"{unsteady} of {len(spreads)} lines vary by more than {UNSTEADY}x between rounds"
             why = why if unsteady else f"{self.load}"
@@ -216,7 +227,7 @@ class BenchReport:
 
     def describe(self) -> str:
         """Return the report as text for a terminal of 100 columns: the table and the answer."""
-        answer = [printable(self.headline), *(f"  {printable(each)}" for each in self.details)]
+        answer = [printable(self.headline), *(f"  {printable(detail)}" for detail in self.details)]
         return "\n".join([self.table(), "", *answer])
 
     def table(self) -> str:
@@ -224,7 +235,9 @@ class BenchReport:
         lines, last = [_HEAD], None
         for line in self.lines:
             if last is None or line.path != last.path:
-                lines.append(next(each.title for each in self.sources if each.path == line.path))
+                lines.append(
+                    next(source.title for source in self.sources if source.path == line.path)
+                )
             if last is None or (line.path, line.loader) != (last.path, last.loader):
                 lines.append(f"  {line.title}")
             failure = f"    {line.cache} failed: {shortened(line.problem, 80)}"
@@ -237,7 +250,7 @@ class BenchReport:
                 "",
                 f"  sample    {sample_words(settings)}",
                 f"  step      {step_words(settings)}",
-                f"  measured  {settings['complete']} rounds of {settings['length']}; "
+                f"  measured  {amount(settings['complete'], 'round')} of {settings['length']}; "
                 f"{where['processors']} CPUs, {size(where['memory'])}",
             ]
         )
@@ -258,9 +271,9 @@ def line_of(result: Result, baseline: Result, loader: str = "") -> Line:
 
 def _measured(result: Result, baseline: Result) -> Measured:
     samples, last = result.samples, result.samples[-1]
-    waits = [wait for each in samples for wait in each.waits]
+    waits = [wait for sample in samples for wait in sample.waits]
     p50, p95 = 1000 * np.percentile(waits, (50, 95), method="inverted_cdf")  # measured values
-    seconds = sum(each.seconds for each in samples)
+    seconds = sum(sample.seconds for sample in samples)
     compared = result is not baseline and bool(baseline.samples)
     return Measured(
         images_per_second=Spread.of(result.rates),
@@ -268,11 +281,11 @@ def _measured(result: Result, baseline: Result) -> Measured:
         wait_p50=float(p50),
         wait_p95=float(p95),
         waiting=min(1.0, sum(waits) / seconds),
-        first_batch=statistics.median(each.first for each in samples),
-        processors=sum(each.cpu for each in samples) / seconds,
-        memory=max(each.memory for each in samples),
+        first_batch=statistics.median(sample.first for sample in samples),
+        processors=sum(sample.cpu for sample in samples) / seconds,
+        memory=max(sample.memory for sample in samples),
         engine=last.engine,
         workers=last.workers,
         resident=result.resident if result.candidate.cache == "cold" else None,
-        warnings=tuple(dict.fromkeys(text for each in samples for text in each.warnings)),
+        warnings=tuple(dict.fromkeys(text for sample in samples for text in sample.warnings)),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import features
 
 from shardkit.codecs import turbo
-from shardkit.measure.doctor.pipeline import Pipeline
+from shardkit.measure.doctor.pipeline import Loading, Pipeline
 from shardkit.measure.runner.environment import library_versions
 from shardkit.measure.runner.session import Session
 from shardkit.system import machine, native
@@ -51,12 +51,12 @@ class Finding:
     evidence: str
     """Measured values."""
     remedy: str = ""
-    """What helps; empty if nothing is needed."""
+    """Remedy; empty if none is needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be loaded, and what worker processes need for it."""
+    """The data to load, and the needs of worker processes."""
 
     workers: int = field(default_factory=preflight.default_workers)
     processes: bool = False
@@ -79,9 +79,9 @@ Checked = tuple[str, list[tuple[bool, str, str, str]]]
 whether it does, severity, finding and remedy."""
 
 
-def check_data(session: Session, *, batch_size: int, workers: int | None) -> list[Finding]:
-    """Return the findings for a loader; arguments as for `Pipeline`."""
-    pipeline = Pipeline(session, batch_size, workers)
+def check_data(session: Session, *, loading: Loading) -> list[Finding]:
+    """Return the findings for a loader."""
+    pipeline = Pipeline(session, loading)
     setup, wants = pipeline.setup, preflight.why_processes(pipeline.dataset) is not None
     plan = Plan(
         workers=setup.workers,
@@ -102,7 +102,7 @@ def run_checks(plan: Plan) -> list[Finding]:
         severity, what, remedy = next(applies, ("ok", name, ""))
         if evidence:
             findings.append(Finding(name, severity, what, evidence, remedy))
-    return sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def fits_in_memory(count: int) -> bool:

@@ -10,18 +10,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardkit.conversion.command import Made, command_words
 from shardkit.errors import MeasurementFailed, ShardkitError, UsageError
 from shardkit.measure.doctor.checks import Finding, Plan, check_data, fits_in_memory, run_checks
+from shardkit.measure.doctor.command import command_words
 from shardkit.measure.doctor.judgement import Diagnosis, Range, diagnose
-from shardkit.measure.doctor.pipeline import Remedy, measure_rate
+from shardkit.measure.doctor.pipeline import Loading, Remedy, Trial, measure_rate
 from shardkit.measure.doctor.profile import Profile, profile
 from shardkit.measure.doctor.remedies import propose
-from shardkit.measure.doctor.stored import convert_images, made_as, write_images
-from shardkit.measure.runner.material import choose_decode
+from shardkit.measure.doctor.stored import convert_images, loaded_provenance, write_images
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import turn
 from shardkit.measure.runner.spec import StepSpec, Subject
+from shardkit.measure.runner.workload import Workload
+from shardkit.options import option, same_option, takes
 from shardkit.system.machine import CpuMeter, OtherLoad
 
 Watch = Callable[[str], None]
@@ -48,70 +49,78 @@ class DoctorReport:
     profile: Profile | None = None
     diagnosis: Diagnosis | None = None
     command: str = ""
-    """What to do next: a command, or Python code; empty if nothing measured helps."""
+    """Next step: a command, or Python code; empty if nothing measured helps."""
     hints: list[str] = field(default_factory=list)
-    """What the command needs, and how to use its result."""
+    """Requirements of the command, and uses of its result."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON values; times in seconds, rates in images/s."""
         return asdict(self)
 
 
-def doctor(  # noqa: PLR0913 - the options of the command
-    dataset: str | Path | None = None,
-    *,
-    loader: str | None = None,
-    decode: str | None = None,
-    transform: str | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
-    step_ms: float | None = None,
-    model: str | None = None,
-    budget: float = 12.0,
-    watch: Watch | None = None,
-) -> DoctorReport:
-    """Find out whether the GPU waits for data and why, and measure what helps.
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(Workload):
+    """The options of `doctor`."""
 
-    Args:
-        dataset: A dataset or a plain folder of images. None, without ``loader``, checks only the
-            machine.
-        loader: ``module:callable`` that returns a ``torch.utils.data.DataLoader`` or a shardkit
-            loader, to diagnose instead of ``dataset``.
-        decode: Image type, or an operation such as ``"CenterCrop(224)"``. None selects as the
-            command does.
-        transform: ``module:name`` of a transform for each image.
-        batch_size: Samples per batch, unless ``loader`` is given.
-        workers: Workers that you plan to use; None uses as many as `make_loader` does.
-        step_ms: Training step time per batch in ms, spent off the CPU.
-        model: ``module:name`` of a model to train on each batch, or ``small``.
-        budget: Approximate duration in seconds.
-        watch: Called with a description of each step.
+    loader: str | None = option(
+        None,
+        help="Function that returns your DataLoader or shardkit loader, instead of DATASET.",
+        metavar="MODULE:NAME",
+    )
+    batch_size: int = same_option(
+        Workload, "batch_size", help="Samples per batch; with --loader its own."
+    )
+    workers: int | None = option(
+        None, help="Workers that you plan to use.", metavar="N", minimum=0, shown="as make_loader"
+    )
+    budget: float = option(12.0, help="Approximate duration in seconds.", is_positive=True)
+    watch: Watch | None = option(
+        None, help="Called with a description of each step.", is_keyword_only=True
+    )
+
+
+@dataclass(frozen=True)
+class DoctorArguments(DoctorOptions):
+    """The arguments of `doctor`."""
+
+    dataset: str | Path | None = option(
+        None,
+        help="A dataset or a plain folder of images. None, without --loader, checks only the "
+        "machine.",
+    )
+
+
+@takes(DoctorArguments)
+def doctor(options: DoctorArguments) -> DoctorReport:
+    """Find out whether the GPU waits for data and why, and measure what helps.
 
     Raises:
         UsageError: If ``dataset`` does not exist, or options are invalid or need it.
         MeasurementFailed: If the data cannot be loaded.
         ShardkitError: If the dataset is damaged.
     """
-    step = StepSpec(milliseconds=step_ms or 0.0, model=model)
-    if loader is None and dataset is None:
-        if decode or transform or step_ms or model:
+    step, loader, workers = options.step, options.loader, options.workers
+    samples = options.decode or options.transform
+    if loader is None and options.dataset is None:
+        if samples or options.step_ms or options.model:
             raise UsageError("--decode, --transform, --step-ms and --model require DATASET")
         plan = Plan() if workers is None else Plan(workers=workers)
         return DoctorReport(subject=None, findings=run_checks(plan))
-    if loader is not None and (dataset or decode or transform or workers is not None):
+    if loader is not None and (options.dataset or samples or workers is not None):
         raise UsageError("--loader excludes DATASET, --decode, --transform and --workers")
     subject = Subject(loader=loader)
-    if dataset is not None:
-        decode = choose_decode([str(dataset)], decode, transform)
-        subject = Subject(path=str(dataset), decode=decode, transform=transform)
+    if options.dataset is not None:
+        (subject,) = options.subjects([str(options.dataset)])
     meter = CpuMeter()
     with (
         MeasurementProcess(subject) as process,
         tempfile.TemporaryDirectory(prefix="shardkit-doctor-") as scratch,
     ):
-        loading = {"batch_size": 1 << 30 if loader else batch_size, "workers": workers}
-        examination = _Examination(process, loading, Path(scratch), watch or (lambda _: None))
-        report = examination.run(step, budget)
+        loading = Loading(batch_size=1 << 30 if loader else options.batch_size, workers=workers)
+        examination = _Examination(
+            process, loading, Path(scratch), options.watch or (lambda _: None)
+        )
+        report = examination.run(step, options.budget)
     return replace(report, load=meter.other_load())
 
 
@@ -120,8 +129,7 @@ class _Examination:
     """Asks a measurement process one thing after the other."""
 
     process: MeasurementProcess
-    loading: dict[str, Any]
-    """Batch size and workers, arguments of each request."""
+    loading: Loading
     scratch: Path
     watch: Watch
     rows: list[int] = field(default_factory=list)
@@ -134,45 +142,46 @@ class _Examination:
         end = time.perf_counter() + budget
         self.watch("opening the dataset")
         opened = self.process.open()
-        findings = self._call(check_data)
+        findings = self.process.call(check_data, loading=self.loading)
         self.watch("timing the stages")
         seconds = _PROFILE_PART * budget
-        found: Profile = self._call(profile, patience=budget, seconds=seconds, step=step)
-        setup = found.setup
-        needed = setup.batch_size / found.step_seconds if found.step_seconds else None
-        self.sample = found.rows
-        self.rows = found.rows if fits_in_memory(opened.bytes) else []
-        size = round(_SECONDS * max(1, setup.workers) / found.total / _BATCHES)
-        self.loading["batch_size"] = min(setup.batch_size, max(4, size))
+        stages = self.process.call_for(
+            budget, profile, loading=self.loading, seconds=seconds, step=step
+        )
+        setup = stages.setup
+        needed = setup.batch_size / stages.step_seconds if stages.step_seconds else None
+        self.sample = stages.rows
+        self.rows = stages.rows if fits_in_memory(opened.bytes) else []
+        size = round(_SECONDS * max(1, setup.workers) / stages.total / _BATCHES)
+        self.loading = replace(self.loading, batch_size=min(setup.batch_size, max(4, size)))
         self.watch("measuring the loader")
         fast = needed is not None and self._rate(Remedy()) >= _CLEARLY * needed
         start = time.perf_counter()
         remedies, rates = [], self._rounds([Remedy()], 0.0) if fast else {}
         if not rates or Range.of(rates[""]).reaches(needed) != "yes":
-            remedies = propose(found)
+            remedies = propose(stages)
             ready = [Remedy(), *(remedy for remedy in remedies if self._converted(remedy))]
             start = time.perf_counter()
             rates = self._rounds(ready, end - start)
         round_seconds = (time.perf_counter() - start) / len(rates[""])
         measured = [(remedy, rates.get(remedy.name)) for remedy in remedies]
-        diagnosis = diagnose(found, rates[""], measured, needed=needed, round_seconds=round_seconds)
+        diagnosis = diagnose(
+            stages, rates[""], measured, needed=needed, round_seconds=round_seconds
+        )
         command, hints = self._command(diagnosis)
         return DoctorReport(
             subject=self.process.subject,
             findings=findings,
-            profile=found,
+            profile=stages,
             diagnosis=diagnosis,
             command=command,
             hints=hints,
         )
 
-    def _call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        return self.process.call(function, **self.loading, **arguments)
-
     def _rate(self, remedy: Remedy) -> float:
         data = str(self.scratch / remedy.name) if remedy.recipe else ""
-        arguments = {"remedy": remedy, "data": data, "rows": self.rows, "seconds": _SECONDS}
-        return float(self._call(measure_rate, **arguments))
+        trial = Trial(remedy=remedy, data=data, rows=self.rows, seconds=_SECONDS)
+        return self.process.call(measure_rate, loading=self.loading, trial=trial)
 
     def _rounds(self, remedies: list[Remedy], seconds: float) -> dict[str, list[float]]:
         """Measure remedies in interleaved rounds; return the rates of those that do not fail."""
@@ -182,15 +191,15 @@ class _Examination:
             number < _FEWEST_ROUNDS
             or (time.perf_counter() - start) * (1 + 1 / number) < seconds  # another round fits
         ):
-            for each in turn(remedies, number):
-                self.watch(f"round {number + 1}: {each.name or 'the loader as it is'}")
+            for remedy in turn(remedies, number):
+                self.watch(f"round {number + 1}: {remedy.name or 'the loader as it is'}")
                 try:
-                    rates[each.name].append(self._rate(each))
+                    rates[remedy.name].append(self._rate(remedy))
                 except MeasurementFailed:
-                    if not each.name:
+                    if not remedy.name:
                         raise
-                    remedies.remove(each)
-                    del rates[each.name]
+                    remedies.remove(remedy)
+                    del rates[remedy.name]
             number += 1
         return rates
 
@@ -211,6 +220,6 @@ class _Examination:
         best = diagnosis.recommended
         if best is None or best.remedy.recipe is None:
             return (best.remedy.code if best else ""), []
-        made: Made = self.process.call(made_as)
-        words = command_words(best.remedy.recipe, made)
-        return shlex.join(words), made.hints(words[4])
+        provenance = self.process.call(loaded_provenance)
+        words = command_words(best.remedy.recipe, provenance)
+        return shlex.join(words), provenance.hints(words[4])

@@ -66,7 +66,7 @@ class Rated:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What limits loading, and what helps."""
+    """The cause of slow loading, and the remedies."""
 
     status: str
     """``starved``: the GPU waits. ``fed``: it does not. ``undecided``: the rounds differ too much.
@@ -78,7 +78,7 @@ class Diagnosis:
     cause: str
     """The longest stage, or `TORCH_THREADS`."""
     remedies: list[Rated]
-    """Those that help first, and of these the fastest; none if the GPU does not wait."""
+    """All remedies, those that help first, the fastest first; none if the GPU does not wait."""
     recommended: Rated | None
     """The remedy to apply first: a setting if one is enough, otherwise the fastest."""
     advice: str
@@ -112,17 +112,21 @@ def diagnose(
             rated.append(Rated(remedy=remedy, verdict="failed"))
             continue
         rate = Range.of(rates)
-        ratio = Range.of([each / other for each, other in zip(rates, delivered, strict=True)])
+        ratio = Range.of([one / other for one, other in zip(rates, delivered, strict=True)])
         verdict = "no gain" if ratio.median < _GAIN else "gain" if ratio.low > 1 else "unclear"
         if verdict == "unclear" and status != "undecided":
             rounds = max(rounds, ratio.decisive_rounds(1.0))
         enough = rate.reaches(needed)
         rated.append(Rated(remedy=remedy, verdict=verdict, rate=rate, enough=enough))
-    rated.sort(key=lambda each: (each.verdict != "gain", -each.rate.median if each.rate else 0))
-    gains = [each for each in rated if each.verdict == "gain"]
-    settings = [each for each in gains if each.enough == "yes" and each.remedy.recipe is None]
+    rated.sort(
+        key=lambda rating: (rating.verdict != "gain", -rating.rate.median if rating.rate else 0)
+    )
+    gains = [rating for rating in rated if rating.verdict == "gain"]
+    settings = [
+        rating for rating in gains if rating.enough == "yes" and rating.remedy.recipe is None
+    ]
     stage, waits = profile.longest, profile.stages[profile.longest].busy < WAITS
-    freed = [each.rate.median for each in gains if each.rate and each.remedy.torch_threads]
+    freed = [rating.rate.median for rating in gains if rating.rate and rating.remedy.torch_threads]
     oversubscribed = max(freed, default=0.0) >= _OVERSUBSCRIBED * base.median
     cause = TORCH_THREADS if oversubscribed else stage
     useful = status != "fed" and (waits or cause != "read")  # a disk, only if reading waits for it

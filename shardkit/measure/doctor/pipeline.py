@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from shardkit.conversion.recipe import Recipe
 from shardkit.errors import UsageError
 from shardkit.measure.doctor.stored import innermost
 from shardkit.measure.runner.folder import PlainFolder
-from shardkit.measure.runner.material import close_loader
+from shardkit.measure.runner.loaders import close_loader
 from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import StopCondition
 from shardkit.measure.runner.timing import measure
+from shardkit.recipe import Recipe
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import ShardDataset, open_dataset
 from shardkit.torch.engine.options import LoaderOptions
@@ -54,7 +54,7 @@ class Remedy:
     code: str = ""
     """Python code of the change; empty for a conversion."""
     price: str = ""
-    """What it costs; empty if nothing."""
+    """Its drawback; empty without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,25 +79,34 @@ class Setup:
     """JPEG decoding of a shardkit dataset; empty for another one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """Options of the loader, unless the user gives one."""
+
+    batch_size: int = 64
+    """Maximum samples in a batch, also of the user's loader."""
+    workers: int | None = None
+    """None uses as many as `make_loader` does."""
+
+
 class Pipeline:
     """A dataset and a loader of it, which can be rebuilt with changes."""
 
-    def __init__(self, session: Session, batch_size: int, workers: int | None) -> None:
-        """Take the session's loader apart, or create one; batches have at most ``batch_size``."""
-        given = session.loader
+    def __init__(self, session: Session, loading: Loading) -> None:
+        """Take the session's loader apart, or create one."""
+        loader = session.loader
         self.dataset = session.dataset
-        if given is None:
-            options = LoaderOptions(num_workers=workers)
-            given = make_loader(self.dataset, batch_size, options=options)
-        if not isinstance(given, Loader | DataLoader):
+        if loader is None:
+            loader = make_loader(self.dataset, loading.batch_size, num_workers=loading.workers)
+        if not isinstance(loader, Loader | DataLoader):
             raise UsageError(
-                f"--loader {session.subject.loader!r} returns a {type(given).__name__}: return a "
+                f"--loader {session.subject.loader!r} returns a {type(loader).__name__}: return a "
                 "torch.utils.data.DataLoader or the result of shardkit.make_loader"
             )
-        self.stock = given if isinstance(given, DataLoader) else None
-        self.options = LoaderOptions() if isinstance(given, DataLoader) else given.options
-        batches: Any = self.options if self.stock is None else self.stock
-        self.collate = batches.collate_fn
+        self.stock = loader if isinstance(loader, DataLoader) else None
+        self.options = LoaderOptions() if isinstance(loader, DataLoader) else loader.options
+        any_loader: Any = loader  # the two state other types of this function
+        self.collate = any_loader.collate_fn
         if self.collate is not default_collate:
             self.options = replace(self.options, collate_fn=self.collate)
         self.collects = self.stock is None or self.stock.batch_sampler is not None
@@ -106,9 +115,9 @@ class Pipeline:
         transform = getattr(inner, "transform", None)
         self.setup = Setup(
             stock=self.stock is not None,
-            engine=getattr(given, "engine", "process") if given.num_workers else "main",
-            workers=given.num_workers,
-            batch_size=min(batch_size, given.batch_size or _sampled(given)),
+            engine=getattr(loader, "engine", "process") if loader.num_workers else "main",
+            workers=loader.num_workers,
+            batch_size=min(loading.batch_size, loader.batch_size or _sampled(loader)),
             dataset=type(inner).__name__,
             mapped=self.collects and not isinstance(self.dataset, IterableDataset),
             collate="" if self.collate in ours else _name(self.collate),
@@ -142,10 +151,12 @@ class Pipeline:
         if remedy.default_collate:
             changed["collate_fn"] = collate
         if self.stock is None or data or "engine" in changed:
-            options = replace(self.options, **changed)
-            return make_loader(dataset, size, shuffle=True, options=options)
-        kept = ("num_workers", "collate_fn", "pin_memory")
-        changed = {name: getattr(self.stock, name) for name in kept} | changed
+            options = vars(self.options) | changed
+            if changed.get("engine") == "process":
+                options["resident"] = None
+            return make_loader(dataset, size, shuffle=True, **options)
+        same = ("num_workers", "collate_fn", "pin_memory")
+        changed = {name: getattr(self.stock, name) for name in same} | changed
         if changed["num_workers"]:
             changed |= {name: getattr(self.stock, name) for name in _WORKER_ARGUMENTS}
         if self.setup.mapped:
@@ -165,22 +176,25 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def measure_rate(  # noqa: PLR0913 - a request
-    session: Session,
-    *,
-    batch_size: int,
-    workers: int | None,
-    remedy: Remedy,
-    data: str,
-    rows: Sequence[int],
-    seconds: float,
-) -> float:
-    """Return the images per second of the loader with a remedy; arguments as for `Pipeline`."""
-    loader = Pipeline(session, batch_size, workers).loader(remedy, data, rows)
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A measurement of the loader with a remedy."""
+
+    remedy: Remedy
+    data: str = ""
+    """Converted dataset to read instead; empty reads the loader's."""
+    rows: Sequence[int] = ()
+    """Rows of the loader's dataset to read again and again; empty reads all."""
+    seconds: float
+
+
+def measure_rate(session: Session, *, loading: Loading, trial: Trial) -> float:
+    """Return the images per second of a trial."""
+    loader = Pipeline(session, loading).loader(trial.remedy, trial.data, trial.rows)
     threads = torch.get_num_threads()
-    torch.set_num_threads(remedy.torch_threads or threads)
+    torch.set_num_threads(trial.remedy.torch_threads or threads)
     try:
-        return measure(loader, StopCondition(seconds=seconds), lambda batch: None).rate
+        return measure(loader, StopCondition(seconds=trial.seconds), lambda batch: None).rate
     finally:
         torch.set_num_threads(threads)
         close_loader(loader)

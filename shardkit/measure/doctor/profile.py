@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -19,12 +19,13 @@ from torch.utils.data import Subset
 
 from shardkit.codecs.scaling import one_thread
 from shardkit.errors import UsageError
-from shardkit.measure.doctor.pipeline import Pipeline, Setup
+from shardkit.measure.doctor.pipeline import Loading, Pipeline, Setup
 from shardkit.measure.doctor.stored import Group, headers, innermost, slowest_group, stored_images
 from shardkit.measure.runner import steps
-from shardkit.measure.runner.gil import HOLDS, held_share
+from shardkit.measure.runner.gil import HOLDS, held_fraction
 from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import StepSpec
+from shardkit.record import PLANES
 from shardkit.system.machine import usable_cpus
 from shardkit.torch.data.collate import count
 from shardkit.torch.data.read_context import ReadContext, reading
@@ -81,6 +82,8 @@ class Profile:
     """Most frequent encoding of the stored images, or of `group`."""
     side: float = 0.0
     """Median of the shorter sides of the stored images, in pixels."""
+    pixels: float = 0.0
+    """Mean number of pixels of a stored image."""
     stored_bytes: float = 0.0
     """Mean stored size of an image."""
     group: Group | None = None
@@ -100,7 +103,7 @@ class Profile:
     @property
     def busy(self) -> float:
         """Fraction of the total that computes, 0 to 1."""
-        return sum(each.seconds * each.busy for each in self.stages.values()) / self.total
+        return sum(stage.seconds * stage.busy for stage in self.stages.values()) / self.total
 
     @property
     def longest(self) -> str:
@@ -115,36 +118,32 @@ class Profile:
     @property
     def decodes(self) -> bool:
         """Whether decoding encoded images takes a notable part of the time."""
-        return self.kind not in ("", "raw") and self.fraction("read", "decode") >= MATTERS
+        return self.kind not in ("", "raw", PLANES) and self.fraction("read", "decode") >= MATTERS
 
 
-def profile(
-    session: Session, *, batch_size: int, workers: int | None, seconds: float, step: StepSpec
-) -> Profile:
+def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpec) -> Profile:
     """Time the stages on a random sample, for about ``seconds``, and the training step."""
-    pipeline = Pipeline(session, batch_size, workers)
+    pipeline = Pipeline(session, loading)
     dataset, setup = pipeline.dataset, pipeline.setup
     costs: list[dict[str, _Cost]] = []
     counts, rows, alone, batch = [], [], [], None
     with one_thread(), reading(ReadContext(seed=0, epoch=0)):
-        for own, cost, samples in _fetches(pipeline, seconds):
+        for batch_rows, cost, samples in _fetches(pipeline, seconds):
             cost["collate"], batch = _timed(lambda: pipeline.collate(samples))  # noqa: B023 - now
             costs.append(cost)
             counts.append(max(1, count(batch)))
-            alone += [_fetch(dataset, [row])[0][0] for row in own]
-            rows += own
+            alone += [_fetch(dataset, [row])[0][0] for row in batch_rows]
+            rows += batch_rows
         if not costs:
             raise UsageError("there is no image to read")
-        stages = {}
-        for stage in costs[0]:
-            wall, busy = np.sum([cost[stage] for cost in costs], axis=0).tolist()
-            stages[stage] = Stage(wall / sum(counts), min(1.0, busy / max(wall, 1e-9)))
-        times = np.array([sum(wall for wall, _ in cost.values()) for cost in costs]) / counts
+        stages = _stages(costs, sum(counts))
         if alone:  # alone, each image costs as much more than in a batch
             usual = sum(stage.seconds for stage in stages.values())
             times = np.maximum(np.array(alone) - np.mean(alone) + usual, 0.0)
+        else:
+            times = np.array([sum(wall for wall, _ in cost.values()) for cost in costs]) / counts
         p50, p95 = np.percentile(times, (50, 95)).tolist()
-        found = Profile(
+        timed = Profile(
             setup=setup,
             cpus=usable_cpus(),
             images=len(dataset) if setup.mapped else 0,
@@ -154,25 +153,39 @@ def profile(
             p95=p95,
             crop=_shorter_side(batch),
         )
-        collates, again = found.longest == "collate" or not rows, itertools.cycle(rows)
-        work = (lambda: pipeline.collate(samples)) if collates else (lambda: dataset[next(again)])
-        part = 1 if collates else found.fraction(found.longest) / (1 - found.fraction("collate"))
-        found = replace(found, held=min(1.0, held_share(work, _HELD_SECONDS) / part))
+        if timed.longest == "collate" or not rows:
+            held = held_fraction(lambda: pipeline.collate(samples), _HELD_SECONDS)
+        else:
+            again = itertools.cycle(rows)
+            # Of all stages of an image but the batch's; only the longest may hold the GIL.
+            part = timed.fraction(timed.longest) / (1 - timed.fraction("collate"))
+            held = min(1.0, held_fraction(lambda: dataset[next(again)], _HELD_SECONDS) / part)
+        timed = replace(timed, held=held)
     if step.milliseconds or step.model:
         training = step.model and steps.step_seconds(steps.make_step(step), batch)
-        found = replace(found, step_seconds=training or step.milliseconds / 1000)
+        timed = replace(timed, step_seconds=training or step.milliseconds / 1000)
     if "read" not in stages:
-        return found
+        return timed
     images, classes = headers(dataset, rows), getattr(innermost(dataset), "classes", None)
     group = slowest_group(times, images, classes)
     (kind, _), *_rest = Counter(image.kind for image in images).most_common()
     return replace(
-        found,
+        timed,
         group=group,
         kind=group.kind if group else kind,
         side=statistics.median(min(image.width, image.height) for image in images),
+        pixels=statistics.fmean(image.width * image.height for image in images),
         stored_bytes=statistics.fmean(image.bytes for image in images),
     )
+
+
+def _stages(costs: Sequence[Mapping[str, _Cost]], images: int) -> dict[str, Stage]:
+    """Return the stages of batches with ``images`` in all."""
+    stages = {}
+    for name in costs[0]:
+        wall, busy = np.sum([cost[name] for cost in costs], axis=0).tolist()
+        stages[name] = Stage(wall / images, min(1.0, busy / max(wall, 1e-9)))
+    return stages
 
 
 def _fetches(
@@ -194,15 +207,15 @@ def _fetches(
     if callable(getattr(innermost(dataset), "transform", None)):
         layers |= {[*layers][-1]: _without_transform(dataset), "transform": dataset}
     rows = np.random.default_rng(0).permutation(len(dataset))[:_IMAGES].tolist()
-    for each in [*layers.values(), dataset] if rows else []:
-        (once, _), _ = _fetch(each, rows[:1])  # first, imports and open files
+    for layer in [*layers.values(), dataset] if rows else []:
+        (once, _), _ = _fetch(layer, rows[:1])  # first, imports and open files
         size = min(size, max(_FEWEST, int(_PART * seconds / max(once, 1e-9))))
     for start in range(0, len(rows), size):
-        own = rows[start : start + size]
-        reads = [_fetch(layers["read"], own)[0]] if images is not None else []
-        fetched = [_fetch(each, own) for each in layers.values()]
+        batch = rows[start : start + size]
+        reads = [_fetch(layers["read"], batch)[0]] if images is not None else []
+        fetched = [_fetch(layer, batch) for layer in layers.values()]
         costs = np.maximum(np.diff([cost for cost, _ in fetched], axis=0, prepend=0.0), 0.0)
-        yield own, dict(zip(layers, [*reads, *costs[len(reads) :]], strict=True)), fetched[-1][1]
+        yield batch, dict(zip(layers, [*reads, *costs[len(reads) :]], strict=True)), fetched[-1][1]
         if time.perf_counter() > end:
             return
 

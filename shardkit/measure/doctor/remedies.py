@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from shardkit.conversion.recipe import Recipe
 from shardkit.measure.doctor.checks import fits_in_memory
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import MATTERS, OWN_CODE, WAITS, Profile
+from shardkit.recipe import Recipe
 
 _MARGIN, _SMALLER = 8 / 7, 0.85
 """Stored side divided by the crop's side, such as 256 for 224; a target above the second fraction
 of the stored side is not worth a resize."""
 
 _MOST_WORKERS = {"thread": 32, "process": 16, "main": 16}
+
+_PLANES_BYTES = 1.5
+"""Bytes for a pixel of planes with the usual chroma, 4:2:0."""
 
 _LOSSLESS = ("png", "tiff", "bmp", "ppm", "gif")
 
@@ -53,7 +56,7 @@ def engine(profile: Profile) -> Iterator[Remedy]:
         yield Remedy(
             name=f"{words[new]} instead of {words[old]}",
             options={"engine": new},
-            code=f'make_loader(..., options=LoaderOptions(engine="{new}"))',
+            code=f'make_loader(..., engine="{new}")',
             price="to repeat random numbers, mark it with_rng" if marked else "",
         )
 
@@ -92,7 +95,7 @@ def fast_jpeg(profile: Profile) -> Iterator[Remedy]:
 
 
 def conversions(profile: Profile) -> Iterator[Remedy]:
-    """A dataset instead of a folder, smaller images, JPEGs for lossless images, raw pixels."""
+    """Shards instead of files, smaller images, JPEGs for lossless images, planes, raw pixels."""
     if not profile.decodes:
         return
     if not profile.setup.jpeg:
@@ -102,12 +105,18 @@ def conversions(profile: Profile) -> Iterator[Remedy]:
     side = target if 0 < target < _SMALLER * profile.side else 0
     if side:
         price = "fixed crops show more" if profile.setup.transform else ""
-        recipe = Recipe(resize=(side, side))
+        recipe = Recipe(resize=side)
         yield Remedy(name=f"smaller images, shorter side {side}", recipe=recipe, price=price)
     if profile.kind in _LOSSLESS:
         name = f"JPEGs instead of {profile.kind.upper()}s" + f", shorter side {side}" * bool(side)
-        recipe = Recipe(encode="jpeg", resize=(side, side) if side else None)
+        recipe = Recipe(encode="jpeg", resize=side or None)
         yield Remedy(name=name, recipe=recipe, price="lossy")
+    if profile.kind == "jpg":
+        name = "planes instead of JPEGs" + f", shorter side {side}" * bool(side)
+        kept = (side / profile.side) ** 2 if side else 1.0
+        times = kept * _PLANES_BYTES * profile.pixels / profile.stored_bytes
+        price = f"about {times:.1f}x the space"
+        yield Remedy(name=name, recipe=Recipe(encode="planes", resize=side or None), price=price)
     side = side or round(profile.side)
     if fits_in_memory(profile.images * 3 * side**2):
         yield Remedy(

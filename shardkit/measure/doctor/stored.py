@@ -14,11 +14,14 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, Subset
 
 from shardkit.codecs.image import SNIFF_BYTES, ImageInfo, inspect, sniff
-from shardkit.conversion.command import Made, made_of
+from shardkit.codecs.planes import is_planes, stated_size
+from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
+from shardkit.measure.doctor.command import Provenance, provenance_of
 from shardkit.measure.runner.session import Session
+from shardkit.recipe import Recipe
+from shardkit.record import PLANES
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.machine import usable_cpus
 from shardkit.torch.data.datasets import ShardDataset, open_dataset
@@ -81,8 +84,8 @@ def innermost(dataset: Any) -> Any:
 def stored_images(dataset: Any) -> Any:
     """Return the dataset with stored bytes as images; None if they are unknown."""
     if type(dataset) is Subset:
-        whole = stored_images(dataset.dataset)
-        return None if whole is None else Subset(whole, dataset.indices)
+        stored = stored_images(dataset.dataset)
+        return None if stored is None else Subset(stored, dataset.indices)
     if isinstance(dataset, ShardDataset):
         return open_dataset(dataset.path, decode="bytes")
     samples = getattr(dataset, "samples", None)
@@ -98,12 +101,19 @@ def headers(dataset: Any, rows: list[int]) -> list[Header]:
     """Return the properties of some stored images of a dataset that has such."""
     images, inner = stored_images(dataset), innermost(dataset)
     raw = inner.manifest.raw_shape if isinstance(inner, ShardDataset) else None
-    found = []
+    properties = []
     for data, label in (images[row] for row in rows):
-        kind = "raw" if raw else sniff(data[:SNIFF_BYTES]) or ""
-        info = ImageInfo(raw[1], raw[0]) if raw else inspect(data, kind)
-        found.append(Header(kind, info.width, info.height, len(data), label))
-    return found
+        kind = "raw" if raw else _kind_of(data)
+        if raw:
+            info = ImageInfo(raw[1], raw[0])
+        else:
+            info = ImageInfo(*stated_size(data)) if kind == PLANES else inspect(data, kind)
+        properties.append(Header(kind, info.width, info.height, len(data), label))
+    return properties
+
+
+def _kind_of(data: bytes) -> str:
+    return PLANES if is_planes(data) else sniff(data[:SNIFF_BYTES]) or ""
 
 
 def slowest_group(
@@ -121,19 +131,19 @@ def slowest_group(
         ("class", classes[n] if classes else str(n), labels == n) for n in sorted(set(labels))
     ]
     groups += [("encoding", str(kind), kinds == kind) for kind in sorted(set(kinds))]
-    found = []
-    for by, name, own in [*groups, ("size", "", largest)]:
-        images, time = float(own.mean()), float(times[own].sum() / times.sum())
+    dominant = []
+    for by, name, members in [*groups, ("size", "", largest)]:
+        images, time = float(members.mean()), float(times[members].sum() / times.sum())
         if images > _MOST_IMAGES or time < max(_LEAST_TIME, _RATIO * images):
             continue
-        if np.median(times[own]) < _RATIO * np.median(times[~own]):
+        if np.median(times[members]) < _RATIO * np.median(times[~members]):
             continue  # one outlier
-        (kind, _), *_rest = Counter(kinds[own].tolist()).most_common()
-        size = float(np.median(pixels[own])) / 1e6
+        (kind, _), *_rest = Counter(kinds[members].tolist()).most_common()
+        size = float(np.median(pixels[members])) / 1e6
         group = Group(by=by, name=name, images=images, time=time, kind=kind, megapixels=size)
-        found.append(group)
-    best = max((group.time - group.images for group in found), default=0.0)
-    return next((each for each in found if each.time - each.images > best - _TIE), None)
+        dominant.append(group)
+    best = max((group.time - group.images for group in dominant), default=0.0)
+    return next((group for group in dominant if group.time - group.images > best - _TIE), None)
 
 
 def write_images(session: Session, *, rows: list[int], folder: Path) -> None:
@@ -141,22 +151,27 @@ def write_images(session: Session, *, rows: list[int], folder: Path) -> None:
     images = stored_images(session.dataset)
     for row in rows:
         data, label = images[row]
-        place = folder / f"{max(0, label):06d}"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{row:09d}.{sniff(data[:SNIFF_BYTES])}").write_bytes(data)
+        kind = _kind_of(data)
+        if kind == PLANES:  # no file of a folder of images
+            continue
+        class_folder = folder / f"{max(0, label):06d}"
+        class_folder.mkdir(parents=True, exist_ok=True)
+        (class_folder / f"{row:09d}.{kind}").write_bytes(data)
 
 
 def convert_images(source: Path, target: Path, recipe: Recipe) -> None:
     """Convert the files of `write_images`."""
     options = ConvertOptions(to=FORMAT, recipe=recipe)
-    convert_scan(scan_imagefolder(source, splits=False), target, options, workers=usable_cpus())
+    convert_scan(
+        scan_imagefolder(source, splits=False), target, options, Builder(workers=usable_cpus())
+    )
 
 
-def made_as(session: Session) -> Made:
+def loaded_provenance(session: Session) -> Provenance:
     """Return how the dataset was made; runs in the measurement process."""
     dataset, path = innermost(session.dataset), session.subject.path
     if isinstance(dataset, ShardDataset):
-        return made_of(path or str(dataset.path), dataset.path)
+        return provenance_of(path or str(dataset.path), dataset.path)
     if not path:  # a dataset with files of its own, such as torchvision's ImageFolder
         path = os.path.commonpath([os.path.dirname(file) for file, _ in dataset.samples])
-    return Made(path=path, format=FORMAT, source={"kind": "imagefolder"}, folder=True)
+    return Provenance(path=path, format=FORMAT, source={"kind": "imagefolder"}, folder=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ LIBRARIES = ("torch", "numpy", "PIL", "simplejpeg", "lmdb", "h5py")
 def environment() -> dict[str, Any]:
     """Return where this process runs, as JSON values; memory is in bytes."""
     return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "processor": cpu_model(),

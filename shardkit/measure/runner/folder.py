@@ -1,4 +1,8 @@
-"""An image folder read as torchvision's ``ImageFolder`` reads it: the baseline."""
+"""An image folder read as torchvision's ``ImageFolder`` reads it: the baseline.
+
+Pillow, one file at a time, in a plain DataLoader, with the same crops: what people use, not what is
+easy to beat.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from torch.utils.data import Dataset
 from shardkit.errors import BadImage
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.files import as_name
-from shardkit.torch.data.ops import ImageOp, Piece
-from shardkit.torch.data.read_context import Context, EpochCell
+from shardkit.torch.data.ops import Crop, ImageOp
+from shardkit.torch.data.read_context import BatchContext, EpochCell
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -28,9 +32,9 @@ class PlainFolder(Dataset[Any]):
         split = max(scan.splits, key=lambda name: len(scan.splits[name]))
         self.root = Path(path) / as_name(split)
         entries = scan.splits[split].entries
-        self.samples = [(f"{self.root}/{as_name(each.path)}", each.label) for each in entries]
+        self.samples = [(f"{self.root}/{as_name(entry.path)}", entry.label) for entry in entries]
         """Path and label of each image, as in torchvision."""
-        self.bytes = sum(each.bytes for each in entries)
+        self.bytes = sum(entry.bytes for entry in entries)
         self.decode = decode
         self.transform = transform
         self._epoch = EpochCell()
@@ -55,18 +59,18 @@ class PlainFolder(Dataset[Any]):
         if self.decode == "pil":
             return image
         if isinstance(self.decode, ImageOp):
-            piece = self.decode.piece(*image.size, Context(self._epoch).draws(row))
-            image = _cut(image, piece, _FILTERS[self.decode.filter])
+            crop = self.decode.crop(*image.size, BatchContext(self._epoch).draws(row))
+            image = _cut(image, crop, _FILTERS[self.decode.filter])
         pixels = np.array(image)
         return pixels if self.decode == "numpy" else torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def _cut(image: Image.Image, piece: Piece, resample: Image.Resampling) -> Image.Image:
-    """Return a piece of an image, made with Pillow."""
-    if piece.whole is not None:
-        image = image.resize(piece.whole[::-1], resample)
-    box = (piece.left, piece.top, piece.left + piece.width, piece.top + piece.height)
+def _cut(image: Image.Image, crop: Crop, resample: Image.Resampling) -> Image.Image:
+    """Return a crop of an image, made with Pillow."""
+    if crop.scaled is not None:
+        image = image.resize(crop.scaled[::-1], resample)
+    box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
     image = image.crop(box)
-    if image.size != piece.size[::-1]:
-        image = image.resize(piece.size[::-1], resample)
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if piece.flip else image
+    if image.size != crop.size[::-1]:
+        image = image.resize(crop.size[::-1], resample)
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.flip else image

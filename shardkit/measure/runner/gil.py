@@ -1,4 +1,8 @@
-"""How much of its time some work holds the GIL, so that threads cannot share it."""
+"""How much of its time some work holds the GIL, so that threads cannot share it.
+
+A thread wakes a few hundred times and counts how often the GIL is held. Comparing the time of two
+threads with one gives the same answer, but on a busy machine only after many seconds.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,18 @@ _LATE_SECONDS = 0.0003
 """From this delay on, the GIL was held: a free one takes 0.1 ms, Python releases it after 5 ms."""
 
 
-def held_share(work: Callable[[], object], seconds: float = 0.5) -> float:
+def held_fraction(work: Callable[[], object], seconds: float = 0.5) -> float:
     """Return the fraction of time, 0 to 1, in which ``work`` holds the GIL.
 
-    A thread wakes again and again and checks whether it gets the GIL at once. Other processes make
-    the fraction larger, so the threshold is measured first, and the smallest of three counts.
+    Other processes make the fraction larger, so the threshold is measured first, and the smallest
+    of three counts.
     """
     work()  # imports and other one-time work do not count
     late = late_here()
     end = time.perf_counter() + seconds
-    fractions = [held_fraction(_probe(work, seconds / _TRIES), late)]
+    fractions = [late_fraction(_probe(work, seconds / _TRIES), late)]
     while len(fractions) < _TRIES and time.perf_counter() < end:
-        fractions.append(held_fraction(_probe(work, seconds / _TRIES), late))
+        fractions.append(late_fraction(_probe(work, seconds / _TRIES), late))
     return min(fractions)
 
 
@@ -39,10 +43,10 @@ def late_here() -> float:
     return max(_LATE_SECONDS, min(usual, 0.8 * sys.getswitchinterval()))
 
 
-def held_fraction(delays: list[float], late: float) -> float:
+def late_fraction(delays: list[float], late: float) -> float:
     """Return the fraction of the time, not of the probes, with delays longer than ``late``."""
-    total = sum(_PROBE_SECONDS + each for each in delays)
-    return sum(_PROBE_SECONDS + each for each in delays if each > late) / total if total else 0.0
+    total = sum(_PROBE_SECONDS + delay for delay in delays)
+    return sum(_PROBE_SECONDS + delay for delay in delays if delay > late) / total if total else 0.0
 
 
 def _probe(work: Callable[[], object], seconds: float) -> list[float]:

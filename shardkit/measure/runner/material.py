@@ -1,4 +1,4 @@
-"""Datasets, transforms and loaders, created from what `measure.runner.spec` describes."""
+"""Datasets and transforms, created from what `measure.runner.spec` describes."""
 
 from __future__ import annotations
 
@@ -12,42 +12,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 
-from shardkit.dataset.manifest import MANIFEST_NAME, dataset_directories
+from shardkit.dataset.manifest import MANIFEST_NAME
+from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure.runner.folder import PlainFolder
-from shardkit.measure.runner.spec import PLAIN, LoaderSpec, Subject
+from shardkit.measure.runner.spec import Subject
 from shardkit.system.files import require_local
 from shardkit.system.formatting import size
 from shardkit.system.text import printable, shortened
-from shardkit.torch import _compat
 from shardkit.torch.data import ops
-from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import DECODES, ShardDataset, open_dataset
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.engine.preflight import why_processes
-from shardkit.torch.engine.workers import end_with_parent
-from shardkit.torch.loader import make_loader
 
 DEFAULT_OPERATION = "RandomResizedCrop(224)"
 """The first operation of most training scripts; images of several sizes make no batch without."""
 
-_OPERATIONS = ("CenterCrop", "RandomResizedCrop", "Resize")
-
-_WORKER_OPTIONS = ("prefetch_factor", "persistent_workers")
-"""Arguments that DataLoader refuses without workers."""
+_OPERATIONS = ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize")
 
 
 def is_dataset(path: str) -> bool:
     """Return whether a dataset, or one with splits, is at ``path``, and not a plain folder."""
     require_local(path)
-    place = Path(path)
-    if not place.is_dir():
-        what = "is not a folder" if place.exists() else "does not exist"
+    folder = Path(path)
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
         raise UsageError(f"{path} {what}: give a dataset of shardkit, or a folder of images")
-    return (place / MANIFEST_NAME).exists() and bool(dataset_directories(place))
+    return (folder / MANIFEST_NAME).exists() and bool(OpenedDirectory(folder).splits)
 
 
 def choose_decode(paths: Sequence[str], decode: str | None, transform: str | None) -> str:
@@ -76,11 +69,11 @@ def parse_decode(text: str) -> str | ImageOp:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or ast.unparse(call.func) not in _OPERATIONS:
             raise ValueError
-        values = [ast.literal_eval(each) for each in call.args]
-        named = {each.arg or "": ast.literal_eval(each.value) for each in call.keywords}
+        values = [ast.literal_eval(value) for value in call.args]
+        named = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        known = f"{', '.join(DECODES)}, {', '.join(f'{name}(...)' for name in _OPERATIONS)}"
-        raise UsageError(f"decode {text!r} is unknown; known are {known}") from None
+        choices = f"{', '.join(DECODES)}, {', '.join(f'{name}(...)' for name in _OPERATIONS)}"
+        raise UsageError(f"decode {text!r} is unknown; known are {choices}") from None
     try:
         operation: ImageOp = getattr(ops, ast.unparse(call.func))(*values, **named)
     except TypeError as error:
@@ -90,13 +83,13 @@ def parse_decode(text: str) -> str | ImageOp:
 
 def load_object(text: str, option: str, ready: Callable[[Any], bool]) -> Any:
     """Return the object that ``module:name`` refers to; it is called unless it is ``ready``."""
-    here = os.getcwd()
-    if here not in sys.path:  # last: nothing there replaces an installed module
-        sys.path.append(here)
+    working_directory = os.getcwd()
+    if working_directory not in sys.path:  # last: nothing there replaces an installed module
+        sys.path.append(working_directory)
     try:
-        found: Any = pkgutil.resolve_name(text)
-        if callable(found) and not ready(found):
-            found = found()
+        value: Any = pkgutil.resolve_name(text)
+        if callable(value) and not ready(value):
+            value = value()
     except ShardkitError:
         raise
     except Exception as error:
@@ -105,15 +98,15 @@ def load_object(text: str, option: str, ready: Callable[[Any], bool]) -> Any:
             f"({type(error).__name__}: {error}): give module:name of a module that is installed or "
             f"in this folder, such as augment:{option}"
         ) from error
-    if not ready(found):
-        raise UsageError(f"--{option} {text!r} gives a {type(found).__name__}, not a {option}")
-    return found
+    if not ready(value):
+        raise UsageError(f"--{option} {text!r} gives a {type(value).__name__}, not a {option}")
+    return value
 
 
 def open_split(path: str, decode: str | ImageOp, transform: Any) -> ShardDataset:
     """Open a dataset; of one with splits, the largest split, which is the one for training."""
-    places = dataset_directories(Path(path))
-    opened = [open_dataset(each, transform=transform, decode=decode) for each in places.values()]
+    splits = OpenedDirectory(path).splits.values()
+    opened = [open_dataset(dataset.path, transform=transform, decode=decode) for dataset in splits]
     return max(opened, key=len)
 
 
@@ -121,7 +114,7 @@ def open_subject(subject: Subject) -> Dataset[Any]:
     """Open the dataset or image folder of a subject."""
     name = subject.transform
     transform = name and load_object(
-        name, "transform", lambda each: callable(each) and not isinstance(each, type)
+        name, "transform", lambda value: callable(value) and not isinstance(value, type)
     )
     decode = parse_decode(subject.decode)
     opened: ShardDataset | PlainFolder
@@ -137,8 +130,8 @@ def open_subject(subject: Subject) -> Dataset[Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
-    """What a subject contains."""
+class SubjectInfo:
+    """Kind and size of a subject."""
 
     path: str = ""
     kind: str = ""
@@ -163,58 +156,27 @@ class Opened:
         return f"{shortened(self.path, 96 - len(what))}  {what}"
 
 
-def describe(dataset: Any, path: str) -> tuple[Opened, list[Path]]:
+def describe(dataset: Any, path: str) -> tuple[SubjectInfo, list[Path]]:
     """Return what a dataset contains, and the files that an epoch reads, as far as known."""
-    whole = dataset.dataset if isinstance(dataset, Subset) else dataset
+    inner = dataset.dataset if isinstance(dataset, Subset) else dataset
     images = len(dataset) if hasattr(type(dataset), "__len__") else 0
-    kind, place, total, files, stored = "", Path(path), images, [], 0
-    if isinstance(whole, ShardDataset):
-        kind, place, total = "dataset", whole.path, len(whole)
-        own = (each for each in place.rglob("*") if each.is_file())
-        files = [*dict.fromkeys((*own, *whole.shard_paths))]
-        stored = sum(each.stat().st_size for each in files)
-    elif isinstance(whole, PlainFolder):
-        kind, place, total = "folder", whole.root, len(whole)
+    kind, folder, total, files, stored = "", Path(path), images, [], 0
+    if isinstance(inner, ShardDataset):
+        kind, folder, total = "dataset", inner.path, len(inner)
+        inside = (file for file in folder.rglob("*") if file.is_file())
+        files = [*dict.fromkeys((*inside, *inner.shard_paths))]
+        stored = sum(file.stat().st_size for file in files)
+    elif isinstance(inner, PlainFolder):
+        kind, folder, total = "folder", inner.root, len(inner)
         rows = getattr(dataset, "indices", range(total))
-        files, stored = [Path(whole.samples[row][0]) for row in rows], whole.bytes
-    opened = Opened(
+        files, stored = [Path(inner.samples[row][0]) for row in rows], inner.bytes
+    opened = SubjectInfo(
         path=path,
         kind=kind,
-        split="" if place.resolve() == Path(path).resolve() else place.name,
+        split="" if folder.resolve() == Path(path).resolve() else folder.name,
         images=images,
         total=total,
         bytes=stored,
         processes=why_processes(dataset) or "",
     )
     return opened, files
-
-
-def build_loader(dataset: Any, spec: LoaderSpec, seed: int = 0) -> Any:
-    """Return a loader that reads a dataset in random order."""
-    if spec.engine != PLAIN:
-        chosen = spec.loader_options()
-        return make_loader(dataset, spec.batch_size, shuffle=True, seed=seed, options=chosen)
-    options = spec.options
-    batched = options.pop("batched", False)
-    if not spec.workers:
-        options = {name: options[name] for name in options if name not in _WORKER_OPTIONS}
-    return DataLoader(
-        dataset if batched else ConcatDataset([dataset]),  # which reads one row at a time
-        spec.batch_size,
-        shuffle=True,
-        collate_fn=collate if batched else None,
-        generator=torch.Generator().manual_seed(seed),
-        worker_init_fn=end_with_parent,  # otherwise a worker that hangs outlives this process
-        **options,
-    )
-
-
-def close_loader(loader: Any) -> None:
-    """Stop the workers of a loader now."""
-    if hasattr(loader, "close"):
-        loader.close()
-    elif isinstance(loader, DataLoader):
-        iterator = _compat.persistent_iterator(loader)
-        if iterator is not None:
-            _compat.shut_down(iterator)
-            _compat.forget_iterator(loader)

@@ -44,15 +44,15 @@ def resident(files: Sequence[Path]) -> float | None:
         if status.st_uid != os.geteuid() and not os.access(path, os.W_OK):
             return None
         pages = -(-status.st_size // mmap.PAGESIZE)
-        found = (ctypes.c_ubyte * pages)()
+        pages_cached = (ctypes.c_ubyte * pages)()
         try:
             with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as view:
                 start = ctypes.addressof(ctypes.c_char.from_buffer(view))
                 length = ctypes.c_size_t(status.st_size)
-                if libc.mincore(ctypes.c_void_p(start), length, found):
+                if libc.mincore(ctypes.c_void_p(start), length, pages_cached):
                     return None
         except OSError:
             return None
-        cached += int((np.frombuffer(bytes(found), np.uint8) & 1).sum())
+        cached += int((np.frombuffer(bytes(pages_cached), np.uint8) & 1).sum())
         total += pages
     return cached / total if total else 0.0

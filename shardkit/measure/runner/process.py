@@ -1,30 +1,33 @@
-"""A measurement process, seen from outside: requests, timeouts, and its end."""
+"""A measurement process, seen from outside: requests, timeouts, and its end.
+
+A user's transform may allocate memory, start threads, hold the GIL forever or crash. Candidates
+must not warm each other's caches or share workers, and peak memory is a property of a process. So
+each subject has a process of its own, and only there user modules are imported.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
+import pickle
 import tempfile
 from collections.abc import Callable
-from multiprocessing.connection import Pipe
-from typing import Any
+from typing import Concatenate, ParamSpec, TypeVar
 
-import psutil
-
-from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
+from shardkit.errors import MeasurementFailed, MeasurementTimeout
 from shardkit.measure.runner import session
-from shardkit.measure.runner.material import Opened
+from shardkit.measure.runner.material import SubjectInfo
+from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.timing import Measurement
-from shardkit.system.bootstrap import command
+from shardkit.system.helper import Helper, HelperEnded, HelperLate
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 PATIENCE = 120.0
 """Seconds that an answer may take beyond the requested measuring time."""
 
 _END_SECONDS = 5.0
-"""Time for the process to exit by itself, and after a kill."""
+"""Time for the process to exit by itself."""
 
 
 class MeasurementProcess:
@@ -39,21 +42,9 @@ class MeasurementProcess:
         self.subject = subject
         self.patience = patience
         """Seconds that an answer may take beyond the requested measuring time."""
-        self._start()
-
-    def _start(self) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        self._connection, child = Pipe()
-        self._busy = False
-        program = f"from shardkit.measure.runner.session import main; main({child.fileno()}, "
-        with child:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-c", command(f"{program}{os.getpid()})")],
-                pass_fds=(child.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-            )
+        self._helper = Helper(log=self._log)
+        self._helper.start()
 
     def __enter__(self) -> MeasurementProcess:
         return self
@@ -61,72 +52,73 @@ class MeasurementProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self) -> Opened:
+    def open(self) -> SubjectInfo:
         """Open the subject."""
-        opened: Opened = self._ask(session.open_subject, 0.0, {"subject": self.subject})
-        return opened
+        return self._ask(0.0, session.open_subject, subject=self.subject)
 
     def measure(
         self, loader: LoaderSpec, stop: StopCondition, step: StepSpec | None = None
     ) -> Measurement:
         """Build a loader and measure it."""
-        arguments = {"loader": loader, "stop": stop, "step": step or StepSpec()}
-        found: Measurement = self.call(session.measure, patience=stop.seconds, **arguments)
-        return found
+        return self.call_for(
+            stop.seconds, session.measure, loader=loader, stop=stop, step=step or StepSpec()
+        )
 
-    def call(self, function: Callable[..., Any], *, patience: float = 0.0, **arguments: Any) -> Any:
-        """Call ``function(session, **arguments)``, of a module, there, and return the result.
+    def call(
+        self,
+        function: Callable[Concatenate[Session, _P], _R],
+        /,
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> _R:
+        """Call a function of a module with the session there, and return the result.
 
-        The arguments and the result are pickled. ``patience`` is the usual duration in seconds.
+        The arguments and the result are pickled.
         """
-        if self._process.poll() is not None:  # a transform or lack of memory ended it
-            self.close()
-            self._start()
-            self.open()
-        return self._ask(function, patience, arguments)
+        return self.call_for(0.0, function, *args, **kwargs)
 
-    def _ask(self, function: Callable[..., Any], patience: float, arguments: dict[str, Any]) -> Any:
-        self._busy = True
-        with contextlib.suppress(OSError):  # the answer reports why
-            self._connection.send((function, arguments))
-        limit = patience + self.patience
+    def call_for(
+        self,
+        seconds: float,
+        function: Callable[Concatenate[Session, _P], _R],
+        /,
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> _R:
+        """As `call`, of a function that usually takes ``seconds``."""
+        if self._helper.process is None:  # a transform or lack of memory ended it
+            self._log.seek(0)
+            self._log.truncate()
+            self.open()
+        return self._ask(seconds, function, *args, **kwargs)
+
+    def _ask(
+        self,
+        seconds: float,
+        function: Callable[Concatenate[Session, _P], _R],
+        /,
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> _R:
+        self._helper.seconds = limit = seconds + self.patience
         try:
-            if not self._connection.poll(limit):
-                self._kill()
-                raise MeasurementTimeout(
-                    f"no answer within {limit:.0f} s: it hangs, or is too slow to measure"
-                )
-            kind, value = self._connection.recv()
-        except (EOFError, OSError):
-            raise MeasurementFailed(self._how_it_ended()) from None
-        self._busy = False
-        if kind == "done":
-            return value
-        raise UsageError(value) if kind == "refused" else MeasurementFailed(value)
+            # The child runs the user's code anyway, so its results may be any objects.
+            answer = self._helper.call(session.answer, function, args, kwargs)
+        except HelperLate:
+            raise MeasurementTimeout(
+                f"no answer within {limit:.0f} s: it hangs, or is too slow to measure"
+            ) from None
+        except HelperEnded as error:
+            raise MeasurementFailed(self._how_it_ended(error.status)) from None
+        result: _R = pickle.loads(answer)  # noqa: S301 - our own session's
+        return result
 
     def close(self) -> None:
         """End the process and its workers."""
-        self._connection.close()
-        try:
-            self._process.wait(0 if self._busy else _END_SECONDS)  # after Ctrl-C it is busy
-        except subprocess.TimeoutExpired:
-            self._kill()
+        self._helper.end(_END_SECONDS)
         self._log.close()
 
-    def _kill(self) -> None:
-        """Kill the process and its workers, which would wait for it forever if they hang."""
-        workers = []
-        with contextlib.suppress(psutil.Error):
-            workers = psutil.Process(self._process.pid).children(recursive=True)
-        self._process.kill()
-        for each in workers:
-            with contextlib.suppress(psutil.Error):
-                each.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a hanging disk may block the exit
-            self._process.wait(_END_SECONDS)
-
-    def _how_it_ended(self) -> str:
-        code = self._process.wait()
+    def _how_it_ended(self, code: int) -> str:
         self._log.seek(0)
         last = self._log.read().decode("utf-8", "replace").strip().splitlines()[-1:]
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from shardkit.errors import MeasurementFailed
 from shardkit.measure.runner import session
-from shardkit.measure.runner.material import Opened
+from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.timing import Measurement
@@ -64,14 +64,14 @@ class Candidate:
     stop: StopCondition
     cache: str = "warm"
     step: StepSpec = field(default_factory=StepSpec)
-    """What is done with each batch."""
+    """The use of each batch."""
 
     def __str__(self) -> str:
         return f"{self.subject.path} {self.loader} {self.cache}"
 
     @property
     def process(self) -> tuple[Subject, bool]:
-        """What decides on the process: PyTorch's loader forks, so it has one without threads."""
+        """Key of its process: PyTorch's loader forks, so it needs one without threads."""
         return self.subject, self.loader.engine == PLAIN
 
 
@@ -80,8 +80,8 @@ class Result:
     """Measurements of a candidate."""
 
     candidate: Candidate
-    opened: Opened | None = None
-    """What the subject contains; None if it could not be opened."""
+    opened: SubjectInfo | None = None
+    """The opened subject; None if that failed."""
     samples: list[Measurement] = field(default_factory=list)
     """One per round; empty if one of them failed."""
     resident: float | None = 0.0
@@ -92,7 +92,7 @@ class Result:
     @property
     def rates(self) -> list[float]:
         """Images per second in each round."""
-        return [each.rate for each in self.samples]
+        return [sample.rate for sample in self.samples]
 
 
 def turn(items: Sequence[T], number: int) -> list[T]:
@@ -110,21 +110,21 @@ def run_interleaved(
         The results in the order of the candidates, and whether Ctrl-C ended the measurement: then
         only complete rounds count. Without any, `KeyboardInterrupt` is raised.
     """
-    results = [Result(candidate=each) for each in candidates]
+    results = [Result(candidate=candidate) for candidate in candidates]
     complete, interrupted = 0, False
     with contextlib.ExitStack() as stack:
         # All start at once, since each imports PyTorch first.
         processes = {
             key: stack.enter_context(MeasurementProcess(key[0]))
-            for key in dict.fromkeys(each.process for each in candidates)
+            for key in dict.fromkeys(candidate.process for candidate in candidates)
         }
         for key, process in processes.items():
-            _open([each for each in results if each.candidate.process == key], process)
+            _open([result for result in results if result.candidate.process == key], process)
         cached: set[Subject] = set()
         try:
             for number in range(rounds + 1):
-                for place, result in enumerate(turn(results, number)):
-                    done, total = number * len(results) + place, (rounds + 1) * len(results)
+                for position, result in enumerate(turn(results, number)):
+                    done, total = number * len(results) + position, (rounds + 1) * len(results)
                     watch(str(result.candidate), done, total)
                     if not result.problem:
                         process = processes[result.candidate.process]
@@ -160,13 +160,14 @@ def _measure(
         if candidate.cache == "cold":
             cached.discard(subject)
             stayed = process.call(session.drop)
-            known = stayed is not None and result.resident is not None
-            result.resident = max(stayed, result.resident) if known else None
+            before, result.resident = result.resident, None
+            if stayed is not None and before is not None:
+                result.resident = max(stayed, before)
         elif subject not in cached and subject.limit is not None:  # all may not fit in memory
             process.call(session.warm)
             cached.add(subject)
-        found = process.measure(candidate.loader, stop, candidate.step)
-        result.samples += [] if warm_up else [found]
+        sample = process.measure(candidate.loader, stop, candidate.step)
+        result.samples += [] if warm_up else [sample]
     except MeasurementFailed as error:
         result.problem = str(error)
         result.samples = []

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pickle
 import re
-import signal
-import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate
 
-from shardkit.errors import ShardkitError, UsageError
-from shardkit.measure.runner import material, page_cache, steps, timing
-from shardkit.measure.runner.material import Opened
+from shardkit.errors import MeasurementFailed, ShardkitError, UsageError
+from shardkit.measure.runner import loaders, material, page_cache, steps, timing
+from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
-from shardkit.system.pool import end_with_parent
 from shardkit.torch.prefetch import DevicePrefetcher
 
 _DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
@@ -36,18 +31,18 @@ class Session:
     dataset: Any = None
     """None if `Subject.loader` returned something without a dataset."""
     loader: Any = None
-    """What `Subject.loader` returned; None without one."""
+    """Result of `Subject.loader`; None without one."""
     files: list[Path] = field(default_factory=list)
     measured: int = 0
     """Measurements so far, which seed the order."""
 
 
-def open_subject(session: Session, *, subject: Subject) -> Opened:
+def open_subject(session: Session, *, subject: Subject) -> SubjectInfo:
     """Open what is to be read."""
     session.subject, session.loader = subject, None
     if subject.loader is not None:
         session.loader = material.load_object(
-            subject.loader, "loader", lambda found: not callable(found)
+            subject.loader, "loader", lambda value: not callable(value)
         )
         session.dataset = getattr(session.loader, "dataset", None)
     else:
@@ -64,29 +59,33 @@ def measure(
     use = steps.make_step(step)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        built = material.build_loader(session.dataset, loader, seed=session.measured)
+        built = loaders.build_loader(session.dataset, loader, seed=session.measured)
         batches = DevicePrefetcher(built, loader.device) if loader.device else built
         try:
-            found = timing.measure(batches, stop, use)
+            measurement = timing.measure(batches, stop, use)
         finally:
-            material.close_loader(built)
-    told = [str(each.message) for each in caught if each.category in (UserWarning, RuntimeWarning)]
+            loaders.close_loader(built)
+    messages = [
+        str(warning.message)
+        for warning in caught
+        if warning.category in (UserWarning, RuntimeWarning)
+    ]
     return dataclasses.replace(
-        found,
+        measurement,
         engine=getattr(built, "engine", loader.engine),
         workers=built.num_workers,
-        warnings=tuple(dict.fromkeys(told)),
+        warnings=tuple(dict.fromkeys(messages)),
     )
 
 
 def step_seconds(session: Session, *, loader: LoaderSpec, step: StepSpec) -> float:
     """Return the time of a step on a batch that is ready."""
     alone = dataclasses.replace(loader, num_workers=0, prefetch_factor=None)
-    built = material.build_loader(session.dataset, alone)
+    built = loaders.build_loader(session.dataset, alone)
     try:
         batch = next(iter(built))
     finally:
-        material.close_loader(built)
+        loaders.close_loader(built)
     return steps.step_seconds(steps.make_step(step), batch)
 
 
@@ -110,38 +109,31 @@ def drop(session: Session) -> float | None:
     return stayed
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Answer the requests on a connection until the parent closes it or is gone."""
-    end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
-    os.set_inheritable(descriptor, False)
-    session, connection = Session(), Connection(descriptor)
-    while True:
-        try:
-            function, arguments = connection.recv()
-        except EOFError:
-            return
-        found = answer(session, function, arguments)
-        try:
-            connection.send(found)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            connection.send(("failed", f"the result cannot be sent: {error}"))
-        sys.stderr.flush()
+_SESSION = Session()
 
 
 def answer(
-    session: Session, function: Callable[..., Any], arguments: dict[str, Any]
-) -> tuple[str, Any]:
-    """Return ``done`` and a function's result, or ``refused`` or ``failed`` and a message."""
+    function: Callable[Concatenate[Session, ...], Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> bytes:
+    """Call a function with the session of this process; return its result, pickled.
+
+    Raises:
+        UsageError: If the function raises it.
+        MeasurementFailed: If it raises another error, or its result cannot be pickled.
+    """
     try:
-        return "done", function(session, **arguments)
-    except UsageError as error:
-        return "refused", str(error)
+        result = function(_SESSION, *args, **kwargs)
+    except UsageError:
+        raise
     except ShardkitError as error:
-        return "failed", last_words(str(error))
+        raise MeasurementFailed(last_words(str(error))) from error
     except Exception as error:
         traceback.print_exc()  # into the log, for whoever debugs this
-        return "failed", last_words(f"{type(error).__name__}: {error}")
+        raise MeasurementFailed(last_words(f"{type(error).__name__}: {error}")) from error
+    try:
+        return pickle.dumps(result)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise MeasurementFailed(f"the result cannot be sent: {error}") from error
 
 
 def last_words(message: str) -> str:

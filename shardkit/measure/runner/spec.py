@@ -1,4 +1,4 @@
-"""What to measure, as text and numbers that travel between processes."""
+"""Descriptions of measurements, as text and numbers that travel between processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from shardkit.errors import UsageError
+from shardkit.options import require_integer
 from shardkit.torch.engine.options import ENGINES, LoaderOptions
 
 PLAIN = "plain"
@@ -30,7 +31,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSpec:
-    """How batches are made of a subject. The default of an option is that of the engine."""
+    """Engine and options of a loader. The default of an option is that of the engine."""
 
     engine: str = "auto"
     """One of `shardkit.torch.engine.options.ENGINES`, or `PLAIN`."""
@@ -49,8 +50,7 @@ class LoaderSpec:
     """Device of a `DevicePrefetcher` around the loader; None uses none."""
 
     def __post_init__(self) -> None:
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise UsageError(f"batch_size={self.batch_size!r} is not a positive integer")
+        require_integer("batch_size", self.batch_size, 1)
         for name, value in self.options.items():
             if type(value) is not _TYPES[name]:
                 raise UsageError(f"{name}={value!r} is not of type {_TYPES[name].__name__}")
@@ -88,7 +88,7 @@ _WORDS: dict[str, Any] = {"true": True, "false": False}
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """What is done with each batch: nothing, a wait, or a training step."""
+    """The use of each batch: none, a wait, or a training step."""
 
     milliseconds: float = 0.0
     """Length of a wait: an accelerator computes while the CPUs are free to load."""
@@ -123,14 +123,14 @@ def parse_loader(text: str, batch_size: int) -> LoaderSpec:
         raise UsageError(
             f"loader {engine!r} is unknown; choose from {', '.join((*ENGINES, PLAIN))}"
         )
-    known = _PLAIN_OPTIONS if engine == PLAIN else [name for name in _TYPES if name != "batched"]
+    names = _PLAIN_OPTIONS if engine == PLAIN else [name for name in _TYPES if name != "batched"]
     options: dict[str, Any] = {}
-    for part in filter(None, (each.strip() for each in rest.split(","))):
-        name, equals, value = (each.strip() for each in part.partition("="))
+    for part in filter(None, map(str.strip, rest.split(","))):
+        name, equals, value = map(str.strip, part.partition("="))
         if not equals:
             raise UsageError(f"{part!r} in loader {text!r} is not option=value, as num_workers=4")
-        if name not in known:
-            raise UsageError(f"loader {engine} has no option {name!r}; it has {', '.join(known)}")
+        if name not in names:
+            raise UsageError(f"loader {engine} has no option {name!r}; it has {', '.join(names)}")
         if name in options:
             raise UsageError(f"loader {text!r} sets {name} twice")
         options[name] = int(value) if value.isdecimal() else _WORDS.get(value.lower(), value)

@@ -48,7 +48,7 @@ def step_seconds(step: Step, batch: Any, repeats: int = 5) -> float:
 def training_step(model: str) -> Step:
     """Return a step of forward, loss, backward and optimizer, which waits for the result."""
     network, normalize = make_model(model).to(device()).train(), Normalize()
-    parameters = [each for each in network.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=1e-3) if parameters else None
 
     def train(batch: Any) -> None:
@@ -73,7 +73,7 @@ def make_model(text: str) -> nn.Module:
     """Return the model that ``module:name`` refers to, or the built-in ``small``."""
     if text == "small":
         return small_model()
-    model: nn.Module = load_object(text, "model", lambda found: isinstance(found, nn.Module))
+    model: nn.Module = load_object(text, "model", lambda value: isinstance(value, nn.Module))
     return model
 
 

@@ -21,7 +21,7 @@ LEAD = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What was measured of one loader."""
+    """Measured values of one loader."""
 
     images: int
     seconds: float
@@ -77,7 +77,7 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
         waits.clear()
     read(start + stop.seconds)
     seconds = time.perf_counter() - start
-    found = Measurement(
+    measurement = Measurement(
         images=images,
         seconds=seconds,
         waits=tuple(waits),
@@ -86,15 +86,15 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
         memory=memory_used(),
     )
     batches.close()
-    return found
+    return measurement
 
 
 def cpu_seconds() -> float:
     """Return the CPU time of this process, its running descendants and those it waited for."""
     total = 0.0
-    for each in _processes():
+    for process in _processes():
         with contextlib.suppress(psutil.Error):
-            times = each.cpu_times()
+            times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
 
@@ -102,9 +102,9 @@ def cpu_seconds() -> float:
 def memory_used() -> int:
     """Return the bytes of memory of this process and its workers; shared pages count once."""
     total = 0
-    for each in _processes():
+    for process in _processes():
         with contextlib.suppress(psutil.Error, OSError):
-            info = each.memory_full_info()
+            info = process.memory_full_info()
             total += getattr(info, "pss", info.rss)  # macOS does not record the first
     return total
 

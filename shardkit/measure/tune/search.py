@@ -68,10 +68,10 @@ def cost(setting: LoaderSpec) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to search for."""
+    """Task and limits of a search."""
 
     default: LoaderSpec
-    """What `make_loader` uses by itself."""
+    """Default setting of `make_loader`."""
     engines: tuple[str, ...] = ("thread", "process")
     needed: float | None = None
     """Images per second that the training step consumes."""
@@ -93,7 +93,7 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """What the search found."""
+    """Result of a search."""
 
     ranking: list[Tried]
     """The first is the choice. Those with fewer than `LEAST_ROUNDS` rounds come last."""
@@ -114,7 +114,7 @@ def search(
     race = _Race(measure, plan, clock, watch)
     field = race.starters()
     while field and race.run(race.with_default(field), _SEARCH):
-        faster = [each for each in race.ranked() if each in field]
+        faster = [setting for setting in race.ranked() if setting in field]
         if not race.run(race.with_default(faster[: -(-len(faster) // 2)]), _SEARCH):
             break
         joining = race.neighbors()
@@ -144,7 +144,7 @@ class _Race:
         numbers = (workers, 2 * workers, workers // 2, 4 * workers, 1)
         pairs = [(engine, number) for number in numbers for engine in engines]
         return self._new(
-            replace(default, engine=each, num_workers=number) for each, number in pairs
+            replace(default, engine=engine, num_workers=number) for engine, number in pairs
         )
 
     def neighbors(self) -> list[LoaderSpec]:
@@ -153,25 +153,31 @@ class _Race:
         if self._is_enough(leader):
             return []
         workers = leader.workers
-        most = max(each.workers for each in self._tried if each.engine == leader.engine)
+        most = max(setting.workers for setting in self._tried if setting.engine == leader.engine)
         more = (4 * workers,) if workers == most else ()  # as long as more are faster
         near = 2 * workers, -(-3 * workers // 2), 3 * workers // 4, workers // 2
         factors = 1, -(-2 * ahead(leader) // workers)
+
+        def with_workers(numbers: Iterable[int]) -> list[LoaderSpec]:
+            return self._new(
+                replace(leader, num_workers=number, prefetch_factor=None) for number in numbers
+            )
+
         return (
-            self._new(replace(leader, num_workers=each, prefetch_factor=None) for each in more)
-            or self._new(replace(leader, num_workers=each, prefetch_factor=None) for each in near)
-            or self._new(replace(leader, prefetch_factor=each) for each in factors)
+            with_workers(more)
+            or with_workers(near)
+            or self._new(replace(leader, prefetch_factor=factor) for factor in factors)
         )
 
     def _new(self, settings: Iterable[LoaderSpec]) -> list[LoaderSpec]:
         """Return the settings that can be tried and were not; each worker needs a batch."""
         new = []
-        for each in dict.fromkeys(settings):
-            most = min(_MOST_WORKERS, -(-self._plan.images // each.batch_size))
-            usual = replace(each, prefetch_factor=None)  # perhaps with the same prefetch
-            differs = each == usual or ahead(each) != ahead(usual)
-            if each not in self._tried and 1 <= each.workers <= most and differs:
-                new.append(each)
+        for setting in dict.fromkeys(settings):
+            most = min(_MOST_WORKERS, -(-self._plan.images // setting.batch_size))
+            usual = replace(setting, prefetch_factor=None)  # perhaps with the same prefetch
+            differs = setting == usual or ahead(setting) != ahead(usual)
+            if setting not in self._tried and 1 <= setting.workers <= most and differs:
+                new.append(setting)
         return new
 
     def with_default(self, field: Sequence[LoaderSpec]) -> list[LoaderSpec]:
@@ -181,29 +187,31 @@ class _Race:
     def run(self, field: Sequence[LoaderSpec], part: float) -> bool:
         """Measure a field in one round; return whether this part of the budget was enough."""
         self._rounds.append({})
-        for each in field:
-            seconds, elapsed = self._seconds(each), self._clock() - self._start
-            fits = elapsed + seconds + _OVERHEAD <= part * self._plan.budget
+        for setting in field:
+            seconds, elapsed = self._seconds(setting), self._clock() - self._start
+            # Failures may take long, and nothing can be chosen before one setting works.
+            limit = part * self._plan.budget if "" in self._tried.values() else self._plan.budget
+            fits = elapsed + seconds + _OVERHEAD <= limit
             if not fits and len(self._tried) > 1:  # a tiny budget must do for two settings
                 self._out_of_time |= part < 1
                 return False
-            if self._tried.get(each):
+            if self._tried.get(setting):
                 continue
-            self._watch(name_of(each), min(elapsed, self._plan.budget), self._plan.budget)
-            self._tried[each] = ""
+            self._watch(name_of(setting), min(elapsed, self._plan.budget), self._plan.budget)
+            self._tried[setting] = ""
             try:
-                self._rounds[-1][each] = self._measure(each, seconds)
+                self._rounds[-1][setting] = self._measure(setting, seconds)
             except (MeasurementFailed, UsageError) as error:
-                self._tried[each] = str(error)
+                self._tried[setting] = str(error)
         return True
 
     def final(self) -> None:
         """Compare the best settings with the defaults until the budget is used up."""
         least, going = 0, True
         while going and least < _FINAL_ROUNDS:
-            others = [each for each in self.ranked() if each != self._reference]
+            others = [setting for setting in self.ranked() if setting != self._reference]
             field = self.with_default(others[:_FINALISTS])
-            least = min(len(self._ratios(each)) for each in field)
+            least = min(len(self._ratios(setting)) for setting in field)
             if least >= LEAST_ROUNDS and self._is_enough(self.ranked()[0]):
                 return
             going = self.run(turn(field, len(self._rounds)), 1.0)
@@ -211,48 +219,50 @@ class _Race:
 
     def ranked(self) -> list[LoaderSpec]:
         """Return the measured settings, the best first; raises if all of them failed."""
-        working = [each for each, why in self._tried.items() if not why]
+        working = [setting for setting, why in self._tried.items() if not why]
         if not working:
             raise MeasurementFailed(next(iter(self._tried.values())))
         return sorted(working, key=self._rank)
 
     def result(self) -> SearchResult:
-        """Return what was found. The defaults stay unless a setting is clearly faster."""
+        """Return the ranking. The defaults stay unless a setting is clearly faster."""
         ranked, default = self.ranked(), self._plan.default
-        ranked.sort(key=lambda each: len(self._ratios(each)) < LEAST_ROUNDS)
+        ranked.sort(key=lambda setting: len(self._ratios(setting)) < LEAST_ROUNDS)
         least = GAIN if len(self._ratios(ranked[0])) >= LEAST_ROUNDS else _LARGE_GAIN
         tie = not self._is_enough(ranked[0]) and self._score(ranked[0]) < least
         if default in ranked and tie:
             ranked.remove(default)
             ranked.insert(0, default)
         return SearchResult(
-            ranking=[self._summary(each) for each in ranked],
-            left_out={name_of(each): why for each, why in self._tried.items() if why},
+            ranking=[self._summary(setting) for setting in ranked],
+            left_out={name_of(setting): why for setting, why in self._tried.items() if why},
             out_of_time=self._out_of_time,
         )
 
     def _seconds(self, setting: LoaderSpec) -> float:
         """Return the length of a measurement: at least two batches of each worker."""
         base = min(max(self._plan.budget / 100, _SHORTEST), _LONGEST)
-        same = [each for each in self._tried if each.engine == setting.engine]
-        fastest = max((rate for each in same for rate in self._rates(each)), default=math.inf)
+        same = [other for other in self._tried if other.engine == setting.engine]
+        fastest = max((rate for other in same for rate in self._rates(other)), default=math.inf)
         turns = 2 * setting.workers * setting.batch_size / fastest
-        left = self._plan.budget - (self._clock() - self._start)
-        return min(max(base, turns), max(base, left / 20))
+        remaining = self._plan.budget - (self._clock() - self._start)
+        return min(max(base, turns), max(base, remaining / 20))
 
     @property
     def _reference(self) -> LoaderSpec:
         """The defaults, or the first setting that works if they do not."""
-        return next((each for each, why in self._tried.items() if not why), self._plan.default)
+        return next(
+            (setting for setting, why in self._tried.items() if not why), self._plan.default
+        )
 
     def _rates(self, setting: LoaderSpec) -> list[float]:
-        return [each[setting] for each in self._rounds if setting in each]
+        return [rates[setting] for rates in self._rounds if setting in rates]
 
     def _ratios(self, setting: LoaderSpec) -> list[float]:
         """Return the ratios to the defaults, of the rounds that measured both."""
         base = self._reference
-        both = [each for each in self._rounds if setting in each and base in each]
-        return [each[setting] / each[base] for each in both]
+        shared = [rates for rates in self._rounds if setting in rates and base in rates]
+        return [rates[setting] / rates[base] for rates in shared]
 
     def _rank(self, setting: LoaderSpec) -> tuple[float, ...]:
         if self._is_enough(setting):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from typing import Any
 
 from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner import session
-from shardkit.measure.runner.material import Opened, choose_decode, is_dataset
+from shardkit.measure.runner.material import SubjectInfo, is_dataset
 from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
-from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.runner.spec import LoaderSpec, StopCondition
+from shardkit.measure.runner.workload import Workload
 from shardkit.measure.tune.search import (
     ENOUGH,
     GAIN,
@@ -23,7 +24,8 @@ from shardkit.measure.tune.search import (
     name_of,
     search,
 )
-from shardkit.system.formatting import json_value
+from shardkit.options import about, option, takes
+from shardkit.system.formatting import amount, json_value
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
 from shardkit.system.text import printable
 from shardkit.torch.engine.preflight import default_workers, local_ranks
@@ -38,6 +40,8 @@ _LEAST_BATCHES = 8
 """Batches per worker of the defaults in an epoch of the sample."""
 _WARMING = 0.25
 """Fraction of the budget for reading the files once."""
+_OVERRUN = 1.1
+"""A run that exceeds its budget by this factor says so."""
 _LEAST_PATIENCE = 15.0
 """Seconds that a measurement may take even if the budget is used up."""
 
@@ -46,18 +50,20 @@ _LEAST_PATIENCE = 15.0
 class TuneReport(SearchResult):
     """Result of `tune`. Rates are images/s without a training step."""
 
-    opened: Opened
-    """What was read: all images, or a sample."""
+    opened: SubjectInfo
+    """The images that were read: all, or a sample."""
     cached: bool
     """Whether the files were read once before; otherwise the rates may be those of the disk."""
     default: LoaderSpec
-    """What `make_loader` uses by itself."""
+    """Default setting of `make_loader`."""
     step_seconds: float | None
     """Time of the training step by itself, if one was given."""
     load: OtherLoad
     """CPU use of other processes at the start."""
     seconds: float
     """Duration in all."""
+    budget: float
+    """Time limit, in seconds; the first measurements may exceed it."""
     warnings: tuple[str, ...]
     """Warnings of the chosen loader."""
 
@@ -81,14 +87,14 @@ class TuneReport(SearchResult):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The fields of `LoaderOptions` to change."""
+        """The options of `make_loader` to change."""
         setting = self.chosen.setting
         return {} if self.is_default else {"engine": setting.engine, **setting.options}
 
     def call(self) -> str:
         """Return the line to paste."""
         texts = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        options = f", options=LoaderOptions({texts})".replace("'", '"') if texts else ""
+        options = f", {texts}".replace("'", '"') if texts else ""
         return f"make_loader(dataset, {self.chosen.setting.batch_size}, shuffle=True{options})"
 
     def tuned(self) -> Tuned:
@@ -116,17 +122,17 @@ class TuneReport(SearchResult):
 
     def describe(self) -> str:
         """Return the report as text: the choice, why, all comparisons, and notes."""
-        found = self.opened
-        part = f" (measured: {found.images:,})" if found.images < found.total else ""
+        opened = self.opened
+        part = f" (measured: {opened.images:,})" if opened.images < opened.total else ""
         return "\n".join(
             [
-                f"{found.title}{part}; took {self.seconds:.0f} s",
+                f"{opened.title}{part}; took {self.seconds:.0f} s",
                 f"  best      {name_of(self.chosen.setting)}{' (the defaults)' * self.is_default}",
                 f"  why       {self._why()}",
                 *self._step(),
                 "  compared  speedup over the defaults in the same rounds; images/s",
                 *self._table(),
-                *(f"  note      {printable(each)}" for each in self._notes()),
+                *(f"  note      {printable(note)}" for note in self._notes()),
                 f"  paste     {self.call()}",
             ]
         )
@@ -151,21 +157,22 @@ class TuneReport(SearchResult):
             return []
         room, batch = self.headroom, self.chosen.setting.batch_size
         enough = "enough" if room >= ENOUGH else "little margin" if room >= 1 else "too slow"
+        needed = amount(round(batch / self.step_seconds), "image")
         return [
             f"  step      {1000 * self.step_seconds:.1f} ms for a batch of {batch} needs "
-            f"{batch / self.step_seconds:,.0f} images/s; loading has {room:.2f}x that: {enough}"
+            f"{needed}/s; loading has {room:.2f}x that: {enough}"
         ]
 
     def _table(self) -> list[str]:
         shown = self.ranking[:_ROWS]
-        width = max(len(name_of(each.setting)) for each in shown)
+        width = max(len(name_of(tried.setting)) for tried in shown)
         lines = []
-        for each in shown:
-            ratio = each.speedup.describe() if each.speedup else "-"
-            ratio = "the defaults" if each.setting == self.default else ratio
-            rate = f"{each.images_per_second.median:>9,.0f}"
-            lines.append(f"    {name_of(each.setting):<{width}}  {ratio:<34}  {rate}")
-        others = [each.speedup.median for each in self.ranking[_ROWS:] if each.speedup]
+        for tried in shown:
+            ratio = tried.speedup.describe() if tried.speedup else "-"
+            ratio = "the defaults" if tried.setting == self.default else ratio
+            rate = f"{tried.images_per_second.median:>9,.0f}"
+            lines.append(f"    {name_of(tried.setting):<{width}}  {ratio:<34}  {rate}")
+        others = [tried.speedup.median for tried in self.ranking[_ROWS:] if tried.speedup]
         if others:
             lines.append(f"    and {len(others)} more, {min(others):.2f}x to {max(others):.2f}x")
         for reason in dict.fromkeys(self.left_out.values()):
@@ -183,64 +190,62 @@ class TuneReport(SearchResult):
             excluded: self.opened.processes,
             "the files were not read before: rates may be those of the disk": not self.cached,
             f"{self.load}: on an idle machine another setting may be best": self.load.disturbs,
+            f"the run took longer than the budget of {self.budget:g} s: opening the data and the "
+            "first two measurements are never cut short": self.seconds > _OVERRUN * self.budget,
             "the budget ended before the search: a longer --budget may find more": self.out_of_time,
         }
         return [*self.warnings, *(text for text, applies in notes.items() if applies)]
 
 
-def tune(  # noqa: PLR0913 - the options of the command
-    dataset: str | PathLike[str],
-    *,
-    decode: str | None = None,
-    transform: str | None = None,
-    batch_size: int = 64,
-    step_ms: float | None = None,
-    model: str | None = None,
-    budget: float = 60.0,
-    watch: Watch = lambda text, done, total: None,
-) -> TuneReport:
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(Workload):
+    """The options of `tune`."""
+
+    budget: float = option(60.0, help="Time limit in seconds.", is_positive=True)
+    watch: Watch = option(
+        lambda text, done, total: None,
+        help="Called before each measurement with its name, the time, and the budget.",
+        is_keyword_only=True,
+    )
+
+
+@dataclass(frozen=True)
+class TuneArguments(TuneOptions):
+    """The arguments of `tune`."""
+
+    dataset: str | PathLike[str] = field(metadata=about("A dataset or a plain folder of images."))
+
+
+@takes(TuneArguments)
+def tune(options: TuneArguments) -> TuneReport:
     """Find the fastest settings of `make_loader` for a dataset on this machine.
 
-    Args:
-        dataset: A dataset or a plain folder of images.
-        decode: Image type, or an operation such as ``"CenterCrop(224)"``; None selects as the
-            command does.
-        transform: ``module:name`` of a transform for each image.
-        batch_size: Samples per batch.
-        step_ms: Training step time per batch in ms, spent off the CPU. With a step, the cheapest
-            settings that load fast enough are chosen.
-        model: ``module:name`` of a model to train on each batch, or ``small``.
-        budget: Time limit in seconds.
-        watch: Called before each measurement with its name, the time, and the budget.
+    With ``step_ms`` or ``model``, the cheapest settings that load fast enough are chosen.
 
     Raises:
         UsageError: If the dataset, the transform or the model is invalid, or an option.
         MeasurementFailed: If nothing can be measured.
     """
+    budget, batch_size, step = options.budget, options.batch_size, options.step
     if not 1 <= budget < 1e6:
         raise UsageError(f"a budget of {budget:g} s is out of range; it is at least 1 s")
     setting = LoaderSpec(batch_size=batch_size, num_workers=default_workers())
-    path = fspath(dataset)
+    path = fspath(options.dataset)
     is_dataset(path)  # raises if it does not exist
-    subject = Subject(
-        path=path,
-        decode=choose_decode([path], decode, transform),
-        transform=transform,
-        limit=max(_LIMIT, _LEAST_BATCHES * setting.workers * batch_size),
-    )
-    step = StepSpec(milliseconds=step_ms or 0.0, model=model)
+    limit = max(_LIMIT, _LEAST_BATCHES * setting.workers * batch_size)
+    (subject,) = options.subjects([path], limit)
     load, start, warnings = other_load(), time.monotonic(), {}
     with MeasurementProcess(subject) as process:
 
         def measure(setting: LoaderSpec, seconds: float) -> float:
-            left = start + budget - time.monotonic()
-            process.patience = min(PATIENCE, max(left, _LEAST_PATIENCE))
-            found = process.measure(setting, StopCondition(seconds=seconds))
-            for warning in found.warnings:
+            remaining = start + budget - time.monotonic()
+            process.patience = min(PATIENCE, max(remaining, _LEAST_PATIENCE))
+            measurement = process.measure(setting, StopCondition(seconds=seconds))
+            for warning in measurement.warnings:
                 if warning.startswith("loading may fail"):  # too little shared memory, for example
                     raise MeasurementFailed(warning)
-            warnings[setting] = found.warnings
-            return found.rate
+            warnings[setting] = measurement.warnings
+            return measurement.rate
 
         opened = process.open()
         process.patience, cached = max(_WARMING * budget, _LEAST_PATIENCE), True
@@ -251,7 +256,7 @@ def tune(  # noqa: PLR0913 - the options of the command
         engines = ("process",) if opened.processes else ("thread", "process")
         default = replace(setting, engine=engines[0])
         step_seconds = step.milliseconds / 1000 or None
-        if model is not None:
+        if step.model is not None:
             step_seconds = process.call(session.step_seconds, loader=default, step=step)
         plan = Plan(
             default=default,
@@ -260,14 +265,15 @@ def tune(  # noqa: PLR0913 - the options of the command
             budget=max(1.0, start + budget - time.monotonic()),
             images=opened.images,
         )
-        found = search(measure, plan, watch=watch)
+        result = search(measure, plan, watch=options.watch)
     return TuneReport(
-        **vars(found),
+        **vars(result),
         opened=opened,
         cached=cached,
         default=default,
         step_seconds=step_seconds,
         load=load,
         seconds=time.monotonic() - start,
-        warnings=warnings[found.ranking[0].setting],
+        budget=budget,
+        warnings=warnings[result.ranking[0].setting],
     )

@@ -10,22 +10,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.codecs.image import WrongSizeError
-from shardkit.dataset.filling import read_stored
 from shardkit.dataset.located import LocatedRows
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, TransformFailed
 from shardkit.record import ABSENT, IMAGE, LABEL
 from shardkit.sampling.order import BatchDraws
+from shardkit.system import compiled
 from shardkit.system.scratch import scratch
-from shardkit.torch.data.ops import ImageOp, Piece
-from shardkit.torch.data.read_context import Context, raised
+from shardkit.torch.data.ops import Crop, ImageOp
+from shardkit.torch.data.read_context import BatchContext, raised
 
 
 class BatchRows:
     """The rows of one batch, shared by the readers of its fields."""
 
-    def __init__(self, shards: ShardSet, rows: npt.NDArray[np.int64], context: Context) -> None:
+    def __init__(
+        self, shards: ShardSet, rows: npt.NDArray[np.int64], context: BatchContext
+    ) -> None:
         """Prepare to read fields.
 
         Args:
@@ -37,10 +40,16 @@ class BatchRows:
         self.array = rows
         self.context = context
         self._located: dict[str, LocatedRows] = {}
-        self._selected: list[tuple[ImageOp, list[int], list[int], list[Piece]]] = []
+        self._selected: list[tuple[ImageOp, list[int], list[int], list[Crop]]] = []
 
     def __len__(self) -> int:
         return len(self.array)
+
+    def with_context(self, context: BatchContext) -> BatchRows:
+        """Return the same rows with other random numbers."""
+        other = BatchRows(self.shards, self.array, context)
+        other._located = self._located
+        return other
 
     @cached_property
     def rows(self) -> list[int]:
@@ -55,10 +64,10 @@ class BatchRows:
 
     def located(self, name: str) -> LocatedRows:
         """Return where a field of bytes is stored in each row; see `ShardSet.find`."""
-        found = self._located.get(name)
-        if found is None:
-            found = self._located[name] = self.shards.find(self.array, name)
-        return found
+        located = self._located.get(name)
+        if located is None:
+            located = self._located[name] = self.shards.find(self.array, name)
+        return located
 
     def stored(self, name: str) -> list[bytes | None]:
         """Return the stored bytes of a field in each row, None where the row lacks it.
@@ -66,37 +75,40 @@ class BatchRows:
         Raises:
             CorruptRecord: If they changed.
         """
-        found = self.located(name)
-        values, left = read_stored(found, self.context.mark)
+        located = self.located(name)
+        values: list[bytes | None] = [None] * len(located)
+        left: Sequence[int] = range(len(located))
+        if located.survey is not None:  # else an entry is unusual
+            values, left = compiled.read_stored(located, self.context.mark)
         if left:
-            with scratch(found.longest) as buffer:
+            with scratch(located.longest) as buffer:
                 for number in left:
                     self.context.note(self.rows[number])
-                    lacks = found.fields[number] == ABSENT
-                    values[number] = None if lacks else bytes(found.read(number, buffer).data)
+                    lacks = located.fields[number] == ABSENT
+                    values[number] = None if lacks else bytes(located.read(number, buffer).data)
         return values
 
     def labels(self) -> npt.NDArray[np.int64]:
         """Return the label of each row, -1 where there is none; a new array."""
-        found = self._located.get(IMAGE)
-        return self.shards.labels_of(self.array) if found is None else found.targets()
+        located = self._located.get(IMAGE)
+        return self.shards.labels_of(self.array) if located is None else located.targets()
 
     def draws(self) -> BatchDraws:
         """Return the random numbers of the samples."""
         return BatchDraws(self.context.key, self.samples)
 
-    def pieces(self, op: ImageOp, found: LocatedRows) -> list[Piece]:
-        """Return the piece of each image that ``op`` selects.
+    def crops(self, op: ImageOp, located: LocatedRows) -> list[Crop]:
+        """Return the crop of each image that ``op`` selects.
 
-        Fields of one size have the same pieces, since they share the row's random numbers.
+        Fields of one size have the same crops, since they share the row's random numbers.
         """
-        for known, widths, heights, pieces in self._selected:
-            if known is op and widths == found.widths and heights == found.heights:
-                return pieces
+        for earlier_op, widths, heights, crops in self._selected:
+            if earlier_op is op and widths == located.widths and heights == located.heights:
+                return crops
         samples, draws = self.samples, self.context.draws
-        pieces = op.pieces(found.widths, found.heights, lambda place: draws(samples[place]))
-        self._selected.append((op, found.widths, found.heights, pieces))
-        return pieces
+        crops = op.crops(located.widths, located.heights, lambda place: draws(samples[place]))
+        self._selected.append((op, located.widths, located.heights, crops))
+        return crops
 
     def describe(self, number: int) -> str:
         """Return the name of the record at a position, for errors."""
@@ -120,27 +132,38 @@ class BatchRows:
         """Return what a transform returns for the values of one field or several.
 
         Raises:
-            TransformFailed: If the transform raises.
+            TransformFailed: If the transform raises, or returns None.
         """
         self.context.note(self.rows[number])
         try:
-            return self.context.apply(function, values, self.samples[number], name)
+            result = self.context.apply(function, values, self.samples[number], name)
         except (Exception, SystemExit) as error:  # a worker must not exit silently
-            what = {IMAGE: "transform", LABEL: "target_transform"}.get(name, f"transform of {name}")
+            raise_interruption(error)
             on = f"label {values[0]!r} of " if name == LABEL else ""
             raise TransformFailed(
-                f"the {what} failed on {on}{self.describe(number)}: {raised(error)}"
+                f"the {_transform_of(name)} failed on {on}{self.describe(number)}: {raised(error)}"
             ) from error
+        if result is None:
+            raise TransformFailed(
+                f"the {_transform_of(name)} returned None for {self.describe(number)}: end it with "
+                "`return`. To leave samples out, use dataset.select(rows)"
+            )
+        return result
 
     @contextlib.contextmanager
-    def naming_record(self, found: LocatedRows, number: int) -> Iterator[None]:
+    def naming_record(self, located: LocatedRows, number: int) -> Iterator[None]:
         """Add the record's name to errors of an image."""
         try:
             yield
         except WrongSizeError as error:
-            raise found.corrupt(number, str(error)) from error
+            raise located.corrupt(number, str(error)) from error
         except BadImage as error:
             raise BadImage(f"{self.describe(number)}: {error}") from error
+
+
+def _transform_of(name: str) -> str:
+    """Return the name of the transform of a field, for errors."""
+    return {IMAGE: "transform", LABEL: "target_transform"}.get(name, f"transform of {name}")
 
 
 def describe_row(shards: ShardSet, row: int) -> str:

@@ -53,8 +53,9 @@ class DictSample(dict[str, Any]):
 class BatchView(Sequence[Sample]):
     """The samples of one batch, for PyTorch's ``__getitems__`` protocol.
 
-    It is a sequence of samples, so ``default_collate``, ``Subset``, ``ConcatDataset`` and
-    ``StackDataset`` work. `collate` returns its `batch` without copying.
+    It is a sequence of samples, not a collated batch, so ``default_collate``, ``Subset``,
+    ``ConcatDataset`` and ``StackDataset`` work: PyTorch always passes the result of
+    ``__getitems__`` through ``collate_fn``. `collate` returns its `batch` without copying.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class BatchView(Sequence[Sample]):
         """Return the samples of some positions, without a copy."""
         columns = []
         for values, block in self._columns:
-            some = None if block is None else block[start:stop]
-            columns.append(Values(some if values is block else values[start:stop], some))
+            part = None if block is None else block[start:stop]
+            columns.append(Values(part if values is block else values[start:stop], part))
         describe = self._describe
         return BatchView(columns, self._layout, describe and (lambda n: describe(start + n)))
 
@@ -131,19 +132,19 @@ class BatchView(Sequence[Sample]):
             UsageError: If a row lacks a field that is collated.
         """
         names = self._layout.names
-        made = [
+        collated = [
             self._collated(name, values) if block is None else block
             for name, (values, block) in zip(names, self._columns, strict=True)
         ]
-        return dict(zip(names, made, strict=True)) if self._layout.as_dict else tuple(made)
+        return dict(zip(names, collated, strict=True)) if self._layout.as_dict else tuple(collated)
 
     def _collated(self, name: str, values: Any) -> Any:
         if name in self._layout.listed:
             return list(values)
+        self._require_all(name, values)
         try:
             return default_collate(values)
         except (TypeError, RuntimeError) as error:
-            self._require_all(name, values)
             if isinstance(error, TypeError):
                 raise TypeError(
                     f"the values of {name!r} cannot be collated: add a transform that returns "
@@ -161,7 +162,7 @@ class BatchView(Sequence[Sample]):
                 raise UsageError(
                     f"{self._name(position)} lacks {name!r}, so this batch has no tensor of it. "
                     f"Leave such rows out: dataset.select(dataset.has({name!r}))"
-                ) from None
+                )
 
     def _name(self, position: int) -> str:
         return f"sample {position}" if self._describe is None else self._describe(position)
@@ -169,6 +170,49 @@ class BatchView(Sequence[Sample]):
     def __repr__(self) -> str:
         in_block = self._columns[0].block is not None
         return f"BatchView({len(self)} samples{' in one block' if in_block else ''})"
+
+
+class TupleOfViews(tuple[Any, ...]):
+    """The sample of each view of a row."""
+
+
+class SeveralViews(BatchView):
+    """The samples of one batch in several views: a sample is a tuple with one for each view.
+
+    So ``default_collate`` returns a list with a batch for each view, and `collate` a tuple.
+    """
+
+    def __init__(self, views: Sequence[BatchView]) -> None:
+        """Join the views of the same rows."""
+        self.views = views
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SeveralViews, (self.views,)
+
+    def __len__(self) -> int:
+        return len(self.views[0])
+
+    @overload
+    def __getitem__(self, position: int) -> Sample: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Sample]: ...
+    def __getitem__(self, position: int | slice) -> Sample | list[Sample]:
+        samples = [view[position] for view in self.views]
+        if isinstance(position, slice):
+            return [TupleOfViews(views) for views in zip(*samples, strict=True)]
+        return TupleOfViews(samples)
+
+    def part(self, start: int, stop: int) -> SeveralViews:
+        """Return the samples of some positions, without a copy."""
+        return SeveralViews([view.part(start, stop) for view in self.views])
+
+    @property
+    def batch(self) -> tuple[Any, ...]:
+        """The `batch` of each view."""
+        return tuple(view.batch for view in self.views)
+
+    def __repr__(self) -> str:
+        return f"SeveralViews({', '.join(map(repr, self.views))})"
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -189,6 +233,8 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(samples, BatchView):
         return samples.batch
     samples = list(samples)
+    if samples and isinstance(samples[0], TupleOfViews):  # from a ConcatDataset
+        return tuple(collate(view) for view in zip(*samples, strict=True))
     layouts = {getattr(sample, "layout", None) for sample in samples}
     layout = layouts.pop() if len(layouts) == 1 else None
     if not isinstance(layout, Layout):
@@ -241,8 +287,8 @@ def _is_uncollated(part: Any) -> bool:
         return False
     if isinstance(part[0], Mapping):
         keys = part[0].keys()
-        return all(isinstance(each, Mapping) and each.keys() == keys for each in part)
-    return isinstance(part, list) and all(isinstance(each, tuple) for each in part)
+        return all(isinstance(sample, Mapping) and sample.keys() == keys for sample in part)
+    return isinstance(part, list) and all(isinstance(sample, tuple) for sample in part)
 
 
 def _is_column(part: Any) -> bool:
@@ -250,5 +296,5 @@ def _is_column(part: Any) -> bool:
     if not isinstance(part, (tuple, list)) or not part:
         return False
     return not any(
-        isinstance(each, (tuple, list, Mapping)) or getattr(each, "shape", ()) for each in part
+        isinstance(value, (tuple, list, Mapping)) or getattr(value, "shape", ()) for value in part
     )

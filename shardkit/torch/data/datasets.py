@@ -5,52 +5,150 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from shardkit.codecs.image import WHITE
+from shardkit.codecs.image import WHITE, Decoding
 from shardkit.codecs.turbo import available
-from shardkit.dataset.decode import Decoding
-from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, dataset_directories
-from shardkit.dataset.remote import open_remote
-from shardkit.dataset.shardset import ShardSet, resolve_rows
+from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
+from shardkit.dataset.opened import Fetching
+from shardkit.dataset.shardset import ShardSet, open_shards, resolve_rows
 from shardkit.errors import CorruptDataset, TransformFailed, UsageError
-from shardkit.record import IMAGE, LABEL, STORED_APART, Field, Schema
-from shardkit.sampling.order import check_integer
-from shardkit.stores.urls import as_local, as_url
-from shardkit.system.formatting import parse_bytes
+from shardkit.kinds.field import Field, Kind, Schema, get_kind
+from shardkit.options import about, option, require_valid, takes
+from shardkit.record import IMAGE, LABEL
+from shardkit.sampling.order import Draws, check_integer
 from shardkit.system.text import quoted
 from shardkit.torch.data.batch_rows import BatchRows, describe_row
-from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, Values
+from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, SeveralViews, Values
 from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
 from shardkit.torch.data.ops import ImageOp
-from shardkit.torch.data.read_context import Context, EpochCell
-from shardkit.torch.data.values import (
-    LISTED_KINDS,
-    read_array,
-    read_bytes,
-    read_column,
-    read_coordinates,
-)
+from shardkit.torch.data.read_context import BatchContext, EpochCell
+from shardkit.torch.data.values import read_apart, read_column
 
 DECODES = ("pil", "numpy", "torch", "bytes")
 JPEG_DECODING = ("exact", "fast")
-
-_PICTURES = ("image", "mask")
-"""Kinds of fields that ``decode`` applies to."""
 
 Function = Callable[..., Any]
 Transforms = Mapping[Any, Function]
 """Transforms by field, or by a tuple of fields. (The keys of a `Mapping` have no common type.)"""
 
 _Self = TypeVar("_Self", bound="ShardDataset")
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """The arguments of datasets: what is read, and how it is decoded.
+
+    Raises:
+        UsageError: If an option is unknown.
+    """
+
+    path: str | PathLike[str] = field(
+        metadata=about(
+            "The dataset's directory, or the directory of its splits; or its URL in an object "
+            "store: ``s3://``, ``gs://``, ``az://`` or ``https://``."
+        )
+    )
+    transform: Function | ImageOp | Transforms | None = option(
+        None,
+        help="Applied to each image. An `ImageOp` works as if passed as ``decode``. A mapping "
+        'sets the transform of each field, or of several together: ``{("image", "mask"): '
+        "function}`` calls ``function(image, mask)``, which returns both.",
+    )
+    target_transform: Function | None = option(None, help="Applied to each label.")
+    decode: Decode | Mapping[str, Decode] = option(
+        "pil",
+        help="Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height, "
+        "width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory, "
+        "``bytes`` for the stored bytes. An `ImageOp`, such as ``RandomResizedCrop(224)``, "
+        "crops while decoding and returns images as ``torch`` does; it selects one crop for "
+        "all images, masks, boxes and keypoints of a row. A mapping sets each field "
+        "separately; boxes and keypoints then follow ``image``. Masks have the shape "
+        "(height, width) and keep their values.",
+    )
+    _: KW_ONLY
+    fields: Sequence[str] | None = option(
+        None,
+        help="Names of the fields that are read, in this order. None means image and label, or "
+        "all fields of a dataset without images.",
+    )
+    as_dict: bool = option(
+        False, help="Whether samples and batches are dicts by field name instead of tuples."
+    )
+    jpeg: str = option(
+        "exact",
+        help="``exact`` decodes JPEGs to Pillow's pixels. ``fast`` uses libjpeg's fast inverse "
+        "DCT for JPEGs of quality 90 or lower: about 4% faster, and off by less than 1.5 "
+        "levels of 255 on average per photograph.",
+        choices=JPEG_DECODING,
+    )
+    verify: bool | None = option(
+        None,
+        help="Whether each read compares the record's checksum. None does so for encoded images, "
+        "which costs about 3%, but not for raw pixels and arrays of one shape.",
+    )
+    view: int = option(
+        0,
+        help="Number of this view, from 0 on. Datasets over the same images draw different random "
+        "numbers if their views differ, such as two crops of each image.",
+    )
+    split: str | None = option(
+        None, help="Name of a split, such as ``train``: the folder of that name in ``path``."
+    )
+    cache: str | PathLike[str] | None = option(
+        None,
+        help="A local folder, for a dataset in an object store: whole shards are fetched there, "
+        "ahead of need and once for all processes.",
+    )
+    cache_limit: int | str | None = option(
+        None,
+        help='Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for the '
+        "longest time are evicted. None means no limit.",
+    )
+    fetch: str = option(
+        "shards",
+        help="``shards`` fetches whole shards, each verified by its SHA-256. ``ranges`` fetches "
+        "blocks of 4 MiB around the records that are read, verified by their checksums.",
+    )
+    root: str | PathLike[str] | None = option(
+        None,
+        help="Folder of the archives of an attached dataset; None means where `shardkit.attach` "
+        "found them.",
+    )
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        if isinstance(self.transform, ImageOp) and self.decode not in ("pil", "torch"):
+            raise UsageError(
+                f"transform={self.transform!r} decodes images itself, and decode={self.decode!r} "
+                "is set too: leave one of them out"
+            )
+        if not isinstance(self.path, (str, PathLike)):
+            raise UsageError(f"{quoted(self.path)} is not a path of a dataset")
+        if self.split is not None and not isinstance(self.split, str):
+            raise UsageError(
+                f"split={self.split!r} is not a name, such as 'train': open each split by itself"
+            )
+
+    def open(self) -> ShardSet:
+        """Open the shards, in a local folder or in an object store.
+
+        Raises:
+            UsageError: If there are none, or an option is invalid.
+        """
+        fetching = Fetching(self.cache, self.cache_limit, self.fetch)
+        return open_shards(
+            self.path, self.split, verify=self.verify, root=self.root, fetching=fetching
+        )
 
 
 class ShardDataset(Dataset[Sample]):
@@ -74,101 +172,47 @@ class ShardDataset(Dataset[Sample]):
         CorruptDataset: If the dataset's manifest is damaged.
     """
 
+    # Under spawn and forkserver, PyTorch pickles the dataset once per worker. A list of a million
+    # paths takes more than a second each time: hence the index in files.
+
     format: str | None = None
     """The only format that a subclass opens; None opens any."""
 
-    def __init__(  # noqa: PLR0913 - the arguments of ImageFolder, and those of decoding
-        self,
-        path: str | PathLike[str],
-        transform: Function | ImageOp | Transforms | None = None,
-        target_transform: Function | None = None,
-        decode: Decode | Mapping[str, Decode] = "pil",
-        *,
-        fields: Sequence[str] | None = None,
-        as_dict: bool = False,
-        jpeg: str = "exact",
-        verify: bool | None = None,
-        view: int = 0,
-        split: str | None = None,
-        cache: str | PathLike[str] | None = None,
-        cache_limit: int | str | None = None,
-        fetch: str = "shards",
-        root: str | PathLike[str] | None = None,
-    ) -> None:
-        """Open a dataset.
-
-        Args:
-            path: The dataset's directory, or the directory of its splits; or its URL in an object
-                store: ``s3://``, ``gs://``, ``az://`` or ``https://``.
-            transform: Applied to each image. An `ImageOp` works as if passed as ``decode``. A
-                mapping sets the transform of each field, or of several together:
-                ``{("image", "mask"): function}`` calls ``function(image, mask)``, which returns
-                both.
-            target_transform: Applied to each label.
-            decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape
-                (height, width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last
-                memory, ``bytes`` for the stored bytes. An `ImageOp`, such as
-                ``RandomResizedCrop(224)``, crops while decoding and returns images as ``torch``
-                does; it selects one piece for all images, masks, boxes and keypoints of a row. A
-                mapping sets each field separately; boxes and keypoints then follow ``image``. Masks
-                have the shape (height, width) and keep their values.
-            fields: Names of the fields that are read, in this order. None means image and label,
-                or all fields of a dataset without images.
-            as_dict: Whether samples and batches are dicts by field name instead of tuples.
-            jpeg: ``exact`` decodes JPEGs to Pillow's pixels. ``fast`` uses libjpeg's fast inverse
-                DCT for JPEGs of quality 90 or lower: about 4% faster, and off by less than 1.5
-                levels of 255 on average per photograph.
-            verify: Whether each read compares the record's checksum. None does so for encoded
-                images, which costs about 3%, but not for raw pixels and arrays of one shape.
-            view: Number of this view, from 0 on. Datasets over the same images draw different
-                random numbers if their views differ, such as two crops of each image.
-            split: Name of a split, such as ``train``: the folder of that name in ``path``.
-            cache: A local folder, for a dataset in an object store: whole shards are fetched there,
-                ahead of need and once for all processes.
-            cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used
-                for the longest time are evicted. None means no limit.
-            fetch: ``shards`` fetches whole shards, each verified by its SHA-256. ``ranges`` fetches
-                blocks of 4 MiB around the records that are read, verified by their checksums.
-            root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
-                found them.
-        """
+    @takes(ReaderOptions)
+    def __init__(self, options: ReaderOptions) -> None:
+        """Open a dataset."""
+        transform, decode = options.transform, options.decode
         if isinstance(transform, ImageOp):
-            if decode not in ("pil", "torch"):
-                raise UsageError(
-                    f"transform={transform!r} decodes images itself, and decode={decode!r} is set "
-                    "too: leave one of them out"
-                )
             decode, transform = transform, None
-        if jpeg not in JPEG_DECODING:
-            raise UsageError(f"jpeg={jpeg!r} is unknown; choose from {', '.join(JPEG_DECODING)}")
         self.transform: Function | Transforms | None = transform
-        self.target_transform = target_transform
+        self.target_transform = options.target_transform
         self.decode = decode
-        self.jpeg = jpeg
-        self._shards = _open_shards(path, split, verify, root, _Fetching(cache, cache_limit, fetch))
+        self.jpeg = options.jpeg
+        self._shards = options.open()
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
-        self._layout = _layout(self.schema, fields, as_dict, self._shards.place)
+        self._layout = _layout(self.schema, options.fields, options.as_dict, self._shards.place)
         self._check_options()
-        self.view = check_integer("view", view, 0)
+        self.view = check_integer("view", options.view, 0)
         self._epoch = EpochCell()
-        if any(isinstance(each, ImageOp) for each in self._decodes()):
+        if any(isinstance(decode, ImageOp) for decode in self._decodes()):
             available()  # report a wrong setting now, not with the first batch
         if self.format not in (None, self.manifest.format):
             raise UsageError(
-                f"{path} has the format {self.manifest.format!r}; {type(self).__name__} reads "
-                f"{self.format!r}. shardkit.open_dataset opens any format."
+                f"{options.path} has the format {self.manifest.format!r}; "
+                f"{type(self).__name__} reads {self.format!r}. shardkit.open_dataset opens any "
+                "format."
             )
 
     def _check_options(self) -> None:
-        for each in self._decodes():
-            if not isinstance(each, ImageOp) and each not in DECODES:
+        for decode in self._decodes():
+            if not isinstance(decode, ImageOp) and decode not in DECODES:
                 raise UsageError(
-                    f"decode={each!r} is unknown; choose from {', '.join(DECODES)}, or pass an "
+                    f"decode={decode!r} is unknown; choose from {', '.join(DECODES)}, or pass an "
                     "operation, without quotes: decode=shardkit.CenterCrop(224)"
                 )
         if isinstance(self.decode, Mapping):
-            pictures = [name for name in self.fields if self._kinds[name] in _PICTURES]
+            pictures = [name for name in self.fields if self._kinds[name].is_picture]
             _require_known("decode", self.decode, pictures)
         if isinstance(self.transform, Mapping):
             names = [name for key in self.transform for name in _names(key)]
@@ -182,11 +226,11 @@ class ShardDataset(Dataset[Sample]):
         for name, function in self.functions().items():
             if not callable(function):
                 raise UsageError(f"{name}={function!r} is not a function")
-        for option, name in (("transform", IMAGE), ("target_transform", LABEL)):
-            given = getattr(self, option)
-            if given is not None and not isinstance(given, Mapping) and name not in self.fields:
+        for keyword, name in (("transform", IMAGE), ("target_transform", LABEL)):
+            value = getattr(self, keyword)
+            if value is not None and not isinstance(value, Mapping) and name not in self.fields:
                 raise UsageError(
-                    f"{option}= applies to the field {name!r}, which is not read: fields= is "
+                    f"{keyword}= applies to the field {name!r}, which is not read: fields= is "
                     f"{self.fields}. Use transform={{NAME: function}} for other fields"
                 )
 
@@ -203,20 +247,37 @@ class ShardDataset(Dataset[Sample]):
     def __getitems__(self, rows: Sequence[int] | npt.NDArray[Any]) -> BatchView:
         """Return the samples of ``rows``, in the same order, including duplicates.
 
+        For a loader with ``views=[op, ...]`` each is a tuple of samples, one for each view.
+
         Raises:
             IndexError: If a row is out of range.
             CorruptRecord: If the bytes of a field changed; it is never skipped or replaced.
             CorruptShard: If a shard is missing or truncated.
             BadImage: If an image cannot be decoded (it was converted with ``--check none``).
         """
-        context = Context(self._epoch, self.view, rows)
-        batch = BatchRows(self._shards, self._stored(rows), context)
+        context = BatchContext(self._epoch, self.view, rows)
+        first, *others = context.of_views()
+        batch = BatchRows(self._shards, self._stored(rows), first)
+        batches = [batch, *map(batch.with_context, others)]
         functions = self.functions().values()
         with context.globals_kept(*functions) if functions else nullcontext():
-            columns = {name: self._read(batch, name) for name in self._layout.names}
+            views = self._read_views(batches)
+        samples = [BatchView([*view.values()], self._layout, batch.describe) for view in views]
+        return SeveralViews(samples) if context.views else samples[0]
+
+    def _read_views(self, batches: list[BatchRows]) -> list[dict[str, Values]]:
+        """Return the fields of each view of the rows of a batch."""
+        ops = [batch.context.op for batch in batches]
+        datasets = [self if op is None else self.with_decode(op) for op in ops]
+        parts = list(zip(datasets, batches, strict=True))
+        views: list[dict[str, Values]] = [{} for _ in batches]
+        for name in self._layout.names:
+            for columns, values in zip(views, self._read(parts, name), strict=True):
+                columns[name] = values
+        for batch, columns in zip(batches, views, strict=True):
             for names, function in self._joint_functions().items():
-                columns |= _transformed_together(batch, columns, names, function)
-        return BatchView([*columns.values()], self._layout, batch.describe)
+                columns.update(_transformed_together(batch, columns, names, function))
+        return views
 
     def select(self: _Self, rows: Sequence[int] | npt.NDArray[Any]) -> _Self:
         """Return a dataset of some rows, with the same options and methods.
@@ -244,8 +305,8 @@ class ShardDataset(Dataset[Sample]):
                 )
             places = np.flatnonzero(places)
         epoch = EpochCell()
-        if (stated := self._epoch.get()) is not None:
-            epoch.set(*stated)
+        if (current := self._epoch.get()) is not None:
+            epoch.set(*current)
         chosen = copy.copy(self)
         vars(chosen).update(selected=self._stored(places), _epoch=epoch)
         return chosen
@@ -257,6 +318,27 @@ class ShardDataset(Dataset[Sample]):
         return self.selected[
             resolve_rows(rows, len(self), f"this selection of {self._shards.place}")
         ]
+
+    def with_decode(self: _Self, op: ImageOp) -> _Self:
+        """Return this dataset with ``decode=op``; both have the same epoch.
+
+        Raises:
+            UsageError: If the dataset sets ``decode`` itself, or reads no images.
+        """
+        if self.decode not in ("pil", "torch"):
+            raise UsageError(
+                f"views= sets the operation of each view, and the dataset has "
+                f"decode={self.decode!r} too: open it without decode="
+            )
+        if not any(kind.is_picture for kind in self._kinds.values()):
+            raise UsageError(
+                f"views= sets an operation for images, and the dataset reads none: fields= is "
+                f"{self.fields}"
+            )
+        changed = copy.copy(self)
+        vars(changed).pop("_followers", None)
+        changed.decode = op
+        return changed
 
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
         """Set the epoch, so that random operations depend on (seed, epoch, view, row) only.
@@ -277,8 +359,8 @@ class ShardDataset(Dataset[Sample]):
     @property
     def epoch(self) -> int | None:
         """The epoch that `set_epoch` set, or None."""
-        stated = self._epoch.get()
-        return None if stated is None else stated[0]
+        current = self._epoch.get()
+        return None if current is None else current[0]
 
     @property
     def lookahead(self) -> int:
@@ -294,7 +376,7 @@ class ShardDataset(Dataset[Sample]):
             rows: Rows, from 0 on; int64 of shape (N,).
         """
         for name in self.fields:
-            if self._kinds[name] in STORED_APART:
+            if self._kinds[name].stored_apart:
                 self._shards.announce(self._stored(rows), name)
 
     def __repr__(self) -> str:
@@ -338,7 +420,7 @@ class ShardDataset(Dataset[Sample]):
             UsageError: If there is no such field, or its values are bytes in the records.
         """
         field = _require_field(self.schema, name, self._shards.place)
-        if field.kind in STORED_APART:
+        if field.type.stored_apart:
             raise UsageError(
                 f"{name!r} is a field of kind {field.kind}, whose values are in the records: read "
                 f"them with fields=({name!r},)"
@@ -397,6 +479,22 @@ class ShardDataset(Dataset[Sample]):
 
     imgs = samples
 
+    def sample_sizes(self, name: str) -> list[tuple[int, int]]:
+        """Return the sizes of all samples of an image field, from the index alone.
+
+        Args:
+            name: The field; its ``decode`` does not draw random numbers.
+
+        Returns:
+            Height and width, each size once, ascending.
+        """
+        entries = self._shards.entries_of(name).read(self._stored(np.arange(len(self))))
+        stored = np.unique(np.stack([entries["height"], entries["width"]], axis=1), axis=0).tolist()
+        decode = self._decode_of(name)
+        if not isinstance(decode, ImageOp):
+            return [(height, width) for height, width in stored]
+        return sorted({decode.crop(width, height, Draws(0, 0)).size for height, width in stored})
+
     def mean_pixels(self, rows: int, name: str = IMAGE) -> int:
         """Return the mean number of pixels of the first ``rows`` images of a field."""
         first = self._stored(np.arange(min(rows, len(self))))
@@ -408,7 +506,7 @@ class ShardDataset(Dataset[Sample]):
         places = self._stored(rows)
         total = np.zeros(len(places), np.int64)
         for name in self.fields:
-            if self._kinds[name] in STORED_APART:
+            if self._kinds[name].stored_apart:
                 total += self._shards.entries_of(name).read(places)["length"]
         return total
 
@@ -421,14 +519,14 @@ class ShardDataset(Dataset[Sample]):
         joint = {name for names in self._joint_functions() for name in names}
         for name in self.fields:
             kind = self._kinds[name]
-            if kind in _PICTURES:
+            if kind.is_picture:
                 decode = self._decode_of(name)
                 fixed = decode.fixed_size if isinstance(decode, ImageOp) else None
                 pixels = fixed[0] * fixed[1] if fixed else self.mean_pixels(rows, name)
-                values = pixels * (3 if kind == "image" else 1)
+                values = pixels * (1 if kind.follows else 3)
                 plain = self._function(name) is None and name not in joint
                 total += values * (1 if plain else 4)
-            elif kind == "array":
+            elif name in self.schema and self.schema[name].is_uniform:
                 total += self.schema[name].bytes
         return total
 
@@ -447,14 +545,14 @@ class ShardDataset(Dataset[Sample]):
 
     def functions(self) -> dict[str, Function]:
         """Return the transforms, by option or field."""
-        given = self.transform
-        if given is None and self.target_transform is None:
+        transform = self.transform
+        if transform is None and self.target_transform is None:
             return {}
-        found: dict[str, Any] = {"transform": given}
-        if isinstance(given, Mapping):
-            found = {", ".join(_names(key)): function for key, function in given.items()}
-        found["target_transform"] = self.target_transform
-        return {name: function for name, function in found.items() if function is not None}
+        by_name: dict[str, Any] = {"transform": transform}
+        if isinstance(transform, Mapping):
+            by_name = {", ".join(_names(key)): function for key, function in transform.items()}
+        by_name["target_transform"] = self.target_transform
+        return {name: function for name, function in by_name.items() if function is not None}
 
     def _function(self, name: str) -> Function | None:
         """Return the transform of a field, unless it applies to other fields too."""
@@ -472,6 +570,26 @@ class ShardDataset(Dataset[Sample]):
             return {}
         return {key: function for key, function in self.transform.items() if isinstance(key, tuple)}
 
+    @property
+    def layout(self) -> Layout:
+        """The fields of samples, and how a batch holds them."""
+        return self._layout
+
+    @property
+    def picture_decodes(self) -> dict[str, Decode]:
+        """The type of the images of each field of images or masks."""
+        return {n: self._decode_of(n) for n, kind in self._kinds.items() if kind.is_picture}
+
+    def without_crops(self: _Self) -> tuple[_Self, dict[str, ImageOp]]:
+        """Return this dataset with decoded images instead of random operations, and those."""
+        decodes = self.picture_decodes
+        ops = {n: op for n, op in decodes.items() if isinstance(op, ImageOp) and op.random}
+        if not ops:
+            return self, ops
+        other = copy.copy(self)
+        other.decode = decodes | dict.fromkeys(ops, "torch")
+        return other, ops
+
     def _decodes(self) -> list[Decode]:
         return list(self.decode.values()) if isinstance(self.decode, Mapping) else [self.decode]
 
@@ -483,52 +601,59 @@ class ShardDataset(Dataset[Sample]):
         return decode.get(name, "pil")
 
     @cached_property
-    def _kinds(self) -> dict[str, str]:
+    def _kinds(self) -> dict[str, Kind]:
         """The kind of each field that is read; labels of an unlabeled dataset are -1."""
         schema = self.schema
-        return {name: schema[name].kind if name in schema else "label" for name in self.fields}
+        return {
+            name: schema[name].type if name in schema else get_kind(LABEL) for name in self.fields
+        }
 
     @cached_property
     def _leading(self) -> str | None:
         """The images that share their crops with other images, masks, boxes and keypoints."""
-        pictures = [name for name in self.fields if self._kinds[name] in _PICTURES]
+        pictures = [name for name in self.fields if self._kinds[name].is_picture]
         return IMAGE if IMAGE in self.schema else next(iter(pictures), None)
 
-    def _read(self, batch: BatchRows, name: str) -> Values:
-        """Return the values of a field in a batch."""
-        kind, function = self._kinds[name], self._function(name)
-        if kind in _PICTURES:
-            reader = MaskReader if kind == "mask" else ImageReader
-            if name in self._followers:
-                require_one_size(batch, self._leading or name, name)
-            return reader(batch, name, self._decode_of(name), function, self._decoding).read()
-        values = self._read_value(batch, name, kind)
-        if function is None:
-            return values
-        numbered = enumerate(values.values)
-        return Values([batch.transformed(name, function, value, n) for n, value in numbered])
+    def _read(self, views: list[tuple[ShardDataset, BatchRows]], name: str) -> list[Values]:
+        """Return the values of a field in each view of a batch, given the view's dataset."""
+        kind = self._kinds[name]
+        if not kind.is_picture:
+            return [dataset._read_value(batch, name, kind) for dataset, batch in views]
+        readers = [dataset._reader(batch, name, kind) for dataset, batch in views]
+        return type(readers[0]).read_views(readers)
+
+    def _reader(self, batch: BatchRows, name: str, kind: Kind) -> ImageReader:
+        """Return a reader of images or masks."""
+        if name in self._followers:
+            require_one_size(batch, self._leading or name, name)
+        reader = MaskReader if kind.follows else ImageReader
+        return reader(batch, name, self._decode_of(name), self._function(name), self._decoding)
 
     @cached_property
     def _followers(self) -> frozenset[str]:
         """The images and masks that are cropped like the leading images."""
         if not isinstance(self.decode, ImageOp):
             return frozenset()
-        pictures = {name for name, kind in self._kinds.items() if kind in _PICTURES}
+        pictures = {name for name, kind in self._kinds.items() if kind.is_picture}
         return frozenset(pictures - {self._leading})
 
-    def _read_value(self, batch: BatchRows, name: str, kind: str) -> Values:
-        if name == LABEL and kind == "label":
+    def _read_value(self, batch: BatchRows, name: str, kind: Kind) -> Values:
+        """Return the values of a field without pixels, transformed."""
+        values, function = self._stored_value(batch, name, kind), self._function(name)
+        if function is None:
+            return values
+        numbered = enumerate(values.values)
+        return Values([batch.transformed(name, function, value, n) for n, value in numbered])
+
+    def _stored_value(self, batch: BatchRows, name: str, kind: Kind) -> Values:
+        if name == LABEL:
             labels = batch.labels()
             return Values(labels.tolist(), torch.from_numpy(labels))
-        if kind == "array":
-            return read_array(batch, name, self.schema[name])
-        if kind == "bytes":
-            return read_bytes(batch, name)
-        if kind in ("boxes", "keypoints"):
-            decode = "pil" if self._leading is None else self._decode_of(self._leading)
-            op = decode if isinstance(decode, ImageOp) else None
-            return read_coordinates(batch, name, op, self._leading)
-        return read_column(batch, name)
+        if kind.stored_apart:
+            return read_apart(batch, name, self.schema[name])
+        decode = "pil" if self._leading is None else self._decode_of(self._leading)
+        op = decode if isinstance(decode, ImageOp) else None
+        return read_column(batch, name, op, self._leading)
 
     @cached_property
     def _decoding(self) -> Decoding:
@@ -554,7 +679,7 @@ def _transformed_together(
     Raises:
         TransformFailed: If it raises, or does not return a value for each field.
     """
-    what, made = ", ".join(names), []
+    what, results = ", ".join(names), []
     for number, values in enumerate(zip(*(columns[name].values for name in names), strict=True)):
         result = batch.apply(what, function, values, number)
         if not isinstance(result, (tuple, list)) or len(result) != len(names):
@@ -562,56 +687,8 @@ def _transformed_together(
                 f"the transform of {what} must return a tuple of {len(names)} values, in this "
                 f"order; it returned {type(result).__name__} for {batch.describe(number)}"
             )
-        made.append(result)
-    return {name: Values([each[place] for each in made]) for place, name in enumerate(names)}
-
-
-class _Fetching(NamedTuple):
-    """How a dataset in an object store is read."""
-
-    cache: str | PathLike[str] | None = None
-    limit: int | str | None = None
-    fetch: str = "shards"
-
-
-def _open_shards(
-    path: str | PathLike[str],
-    split: str | None,
-    verify: bool | None,
-    root: str | PathLike[str] | None,
-    how: _Fetching,
-) -> ShardSet:
-    """Open a dataset in a local folder or in an object store.
-
-    Raises:
-        UsageError: If there is none, or an option is invalid.
-    """
-    archives = None if root is None else Path(root)
-    url = as_url(path)
-    if url is not None:
-        most = None if how.limit is None else parse_bytes(how.limit)
-        if how.limit is not None and most is None:
-            raise UsageError(f"cache_limit={how.limit!r} is not a size such as '50GB'")
-        if root is not None:
-            raise UsageError(f"{url} is not an attached dataset; leave root= out")
-        url = f"{url}/{split}" if split else url
-        directory, cached = open_remote(url, how.cache, most, how.fetch)
-        return ShardSet(directory, verify=cached.verifies(verify), cached=cached)
-    if how != _Fetching():
-        raise UsageError(f"{path} is local; cache=, cache_limit= and fetch= are for object stores")
-    place = Path(as_local(path))
-    try:
-        return ShardSet(place if split is None else place / split, verify=verify, root=archives)
-    except UsageError as error:
-        if split is not None and (place / MANIFEST_NAME).exists():
-            known = dataset_directories(place)
-            if "" in known:
-                raise UsageError(f"{path} has no splits; leave split={split!r} out") from error
-            if split not in known:
-                raise UsageError(
-                    f"{path} has no split {split!r}; it has {', '.join(known)}"
-                ) from error
-        raise
+        results.append(result)
+    return {name: Values([row[place] for row in results]) for place, name in enumerate(names)}
 
 
 class _Taken(Sequence[str]):
@@ -655,7 +732,7 @@ def _is_listed(schema: Schema, name: str) -> bool:
     field = schema.get(name)
     if field is None:
         return False
-    return field.kind in LISTED_KINDS or (field.kind == "array" and not field.is_uniform)
+    return not field.type.is_picture and field.type.is_listed(field)
 
 
 def _require_field(schema: Schema, name: str, place: str) -> Field:
@@ -665,17 +742,17 @@ def _require_field(schema: Schema, name: str, place: str) -> Field:
         UsageError: If it has no such field.
     """
     if name not in schema:
-        known = ", ".join(f"{known} ({field.kind})" for known, field in schema.items())
-        raise UsageError(f"{place} has no field {name!r}; it has {known}")
+        fields = ", ".join(f"{other} ({field.kind})" for other, field in schema.items())
+        raise UsageError(f"{place} has no field {name!r}; it has {fields}")
     return schema[name]
 
 
-def _require_known(option: str, given: Iterable[str], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
+def _require_known(option: str, names: Iterable[str], choices: Sequence[str]) -> None:
+    for name in names:
+        if name not in choices:
             raise UsageError(
-                f"{option}={{{name!r}: ...}}: choose from {', '.join(known) or 'no field'}, of the "
-                "fields that are read"
+                f"{option}={{{name!r}: ...}}: choose from {', '.join(choices) or 'no field'}, of "
+                "the fields that are read"
             )
 
 
@@ -703,40 +780,9 @@ class TarDataset(ShardDataset):
     format = "webdataset"
 
 
-def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
-    path: str | PathLike[str],
-    transform: Function | ImageOp | Transforms | None = None,
-    target_transform: Function | None = None,
-    decode: Decode | Mapping[str, Decode] = "pil",
-    *,
-    fields: Sequence[str] | None = None,
-    as_dict: bool = False,
-    jpeg: str = "exact",
-    verify: bool | None = None,
-    view: int = 0,
-    split: str | None = None,
-    cache: str | PathLike[str] | None = None,
-    cache_limit: int | str | None = None,
-    fetch: str = "shards",
-    root: str | PathLike[str] | None = None,
-) -> ShardDataset:
+@takes(ReaderOptions)
+def open_dataset(options: ReaderOptions) -> ShardDataset:
     """Open a dataset of any format; the arguments are those of `ShardDataset`.
-
-    Args:
-        path: The dataset's directory or URL, or that of its splits.
-        transform: Applied to each image, or a mapping by field or fields.
-        target_transform: Applied to each label.
-        decode: Type of the images, or of each field of images.
-        fields: Names of the fields that are read; None means image and label.
-        as_dict: Whether samples and batches are dicts by field name.
-        jpeg: ``exact`` or ``fast``.
-        verify: Whether each read compares the record's checksum.
-        view: Number of this view.
-        split: Name of a split, such as ``train``: the folder of that name in ``path``.
-        cache: A local folder for the shards of a dataset in an object store.
-        cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``.
-        fetch: Whole ``shards``, or the ``ranges`` that are read.
-        root: Folder of the archives of an attached dataset.
 
     Returns:
         A dataset of the class of its format, or a `ShardDataset` for a format of another package.
@@ -747,22 +793,7 @@ def open_dataset(  # noqa: PLR0913 - the arguments of ShardDataset
         CorruptDataset: If the dataset's manifest is damaged.
         ShardkitError: If an object store cannot be read.
     """
-    dataset = ShardDataset(
-        path,
-        transform,
-        target_transform,
-        decode,
-        fields=fields,
-        as_dict=as_dict,
-        jpeg=jpeg,
-        verify=verify,
-        view=view,
-        split=split,
-        cache=cache,
-        cache_limit=cache_limit,
-        fetch=fetch,
-        root=root,
-    )
+    dataset = ShardDataset(**vars(options))
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}
     # They differ in their names only; creating another would read the manifest twice.
     dataset.__class__ = kinds.get(dataset.manifest.format, ShardDataset)

@@ -14,16 +14,21 @@ import torch
 from PIL import Image
 
 from shardkit.codecs.geometry import Frame, Mask, move_mask
-from shardkit.codecs.image import Pixels, WrongSizeError, decode_mask
-from shardkit.dataset.decode import Decoding, decode_stored, require_stated_size
-from shardkit.dataset.filling import Pieces, fill
+from shardkit.codecs.image import Decoding, Pixels, WrongSizeError, decode_mask
+from shardkit.dataset.decode import decode_stored, require_stated_size
 from shardkit.errors import UsageError
 from shardkit.record import ABSENT
-from shardkit.system import native
+from shardkit.system import compiled
 from shardkit.system.scratch import scratch
 from shardkit.torch.data.batch_rows import BatchRows
 from shardkit.torch.data.collate import Values
-from shardkit.torch.data.ops import ImageOp, Piece, compiled_pieces, numbered_pieces
+from shardkit.torch.data.ops import (
+    Crop,
+    ImageOp,
+    as_crop_table,
+    render_views,
+    select_crop_table,
+)
 from shardkit.torch.data.read_context import new_block
 
 _INFLATION = 64
@@ -38,7 +43,12 @@ Transform = Callable[..., Any] | None
 
 
 class ImageReader:
-    """Reads the images of one field of a batch."""
+    """Reads the images of one field of a batch, or of one view of it."""
+
+    block: torch.Tensor | None = None
+    """The images, of shape (N, height, width, 3), if they have one size and no transform."""
+    values: Any = None
+    """The images: the array of `block`, or a list."""
 
     def __init__(
         self,
@@ -48,7 +58,7 @@ class ImageReader:
         transform: Transform,
         decoding: Decoding,
     ) -> None:
-        """Locate the images, and select the piece of each.
+        """Locate the images, and select the crop of each.
 
         Args:
             rows: The batch.
@@ -59,54 +69,74 @@ class ImageReader:
         """
         self.name = name
         self.rows = rows
-        self.found = rows.located(name)
+        self.located = rows.located(name)
         self.decode = decode
         self.transform = transform
         self.decoding = decoding
         self._buffer = memoryview(b"")
 
     @cached_property
-    def pieces(self) -> list[Piece]:
-        """The piece of each image; none if the whole images are samples."""
-        return self.rows.pieces(self.decode, self.found) if isinstance(self.decode, ImageOp) else []
+    def crops(self) -> list[Crop]:
+        """The crop of each image; none if the whole images are samples."""
+        if not isinstance(self.decode, ImageOp):
+            return []
+        return self.rows.crops(self.decode, self.located)
 
     @cached_property
-    def numbered(self) -> Pieces | None:
-        """The `pieces` for the compiled module, if it exists and they can be made all at once."""
-        if not isinstance(self.decode, ImageOp) or self.found.survey is None:
+    def crop_table(self) -> compiled.CropTable | None:
+        """The `crops` for the compiled module, if it exists and they can be made all at once."""
+        if not isinstance(self.decode, ImageOp) or self.located.survey is None:
             return None
-        return numbered_pieces(self.decode, *self.found.sizes(), self.rows.draws)
+        return select_crop_table(self.decode, *self.located.sizes(), self.rows.draws)
 
     @cached_property
     def size(self) -> tuple[int, int] | None:
         """Height and width of all samples if they fit one block, else None."""
-        found, survey, sizes = self.found, self.found.survey, set[tuple[int, int]]()
+        located, survey, sizes = self.located, self.located.survey, set[tuple[int, int]]()
         if isinstance(self.decode, ImageOp):
-            if self.numbered is not None:
+            if self.crop_table is not None:
                 return self.decode.fixed_size
-            sizes = {piece.size for piece in self.pieces}
+            sizes = {crop.size for crop in self.crops}
         elif self.decode in ("numpy", "torch"):
             if survey is not None and survey.width:
                 return survey.height, survey.width
-            sizes = set(zip(found.heights, found.widths, strict=True))
+            sizes = set(zip(located.heights, located.widths, strict=True))
         # The survey accepts no row without an image, which has no place in a block.
-        whole = survey is not None or ABSENT not in found.fields
-        return sizes.pop() if len(sizes) == 1 and whole else None
+        has_all = survey is not None or ABSENT not in located.fields
+        return sizes.pop() if len(sizes) == 1 and has_all else None
 
-    def read(self) -> Values:
-        """Return the images, in a block if they have one size and no transform follows.
+    @staticmethod
+    def read_views(readers: Sequence[ImageReader]) -> list[Values]:
+        """Return the images of each view, in a block if they have one size and no transform.
+
+        Each image is read and decoded once.
+
+        Args:
+            readers: One for each view; they read the same rows.
 
         Raises:
             CorruptRecord: If the bytes of an image changed.
             BadImage: If an image cannot be decoded.
         """
-        if self.decode == "bytes":
-            return Values(self._stored())
-        self._check_sizes()
-        if self.size is not None and self.transform is None:
-            return self._block((len(self.found), *self.size, 3))
-        with self._lent():
-            return Values(self._each(self._image))
+        first = readers[0]
+        if first.decode == "bytes":
+            return [Values(reader._stored()) for reader in readers]
+        for reader in readers:
+            reader._check_sizes()
+            reader._allocate()
+        views_of: dict[int, list[ImageReader]] = {}
+        for reader, numbers in zip(readers, _fill(readers), strict=True):
+            for number in numbers:
+                views_of.setdefault(number, []).append(reader)
+        if views_of:
+            with first._buffered():
+                for number in sorted(views_of):
+                    views = views_of[number]
+                    # Transforms run right after decoding, while the image is in the CPU cache.
+                    for view, pixels in zip(views, first._pixels(number, views), strict=True):
+                        if view.block is None:
+                            view.values[number] = view._transformed(number, pixels)
+        return [reader._result() for reader in readers]
 
     def _stored(self) -> list[Any]:
         """Return the stored bytes, or what the transform makes of them."""
@@ -114,19 +144,18 @@ class ImageReader:
         if transform is None:
             return values
         numbered = enumerate(values)
-        return [self.rows.transformed(self.name, transform, each, n) for n, each in numbered]
+        return [self.rows.transformed(self.name, transform, value, n) for n, value in numbered]
 
-    def _each(self, read: Callable[[int], Any]) -> list[Any]:
-        """Return what ``read`` returns for each position; None where the row lacks the image."""
-        if self.found.survey is not None or ABSENT not in self.found.fields:
-            return list(map(read, range(len(self.rows))))
-        kinds = enumerate(self.found.fields)
-        return [None if kind == ABSENT else read(number) for number, kind in kinds]
+    def _present(self) -> Sequence[int]:
+        """Return the positions of the rows that have the image."""
+        if self.located.survey is not None or ABSENT not in self.located.fields:
+            return range(len(self.rows))
+        return [number for number, kind in enumerate(self.located.fields) if kind != ABSENT]
 
     @contextlib.contextmanager
-    def _lent(self) -> Iterator[None]:
+    def _buffered(self) -> Iterator[None]:
         """Provide a buffer for the bytes of the longest image."""
-        with scratch(self.found.longest) as self._buffer:
+        with scratch(self.located.longest) as self._buffer:
             yield
 
     def _check_sizes(self) -> None:
@@ -137,23 +166,23 @@ class ImageReader:
         # Otherwise, the sizes in the index do not determine how much memory is allocated.
         if self.decode == "pil" or self._all_small():
             return
-        with self._lent():
+        with self._buffered():
             for number in self._inflated():
-                stored = self.found.read(number, self._buffer)
-                with self.rows.naming_record(self.found, number):
+                stored = self.located.read(number, self._buffer)
+                with self.rows.naming_record(self.located, number):
                     require_stated_size(stored)
 
     def _inflated(self) -> Iterator[int]:
         """Yield positions of encoded images with implausibly many pixels for their bytes."""
-        found = self.found
-        sizes = zip(found.widths, found.heights, strict=True)
+        located = self.located
+        sizes = zip(located.widths, located.heights, strict=True)
         for number, (width, height) in enumerate(sizes):
             pixels = width * height
-            if self.pieces:
-                piece = self.pieces[number]
-                pixels = max(pixels, math.prod(piece.size), math.prod(piece.whole or (0,)))
-            likely = max(_INFLATED_BYTES, _INFLATION * found.lengths[number])
-            if 3 * pixels > likely and found.fields[number] not in ("raw", ABSENT):
+            if self.crops:
+                crop = self.crops[number]
+                pixels = max(pixels, math.prod(crop.size), math.prod(crop.scaled or (0,)))
+            likely = max(_INFLATED_BYTES, _INFLATION * located.lengths[number])
+            if 3 * pixels > likely and located.fields[number] not in ("raw", ABSENT):
                 yield number
 
     def _all_small(self) -> bool:
@@ -161,93 +190,137 @@ class ImageReader:
 
         It takes a few calls for a batch, where `_inflated` takes a few for each image.
         """
-        found, survey = self.found, self.found.survey
-        if self.size is None or not len(found):
+        located, survey = self.located, self.located.survey
+        if self.size is None or not len(located):
             return False
-        if self.numbered is not None:
-            numbers = self.numbered.numbers.astype(np.int64)
-            whole = int((numbers[:, 5] * numbers[:, 6]).max())
-        elif any(piece.whole for piece in self.pieces):
+        if self.crop_table is not None:
+            numbers = self.crop_table.numbers.astype(np.int64)
+            scaled = int((numbers[:, 5] * numbers[:, 6]).max())
+        elif any(crop.scaled for crop in self.crops):
             return False
         else:
-            whole = 0
+            scaled = 0
         most: int = (
-            max(map(mul, found.widths, found.heights)) if survey is None else survey.most_pixels
+            max(map(mul, located.widths, located.heights)) if survey is None else survey.most_pixels
         )
-        return 3 * max(most, whole, math.prod(self.size)) <= _INFLATED_BYTES
+        return 3 * max(most, scaled, math.prod(self.size)) <= _INFLATED_BYTES
 
-    def _block(self, shape: tuple[int, ...]) -> Values:
-        """Return images of one size, decoded directly into one block."""
-        block = new_block(shape, shared=shape[0] > 1)
-        slots = block.numpy()
-        if left := self._left(slots):
-            with self._lent():
-                for number in left:
-                    self._pixels(number, slots[number])
+    def _allocate(self) -> None:
+        """Provide memory for the result."""
+        if self.size is None or self.transform is not None:
+            self.values = [None] * len(self.rows)
+            return
+        self.block = new_block((len(self.located), *self.size, 3), shared=len(self.located) > 1)
+        self.values = self.block.numpy()
+
+    def _result(self) -> Values:
+        if self.block is None:
+            return Values(self.values)
         if self.decode == "numpy":
-            return Values(slots, block)
-        block = block.permute(0, 3, 1, 2)
+            return Values(self.values, self.block)
+        block = self.block.permute(0, 3, 1, 2)
         return Values(block, block)
 
-    def _left(self, slots: Pixels) -> Sequence[int]:
-        """Fill ``slots`` with the compiled module, and return the positions that it left."""
-        if native.module() is None:
-            return range(len(slots))
-        pieces = self.numbered
-        if isinstance(self.decode, ImageOp) and pieces is None:
-            pieces = compiled_pieces(self.decode, self.pieces)
-            if pieces is None:
-                return range(len(slots))
-        return fill(self.found, slots, self.decoding, pieces, self.rows.context.mark)
+    def compiled_view(self) -> compiled.View | None:
+        """Return the block for the compiled module; None if the module cannot fill it."""
+        table = self.crop_table
+        if self.block is not None and isinstance(self.decode, ImageOp) and table is None:
+            table = as_crop_table(self.decode, self.crops)
+        if self.block is None or (isinstance(self.decode, ImageOp) and table is None):
+            return None
+        return compiled.View(self.values, table)
 
-    def _image(self, number: int) -> Any:
-        """Return one decoded and transformed image.
-
-        The transform runs right after decoding, while the image is in the CPU cache.
-        """
-        image: Any = self._pixels(number)
+    def _transformed(self, number: int, pixels: Pixels) -> Any:
+        image: Any = pixels
         if self.decode == "pil":
-            image = Image.fromarray(image)
+            image = Image.fromarray(pixels)
         elif self.decode == "torch" or isinstance(self.decode, ImageOp):
-            image = torch.from_numpy(image).permute(2, 0, 1)
-        if self.transform is None:
-            return image
+            image = torch.from_numpy(pixels).permute(2, 0, 1)
         return self.rows.transformed(self.name, self.transform, image, number)
 
-    def _pixels(self, number: int, out: Pixels | None = None) -> Pixels:
-        found = self.found
-        self.rows.context.note(found.rows[number])
-        if out is not None and not self.pieces and self._is_raw(number, out.nbytes):
-            found.read(number, out.reshape(-1).data)
-            return out
-        stored = found.read(number, self._buffer)
-        with self.rows.naming_record(found, number):
+    def _pixels(self, number: int, views: Sequence[ImageReader]) -> list[Pixels]:
+        """Return one image as each view has it, in its block if there is one."""
+        located = self.located
+        self.rows.context.note(located.rows[number])
+        outs = [None if view.block is None else view.values[number] for view in views]
+        only = outs[0] if len(outs) == 1 and not self.crops else None
+        if only is not None and self._is_raw(number, only.nbytes):
+            located.read(number, only.reshape(-1).data)
+            return [only]
+        stored = located.read(number, self._buffer)
+        with self.rows.naming_record(located, number):
             if isinstance(self.decode, ImageOp):
-                return self.decode.render(stored, self.pieces[number], self.decoding, out)
-            return decode_stored(stored, self.decoding, out=out)
+                ops = [view.decode for view in views if isinstance(view.decode, ImageOp)]
+                crops = [view.crops[number] for view in views]
+                if len(ops) == 1:
+                    return [ops[0].render(stored, crops[0], self.decoding, outs[0])]
+                return render_views(stored, list(zip(ops, crops, outs, strict=True)), self.decoding)
+            pixels = decode_stored(stored, self.decoding, out=outs[0])
+            return [pixels, *(_copied(pixels, out) for out in outs[1:])]
 
     def _is_raw(self, number: int, size: int) -> bool:
         """Return whether an image is stored as ``size`` bytes of pixels."""
-        return self.found.fields[number] == "raw" and self.found.lengths[number] == size
+        return self.located.fields[number] == "raw" and self.located.lengths[number] == size
+
+
+def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:
+    """Fill blocks with the compiled module; return the positions that it leaves of each view."""
+    first, left = readers[0], [reader._present() for reader in readers]
+    views = [reader.compiled_view() for reader in readers]
+    blocks = [view for view in views if view is not None]
+    if blocks:
+        mark = first.rows.context.mark
+        rest = compiled.fill_views(first.located, blocks, decoding=first.decoding, mark=mark)
+        places = [place for place, view in enumerate(views) if view is not None]
+        for place, numbers in zip(places, rest, strict=True):
+            left[place] = numbers
+    return left
+
+
+def _copied(pixels: Pixels, out: Pixels | None) -> Pixels:
+    """Return a copy of pixels, in ``out`` if given."""
+    if out is None:
+        return pixels.copy()
+    out[:] = pixels
+    return out
 
 
 class MaskReader(ImageReader):
     """Reads the masks of one field of a batch: values, scaled by nearest neighbor."""
 
-    def read(self) -> Values:
-        """Return the masks: uint8 or uint16 (as tensors int32), in a block if they fit one.
+    @staticmethod
+    def read_views(readers: Sequence[ImageReader]) -> list[Values]:
+        """Return the masks of each view: uint8 or uint16 (as tensors int32), in one block if equal.
 
         Raises:
             CorruptRecord: If the bytes of a mask changed.
             BadImage: If a mask cannot be decoded.
         """
-        if self.decode == "bytes":
-            return Values(self._stored())
-        self._check_sizes()
-        with self._lent():
-            if self.transform is None and self.decode != "pil":
-                return self._stacked(self._each(self._mask))
-            return Values(self._each(self._image))
+        masks = [reader for reader in readers if isinstance(reader, MaskReader)]
+        first = masks[0]
+        if first.decode == "bytes":
+            return [Values(reader._stored()) for reader in masks]
+        for reader in masks:
+            reader._check_sizes()
+            reader.values = [None] * len(reader.rows)
+        with first._buffered():
+            for number in first._present():
+                mask = first._mask(number)
+                for reader in masks:  # a transform may change its mask
+                    reader._keep(mask if len(masks) == 1 else mask.copy(), number)
+        return [reader._result() for reader in masks]
+
+    def _keep(self, mask: Mask, number: int) -> None:
+        """Keep the view of a mask."""
+        mask = self._moved(mask, number)
+        listed = self.transform is not None or self.decode == "pil"
+        value = self._typed(mask) if listed else mask
+        self.values[number] = self.rows.transformed(self.name, self.transform, value, number)
+
+    def _result(self) -> Values:
+        if self.transform is None and self.decode != "pil":
+            return self._stacked(self.values)
+        return Values(self.values)
 
     def _stacked(self, masks: list[Mask | None]) -> Values:
         """Return masks in one block if they have one shape and type."""
@@ -260,20 +333,19 @@ class MaskReader(ImageReader):
         np.stack([mask for mask in masks if mask is not None], out=block.numpy())
         return Values(block.numpy() if self.decode == "numpy" else block, block)
 
-    def _image(self, number: int) -> Any:
-        mask = self._typed(self._mask(number))
-        return self.rows.transformed(self.name, self.transform, mask, number)
-
     def _mask(self, number: int) -> Mask:
-        found = self.found
-        self.rows.context.note(found.rows[number])
-        stored = found.read(number, self._buffer)
-        with self.rows.naming_record(found, number):
+        located = self.located
+        self.rows.context.note(located.rows[number])
+        stored = located.read(number, self._buffer)
+        with self.rows.naming_record(located, number):
             mask = decode_mask(stored.data, stored.field)
             if mask.shape[:2] != (stored.height, stored.width):
                 raise WrongSizeError(f"{self.name!r} has the shape {mask.shape}")
+        return mask
+
+    def _moved(self, mask: Mask, number: int) -> Mask:
         if isinstance(self.decode, ImageOp):
-            mask = move_mask(mask, frame_of(self.pieces[number], stored.width, stored.height))
+            mask = move_mask(mask, frame_of(self.crops[number], mask.shape[1], mask.shape[0]))
         if mask.dtype == np.uint16 and self.decode not in ("pil", "numpy"):
             mask = mask.astype(np.int32)  # PyTorch has few operations for uint16
         return mask
@@ -290,13 +362,13 @@ def require_one_size(rows: BatchRows, leading: str, name: str) -> None:
     Raises:
         UsageError: If there is one.
     """
-    lead, found = rows.located(leading), rows.located(name)
-    if lead.widths == found.widths and lead.heights == found.heights:
+    lead, located = rows.located(leading), rows.located(name)
+    if lead.widths == located.widths and lead.heights == located.heights:
         return
     for number in range(len(rows)):
-        if ABSENT in (lead.fields[number], found.fields[number]):
+        if ABSENT in (lead.fields[number], located.fields[number]):
             continue
-        size, expected = _size(found, number), _size(lead, number)
+        size, expected = _size(located, number), _size(lead, number)
         if size != expected:
             raise UsageError(
                 f"{rows.describe(number)}: {name!r} has {size[0]} x {size[1]} pixels, and "
@@ -305,12 +377,12 @@ def require_one_size(rows: BatchRows, leading: str, name: str) -> None:
             )
 
 
-def frame_of(piece: Piece, width: int, height: int) -> Frame:
-    """Return the view of an image of ``width`` x ``height`` pixels that ``piece`` selects."""
-    whole = (width, height) if piece.whole is None else piece.whole[::-1]
-    place = (piece.left, piece.top, piece.width, piece.height)
-    return Frame((width, height), whole, place, piece.size[::-1], piece.flip)
+def frame_of(crop: Crop, width: int, height: int) -> Frame:
+    """Return the view of an image of ``width`` x ``height`` pixels that ``crop`` selects."""
+    scaled = (width, height) if crop.scaled is None else crop.scaled[::-1]
+    place = (crop.left, crop.top, crop.width, crop.height)
+    return Frame((width, height), scaled, place, crop.size[::-1], crop.flip)
 
 
-def _size(found: Any, number: int) -> tuple[int, int]:
-    return found.widths[number], found.heights[number]
+def _size(located: Any, number: int) -> tuple[int, int]:
+    return located.widths[number], located.heights[number]

@@ -3,35 +3,52 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from os import PathLike
 from typing import Any
 
-import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardkit.errors import StateMismatch, UsageError
-from shardkit.sampling.order import BlockShuffle, Order
-from shardkit.sampling.ranks import RankShard
+from shardkit.options import about, changed, option, options_of, part, takes
+from shardkit.sampling.order import Order
+from shardkit.sampling.ranks import Rank
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import (
-    Function,
     HDF5Dataset,
     LMDBDataset,
+    ReaderOptions,
     ShardDataset,
     TarDataset,
-    Transforms,
     open_dataset,
 )
-from shardkit.torch.data.images import Decode
 from shardkit.torch.data.nested import row_repeats
-from shardkit.torch.data.ops import ImageOp
-from shardkit.torch.data.read_context import ReadContext, reading
+from shardkit.torch.data.order_options import OrderOptions, RowOrder
+from shardkit.torch.data.read_context import ReadContext, read_at_once
 from shardkit.torch.data.resume import ResumeState
 from shardkit.torch.data.schedule import BatchSchedule, Request
 
 _READ_AT_ONCE = 64
 """Samples read together when they are yielded one by one."""
+
+
+@dataclass(frozen=True)
+class IterableOptions(RowOrder, ReaderOptions):
+    """The arguments of iterable datasets."""
+
+    path: str | PathLike[str] | ShardDataset = field(  # type: ignore[assignment]
+        metadata=about(
+            "The dataset's directory or URL, or an open map-style dataset with its own options."
+        )
+    )
+    _: KW_ONLY
+    batch_size: int | None = option(None, help="Samples in a batch; None yields single samples.")
+
+    def __post_init__(self) -> None:
+        RowOrder.__post_init__(self)
+        if not isinstance(self.path, ShardDataset):
+            ReaderOptions.__post_init__(self)
 
 
 class IterableShardDataset(IterableDataset[Any]):
@@ -53,87 +70,27 @@ class IterableShardDataset(IterableDataset[Any]):
 
     _open: Callable[..., ShardDataset] = staticmethod(open_dataset)
 
-    def __init__(  # noqa: PLR0913 - the arguments of ShardDataset, then those of a loader
-        self,
-        path: str | PathLike[str] | ShardDataset,
-        transform: Function | ImageOp | Transforms | None = None,
-        target_transform: Function | None = None,
-        decode: Decode | Mapping[str, Decode] = "pil",
-        *,
-        fields: Sequence[str] | None = None,
-        as_dict: bool = False,
-        jpeg: str = "exact",
-        verify: bool | None = None,
-        view: int = 0,
-        split: str | None = None,
-        cache: str | PathLike[str] | None = None,
-        cache_limit: int | str | None = None,
-        fetch: str = "shards",
-        root: str | PathLike[str] | None = None,
-        shuffle: bool | BlockShuffle = False,
-        seed: int = 0,
-        batch_size: int | None = None,
-        rank_shard: RankShard | None = None,
-    ) -> None:
-        """Open a dataset; the arguments up to ``root`` are those of `ShardDataset`.
-
-        Args:
-            path: The dataset's directory or URL, or an open map-style dataset with its own options.
-            transform: Applied to each image, or a mapping by field or fields.
-            target_transform: Applied to each label.
-            decode: Type of the images, or of each field of images.
-            fields: Names of the fields that are read; None means image and label.
-            as_dict: Whether samples and batches are dicts by field name.
-            jpeg: ``exact`` or ``fast``.
-            verify: Whether each read compares the record's checksum.
-            view: Number of this view.
-            split: Name of a split.
-            cache: A local folder for the shards of a dataset in an object store.
-            cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``.
-            fetch: Whole ``shards``, or the ``ranges`` that are read.
-            root: Folder of the archives of an attached dataset.
-            shuffle: As in `shardkit.make_loader`: True shuffles fully, `BlockShuffle` in blocks.
-            seed: Selects the order and the random numbers of each epoch.
-            batch_size: Samples in a batch; None yields single samples.
-            rank_shard: This rank's subset of each epoch; None uses the rank given by
-                ``torch.distributed``.
-        """
-        if isinstance(path, ShardDataset):
-            given = (transform, target_transform, decode, fields, as_dict)
-            if (*given, jpeg, verify, view, split, cache, cache_limit, fetch, root) != (
-                *(None, None, "pil", None, False),
-                *("exact", None, 0, None, None, None, "shards", None),
-            ):
+    @takes(IterableOptions)
+    def __init__(self, options: IterableOptions) -> None:
+        """Open a dataset."""
+        dataset: Any = options.path
+        if isinstance(dataset, ShardDataset):
+            if given := {*changed(options)} & {item.name for item in options_of(ReaderOptions)}:
                 raise UsageError(
-                    "set transform, target_transform, decode, fields, as_dict, jpeg, verify, view, "
-                    "split, cache, cache_limit, fetch and root where the map-style dataset is "
-                    "opened"
+                    f"set {', '.join(sorted(given))} where the map-style dataset is opened"
                 )
-            self.dataset = path
         else:
-            self.dataset = self._open(
-                path,
-                transform,
-                target_transform,
-                decode,
-                fields=fields,
-                as_dict=as_dict,
-                jpeg=jpeg,
-                verify=verify,
-                view=view,
-                split=split,
-                cache=cache,
-                cache_limit=cache_limit,
-                fetch=fetch,
-                root=root,
-            )
+            dataset = self._open(**vars(part(options, ReaderOptions)))
+        self.dataset: ShardDataset = dataset
+        shuffle = False if options.shuffle is None else options.shuffle
+        seed = 0 if options.seed is None else options.seed
         self.order = Order(size=len(self.dataset), shuffle=shuffle, seed=seed)
-        self.rank_shard = rank_shard or RankShard()
-        self._batched = batch_size is not None
+        self.rank = options.rank or Rank()
+        self._batched = options.batch_size is not None
         self._schedule = BatchSchedule(
             self.order,
-            1 if batch_size is None else batch_size,
-            self.rank_shard,
+            1 if options.batch_size is None else options.batch_size,
+            self.rank,
             repeats=row_repeats(self.dataset),
         )
         self._schedule.lookahead = self.dataset.lookahead
@@ -163,6 +120,16 @@ class IterableShardDataset(IterableDataset[Any]):
             if num_workers == 1:
                 self._resume.advance(run, request.consumed)
             yield item
+
+    def completed(self, order: OrderOptions) -> OrderOptions:
+        """Return options of a loader, with those of this dataset where they are None."""
+        shuffle = self.order.shuffle if order.sampler is None else None
+        return replace(
+            order,
+            shuffle=shuffle if order.shuffle is None else order.shuffle,
+            seed=self.order.seed if order.seed is None else order.seed,
+            rank=order.rank or self.rank,
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration read ``epoch``; this reaches persistent workers too.
@@ -195,19 +162,19 @@ class IterableShardDataset(IterableDataset[Any]):
             StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
         """
         self._resume.load(state, of_worker=True)
-        given, num_workers = state.get("given", 0), state.get("num_workers", 1)
-        valid = type(given) is int and type(num_workers) is int and given >= 0 and num_workers >= 1
+        items, num_workers = state.get("given", 0), state.get("num_workers", 1)
+        valid = type(items) is int and type(num_workers) is int and items >= 0 and num_workers >= 1
         if not valid:
             raise StateMismatch(
-                f"the state is damaged: given {given!r}, num_workers {num_workers!r}"
+                f"the state is damaged: given {items!r}, num_workers {num_workers!r}"
             )
-        self._loaded, self._given = dict(state), given  # torchdata may ask before the first item
+        self._loaded, self._given = dict(state), items  # torchdata may ask before the first item
 
     def _restore(self, num_workers: int) -> int:
         """Apply a loaded state; return the number of this worker's items to skip."""
-        stated, loaded, self._loaded = self.dataset.epoch, self._loaded, None
+        epoch, loaded, self._loaded = self.dataset.epoch, self._loaded, None
         # torchdata loads a state after its user set the epoch, which is the one to read.
-        if loaded is not None and stated in (None, loaded["epoch"]):
+        if loaded is not None and epoch in (None, loaded["epoch"]):
             saved = loaded.get("num_workers", num_workers)
             if saved != num_workers:
                 raise StateMismatch(
@@ -216,7 +183,7 @@ class IterableShardDataset(IterableDataset[Any]):
                 )
             self._resume.set_epoch(loaded["epoch"])
             return int(loaded.get("given", 0))
-        self._resume.restart(stated or 0)
+        self._resume.restart(epoch or 0)
         return 0
 
     def _batches(self, requests: Iterator[Request]) -> Iterator[tuple[Request, Any]]:
@@ -224,17 +191,12 @@ class IterableShardDataset(IterableDataset[Any]):
             yield request, collate(self._read([request]))
 
     def _samples(self, requests: Iterator[Request]) -> Iterator[tuple[Request, Any]]:
-        while several := list(itertools.islice(requests, _READ_AT_ONCE)):
-            yield from zip(several, self._read(several), strict=True)
+        while group := list(itertools.islice(requests, _READ_AT_ONCE)):
+            yield from zip(group, self._read(group), strict=True)
 
     def _read(self, requests: list[Request]) -> Any:
-        ahead = [request.ahead for request in requests if len(request.ahead)]
-        if ahead:
-            self.dataset.announce(np.concatenate(ahead))
-        rows = np.concatenate([request.rows for request in requests])
-        repeats = [number for request in requests for number in request.numbers]
-        with reading(ReadContext(self.order.seed, requests[0].epoch, repeats=repeats)):
-            return self.dataset.__getitems__(rows)
+        context = ReadContext(self.order.seed, requests[0].epoch)
+        return read_at_once(self.dataset, requests, context)
 
 
 class IterableLMDBDataset(IterableShardDataset):

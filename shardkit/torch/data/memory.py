@@ -1,4 +1,7 @@
-"""Reused memory for batches: fresh pages cost more than filling them with raw pixels."""
+"""Reused memory for batches: fresh pages cost more than filling them with raw pixels.
+
+Reading 150 KB into new memory takes 83 us of CPU time, into reused memory 20 us.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from shardkit.torch.data.datasets import ShardDataset
 
@@ -16,7 +16,7 @@ _ORIGIN_STEP = 1 << 40
 """Distance between the origins of two datasets, larger than any dataset."""
 
 
-class Piece(NamedTuple):
+class Portion(NamedTuple):
     """The samples of a batch that come from one dataset."""
 
     dataset: Any
@@ -26,50 +26,95 @@ class Piece(NamedTuple):
     """Positions of the samples in the batch."""
 
 
-def pieces(dataset: Any, rows: list[int]) -> list[Piece]:
-    """Return the datasets that hold ``rows`` of ``dataset``, each with its own rows.
+def has_rows(dataset: Any) -> bool:
+    """Return whether this is a dataset with a length and rows; a text is none."""
+    if isinstance(dataset, (str, bytes, IterableDataset)):
+        return False
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+
+
+def portions(dataset: Any, rows: list[int]) -> list[Portion]:
+    """Return the datasets that hold ``rows`` of ``dataset``, with the rows of each.
 
     A subclass of ``Subset`` or ``ConcatDataset`` may read differently, so it is not taken apart.
     """
     if type(dataset) is Subset:
-        return pieces(dataset.dataset, [dataset.indices[row] for row in rows])
+        return portions(dataset.dataset, [dataset.indices[row] for row in rows])
     if type(dataset) is not ConcatDataset:
-        return [Piece(dataset, rows, range(len(rows)))]
+        return [Portion(dataset, rows, range(len(rows)))]
     ends = dataset.cumulative_sizes
     rows = [int(row) + ends[-1] if row < 0 else int(row) for row in rows]
-    parts: dict[int, list[int]] = {}
+    places_of: dict[int, list[int]] = {}
     for place, row in enumerate(rows):
-        parts.setdefault(bisect_right(ends, row), []).append(place)
-    found: list[Piece] = []
-    for part, places in parts.items():
-        start = ends[part - 1] if part else 0
-        inner = pieces(dataset.datasets[part], [rows[place] - start for place in places])
-        found += [each._replace(places=[places[n] for n in each.places]) for each in inner]
-    return found
+        places_of.setdefault(bisect_right(ends, row), []).append(place)
+    result: list[Portion] = []
+    for number, places in places_of.items():
+        start = ends[number - 1] if number else 0
+        inner = portions(dataset.datasets[number], [rows[place] - start for place in places])
+        result += [part._replace(places=[places[n] for n in part.places]) for part in inner]
+    return result
 
 
-def parts(dataset: Any) -> Iterator[Any]:
+def in_order(parts: list[Portion], samples: list[Sequence[Any]]) -> list[Any]:
+    """Return the samples of several portions in the order of the batch."""
+    by_place: dict[int, Any] = {}
+    for portion, values in zip(parts, samples, strict=True):
+        by_place.update(zip(portion.places, values, strict=True))
+    return [by_place[place] for place in range(len(by_place))]
+
+
+def inner_datasets(dataset: Any) -> Iterator[Any]:
     """Yield the datasets inside a ``Subset`` or ``ConcatDataset``, or the dataset itself."""
     if isinstance(dataset, Subset):
-        yield from parts(dataset.dataset)
+        yield from inner_datasets(dataset.dataset)
     elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            yield from parts(part)
+        for inner in dataset.datasets:
+            yield from inner_datasets(inner)
     else:
         yield dataset
 
 
-def origins(dataset: Any) -> npt.NDArray[np.int64]:
-    """Return a number for each row, equal where rows are the same record in the same view."""
-    return _origins(dataset, {})
-
-
 def row_repeats(dataset: Any) -> npt.NDArray[np.int64] | None:
-    """Return for each row how many earlier rows are the same record; None if all differ."""
-    whole = not isinstance(dataset, ShardDataset) or dataset.selected is None
-    if type(dataset) not in (Subset, ConcatDataset) and whole:
+    """Return a number for each row, so that no two draw the same random numbers.
+
+    It is how many earlier rows have the same row number and view; None if all differ. A wrapper may
+    read any row, so next to other datasets each row has its own number.
+    """
+    plain = isinstance(dataset, ShardDataset) and dataset.selected is None
+    if plain or not (isinstance(dataset, ShardDataset) or type(dataset) in (Subset, ConcatDataset)):
         return None
-    return repeats(origins(dataset))
+    parts = {id(leaf): leaf for leaf in leaves(dataset)}.values()
+    wrapped = any(not isinstance(leaf, ShardDataset) for leaf in parts)
+    if wrapped and len(parts) > 1 and any(map(has_shards, parts)):
+        return np.arange(len(dataset))
+    return repeats(_origins(dataset, {}))
+
+
+def leaves(dataset: Any) -> Iterator[Any]:
+    """Yield the datasets that `portions` does not take apart."""
+    inner = [dataset.dataset] if type(dataset) is Subset else []
+    inner = dataset.datasets if type(dataset) is ConcatDataset else inner
+    for part in inner:
+        yield from leaves(part)
+    if not inner:
+        yield dataset
+
+
+def has_shards(dataset: Any) -> bool:
+    """Return whether a dataset is one of shardkit, or has one in an attribute."""
+    return _has_shards(dataset, set())
+
+
+def _has_shards(dataset: Any, seen: set[int]) -> bool:
+    if isinstance(dataset, ShardDataset):
+        return True
+    seen.add(id(dataset))
+    held = list(getattr(dataset, "__dict__", {}).values())
+    for value in list(held):
+        if isinstance(value, (list, tuple, dict)):
+            held += value.values() if isinstance(value, dict) else value
+    inner = (value for value in held if isinstance(value, Dataset) and id(value) not in seen)
+    return any(_has_shards(value, seen) for value in inner)
 
 
 def repeats(origin: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
@@ -96,13 +141,12 @@ def dataset_rows(dataset: Any, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.in
 
 
 def _origins(dataset: Any, bases: dict[Any, int]) -> npt.NDArray[np.int64]:
+    """Return a number for each row, equal where rows would draw the same random numbers."""
     if type(dataset) is Subset:
         return _origins(dataset.dataset, bases)[np.asarray(dataset.indices, np.int64)]
     if type(dataset) is ConcatDataset:
         return np.concatenate([_origins(part, bases) for part in dataset.datasets])
-    shards = isinstance(dataset, ShardDataset)
-    key = (dataset.manifest.digest, dataset.view) if shards else id(dataset)
-    rows = np.arange(len(dataset))
-    if shards and dataset.selected is not None:
-        rows = dataset.selected
-    return bases.setdefault(key, len(bases) * _ORIGIN_STEP) + rows
+    if not isinstance(dataset, ShardDataset):
+        return bases.setdefault(id(dataset), len(bases) * _ORIGIN_STEP) + np.arange(len(dataset))
+    rows = np.arange(len(dataset)) if dataset.selected is None else dataset.selected
+    return bases.setdefault(f"view {dataset.view}", len(bases) * _ORIGIN_STEP) + rows

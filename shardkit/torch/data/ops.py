@@ -1,6 +1,6 @@
 """Image operations that decode only what they need; passed to a dataset as ``decode``.
 
-Each selects a piece of an image and its target size (`Piece`) from the image size alone. One
+Each selects a crop of an image and its target size (`Crop`) from the image size alone. One
 function decodes, crops, scales and flips, directly into the batch. The geometry is that of
 torchvision's operations of the same names, so models trained with those can continue.
 """
@@ -9,37 +9,40 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardkit.codecs.image import Pixels
-from shardkit.codecs.resize import resize
+from shardkit.codecs.image import Decoding, Pixels
+from shardkit.codecs.reduced import same_scale
 from shardkit.codecs.scaling import scale
 from shardkit.codecs.turbo import Region
-from shardkit.dataset.decode import Decoding, Part, decode_part, enclosing
-from shardkit.dataset.filling import PIECE_NUMBERS, Pieces
+from shardkit.dataset.decode import DecodedPart, decode_part, enclosing
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import UsageError
-from shardkit.sampling.order import BatchDraws, Draws
-from shardkit.system import native
+from shardkit.sampling.order import BatchDraws, Draws, below, uniform
+from shardkit.system import compiled
+from shardkit.system.compiled import CROP_NUMBERS, CropTable
 
 FILTERS = ("bilinear", "bicubic")
 _PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
+MOST_SIDE = 65535
+"""Maximum side of a crop: that of a JPEG."""
+
 _MOST = 2**31 - 1
-"""The largest number of a piece for the compiled module."""
+"""The largest number of a crop for the compiled module."""
 
 _ATTEMPTS = 10
 """Random crops to try before using the center crop, as in torchvision."""
 
 
-class Piece(NamedTuple):
-    """The piece of an image that becomes a sample, in pixels."""
+class Crop(NamedTuple):
+    """The crop of an image that becomes a sample, in pixels."""
 
     left: int
     top: int
@@ -47,24 +50,24 @@ class Piece(NamedTuple):
     width: int
     height: int
     size: tuple[int, int]
-    """Height and width that the piece is scaled to."""
+    """Height and width that the crop is scaled to."""
     flip: bool = False
     """Whether it is flipped horizontally."""
-    whole: tuple[int, int] | None = None
-    """Height and width that the image is scaled to before the piece is cut from it."""
+    scaled: tuple[int, int] | None = None
+    """Height and width that the image is scaled to before the crop is cut from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOp(ABC):
-    """An operation from a stored image to uint8 pixels; subclasses select the piece."""
+    """An operation from a stored image to uint8 pixels; subclasses select the crop."""
 
     random: ClassVar[bool] = True
-    """Whether the piece depends on random numbers; if not, it depends only on the image size."""
+    """Whether the crop depends on random numbers; if not, it depends only on the image size."""
 
     filter: str = "bilinear"
     """``bilinear`` or ``bicubic``, both antialiased."""
     oversample: float = 1.0
-    """Minimum size of a piece, relative to its target, when a JPEG is decoded at 1/2, 3/8, 1/4 or
+    """Minimum size of a crop, relative to its target, when a JPEG is decoded at 1/2, 3/8, 1/4 or
     1/8 of its size. 1.0 is fastest; ``inf`` always decodes all pixels. On photographs, the PSNR
     compared with ``inf`` is at least 28 dB for 1.0 (median over 41 dB), and 37 dB for 2.0 (median
     over 51 dB)."""
@@ -81,8 +84,8 @@ class ImageOp(ABC):
         """Height and width of every sample, or None if they depend on the image."""
 
     @abstractmethod
-    def piece(self, width: int, height: int, draws: Draws) -> Piece:
-        """Return the piece of an image of ``width`` x ``height`` pixels that becomes a sample.
+    def crop(self, width: int, height: int, draws: Draws) -> Crop:
+        """Return the crop of an image of ``width`` x ``height`` pixels that becomes a sample.
 
         Args:
             width: Width of the stored image.
@@ -90,10 +93,10 @@ class ImageOp(ABC):
             draws: The sample's random numbers.
         """
 
-    def pieces(
+    def crops(
         self, widths: list[int], heights: list[int], draws: Callable[[int], Draws]
-    ) -> list[Piece]:
-        """Return the pieces of a batch of images.
+    ) -> list[Crop]:
+        """Return the crops of a batch of images.
 
         Args:
             widths: Widths of the stored images.
@@ -102,10 +105,10 @@ class ImageOp(ABC):
         """
         sizes = list(zip(widths, heights, strict=True))
         if self.random:
-            return [self.piece(*size, draws(position)) for position, size in enumerate(sizes)]
+            return [self.crop(*size, draws(position)) for position, size in enumerate(sizes)]
         none = Draws(0, 0)  # not used
-        known = {size: self.piece(*size, none) for size in set(sizes)}
-        return [known[size] for size in sizes]
+        crop_of = {size: self.crop(*size, none) for size in set(sizes)}
+        return [crop_of[size] for size in sizes]
 
     def numbers(
         self,
@@ -113,7 +116,7 @@ class ImageOp(ABC):
         heights: npt.NDArray[np.int64],
         draws: Callable[[], BatchDraws],
     ) -> npt.NDArray[np.integer[Any]] | None:
-        """Return `pieces` as `shardkit.dataset.filling.Pieces` has them, all at once.
+        """Return `crops` as `shardkit.system.compiled.CropTable` has them, all at once.
 
         Args:
             widths: Widths of the stored images, from 1 on.
@@ -126,42 +129,46 @@ class ImageOp(ABC):
         return None
 
     def render(
-        self, image: EncodedImage, piece: Piece, how: Decoding, out: Pixels | None = None
+        self, image: EncodedImage, crop: Crop, how: Decoding, out: Pixels | None = None
     ) -> Pixels:
-        """Return ``piece`` of ``image``: uint8 of shape (height, width, 3).
+        """Return ``crop`` of ``image``: uint8 of shape (height, width, 3).
 
         Args:
             image: The stored image; its bytes are valid only during the call.
-            piece: A piece that `piece` returned.
+            crop: A crop that `crop` returned.
             how: Decoding options.
-            out: Destination of the pixels, with the piece's size; None allocates it.
+            out: Destination of the pixels, with the crop's size; None allocates it.
 
         Raises:
             BadImage: If the image cannot be decoded, or its size differs from the index.
         """
+        shown = _shown(image, crop)
+        part = decode_part(image, shown, how._replace(at_least=self._enough(image, crop)))
+        return self._finish(part, shown, crop, out)
+
+    def _finish(self, part: DecodedPart, shown: Region, crop: Crop, out: Pixels | None) -> Pixels:
+        """Return ``crop`` from a part of the image that has the region ``shown``."""
         if out is None:
-            out = np.empty((*piece.size, 3), np.uint8)
-        shown = _shown(image, piece)
-        part = decode_part(image, shown, how, self._enough(image, piece))
-        if piece.whole is not None:
-            box = (0.0, 0.0, image.width * part.scale, image.height * part.scale)
-            part = Part(_scaled(part.pixels, box, piece.whole, self.filter), 0, 0, 1.0)
-        pixels, box = _cut(part, piece) if part.scale == 1 else _reduced(part, shown)
-        pixels = _scaled(pixels, box, piece.size, self.filter)
-        out[:] = pixels[:, ::-1] if piece.flip else pixels
+            out = np.empty((*crop.size, 3), np.uint8)
+        if crop.scaled is not None:
+            box = (0.0, 0.0, shown.width * part.scale, shown.height * part.scale)
+            part = DecodedPart(_scaled(part.pixels, box, crop.scaled, self.filter), 0, 0, 1.0)
+        pixels, box = _cut(part, crop) if part.scale == 1 else _reduced(part, shown)
+        pixels = _scaled(pixels, box, crop.size, self.filter)
+        out[:] = pixels[:, ::-1] if crop.flip else pixels
         return out
 
-    def _enough(self, image: EncodedImage, piece: Piece) -> tuple[int, int]:
+    def _enough(self, image: EncodedImage, crop: Crop) -> tuple[int, int]:
         """Return the minimum width and height to decode at; (0, 0) decodes all pixels."""
-        unscaled = piece.size == (piece.height, piece.width)
-        if piece.whole is None and (unscaled or not _is_inside(image, piece)):
+        unscaled = crop.size == (crop.height, crop.width)
+        if crop.scaled is None and (unscaled or not _is_inside(image, crop)):
             return 0, 0
         if math.isinf(self.oversample) or 0 in (image.width, image.height):
             return 0, 0
-        if piece.whole is not None:
-            needed = max(piece.whole[1] / image.width, piece.whole[0] / image.height)
+        if crop.scaled is not None:
+            needed = max(crop.scaled[1] / image.width, crop.scaled[0] / image.height)
         else:
-            needed = max(piece.size[1] / piece.width, piece.size[0] / piece.height)
+            needed = max(crop.size[1] / crop.width, crop.size[0] / crop.height)
         needed *= self.oversample
         return math.ceil(image.width * needed), math.ceil(image.height * needed)
 
@@ -188,9 +195,9 @@ class Resize(ImageOp):
         """Height and width of every sample if both are set, else None."""
         return None if isinstance(self.size, int) else self.size
 
-    def piece(self, width: int, height: int, draws: Draws) -> Piece:
+    def crop(self, width: int, height: int, draws: Draws) -> Crop:
         """Return the whole image, scaled."""
-        return Piece(0, 0, width, height, _resized(self.size, width, height))
+        return Crop(0, 0, width, height, _resized(self.size, width, height))
 
     def numbers(
         self,
@@ -199,11 +206,11 @@ class Resize(ImageOp):
         draws: Callable[[], BatchDraws],
     ) -> npt.NDArray[np.int64] | None:
         """Return the whole images, scaled to one size."""
-        if self.fixed_size is None or type(self).piece is not Resize.piece:
+        if self.fixed_size is None or type(self).crop is not Resize.crop:
             return None
-        found = np.zeros((len(widths), PIECE_NUMBERS), np.int64)
-        found[:, 2], found[:, 3] = widths, heights
-        return found
+        numbers = np.zeros((len(widths), CROP_NUMBERS), np.int64)
+        numbers[:, 2], numbers[:, 3] = widths, heights
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -235,16 +242,16 @@ class CenterCrop(ImageOp):
         """Height and width of every sample."""
         return _pair(self.size)
 
-    def piece(self, width: int, height: int, draws: Draws) -> Piece:
+    def crop(self, width: int, height: int, draws: Draws) -> Crop:
         """Return the center."""
         crop_height, crop_width = _pair(self.size)
-        whole_height, whole_width = height, width
+        scaled_height, scaled_width = height, width
         if self.resize is not None:
-            whole_height, whole_width = _resized(self.resize, width, height)
-        left, top = _center(whole_width, crop_width), _center(whole_height, crop_height)
+            scaled_height, scaled_width = _resized(self.resize, width, height)
+        left, top = _center(scaled_width, crop_width), _center(scaled_height, crop_height)
         size = crop_height, crop_width
-        whole = None if self.resize is None else (whole_height, whole_width)
-        return Piece(left, top, crop_width, crop_height, size, whole=whole)
+        scaled = None if self.resize is None else (scaled_height, scaled_width)
+        return Crop(left, top, crop_width, crop_height, size, scaled=scaled)
 
     def numbers(
         self,
@@ -253,26 +260,26 @@ class CenterCrop(ImageOp):
         draws: Callable[[], BatchDraws],
     ) -> npt.NDArray[np.int64] | None:
         """Return the centers."""
-        if type(self).piece is not CenterCrop.piece:
+        if type(self).crop is not CenterCrop.crop:
             return None
-        found = np.zeros((len(widths), PIECE_NUMBERS), np.int64)
+        numbers = np.zeros((len(widths), CROP_NUMBERS), np.int64)
         if self.resize is not None:  # as `_resized`
             short = np.minimum(widths, heights)
             widths = np.maximum(1, (self.resize * widths / short).astype(np.int64))
             heights = np.maximum(1, (self.resize * heights / short).astype(np.int64))
-            found[:, 5], found[:, 6] = heights, widths
-        found[:, 3], found[:, 2] = _pair(self.size)
-        for column, whole in ((0, widths), (1, heights)):  # as `_center`
-            rest = whole - found[:, column + 2]
-            found[:, column] = np.where(rest < 0, -(-rest // 2), np.rint(rest / 2))
-        return found
+            numbers[:, 5], numbers[:, 6] = heights, widths
+        numbers[:, 3], numbers[:, 2] = _pair(self.size)
+        for column, sides in ((0, widths), (1, heights)):  # as `_center`
+            rest = sides - numbers[:, column + 2]
+            numbers[:, column] = np.where(rest < 0, -(-rest // 2), np.rint(rest / 2))
+        return numbers
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop(ImageOp):
-    """Crop a random piece and scale it, as ``torchvision.transforms.RandomResizedCrop`` does.
+    """Crop a random region and scale it, as ``torchvision.transforms.RandomResizedCrop`` does.
 
-    The piece is a function of seed, epoch and row: the same in every worker, rank and resumed run.
+    The crop is a function of seed, epoch and row: the same in every worker, rank and resumed run.
 
     Raises:
         UsageError: If ``size`` is no size, or a range or probability is none.
@@ -281,7 +288,7 @@ class RandomResizedCrop(ImageOp):
     size: int | tuple[int, int]
     """Side of the square, or height and width, in pixels."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Range of the piece's area, as a fraction of the image area."""
+    """Range of the crop's area, as a fraction of the image area."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Range of width divided by height, drawn uniformly on a logarithmic scale."""
     flip: float = 0.5
@@ -294,16 +301,15 @@ class RandomResizedCrop(ImageOp):
             value = getattr(self, name)
             if not _is_range(value):
                 raise UsageError(f"{name}={value!r} is not a range of numbers above 0")
-        if not _is_number(self.flip) or not 0 <= self.flip <= 1:
-            raise UsageError(f"flip={self.flip!r} is not a probability, from 0 to 1")
+        _check_probability("flip", self.flip)
 
     @property
     def fixed_size(self) -> tuple[int, int]:
         """Height and width of every sample."""
         return _pair(self.size)
 
-    def piece(self, width: int, height: int, draws: Draws) -> Piece:
-        """Return the first of ten random pieces that fits, or else the largest center piece."""
+    def crop(self, width: int, height: int, draws: Draws) -> Crop:
+        """Return the first of ten random crops that fits, or else the largest center crop."""
         size, flip = _pair(self.size), draws.uniform() < self.flip
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(_ATTEMPTS):
@@ -312,13 +318,13 @@ class RandomResizedCrop(ImageOp):
             across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < across <= width and 0 < down <= height:
                 left, top = draws.below(width - across + 1), draws.below(height - down + 1)
-                return Piece(left, top, across, down, size, flip)
+                return Crop(left, top, across, down, size, flip)
         across, down = width, height
         if width < self.ratio[0] * height:
             down = max(1, round(width / self.ratio[0]))
         elif width > self.ratio[1] * height:
             across = max(1, round(height * self.ratio[1]))
-        return Piece((width - across) // 2, (height - down) // 2, across, down, size, flip)
+        return Crop((width - across) // 2, (height - down) // 2, across, down, size, flip)
 
     def numbers(
         self,
@@ -326,24 +332,118 @@ class RandomResizedCrop(ImageOp):
         heights: npt.NDArray[np.int64],
         draws: Callable[[], BatchDraws],
     ) -> npt.NDArray[np.int32] | None:
-        """Return the pieces that `piece` draws, from the compiled module."""
-        compiled = native.module()
-        if compiled is None or type(self).piece is not RandomResizedCrop.piece:
+        """Return the crops that `crop` draws, from the compiled module."""
+        if type(self).crop is not RandomResizedCrop.crop:
             return None
-        (key, samples), found = draws(), np.empty((len(widths), PIECE_NUMBERS), np.int32)
-        logs = math.log(self.ratio[0]), math.log(self.ratio[1])
-        done = compiled.draw_crops(
-            key,
-            np.array([sample % 2**64 for sample in samples], np.uint64),
-            widths,
-            heights,
-            tuple(self.scale),
-            tuple(self.ratio),
-            logs,
-            self.flip,
-            found,
+        sizes, drawn = (widths, heights), draws()
+        return compiled.draw_crops(
+            (drawn.key, drawn.numbers), sizes, self.scale, self.ratio, self.flip
         )
-        return found if done else None
+
+
+@dataclass(frozen=True)
+class RandomCrop(ImageOp):
+    """Crop a random region without scaling, as ``torchvision.transforms.RandomCrop`` does.
+
+    ``RandomCrop(32, padding=4)`` is the usual augmentation of CIFAR, with its flip. An image that
+    is smaller than the crop, even with its padding, is at a random place in a black crop, as with
+    torchvision's ``pad_if_needed``. The crop is a function of seed, epoch and row.
+
+    Raises:
+        UsageError: If ``size`` or ``padding`` is no number of pixels, or ``flip`` no probability.
+    """
+
+    size: int | tuple[int, int]
+    """Side of the square, or height and width, in pixels."""
+    padding: int = 0
+    """Black pixels to add on each side of the image before cropping."""
+    flip: float = 0.5
+    """Probability of a horizontal flip, as in ``RandomHorizontalFlip``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_size(self.size, "RandomCrop")
+        if type(self.padding) is not int or not 0 <= self.padding <= MOST_SIDE:
+            raise UsageError(f"padding={self.padding!r} is not a number of pixels, from 0 on")
+        _check_probability("flip", self.flip)
+
+    @property
+    def fixed_size(self) -> tuple[int, int]:
+        """Height and width of every sample."""
+        return _pair(self.size)
+
+    def margins(self, width: int, height: int) -> tuple[int, int]:
+        """Return by how many pixels a crop may exceed an image: to each side, and up and down."""
+        crop_height, crop_width = self.fixed_size
+        across = max(self.padding, crop_width - width - self.padding)
+        return across, max(self.padding, crop_height - height - self.padding)
+
+    def crop(self, width: int, height: int, draws: Draws) -> Crop:
+        """Return a random crop; all places are equally likely."""
+        (crop_height, crop_width), flip = self.fixed_size, draws.uniform() < self.flip
+        across, down = self.margins(width, height)
+        left = draws.below(width + 2 * across - crop_width + 1) - across
+        top = draws.below(height + 2 * down - crop_height + 1) - down
+        return Crop(left, top, crop_width, crop_height, (crop_height, crop_width), flip)
+
+    def numbers(
+        self,
+        widths: npt.NDArray[np.int64],
+        heights: npt.NDArray[np.int64],
+        draws: Callable[[], BatchDraws],
+    ) -> npt.NDArray[np.int64] | None:
+        """Return the crops that `crop` draws."""
+        if type(self).crop is not RandomCrop.crop:
+            return None
+        numbers = np.zeros((len(widths), CROP_NUMBERS), np.int64)
+        numbers[:, 3], numbers[:, 2] = self.fixed_size
+        flips, *places = draws().bits(3)
+        numbers[:, 4] = uniform(flips) < self.flip
+        for column, sides in ((0, widths), (1, heights)):
+            crops = numbers[:, column + 2]
+            margins = np.maximum(self.padding, crops - sides - self.padding)
+            rooms = sides + 2 * margins - crops + 1
+            numbers[:, column] = below(places[column], rooms) - margins
+        return numbers
+
+
+def render_views(
+    image: EncodedImage, views: Sequence[tuple[ImageOp, Crop, Pixels | None]], how: Decoding
+) -> list[Pixels]:
+    """Return several views of an image, which is decoded once for each scale that they need.
+
+    Args:
+        image: The stored image; its bytes are valid only during the call.
+        views: The arguments of `ImageOp.render` for each view.
+        how: Decoding options.
+
+    Raises:
+        BadImage: If the image cannot be decoded, or its size differs from the index.
+    """
+    if any(type(op).render is not ImageOp.render for op, _, _ in views):
+        return [op.render(image, crop, how, out) for op, crop, out in views]
+    sizes = [op._enough(image, crop) for op, crop, _ in views]
+    full = image.width, image.height
+    # Only JPEGs are decoded at reduced size.
+    keys = [same_scale(full, size) if image.field == "jpg" else (8, 1) for size in sizes]
+    regions = [_shown(image, crop) for _, crop, _ in views]
+    around: dict[tuple[int, int], Region] = {}
+    for key, region in zip(keys, regions, strict=True):
+        around[key] = _around(around.get(key, region), region)
+    decodings = {key: how._replace(at_least=size) for key, size in zip(keys, sizes, strict=True)}
+    parts = {key: decode_part(image, around[key], decodings[key]) for key in around}
+    return [
+        op._finish(parts[key], region, crop, out)
+        for key, region, (op, crop, out) in zip(keys, regions, views, strict=True)
+    ]
+
+
+def _around(one: Region, other: Region) -> Region:
+    """Return the smallest region that has both."""
+    left, top = min(one.left, other.left), min(one.top, other.top)
+    right = max(one.left + one.width, other.left + other.width)
+    bottom = max(one.top + one.height, other.top + other.height)
+    return Region(left, top, right - left, bottom - top)
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -352,11 +452,16 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 def _check_size(size: object, where: str, *, pair: bool = True) -> None:
     sides = size if isinstance(size, tuple) and pair else (size, size)
-    if len(sides) != 2 or not all(type(side) is int and 0 < side <= 65535 for side in sides):
+    if len(sides) != 2 or not all(type(side) is int and 0 < side <= MOST_SIDE for side in sides):
         raise UsageError(
             f"{where}: {size!r} is not a number of pixels"
             + (" and not a pair of height and width" if pair else "")
         )
+
+
+def _check_probability(name: str, value: object) -> None:
+    if not _is_number(value) or not 0 <= value <= 1:
+        raise UsageError(f"{name}={value!r} is not a probability, from 0 to 1")
 
 
 def _resized(size: int | tuple[int, int], width: int, height: int) -> tuple[int, int]:
@@ -370,12 +475,12 @@ def _resized(size: int | tuple[int, int], width: int, height: int) -> tuple[int,
     return size, max(1, int(size * width / height))
 
 
-def _center(whole: int, crop: int) -> int:
+def _center(side: int, crop: int) -> int:
     """Return the start of a center crop; negative if it is larger than the image."""
-    return -((crop - whole) // 2) if crop > whole else round((whole - crop) / 2)
+    return -((crop - side) // 2) if crop > side else round((side - crop) / 2)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -398,81 +503,82 @@ def _scaled(pixels: Pixels, box: Box, size: tuple[int, int], name: str) -> Pixel
     of the time.
     """
     height, width = pixels.shape[:2]
-    whole = box == (0.0, 0.0, float(width), float(height))
-    if whole and size == (height, width):
+    is_full = box == (0.0, 0.0, float(width), float(height))
+    if is_full and size == (height, width):
         return pixels
-    fitting = box if whole else (*box[:2], min(box[2], width), min(box[3], height))
-    compiled = resize(pixels, fitting, size, name)
-    if compiled is not None:
-        return compiled
-    if not whole:
+    fitting = box if is_full else (*box[:2], min(box[2], width), min(box[3], height))
+    scaled = compiled.resize(pixels, fitting, size, name)
+    if scaled is not None:
+        return scaled
+    if not is_full:
         image = Image.fromarray(pixels).resize(size[::-1], _PILLOW_FILTERS[name], fitting)
         return np.asarray(image)
     return scale(pixels, size[::-1], name)
 
 
-def compiled_pieces(op: ImageOp, pieces: list[Piece]) -> Pieces | None:
-    """Return ``pieces`` for the compiled module; None if it does not apply."""
+def as_crop_table(op: ImageOp, crops: list[Crop]) -> CropTable | None:
+    """Return ``crops`` for the compiled module; None if it does not apply."""
     if type(op).render is not ImageOp.render:
         return None
     try:
-        if pieces.count(pieces[0]) == len(pieces):  # as for images of one size
-            numbers = np.tile(np.array([_numbers(pieces[0])], np.int32), (len(pieces), 1))
+        if crops.count(crops[0]) == len(crops):  # as for images of one size
+            numbers = np.tile(np.array([_numbers(crops[0])], np.int32), (len(crops), 1))
         else:
-            numbers = np.array([_numbers(piece) for piece in pieces], np.int32)
+            numbers = np.array([_numbers(crop) for crop in crops], np.int32)
     except OverflowError:
         return None
-    return Pieces(numbers, op.filter == "bicubic", float(op.oversample))
+    return CropTable(numbers, op.filter == "bicubic", float(op.oversample))
 
 
-def numbered_pieces(
+def select_crop_table(
     op: ImageOp,
     widths: npt.NDArray[np.uint32],
     heights: npt.NDArray[np.uint32],
     draws: Callable[[], BatchDraws],
-) -> Pieces | None:
-    """Return the pieces of images for the compiled module, all at once; None if `op` cannot."""
+) -> CropTable | None:
+    """Return the crops of images for the compiled module, all at once; None if `op` cannot."""
     if type(op).render is not ImageOp.render or not len(widths):
         return None
     if not widths.all() or not heights.all():  # not checked when they were converted
         return None
-    found = op.numbers(widths.astype(np.int64), heights.astype(np.int64), draws)
-    if found is None or found.max() > _MOST or found.min() < -_MOST:
+    numbers = op.numbers(widths.astype(np.int64), heights.astype(np.int64), draws)
+    if numbers is None or numbers.max() > _MOST or numbers.min() < -_MOST:
         return None
-    return Pieces(found.astype(np.int32), op.filter == "bicubic", float(op.oversample))
+    return CropTable(numbers.astype(np.int32), op.filter == "bicubic", float(op.oversample))
 
 
-def _numbers(piece: Piece) -> tuple[int, ...]:
-    return (*piece[:4], piece.flip, *(piece.whole or (0, 0)))
+def _numbers(crop: Crop) -> tuple[int, ...]:
+    return (*crop[:4], crop.flip, *(crop.scaled or (0, 0)))
 
 
-def _is_inside(image: EncodedImage, piece: Piece) -> bool:
-    """Return whether a piece is entirely inside the image."""
-    across = 0 <= piece.left <= image.width - piece.width
-    return across and 0 <= piece.top <= image.height - piece.height
+def _is_inside(image: EncodedImage, crop: Crop) -> bool:
+    """Return whether a crop is entirely inside the image."""
+    across = 0 <= crop.left <= image.width - crop.width
+    return across and 0 <= crop.top <= image.height - crop.height
 
 
-def _shown(image: EncodedImage, piece: Piece) -> Region:
-    """Return the region of the image to decode: the piece, or the whole image."""
-    if piece.whole is None and _is_inside(image, piece):
-        return Region(*piece[:4])
+def _shown(image: EncodedImage, crop: Crop) -> Region:
+    """Return the region of the image to decode: the crop, or the whole image."""
+    if crop.scaled is None and _is_inside(image, crop):
+        return Region(*crop[:4])
     return Region(0, 0, image.width, image.height)
 
 
-def _cut(part: Part, piece: Piece) -> tuple[Pixels, Box]:
-    """Return the pixels of ``piece``, black outside the image; a view if it is inside."""
-    left, top = piece.left - part.left, piece.top - part.top
-    box = (0.0, 0.0, float(piece.width), float(piece.height))
-    inside = part.pixels[max(0, top) : top + piece.height, max(0, left) : left + piece.width]
-    if inside.shape[:2] == (piece.height, piece.width):
+def _cut(part: DecodedPart, crop: Crop) -> tuple[Pixels, Box]:
+    """Return the pixels of ``crop``, black outside the image; a view if it is inside."""
+    left, top = crop.left - part.left, crop.top - part.top
+    box = (0.0, 0.0, float(crop.width), float(crop.height))
+    bottom, right = max(0, top + crop.height), max(0, left + crop.width)
+    inside = part.pixels[max(0, top) : bottom, max(0, left) : right]
+    if inside.shape[:2] == (crop.height, crop.width):
         return inside, box
-    whole = np.zeros((piece.height, piece.width, 3), np.uint8)
+    pixels = np.zeros((crop.height, crop.width, 3), np.uint8)
     top, left = max(0, -top), max(0, -left)
-    whole[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
-    return whole, box
+    pixels[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+    return pixels, box
 
 
-def _reduced(part: Part, region: Region) -> tuple[Pixels, Box]:
+def _reduced(part: DecodedPart, region: Region) -> tuple[Pixels, Box]:
     """Return the pixels of a reduced image that show ``region``, and its box among them."""
     height, width = part.pixels.shape[:2]
     reduced = part.left + width, part.top + height

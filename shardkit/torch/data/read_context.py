@@ -1,12 +1,14 @@
 """The context in which a batch is read: its epoch, and the memory that it fills.
 
 A loader sets it for each batch. So it reaches a dataset through any wrapper (``Subset``,
-``ConcatDataset``, your own), in threads and processes, and loaders of one dataset are independent.
+``ConcatDataset``, your own), in threads and processes. It is a context variable, not an attribute
+of the dataset: two loaders over subsets of one dataset must not change each other's epoch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import sysconfig
 import traceback
@@ -16,6 +18,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +28,15 @@ from torch.utils.data import get_worker_info
 from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer, derive_key, sample_number
 from shardkit.torch.data.memory import new_shared
+from shardkit.torch.data.ops import ImageOp
+from shardkit.torch.data.schedule import Request, view_number
 
 Allocate = Callable[[tuple[int, ...]], torch.Tensor]
 """Returns an uninitialized uint8 tensor of a shape, to fill with a batch."""
 
+
+_TURN = 1 << 36
+"""Added to a row that is read more often than a batch has numbers; larger than any dataset."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARIES = (Path(__file__).parent.parent, Path(sysconfig.get_path("stdlib")))
@@ -48,24 +56,58 @@ class ReadContext(NamedTuple):
     repeats: Sequence[int] | None = None
     """A number for each row of the batch, different for equal rows of an epoch; empty if no row
     repeats, None if unknown."""
+    earlier: Counter[int] | None = None
+    """Rows of each dataset that were read for this batch, by a wrapper that does not read all of
+    them in one call."""
+    op: ImageOp | None = None
+    """The operation of the view being read; None for the ``decode`` of the dataset."""
+    views: tuple[ImageOp | None, ...] = ()
+    """The operation of each view, as ``op``: then a sample is a tuple of samples. Each view has its
+    random numbers, so `repeats` numbers the rows if there are several."""
 
 
 class NumberedRows(list[int]):
-    """Rows of a batch that state their epoch and numbers, for a plain ``DataLoader``.
+    """Rows of a batch that carry the context in which they are read, to any process.
 
-    It passes them to ``__getitems__`` as they are, also in another process.
+    They set it for this thread as long as they exist: for all rows, or for the one to which an
+    iteration has come. So it reaches the shardkit datasets inside any wrapper, also with PyTorch's
+    ``DataLoader``, which passes on nothing else and drops the rows after reading them.
     """
 
     def __init__(self, rows: Iterable[int], context: ReadContext) -> None:
-        """Create a list of ``rows`` that are read in ``context``."""
+        """Create a list of ``rows`` that are read in ``context``, from now on."""
         super().__init__(rows)
-        self.context = context
+        self.context = context._replace(earlier=Counter())
+        self._set(self.context)
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = self.context.repeats
+        try:
+            for place, row in enumerate(super().__iter__()):
+                one = numbers[place : place + 1] if numbers else numbers
+                self._set(self.context._replace(repeats=one, earlier=None))
+                yield row
+        finally:
+            self._set(self.context)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return NumberedRows, (list(self), self.context)
+        return NumberedRows, (self[:], self.context._replace(earlier=None))
+
+    def _set(self, context: ReadContext) -> None:
+        self.current = context
+        _READING.set(ref(self))
 
 
-_READING: ContextVar[ReadContext | None] = ContextVar("reading", default=None)
+_READING: ContextVar[ReadContext | ref[NumberedRows] | None] = ContextVar("reading", default=None)
+
+
+def _context_of(rows: ref[NumberedRows]) -> ReadContext | None:
+    """Return the context that rows have set, if they still exist."""
+    numbered = rows()
+    if numbered is not None:
+        return numbered.current
+    _READING.set(None)
+    return None
 
 
 class reading:  # noqa: N801 - a generator would take three times as long, twice for each batch
@@ -81,18 +123,38 @@ class reading:  # noqa: N801 - a generator would take three times as long, twice
         _READING.reset(self._token)
 
 
+def read_at_once(dataset: Any, requests: Sequence[Request], context: ReadContext) -> Any:
+    """Return the samples of requests of one epoch, read from a shardkit dataset in one call.
+
+    Args:
+        dataset: The dataset.
+        requests: The requests.
+        context: The context of all; it numbers no repeats yet.
+    """
+    ahead = [request.ahead for request in requests if len(request.ahead)]
+    if ahead:
+        dataset.announce(np.concatenate(ahead))
+    rows = np.concatenate([request.rows for request in requests])
+    repeats = [number for request in requests for number in request.numbers]
+    with reading(context._replace(repeats=repeats)):
+        return dataset.__getitems__(rows)
+
+
 def new_block(
     shape: tuple[int, ...], *, shared: bool, dtype: torch.dtype = torch.uint8
 ) -> torch.Tensor:
     """Return an uninitialized tensor to fill with a batch.
 
     In a ``DataLoader`` worker it is in shared memory if ``shared``: then the batch is sent without
-    a copy, and a full ``/dev/shm`` raises an exception here instead of blocking a queue thread.
+    a copy, and a full ``/dev/shm`` raises an exception here; in PyTorch it ends a queue's thread,
+    and the loader hangs. One block for all images, since each tensor sent costs half a millisecond.
     """
     if dtype != torch.uint8:
         in_bytes = (*shape[:-1], shape[-1] * dtype.itemsize)
         return new_block(in_bytes, shared=shared).view(dtype)
     current = _READING.get()
+    if isinstance(current, ref):
+        current = _context_of(current)
     if current is not None and current.allocate is not None and shared:
         return current.allocate(shape)
     if not shared or get_worker_info() is None:
@@ -121,8 +183,8 @@ class EpochCell:
         Raises:
             UsageError: If a number is not an integer, or the epoch is below 0.
         """
-        stated = check_integer("epoch", epoch, 0), check_integer("seed", seed, -(2**63))
-        self._values.copy_(torch.tensor(stated))
+        values = check_integer("epoch", epoch, 0), check_integer("seed", seed, -(2**63))
+        self._values.copy_(torch.tensor(values))
 
     def get(self) -> tuple[int, int] | None:
         """Return epoch and seed, or None if unset."""
@@ -137,8 +199,8 @@ def _shared_if_possible(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-class Context:
-    """The random numbers of one batch of a dataset.
+class BatchContext:
+    """How one dataset reads the rows of a batch: with which random numbers, from its `ReadContext`.
 
     With a known epoch they are a function of seed, epoch, view, row, and how often the row came
     before. Otherwise, in a plain ``DataLoader`` without ``set_epoch``, they follow PyTorch's
@@ -146,34 +208,64 @@ class Context:
     """
 
     def __init__(self, cell: EpochCell, view: int = 0, rows: object = None) -> None:
-        """Use the context of the loader or of `NumberedRows`, or the epoch in ``cell``."""
-        current = _READING.get() or getattr(rows, "context", None)
-        stated = cell.get() if current is None else (current.epoch, current.seed)
+        """Use the context of `NumberedRows` or of the loader, or the epoch in ``cell``."""
+        current = rows.context if isinstance(rows, NumberedRows) else _READING.get()
+        if isinstance(current, ref):
+            current = _context_of(current)
+        epoch_and_seed = cell.get() if current is None else (current.epoch, current.seed)
         self._alone = current is None or current.alone
         self.mark = None if current is None else current.mark
         """Receives the row being read, if not None."""
         self._repeats = None if current is None else current.repeats
-        self._stated = stated
+        self._earlier = None if current is None else current.earlier
+        self.op = None if current is None else current.op
+        """See `ReadContext`, as for ``views``."""
+        self.views = () if current is None else current.views
+        self._dataset = id(cell)
+        self._epoch_and_seed = epoch_and_seed
         self._view = view
+
+    def of_views(self) -> list[BatchContext]:
+        """Return the context of each view; this one alone if samples are not tuples of views."""
+        if not self.views:
+            return [self]
+        contexts = []
+        for view, op in enumerate(self.views):
+            context = copy.copy(self)
+            context.op = op
+            if len(self.views) > 1:
+                assert self._repeats is not None, "samples with views are numbered"
+                context._repeats = [view_number(n, view, len(self.views)) for n in self._repeats]
+            contexts.append(context)
+        return contexts
 
     def samples(self, rows: list[int]) -> list[int]:
         """Return the sample number of each row, which determines its random numbers.
 
         It is the row itself, unless the row may repeat in the epoch. Without a loader that numbers
-        repeats, only the rows of one call are known.
+        repeats, only the rows of one call are known. If a wrapper reads the rows of a batch in
+        several calls, or more rows, each takes the next of the batch's numbers.
         """
-        counts = self._repeats
-        if counts is None:
+        numbers = self._repeats
+        if numbers is None:
             if len(set(rows)) == len(rows):
                 return rows
             seen: Counter[int] = Counter()
-            counts = []
+            numbers = []
             for row in rows:
-                counts.append(seen[row])
+                numbers.append(seen[row])
                 seen[row] += 1
-        elif len(counts) != len(rows):
+        elif not numbers:
             return rows
-        return [sample_number(row, count) for row, count in zip(rows, counts, strict=True)]
+        if len(numbers) == len(rows):
+            return [sample_number(row, number) for row, number in zip(rows, numbers, strict=True)]
+        earlier = Counter() if self._earlier is None else self._earlier
+        samples = []
+        for row in rows:
+            turn, place = divmod(earlier[self._dataset], len(numbers))
+            earlier[self._dataset] += 1
+            samples.append(sample_number(row + turn * _TURN, numbers[place]))
+        return samples
 
     def note(self, row: int) -> None:
         """Record that ``row`` is being read."""
@@ -183,10 +275,10 @@ class Context:
     @cached_property
     def key(self) -> int:
         """The key of the random numbers of image operations."""
-        if self._stated is None:
+        if self._epoch_and_seed is None:
             return int(torch.randint(2**63 - 1, ()).item())
-        epoch, seed = self._stated
-        return derive_key(f"draws {self._view}", seed, epoch)
+        epoch, seed = self._epoch_and_seed
+        return draws_key(self._view, seed, epoch)
 
     def draws(self, sample: int) -> Draws:
         """Return the random numbers of a sample."""
@@ -206,7 +298,7 @@ class Context:
         if getattr(function, "takes_rng", False):
             bits = np.random.Philox(key=self._bits(sample, field))
             return function(*values, np.random.Generator(bits))
-        if self._stated is not None and self._alone:
+        if self._epoch_and_seed is not None and self._alone:
             seed_globals(self._bits(sample, field))
         return function(*values)
 
@@ -222,9 +314,14 @@ class Context:
     ) -> contextlib.AbstractContextManager[None]:
         """Restore the global generators after `apply` has called ``functions``."""
         ordinary = any(f is not None and not getattr(f, "takes_rng", False) for f in functions)
-        if ordinary and self._stated is not None and self._alone:
+        if ordinary and self._epoch_and_seed is not None and self._alone:
             return globals_kept()
         return contextlib.nullcontext()
+
+
+def draws_key(view: int, seed: int, epoch: int) -> int:
+    """Return the key of the random numbers of image operations."""
+    return derive_key(f"draws {view}", seed, epoch)
 
 
 def raised(error: BaseException) -> str:
@@ -234,8 +331,8 @@ def raised(error: BaseException) -> str:
     """
     calls = traceback.extract_tb(error.__traceback__)
     named = [call for call in calls if not call.filename.startswith("<")]  # generated at run time
-    own = [(path, call.lineno) for call in named if not _is_library(path := Path(call.filename))]
-    where = f" ({own[-1][0].name}, line {own[-1][1]})" if own else ""
+    places = [(path, call.lineno) for call in named if not _is_library(path := Path(call.filename))]
+    where = f" ({places[-1][0].name}, line {places[-1][1]})" if places else ""
     return f"{type(error).__name__}: {error}{where}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -49,6 +50,8 @@ class ResumeState:
         """Whether `set_epoch` selected the epoch: it is then read even if nothing of it is left."""
         self._run = 0
         """Number of the latest iteration: one that was overtaken changes nothing."""
+        self.limit: int | None = None
+        """Samples after which a trainer ends an epoch; None if unknown."""
 
     @property
     def epoch(self) -> int:
@@ -71,6 +74,26 @@ class ResumeState:
         """Make the next iteration read all of ``epoch``."""
         self._epoch, self._consumed, self._ready, self._selected = epoch, 0, True, True
         self._run += 1
+
+    def follow(self, epoch: int) -> None:
+        """Start at a trainer's ``epoch``, unless a position was set or loaded.
+
+        So a loader of a new process reads the epoch with which a trainer resumes.
+        """
+        if self._run == 0:
+            self.set_epoch(epoch)
+            return
+        partly = self._ready and self._consumed > 0 and not self._is_exhausted
+        if self.limit is None and partly and epoch > self._epoch:
+            warnings.warn(
+                f"the trainer starts epoch {epoch}, but its checkpoint was saved after "
+                f"{self._consumed} of {self._schedule.size} samples of epoch {self._epoch}, whose "
+                "rest is read now. If limit_train_batches ended that epoch, pass a "
+                "shardkit.ShardDataModule to fit instead of the loader, or call "
+                f"loader.set_epoch({epoch}) in on_train_epoch_start",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def begin(self) -> Run:
         """Start an iteration."""
@@ -120,7 +143,8 @@ class ResumeState:
 
     @property
     def _is_exhausted(self) -> bool:
-        return self._consumed > 0 and self._schedule.is_exhausted(self._consumed)
+        ended = self.limit is not None and self._consumed >= self.limit
+        return self._consumed > 0 and (ended or self._schedule.is_exhausted(self._consumed))
 
 
 def fingerprint(dataset: Any) -> str:

@@ -6,11 +6,25 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-from torch.utils.data import DistributedSampler
+import torch
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from shardkit.errors import UsageError
 from shardkit.sampling.order import Order, Positions, derive_key
+from shardkit.sampling.weighted import digest
 from shardkit.torch.data.read_context import globals_kept, seed_globals
+
+_PYTORCH = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+_PARAMETERS = ("replacement", "num_samples", "indices", "weights")
+"""Attributes of PyTorch's samplers that determine their rows."""
+
+_ARRAYS = {"indices", "weights"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,8 +58,21 @@ class SampledOrder(Order):
             )
 
     def describe(self) -> str:
-        """Return a text that identifies the order in a state."""
-        return type(self.sampler).__name__
+        """Return a text that identifies the order in a state.
+
+        It has the parameters of PyTorch's samplers and of a sequence of rows. Only the name of
+        another class is known: its attributes may change from epoch to epoch.
+        """
+        sampler, name = self.sampler, type(self.sampler).__name__
+        if isinstance(sampler, (list, tuple, range, np.ndarray, torch.Tensor)):
+            return f"{name}({_digest(sampler)})"
+        if not isinstance(sampler, _PYTORCH):
+            return name
+        values = {key: getattr(sampler, key) for key in _PARAMETERS if hasattr(sampler, key)}
+        if isinstance(sampler, RandomSampler):
+            values["of"] = len(sampler.data_source)
+        values |= {key: _digest(values[key]) for key in _ARRAYS & values.keys()}
+        return f"{name}({', '.join(f'{key}={value}' for key, value in values.items())})"
 
     def rows(self, epoch: int, positions: Positions) -> Positions:
         """Return the rows at ``positions`` of ``epoch``."""
@@ -53,24 +80,32 @@ class SampledOrder(Order):
             with globals_kept():
                 seed_globals(derive_key("sampler", self.seed, epoch))
                 rows = list(self.sampler)
-            found = _integers(rows)
-            if found is None or len(found) != self.size or not self._has(found):
+            drawn = _integers(rows)
+            if drawn is None or len(drawn) != self.size or not self._has(drawn):
                 raise UsageError(
                     f"sampler= must give {self.size} integers from 0 to {self.of - 1}, "
                     "according to its length and the dataset's"
                 )
             self._latest.clear()
-            self._latest[epoch] = found
+            self._latest[epoch] = drawn
         return self._latest[epoch][positions]
 
     def _has(self, rows: Positions) -> bool:
         return bool(((rows >= 0) & (rows < self.of)).all())
 
 
+def _digest(values: Any) -> str:
+    """Return a text that identifies a sequence of numbers, in any type that holds them."""
+    try:
+        return f"digest {digest(np.asarray(values, np.float64))}"
+    except (TypeError, ValueError, OverflowError):
+        return "no numbers"  # `SampledOrder.rows` reports them
+
+
 def _integers(values: list[Any]) -> Positions | None:
     """Return ``values`` as an array, or None if some are not integers."""
     try:
-        found = np.array(values) if values else np.empty(0, np.int64)
+        array = np.array(values) if values else np.empty(0, np.int64)
     except ValueError:
         return None
-    return found.astype(np.int64) if found.dtype.kind in "iu" and found.ndim == 1 else None
+    return array.astype(np.int64) if array.dtype.kind in "iu" and array.ndim == 1 else None

@@ -17,7 +17,7 @@ from shardkit.sampling.weighted import (
     block_counts,
     check_weights,
 )
-from shardkit.torch.data.nested import parts
+from shardkit.torch.data.nested import has_rows, inner_datasets
 from shardkit.torch.data.sampled import SampledOrder
 
 
@@ -106,27 +106,28 @@ class Mixture:
         try:
             pairs = list(weights.items() if isinstance(weights, Mapping) else weights)
             self._datasets = [dataset for dataset, _ in pairs]
-            given = [weight for _, weight in pairs]
+            raw_weights = [weight for _, weight in pairs]
         except (TypeError, ValueError):
             raise UsageError(
                 f"Mixture(weights) must be {{dataset: weight, ...}}, not {str(weights)[:80]}"
             ) from None
         if len(set(map(id, self._datasets))) < len(self._datasets):
             raise UsageError("Mixture(weights) has a dataset twice: give it one weight")
-        found = check_weights("Mixture(weights)", given)
-        self._counts = block_counts(found)
+        checked_weights = check_weights("Mixture(weights)", raw_weights)
+        self._counts = block_counts(checked_weights)
         for number, dataset in enumerate(self._datasets):
-            if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            if not has_rows(dataset):
                 raise UsageError(
                     f"Mixture(weights) needs datasets with a length and rows, not "
                     f"{type(dataset).__name__}: open paths with shardkit.open_dataset"
                 )
-            if found[number] and not self._counts[number]:
+            if checked_weights[number] and not self._counts[number]:
                 raise UsageError(
-                    f"the weight {found[number]:g} of Mixture(weights) gives dataset {number} no "
-                    f"sample in {BLOCK}: give it at least 1/{BLOCK} of the sum, or leave it out"
+                    f"the weight {checked_weights[number]:g} of Mixture(weights) gives dataset "
+                    f"{number} no sample in {BLOCK}: give it at least 1/{BLOCK} of the sum, or "
+                    "leave it out"
                 )
-            if found[number] and not len(dataset):
+            if checked_weights[number] and not len(dataset):
                 raise UsageError(
                     f"dataset {number} of Mixture(weights) is empty: leave it out, or give it the "
                     "weight 0"
@@ -143,18 +144,18 @@ class Mixture:
         Raises:
             UsageError: If it holds other datasets, or they have different classes.
         """
-        given: list[Any] = (
+        datasets: list[Any] = (
             list(dataset.datasets) if isinstance(dataset, ConcatDataset) else [dataset]
         )
-        own = {id(each): count for each, count in zip(self._datasets, self._counts, strict=True)}
-        if sorted(map(id, given)) != sorted(own):
+        count_by_id = dict(zip(map(id, self._datasets), self._counts, strict=True))
+        if sorted(map(id, datasets)) != sorted(count_by_id):
             raise UsageError(
                 "sampler=Mixture(...) reads other datasets than make_loader's: pass the mixture's "
                 "own, as in make_loader(mixture.dataset, 64, sampler=mixture)"
             )
         _require_same_classes(dataset)
-        lengths = np.array([len(part) for part in given], np.int64)
-        counts = np.array([own[id(part)] for part in given], np.int64)
+        lengths = np.array([len(part) for part in datasets], np.int64)
+        counts = np.array([count_by_id[id(part)] for part in datasets], np.int64)
         used = counts > 0
         members = np.arange(lengths.sum())[np.repeat(used, lengths)]
         return _grouped("Mixture", seed, counts[used], lengths[used], members)
@@ -206,13 +207,13 @@ def _labels(dataset: Any) -> Positions:
         return _labels(dataset.dataset)[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([_labels(part) for part in dataset.datasets])
-    found = np.asarray(getattr(dataset, "targets", None))
-    if found.shape != (len(dataset),) or found.dtype.kind not in "iu":
+    labels = np.asarray(getattr(dataset, "targets", None))
+    if labels.shape != (len(dataset),) or labels.dtype.kind not in "iu":
         raise UsageError(
             f"Balanced() needs the class of every row: {type(dataset).__name__} has no `targets` "
             "with one integer per row"
         )
-    return found.astype(np.int64)
+    return labels.astype(np.int64)
 
 
 def _require_same_classes(dataset: Any) -> None:
@@ -221,18 +222,18 @@ def _require_same_classes(dataset: Any) -> None:
     Raises:
         UsageError: If classes differ, and no ``target_transform`` may make them equal.
     """
-    known: list[str] | None = None
-    for part in parts(dataset):
+    first: list[str] | None = None
+    for part in inner_datasets(dataset):
         classes = getattr(part, "classes", None)
         if classes is None or getattr(part, "target_transform", None) is not None:
             continue
-        if known is not None and list(classes) != known:
+        if first is not None and list(classes) != first:
             raise UsageError(
-                f"the datasets have different classes, {_show(known)} and {_show(list(classes))}, "
+                f"the datasets have different classes, {_show(first)} and {_show(list(classes))}, "
                 "so equal labels would differ in meaning: convert them with the same "
                 "--class-order FILE, or set target_transform="
             )
-        known = list(classes)
+        first = list(classes)
 
 
 def _show(classes: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch.distributed
@@ -13,13 +13,15 @@ from shardkit.errors import UsageError
 from shardkit.sampling.epochs import Epochs
 from shardkit.sampling.order import Order, Positions, check_integer
 from shardkit.sampling.ranks import (
-    RankShard,
-    ResolvedRankShard,
+    Rank,
+    ResolvedRank,
     Step,
     count_samples,
     count_steps,
     steps,
 )
+
+_Number = TypeVar("_Number", int, Positions)
 
 _AT_ONCE = 8192
 """Positions whose rows are looked up together: 60 ns each, compared with 1 us in batches of 64."""
@@ -47,8 +49,15 @@ class Request(NamedTuple):
 
     def of_view(self, view: int, views: int) -> Request:
         """Return the request of one of several views, which draw different random numbers."""
+        if views == 1:
+            return self
         assert self.repeats is not None, "samples with views are numbered"
-        return self._replace(repeats=self.repeats * views + view)
+        return self._replace(repeats=view_number(self.repeats, view, views))
+
+
+def view_number(number: _Number, view: int, views: int) -> _Number:
+    """Return the number of a sample in one of several views, which draw different numbers."""
+    return number * views + view
 
 
 class BatchSchedule:
@@ -57,7 +66,7 @@ class BatchSchedule:
     Args:
         order: The order of an epoch.
         batch_size: Samples in a batch.
-        rank_shard: This rank's subset; an unset rank is looked up here.
+        rank: This rank's subset; an unset rank is looked up here.
         epochs: How epochs are cut from the order.
         repeats: For each row, how many earlier rows are the same record; None if all differ.
 
@@ -68,12 +77,14 @@ class BatchSchedule:
     lookahead = 0
     """Samples to announce before they are read, in the order of the epoch; 0 leaves it to the
     order."""
+    endless = False
+    """Whether an iteration continues with the next epoch instead of ending."""
 
     def __init__(
         self,
         order: Order,
         batch_size: int,
-        rank_shard: RankShard,
+        rank: Rank,
         epochs: Epochs | None = None,
         repeats: Positions | None = None,
     ) -> None:
@@ -83,12 +94,12 @@ class BatchSchedule:
         """Samples of all ranks in an epoch."""
         self._repeats = repeats
         self.batch_size = check_integer("batch_size", batch_size, 1)
-        self.rank_shard: ResolvedRankShard = rank_shard.resolved(_process_group())
-        self._rank_looked_up = rank_shard.rank is None
+        self.rank: ResolvedRank = rank.resolved(_process_group())
+        self._rank_looked_up = rank.rank is None
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
-        return count_steps(self.size, self.batch_size, self.rank_shard)
+        return count_steps(self.size, self.batch_size, self.rank)
 
     def require_same_group(self) -> None:
         """Check that the process group still is the one that the rank was taken from.
@@ -96,11 +107,11 @@ class BatchSchedule:
         Raises:
             UsageError: If it was initialized since: all ranks would read the same samples.
         """
-        rank, world_size = self.rank_shard.rank, self.rank_shard.world_size
+        rank, world_size = self.rank.rank, self.rank.world_size
         if self._rank_looked_up and _process_group() not in (None, (rank, world_size)):
             raise UsageError(
                 f"this was created as rank {rank} of {world_size}, before torch.distributed was "
-                "initialized: create it afterwards, or pass RankShard(rank=, world_size=)"
+                "initialized: create it afterwards, or pass Rank(rank=, world_size=)"
             )
 
     def is_exhausted(self, consumed: int) -> bool:
@@ -108,13 +119,13 @@ class BatchSchedule:
 
         All ranks must agree, even where some have one batch less: rank 0 never has.
         """
-        rank_shard = self.rank_shard._replace(rank=0)
-        return count_steps(self.size, self.batch_size, rank_shard, consumed) == 0
+        rank = self.rank._replace(rank=0)
+        return count_steps(self.size, self.batch_size, rank, consumed) == 0
 
     @property
     def samples(self) -> int:
         """Samples of this rank in an epoch, including padding."""
-        return count_samples(self.size, self.batch_size, self.rank_shard)
+        return count_samples(self.size, self.batch_size, self.rank)
 
     def require_endless(self, endless: bool) -> bool:
         """Return ``endless`` after checking that an endless iteration has batches.
@@ -141,11 +152,11 @@ class BatchSchedule:
 
     def _requests(self, epoch: int, consumed: int) -> Iterator[Request]:
         strided = self.epochs.aug_repeats > 1
-        remaining = steps(self.size, self.batch_size, self.rank_shard, consumed, strided=strided)
+        remaining = steps(self.size, self.batch_size, self.rank, consumed, strided=strided)
         at_once = max(1, _AT_ONCE // self.batch_size)
         announced = 0
-        while several := list(itertools.islice(remaining, at_once)):
-            for request in self._look_up(epoch, several):
+        while group := list(itertools.islice(remaining, at_once)):
+            for request in self._look_up(epoch, group):
                 if not self.lookahead or not len(request.rows):
                     yield request
                     continue
@@ -155,25 +166,25 @@ class BatchSchedule:
                 places = np.arange(start, announced)
                 yield request._replace(ahead=self.epochs.rows(self.order, epoch, places))
 
-    def _look_up(self, epoch: int, several: list[Step]) -> Iterator[Request]:
+    def _look_up(self, epoch: int, group: list[Step]) -> Iterator[Request]:
         size = self.size
-        ranges = [np.arange(step.start, step.stop, step.stride) for step in several]
+        ranges = [np.arange(step.start, step.stop, step.stride) for step in group]
         positions = np.concatenate(ranges) % size
         rows = self.epochs.rows(self.order, epoch, positions)
         repeats = self._number_repeats(positions, rows)
         end = 0
-        for step in several:
+        for step in group:
             real = np.arange(step.start, min(step.stop, size), step.stride)
             start, end = end, end + (step.stop - step.start) // step.stride
-            own = slice(start, end)
+            places = slice(start, end)
             yield Request(
                 epoch=epoch,
                 seed=self.order.seed,
-                rows=rows[own],
+                rows=rows[places],
                 padding=end - start - len(real),
                 consumed=step.consumed,
                 ahead=self.epochs.ahead(self.order, epoch, real),
-                repeats=None if repeats is None else repeats[own],
+                repeats=None if repeats is None else repeats[places],
             )
 
     def _number_repeats(self, positions: Positions, rows: Positions) -> Positions | None:

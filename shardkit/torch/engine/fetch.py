@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from operator import attrgetter
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from shardkit.errors import UsageError
 from shardkit.sampling.order import Draws, derive_key, sample_number
 from shardkit.torch.data import nested
 from shardkit.torch.data.collate import BatchView
 from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import (
     Allocate,
+    NumberedRows,
     ReadContext,
     globals_kept,
+    read_at_once,
     reading,
     seed_globals,
 )
 from shardkit.torch.data.schedule import Request
 
-_TOGETHER_BYTES, _MOST_TOGETHER = 8 << 20, 16
-"""Bytes and number of batches to read at once. Python takes 0.2 ms for a read, as long as copying
-1 MiB: docs/benchmarks.md."""
+_AT_ONCE_BYTES, _MOST_AT_ONCE = 8 << 20, 16
+"""Bytes and number of batches that a thread reads at once. Looking up a batch, filling it and
+handing it over takes Python 0.2 ms, as long as copying 1 MiB, and other threads wait for the GIL
+meanwhile."""
 
 _SAMPLED_ROWS = 64
 """Rows whose mean size estimates that of a sample."""
@@ -41,7 +47,7 @@ class Fetch:
         collate: Callable[[Sequence[Any]], Any],
         *,
         with_rows: bool,
-        views: int = 1,
+        views: Sequence[ImageOp | None] = (),
     ) -> None:
         """Create a reader of batches.
 
@@ -49,10 +55,12 @@ class Fetch:
             dataset: Any object with ``__getitem__``, preferably with ``__getitems__``.
             collate: Makes a batch of samples.
             with_rows: Whether to append the rows of the samples to a batch; -1 for padding.
-            views: Random draws of each sample. If there are several, a batch is a tuple with a
-                batch for each.
+            views: The operation of each view, None for the dataset's own ``decode``. A batch is
+                then a tuple with a batch for each. Without views, it is one batch.
         """
-        self.views = views
+        self.ops = tuple(views)
+        self.views = max(1, len(self.ops))
+        """Number of views."""
         self.dataset = dataset
         self.collate = collate
         self._with_rows = with_rows
@@ -66,104 +74,104 @@ class Fetch:
         mark: npt.NDArray[np.int64] | None = None,
     ) -> Any:
         """Return the batch of ``request``; the other arguments are those of `ReadContext`."""
-        announce = getattr(self.dataset, "announce", None)
-        if announce is not None and len(request.ahead):
-            announce(request.ahead)
-        stated = ReadContext(request.seed, request.epoch, allocate, alone, mark)
+        self._prefetch(request)
+        context = ReadContext(request.seed, request.epoch, allocate, alone, mark)
         with globals_kept() if alone else nullcontext():
-            if self.views == 1:
-                return self._read(request, stated)
-            several = (request.of_view(view, self.views) for view in range(self.views))
-            return tuple(self._read(each, stated) for each in several)
+            if not self.ops:
+                return self._read(request, context)
+            return tuple(self._read_views(request, context))
 
-    def group(self, batch_size: int) -> int:
+    def batches_at_once(self, batch_size: int) -> int:
         """Return how many batches to read at once: several if they are small."""
         dataset = self.dataset
-        if self.views > 1 or not isinstance(dataset, ShardDataset) or dataset.functions():
+        if self.ops or not isinstance(dataset, ShardDataset) or dataset.functions():
             return 1
         size = batch_size * dataset.sample_bytes(_SAMPLED_ROWS)
-        return max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // max(1, size)))
+        return max(1, min(_MOST_AT_ONCE, _AT_ONCE_BYTES // max(1, size)))
 
-    def several(self, requests: Sequence[Request], *, allocate: Allocate | None) -> Iterator[Any]:
+    def read_several(
+        self, requests: Sequence[Request], *, allocate: Allocate | None
+    ) -> Iterator[Any]:
         """Yield the batch of each request, in a thread that is not alone; read at once if possible.
 
         An error is raised for the batch that has it.
         """
-        for _, group in itertools.groupby(requests, lambda each: each[:2]):  # epoch and seed
-            some = list(group)
-            together = self._read_together(some, allocate) if len(some) > 1 else None
-            end = 0
-            for request in some:
-                if together is None:
+        for _, same_epoch in itertools.groupby(requests, attrgetter("epoch", "seed")):
+            group = list(same_epoch)
+            samples = self._read_at_once(group, allocate) if len(group) > 1 else None
+            if samples is None:
+                for request in group:
                     yield self(request, allocate=allocate, alone=False)
-                    continue
-                start, end = end, end + len(request.rows)
-                with reading(_context(request, allocate)):
-                    batch = self.collate(together.part(start, end))
-                yield self._add_rows(batch, request) if self._with_rows else batch
+                continue
+            stop = 0
+            for request in group:
+                start, stop = stop, stop + len(request.rows)
+                with reading(_shared_context(request, allocate)):
+                    batch = self.collate(samples.part(start, stop))
+                yield self._with_rows_added(batch, request)
 
-    def _read_together(
+    def _read_at_once(
         self, requests: Sequence[Request], allocate: Allocate | None
     ) -> BatchView | None:
         """Return the samples of requests of one epoch; None if they must be read one by one."""
-        for each in requests:
-            if len(each.ahead):
-                self.dataset.announce(each.ahead)
-        rows = np.concatenate([each.rows for each in requests])
-        repeats = [number for each in requests for number in each.numbers]
         try:
-            with reading(_context(requests[0], allocate)._replace(repeats=repeats)):
-                samples = self.dataset.__getitems__(rows)
+            samples = read_at_once(self.dataset, requests, _shared_context(requests[0], allocate))
         except Exception:  # raised again for the batch that has the fault
             return None
         return samples if isinstance(samples, BatchView) else None
 
-    def _read(self, request: Request, stated: ReadContext) -> Any:
-        """Return the collated batch, with repeatable random numbers from global generators.
+    def _read_views(self, request: Request, context: ReadContext) -> Iterator[Any]:
+        """Yield the batch of each view; shardkit's datasets read all views at once."""
+        requests = [request.of_view(view, self.views) for view in range(self.views)]
+        portions = nested.portions(self.dataset, request.rows.tolist())
+        if not all(_reads_views(portion.dataset) for portion in portions):
+            for view, op in zip(requests, self.ops, strict=True):
+                yield self._read(view, context._replace(op=op))
+            return
+        context, samples = _read_portions(portions, request, context._replace(views=self.ops))
+        for number, view in enumerate(requests):
+            yield self._collated(portions, [part.views[number] for part in samples], view, context)
 
-        A shardkit dataset seeds them for each sample. This method does so for other datasets and
-        for the collate function.
-        """
-        if not stated.alone and isinstance(self.dataset, ShardDataset):  # the usual case
-            with reading(stated._replace(repeats=request.numbers)):
-                samples: Any = self.dataset.__getitems__(request.rows)
-            with reading(stated):
-                batch = self.collate(samples)
-            return self._add_rows(batch, request) if self._with_rows else batch
-        rows, key = request.rows.tolist(), derive_key("fetch", request.seed, request.epoch)
-        repeats = request.numbers
+    def _read(self, request: Request, context: ReadContext) -> Any:
+        """Return the batch of one view: its samples are read, put in order and collated."""
+        portions = nested.portions(self.dataset, request.rows.tolist())
+        context, samples = _read_portions(portions, request, context)
+        return self._collated(portions, samples, request, context)
 
-        def seed(place: int, key: int = key) -> None:
-            if stated.alone:
-                number = sample_number(rows[place], repeats[place] if repeats else 0)
-                seed_globals(Draws(key, number).bits())
+    def _collated(
+        self,
+        portions: list[nested.Portion],
+        samples: list[Sequence[Any]],
+        request: Request,
+        context: ReadContext,
+    ) -> Any:
+        in_order = samples[0] if len(portions) == 1 else nested.in_order(portions, samples)
+        if context.alone:
+            _GlobalGenerators(request).seed_for_collate()
+        # The context is set again, since the rows of each portion have set their own.
+        with reading(context):
+            batch = self.collate(in_order)
+        return self._with_rows_added(batch, request)
 
-        found = nested.pieces(self.dataset, rows)
-        if len(found) > 1:  # several blocks: the batch cannot be sent as one
-            stated = stated._replace(allocate=_allocate)
-        samples = [None] * len(rows)
-        for dataset, own, places in found:
-            known = isinstance(dataset, ShardDataset)
-            counts = [repeats[place] for place in places] if repeats else ()
-            with reading(stated._replace(repeats=counts if known else None)):
-                read = _read_rows(dataset, own, seed, places)
-            if len(found) == 1:
-                samples = read
-            else:
-                for place, sample in zip(places, read, strict=True):
-                    samples[place] = sample
-        seed(0, ~key)
-        with reading(stated):
-            batch = self.collate(samples)
-        return self._add_rows(batch, request) if self._with_rows else batch
-
-    def _add_rows(self, batch: Any, request: Request) -> Any:
+    def _with_rows_added(self, batch: Any, request: Request) -> Any:
+        if not self._with_rows:
+            return batch
         rows = torch.from_numpy(nested.dataset_rows(self.dataset, request.rows).copy())
         if request.padding:
             rows[-request.padding :] = -1
         if isinstance(batch, dict):
+            if "rows" in batch:
+                raise UsageError(
+                    "with_rows=True adds 'rows' to a batch, which has a field of this name: leave "
+                    "the field out with fields=, or set as_dict=False"
+                )
             return {**batch, "rows": rows}
         return (*batch, rows) if isinstance(batch, (tuple, list)) else (batch, rows)
+
+    def _prefetch(self, request: Request) -> None:
+        announce = getattr(self.dataset, "announce", None)
+        if announce is not None and len(request.ahead):
+            announce(request.ahead)
 
     def name(self, row: int) -> str:
         """Return the name of the sample at ``row`` for errors."""
@@ -171,22 +179,97 @@ class Fetch:
         return str(name(row)) if name is not None else f"row {row}"
 
 
-def _read_rows(
-    dataset: Any, rows: list[int], seed: Callable[[int], None], places: Sequence[int]
-) -> Any:
-    """Return the samples of ``rows``; ``seed`` seeds the generators for each of ``places``."""
-    # A subclass of Subset always has __getitems__, but its dataset may lack it.
-    if all(getattr(each, "__getitems__", None) for each in (dataset, *nested.parts(dataset))):
-        seed(places[0])
-        return dataset.__getitems__(rows)
+class _GlobalGenerators:
+    """Seeds the global generators of Python, NumPy and PyTorch from the samples of a batch.
+
+    Only datasets of others and collate functions use them: a shardkit dataset seeds them itself for
+    each of its transforms. If other threads use the generators too, nobody seeds them.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._key = derive_key("fetch", request.seed, request.epoch)
+
+    def seed_for_sample(self, place: int) -> None:
+        """Seed them for the sample at a position of the batch."""
+        seed_globals(Draws(self._key, self._number(place)).bits())
+
+    def seed_for_collate(self) -> None:
+        """Seed them for the collate function."""
+        seed_globals(Draws(~self._key, self._number(0)).bits())
+
+    def _number(self, place: int) -> int:
+        rows, repeats = self._request.rows, self._request.repeats
+        return sample_number(int(rows[place]), 0 if repeats is None else int(repeats[place]))
+
+
+@contextmanager
+def seeded_for_collate(request: Request, *, alone: bool) -> Iterator[None]:
+    """Seed the global generators for a collate function and restore them, if ``alone``."""
+    with globals_kept() if alone else nullcontext():
+        if alone:
+            _GlobalGenerators(request).seed_for_collate()
+        yield
+
+
+def _read_portions(
+    portions: list[nested.Portion], request: Request, context: ReadContext
+) -> tuple[ReadContext, list[Any]]:
+    """Return the samples of all portions, and the context to collate them in."""
+    if len(portions) > 1:  # several blocks: the batch cannot be sent as one
+        context = context._replace(allocate=_allocate)
+    generators = _GlobalGenerators(request) if context.alone else None
+    with reading(context):
+        samples = [_read_portion(portion, request, context, generators) for portion in portions]
+    return context, samples
+
+
+def _read_portion(
+    portion: nested.Portion,
+    request: Request,
+    context: ReadContext,
+    generators: _GlobalGenerators | None,
+) -> Sequence[Any]:
+    """Return the samples that come from one dataset: in one call if it reads batches."""
+    dataset, places = portion.dataset, portion.places
+    rows = NumberedRows(portion.rows, context._replace(repeats=_repeats(portion, request)))
+    if _reads_batches(dataset):
+        if generators is not None:
+            generators.seed_for_sample(places[0])
+        return cast(Sequence[Any], dataset.__getitems__(rows))
     samples = []
     for row, place in zip(rows, places, strict=True):
-        seed(place)
+        if generators is not None:
+            generators.seed_for_sample(place)
         samples.append(dataset[row])
     return samples
 
 
-def _context(request: Request, allocate: Allocate | None) -> ReadContext:
+def _repeats(portion: nested.Portion, request: Request) -> list[int] | None:
+    """Return `ReadContext.repeats` of a portion."""
+    if request.repeats is not None:
+        return list(request.repeats[portion.places].tolist())
+    # Another dataset may read one row of ours for several of its own, so repeats are unknown there.
+    return [] if isinstance(portion.dataset, ShardDataset) else None
+
+
+def _reads_batches(dataset: Any) -> bool:
+    """Return whether a dataset has ``__getitems__``, and all datasets that it passes rows to.
+
+    A subclass of ``Subset`` always has the method, but its dataset may lack it.
+    """
+    datasets = (dataset, *nested.inner_datasets(dataset))
+    return all(getattr(inner, "__getitems__", None) for inner in datasets)
+
+
+def _reads_views(dataset: Any) -> bool:
+    """Return whether a dataset returns all views of its samples at once."""
+    own = ShardDataset.__getitems__
+    return isinstance(dataset, ShardDataset) and type(dataset).__getitems__ is own
+
+
+def _shared_context(request: Request, allocate: Allocate | None) -> ReadContext:
+    """Return the context of a request in a thread next to others."""
     return ReadContext(request.seed, request.epoch, allocate, alone=False)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Sequence
 from typing import Any
 
 from shardkit.system.machine import usable_cpus
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.memory import SHARED_MEMORY
-from shardkit.torch.data.nested import parts
+from shardkit.torch.data.nested import inner_datasets
+from shardkit.torch.data.ops import ImageOp
 
 _SAMPLED_ROWS = 1024
 SPARE_FILES = 64
@@ -29,7 +31,7 @@ def local_ranks() -> int:
 
 def why_processes(dataset: Any) -> str | None:
     """Return why a dataset may hold the GIL, and so needs processes, or None."""
-    for part in parts(dataset):
+    for part in inner_datasets(dataset):
         if not isinstance(part, ShardDataset):
             return f"{type(part).__name__} is not a dataset of shardkit and may hold the GIL"
         for name, function in part.functions().items():
@@ -39,13 +41,14 @@ def why_processes(dataset: Any) -> str | None:
     return None
 
 
-def batch_bytes(dataset: Any, batch_size: int) -> int | None:
-    """Return the estimated bytes of a batch; None if unknown."""
+def batch_bytes(dataset: Any, batch_size: int, views: Sequence[ImageOp | None] = ()) -> int | None:
+    """Return the estimated bytes of a batch, of all its views; None if unknown."""
     sizes = []
-    for part in parts(dataset):
+    for part in inner_datasets(dataset):
         if not isinstance(part, ShardDataset) or not len(part):
             return None
-        sizes.append(part.sample_bytes(_SAMPLED_ROWS))
+        datasets = [part if op is None else part.with_decode(op) for op in views or (None,)]
+        sizes.append(sum(view.sample_bytes(_SAMPLED_ROWS) for view in datasets))
     return batch_size * max(sizes, default=0)
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from shardkit.errors import LoaderFailed
 from shardkit.system.bootstrap import guard_helpers
+from shardkit.system.turns import shared_turn
 from shardkit.torch import _compat
 from shardkit.torch.data.memory import full_explained
 from shardkit.torch.data.schedule import Request
@@ -219,7 +220,9 @@ class ProcessEngine:
             collate_fn=_as_it_is,
             pin_memory=self._pinned,
             timeout=self._poll if count else 0,
-            worker_init_fn=partial(workers.begin_worker, self._sharing) if count else None,
+            worker_init_fn=(
+                partial(workers.begin_worker, self._sharing, shared_turn()) if count else None
+            ),
             prefetch_factor=self._each if count else None,
             persistent_workers=count > 0,
             generator=torch.Generator(),  # iterating must not draw from the global one

@@ -81,10 +81,10 @@ class ThreadEngine:
 
         def submit() -> None:
             nonlocal free
-            while free >= group and (some := list(itertools.islice(requests, group))):
-                jobs.append(_Job(some, self._owned))
+            while free >= group and (batch_requests := list(itertools.islice(requests, group))):
+                jobs.append(_Job(batch_requests, self._owned))
                 threads.tasks.put(jobs[-1])
-                free -= len(some)
+                free -= len(batch_requests)
 
         try:
             submit()
@@ -107,7 +107,7 @@ class ThreadEngine:
     def _group(self, batch_size: int) -> tuple[int, int]:
         """Return how many batches to read at once, and to prefetch."""
         if self._together is None:
-            self._together = self._fetch.group(batch_size)
+            self._together = self._fetch.batches_at_once(batch_size)
         group, prefetch = self._together, self._prefetch
         if self._is_prefetch_default:
             return group, group * prefetch
@@ -116,7 +116,7 @@ class ThreadEngine:
     def _make(self, job: _Job) -> None:
         """Make the batches of a job; runs in a thread."""
         try:
-            for batch in self._fetch.several(job.requests, allocate=self._allocate(job)):
+            for batch in self._fetch.read_several(job.requests, allocate=self._allocate(job)):
                 job.batches.append(self._ready(batch))
         except BaseException as error:  # re-raised where the batch is awaited
             job.error = error
@@ -224,7 +224,7 @@ _RUNNING: weakref.WeakSet[_WorkerThreads] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop threads before interpreter shutdown: a late one could crash it."""
+    """Stop threads before interpreter shutdown: one that runs C++ code then aborts the process."""
     running = list(_RUNNING)
     for threads in running:
         threads.stop()

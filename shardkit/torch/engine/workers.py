@@ -12,13 +12,15 @@ import tempfile
 import threading
 import time
 from multiprocessing import connection, util
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing
 
 from shardkit.errors import UsageError
+from shardkit.system.bootstrap import main_file, main_problem
+from shardkit.system.helper import RECEIVER
+from shardkit.system.turns import Turn, join_turn
 from shardkit.torch import _compat
 from shardkit.torch.data.memory import SHARED_MEMORY, remove_left
 from shardkit.torch.engine.fetch import Fetch
@@ -62,6 +64,7 @@ def end(processes: list[Any], done: Any, owner: int) -> None:
             if process.is_alive():
                 _kill(process)
     if not any(process.is_alive() for process in processes):
+        # A worker killed while it checked the event keeps its lock: setting it would wait forever.
         _compat.release_lock(done)
 
 
@@ -93,17 +96,18 @@ def _kill(process: Any) -> None:
 
 def _shared_files(pid: int) -> list[str]:
     """Return the files of shared tensors that a process has open and has not unlinked."""
-    found = []
+    files = []
     with contextlib.suppress(OSError):  # not Linux, or the process has ended
-        for each in os.scandir(f"/proc/{pid}/fd"):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                found.append(os.readlink(each.path))
-    own = f"{SHARED_MEMORY}/torch_{pid}_"
-    return [each for each in found if each.startswith(own) and not each.endswith(" (deleted)")]
+                files.append(os.readlink(entry.path))
+    prefix = f"{SHARED_MEMORY}/torch_{pid}_"
+    return [file for file in files if file.startswith(prefix) and not file.endswith(" (deleted)")]
 
 
-def begin_worker(sharing: str | None, _: int) -> None:
+def begin_worker(sharing: str | None, turn: Turn, _: int) -> None:
     """Prepare a worker process: ignore Ctrl-C and limit OpenCV to one thread."""
+    join_turn(turn)
     if sharing is not None:
         torch.multiprocessing.set_sharing_strategy(sharing)  # type: ignore[no-untyped-call]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -154,18 +158,24 @@ def choose_start_method() -> str:
     A fork copies locks that other threads hold, and a CUDA context that it cannot use. Without
     these it is fastest, and the only method that takes functions defined in a notebook.
     """
-    known = multiprocessing.get_all_start_methods()
+    methods = multiprocessing.get_all_start_methods()
     alone = all(map(_may_fork, threading.enumerate())) and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if "fork" in known and alone and sys.platform == "linux":
+    if "fork" in methods and alone and sys.platform == "linux":
         return "fork"
-    return "forkserver" if "forkserver" in known else "spawn"
+    return "forkserver" if "forkserver" in methods else "spawn"
+
+
+_HARMLESS = {
+    "QueueFeederThread",  # of another loader's workers
+    RECEIVER,  # of a process that measures, which forks as the user's process does
+}
 
 
 def _may_fork(thread: threading.Thread) -> bool:
     """Return whether a process with this thread may fork: workers need no lock that it holds."""
     return (
         thread is threading.current_thread()
-        or thread.name == "QueueFeederThread"  # of another loader's workers
+        or thread.name in _HARMLESS
         or type(thread).__module__ == "tqdm._monitor"
     )
 
@@ -174,7 +184,7 @@ def start_problem(requested: str, fetch: Fetch) -> str | None:
     """Return why workers cannot start with the method that ``auto`` would choose, or None."""
     if requested != "auto" or choose_start_method() == "fork":
         return None
-    return _send_problem(fetch) or _main_problem()
+    return _send_problem(fetch) or main_problem()
 
 
 def require_start(method: str, fetch: Fetch) -> None:
@@ -183,15 +193,20 @@ def require_start(method: str, fetch: Fetch) -> None:
     Raises:
         UsageError: If the system does not support it, or the dataset cannot be sent to workers.
     """
-    known = multiprocessing.get_all_start_methods()
-    if method not in known:
-        raise UsageError(f"start_method={method!r} is unknown here; known: {', '.join(known)}")
-    problem = None if method == "fork" else _send_problem(fetch)
+    methods = multiprocessing.get_all_start_methods()
+    if method not in methods:
+        raise UsageError(f"start_method={method!r} is unknown here; known: {', '.join(methods)}")
+    if method == "fork":
+        return
+    problem = main_problem()
+    if problem is not None:
+        raise UsageError(f"workers would be started by {method}, but {problem}")
+    problem = _send_problem(fetch)
     if problem is not None:
         raise UsageError(
             f"{problem}, and workers would be started by {method}. Define functions at the top "
             "level of a module, not as lambdas or inside others; or use threads: "
-            "LoaderOptions(engine='thread'); or fork workers: LoaderOptions(start_method='fork')"
+            "engine='thread'; or fork workers: start_method='fork'"
         )
 
 
@@ -204,39 +219,12 @@ def _send_problem(fetch: Fetch) -> str | None:
             "the dataset, its transform or the collate function cannot be sent to worker "
             f"processes ({error})"
         )
-    if b"__main__" in sent and _main_file() is None:
+    if b"__main__" in sent and main_file() is None:
         return (
             "the dataset, its transform or the collate function is defined in a notebook, at a "
             "prompt or on standard input, where worker processes cannot import it"
         )
     return None
-
-
-def _main_problem() -> str | None:
-    """Return why a worker cannot run the program's main file again, or None."""
-    file = _main_file()
-    if file is None:
-        return None
-    try:
-        guarded = b"__main__" in Path(file).read_bytes()
-    except OSError:
-        return f"the program has no file ({file}) that worker processes can run"
-    if guarded:
-        return None
-    return (
-        f"each worker process would run {file} again, which has no "
-        "`if __name__ == '__main__':` guard"
-    )
-
-
-def _main_file() -> str | None:
-    """Return the main file, which a worker that is not forked runs again, or None."""
-    main = sys.modules["__main__"]
-    name = getattr(getattr(main, "__spec__", None), "name", None) or ""
-    if name.rpartition(".")[2] == "__main__":
-        return None
-    file: str | None = getattr(main, "__file__", None)
-    return file
 
 
 def share_temporary_folder() -> None:
@@ -275,6 +263,6 @@ def hint(codes: list[int | None]) -> str:
     if -signal.SIGBUS in codes:
         return f" Shared memory may be full: see `df /dev/shm` (process {os.getpid()})."
     if 1 in codes:
-        problem = _main_problem()
+        problem = main_problem()
         return " Its own message is above." + (f" (If not forked, {problem}.)" if problem else "")
     return ""

@@ -13,15 +13,16 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 from faulty import Control
 from mistakes import MISTAKES
 from PIL import Image
 from tqdm import tqdm
 
-import shardkit.cli.convert
-import shardkit.cli.verify  # noqa: F401 - loaded before the first child is made
+from shardkit import make_loader, open_dataset
 from shardkit.cli.main import main
 from shardkit.registry import format_names, get_format
 
@@ -57,6 +58,8 @@ def run(control: Control, folder: Path, arguments: list[str], mistake: str | Non
             MISTAKES[mistake]()
         sys.argv = ["shardkit", *arguments]
         control.session = os.getpid()
+        if arguments[0] == "load":
+            load(Path(arguments[1]))
         main()
     except SystemExit as end:
         code = end.code
@@ -66,6 +69,17 @@ def run(control: Control, folder: Path, arguments: list[str], mistake: str | Non
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def load(dataset: Path) -> NoReturn:
+    """Read an epoch of a dataset; an error becomes a line and an exit code, as in the commands."""
+    try:
+        with closing(make_loader(open_dataset(dataset), 4, num_workers=0, collate_fn=list)) as rows:
+            sys.stdout.write(f"{sum(map(len, rows))}\n")
+    except Exception as error:
+        sys.stderr.write(f"shardkit: error: {type(error).__name__}: {error}\n")
+        sys.exit(1)
+    sys.exit(0)
 
 
 if __name__ == "__main__":

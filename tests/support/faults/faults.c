@@ -3,6 +3,7 @@
  * It counts every call by which anything reaches the disk below one directory, from Python and from
  * C libraries (HDF5, LMDB) alike, and at a chosen one it sends a signal, tears the write, or lets
  * the call fail. It can also write down what was done, to tell later what a power cut would leave.
+ * On request it counts Python's calls that read files, folders and attributes there instead.
  *
  * It is told what to do by a file that all processes of a test map (`struct control`, whose twin is
  * `Control` in faulty.py), named by the environment variable FAULTS_CONTROL. So processes started
@@ -13,6 +14,7 @@
  * Nothing in shardkit uses them: LMDB maps its file for reading only.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -45,6 +47,7 @@ struct control {
     int64_t session; /* calls of this session's processes count; its leader is the main one */
     int64_t quick;   /* whether syncs are left out: they take time, and only a power cut tells */
     int64_t acted;   /* calls that something happened to */
+    int64_t reads;   /* whether calls that read files, folders and attributes count instead */
     char root[1024];  /* calls on paths below it count */
     char trace[1024]; /* the file to write down calls in, or "" */
     char keep[1024];  /* a folder for links to files that are removed or replaced, or "" */
@@ -134,7 +137,7 @@ static int fits(int takes_room) {
 static int arrive(struct call *call, int writes, int room) {
     call->number = 0;
     call->action = NOTHING;
-    if (!watched() || !below(call->path)) return 0;
+    if (!watched() || control->reads || !below(call->path)) return 0;
     call->number = __atomic_add_fetch(&control->count, 1, __ATOMIC_SEQ_CST);
     if (call->number < control->at || call->number >= control->at + control->times) return 0;
     call->action = (int)control->action;
@@ -147,6 +150,37 @@ static int arrive(struct call *call, int writes, int room) {
     if (call->action != FAIL) return 0;
     errno = (int)control->code;
     return 1;
+}
+
+/* Count a call that reads; return whether it fails, with errno set. Only calls that open anything
+ * can lack a descriptor, and only those that take a name can lack the permission. */
+static int arrive_read(const char *kind, const char *path, int opens, int name) {
+    if (!below(path)) return 0;
+    int64_t number = __atomic_add_fetch(&control->count, 1, __ATOMIC_SEQ_CST);
+    note(kind, number, path, 0);
+    if (number < control->at || number >= control->at + control->times) return 0;
+    if (control->action != FAIL) return 0;
+    if (control->code == EMFILE && !opens) return 0;
+    if (control->code == EACCES && !name) return 0;
+    __atomic_add_fetch(&control->acted, 1, __ATOMIC_SEQ_CST);
+    errno = (int)control->code;
+    return 1;
+}
+
+static int reading(void) { return watched() && control->reads; }
+
+static int read_fails(const char *kind, int file) {
+    char path[PATH_MAX];
+    if (!reading()) return 0;
+    path_of(file, path);
+    return arrive_read(kind, path, 0, 0);
+}
+
+static int name_fails(const char *kind, int folder, const char *name, int opens) {
+    char path[PATH_MAX];
+    if (!reading()) return 0;
+    join(folder, name, path);
+    return arrive_read(kind, path, opens, 1);
 }
 
 static void leave(const struct call *call) {
@@ -201,6 +235,7 @@ static int open_any(int folder, const char *path, int flags, mode_t mode) {
     REAL(int, openat, (int, const char *, int, ...));
     struct call call = {0};
     int changes = flags & (O_CREAT | O_TRUNC) || (flags & O_TMPFILE) == O_TMPFILE;
+    if (!changes && name_fails("open", folder, path, 1)) return -1;
     if (!changes || !watched()) return real_openat(folder, path, flags, mode);
     join(folder, path, call.path);
     if (arrive(&call, 0, 1)) return -1;
@@ -472,3 +507,29 @@ int linkat(int from, const char *old, int to, const char *new, int flags) {
     return failed;
 }
 int link(const char *old, const char *new) { return linkat(AT_FDCWD, old, AT_FDCWD, new, 0); }
+
+/* --- reads --- */
+
+/* A function of the C library that fails if `test` does, and is called otherwise. */
+#define READ(type, name, parameters, arguments, test, failed)     \
+    type name parameters {                                         \
+        REAL(type, name, parameters);                              \
+        return test ? failed : real_##name arguments;              \
+    }
+READ(ssize_t, read, (int file, void *into, size_t size), (file, into, size),
+     read_fails("read", file), -1)
+READ(ssize_t, pread64, (int file, void *into, size_t size, off64_t from), (file, into, size, from),
+     read_fails("read", file), -1)
+READ(ssize_t, preadv64v2, (int file, const struct iovec *into, int count, off64_t from, int flags),
+     (file, into, count, from, flags), read_fails("read", file), -1)
+READ(int, fstat64, (int file, struct stat64 *into), (file, into), read_fails("stat", file), -1)
+READ(int, stat64, (const char *path, struct stat64 *into), (path, into),
+     name_fails("stat", AT_FDCWD, path, 0), -1)
+READ(int, lstat64, (const char *path, struct stat64 *into), (path, into),
+     name_fails("stat", AT_FDCWD, path, 0), -1)
+READ(int, fstatat64, (int folder, const char *path, struct stat64 *into, int flags),
+     (folder, path, into, flags), name_fails("stat", folder, path, 0), -1)
+READ(int, access, (const char *path, int mode), (path, mode),
+     name_fails("access", AT_FDCWD, path, 0), -1)
+READ(DIR *, opendir, (const char *path), (path), name_fails("list", AT_FDCWD, path, 1), NULL)
+READ(struct dirent64 *, readdir64, (DIR *folder), (folder), read_fails("list", dirfd(folder)), NULL)

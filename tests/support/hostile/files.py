@@ -217,9 +217,9 @@ def special_cases() -> Iterator[Case]:
     yield special("a file that shrank since the scan", _file, CHANGED, _rewrite(JPEG[:-1]))
     yield special("a file that was emptied since the scan", _file, CHANGED, _rewrite(b""))
     yield special(
-        "a file that was removed since the scan",
-        _file,
-        Rejected(words="it cannot be read: No such file"),
+        "a file that was removed since the scan, and not the others of its folder",
+        _hard,
+        {"odd.jpg": Rejected(words="it cannot be read: No such file"), "twin.jpg": good()},
         Path.unlink,
     )
     yield special("a file that became a pipe since the scan", _file, CHANGED, _replace(os.mkfifo))

@@ -8,41 +8,48 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry, Images, Scan, SourceKind, SourceOption
-from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.contracts import Entry, Images, Scan, Source, SourceKind, SourceOptions
+from shardkit.errors import BadImage, UsageError
+from shardkit.options import option
 from shardkit.record import Record, make_keys
 from shardkit.sources.images import image_record
 
 
-class CsvTable:
+@dataclass(frozen=True, kw_only=True)
+class CsvTableOptions(SourceOptions):
+    """The options of this source."""
+
+    label_column: str = option(
+        "label",
+        help="Column of class names.",
+    )
+
+
+class CsvTable(Source):
     kind = "csv"
 
-    def __init__(self, path: str | Path, *, label_column: str = "label") -> None:
+    def __init__(self, path: str | Path, options: CsvTableOptions) -> None:
         self.path = Path(path)
-        self.label_column = label_column
+        self.options = options
 
     def __str__(self) -> str:
         return str(self.path)
-
-    @classmethod
-    def find(cls, path: Path, described: Mapping[str, Mapping[str, Any]]) -> CsvTable:
-        description = next(iter(described.values()))
-        return cls(path, label_column=str(description.get("label_column")))
 
     def paths(self) -> Sequence[Path]:
         return [self.path]
 
     def describe(self, split: str) -> Mapping[str, Any]:
-        return {"name": self.path.name, "label_column": self.label_column}
+        return {"name": self.path.name, **self.options.describe()}
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         try:
             with self.path.open(newline="", encoding="utf-8") as file:
                 rows = [
-                    (row.get("split") or "", row["path"], row[self.label_column])
+                    (row.get("split") or "", row["path"], row[self.options.label_column])
                     for row in csv.DictReader(file)
                 ]
         except (OSError, ValueError, csv.Error, KeyError) as error:
@@ -71,9 +78,6 @@ class CsvTable:
     def locate(self, split: str, entry: Entry) -> str:
         return str(self.path.parent / entry.path)
 
-    def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
-        return scan.splits[split].entries if split in scan.splits else ()
-
     def _entry(self, path: str, key: str, label: int) -> Entry:
         try:
             status = (self.path.parent / path).stat()
@@ -86,7 +90,6 @@ SOURCE = SourceKind(
     name=CsvTable.kind,
     title="Convert image files listed in a CSV table.",
     help="Convert the images that the table SRC lists to a dataset in DST.",
-    options=(SourceOption(flags="--label-column", default="label", help="Column of class names."),),
-    open=CsvTable,
-    find=CsvTable.find,
+    options=CsvTableOptions,
+    source=CsvTable,
 )

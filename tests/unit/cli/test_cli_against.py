@@ -12,9 +12,9 @@ import pytest
 from forging import forge, restate, with_image
 from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, run_main, tree
 
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.errors import CorruptDataset, UsageError
+from shardkit.recipe import Recipe
 
 SOUND, DAMAGED, USAGE = 0, 1, 2
 
@@ -49,7 +49,8 @@ def test_skipped_files_are_counted(folder: Path, tmp_path: Path) -> None:
     place = make_dataset(folder, tmp_path / "made", on_error="skip", limit=5)
     result = invoke("verify", place, "--against", folder, "--workers", 1)
     count = sum(1 for _ in folder.rglob("*.*")) - 5 + ("bad.jpg" in result.stdout)
-    assert f"not counting {count} skipped, not selected or beyond --limit" in result.stdout
+    others = f"{count} others were" if count > 1 else "1 other was"
+    assert f" ({others} skipped, not selected or beyond --limit): each" in result.stdout
 
 
 def test_the_psnr_is_reported_if_libraries_changed(folder: Path, tmp_path: Path) -> None:

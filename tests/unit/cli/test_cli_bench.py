@@ -40,6 +40,7 @@ def done(place: Path) -> Result:
     )
 
 
+@pytest.mark.slow
 def test_a_run_measures_each_line(done: Result, place: Path) -> None:
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import signal
@@ -9,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import Result
 from helpers import (
@@ -19,6 +17,7 @@ from helpers import (
     exif,
     invoke,
     jpeg,
+    make_dataset,
     make_folder,
     make_tree,
     opened,
@@ -32,11 +31,12 @@ from helpers import (
 )
 
 import shardkit
-from shardkit.cli.convert import convert_group
-from shardkit.conversion.options import parse_bytes, parse_color
+from shardkit.conversion.convert import plan_conversion
+from shardkit.conversion.plan import parse_bytes
 from shardkit.conversion.staging import WORK_NAME
 from shardkit.dataset.manifest import Manifest, load_manifest
 from shardkit.errors import BadImages, ShardkitError, UsageError
+from shardkit.recipe import parse_color
 from shardkit.torch.data.datasets import open_dataset
 
 not_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -116,7 +116,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(folder: Path, tmp_path: Pat
 
 def test_a_dry_run_as_json(folder: Path, tmp_path: Path) -> None:
     result = convert(folder, tmp_path / "out", "--dry-run", "--json")
-    value = json.loads(result.stdout)[""]
+    value = json.loads(result.stdout)["plan"][""]
     assert (value["images"], value["shards"]) == (6, 1)
     assert value["classes"] == {"cat": 3, "dog": 3}
     assert value["recipe"]["encode"] == "keep"
@@ -136,7 +136,8 @@ def test_a_long_list_of_bad_images_is_shortened(tmp_path: Path) -> None:
     assert len(listed) == 21
     assert listed[-1] == "  bad: ... and 3 more (--json prints all)"
     (source / "cat/good.png").write_bytes(png())
-    made = convert(source, tmp_path / "out", "--json")
+    given = ("imagefolder", source, tmp_path / "out", "--to", "lmdb", "--workers", 1)
+    made = run_main("convert", *given, "--json")
     assert len(json.loads(made.stdout)["bad"]) == 23
 
 
@@ -147,7 +148,8 @@ def test_bad_images_are_listed(folder: Path, tmp_path: Path) -> None:
     assert isinstance(result.exception, BadImages)
     assert "  bad: cat/new\\nline.jpg: its content is not an image\n" in result.stderr
     assert "  bad: dog/empty.png: it is empty\n" in result.stderr
-    as_json = convert(folder, tmp_path / "out", "--json")
+    given = ("imagefolder", folder, tmp_path / "out", "--to", "lmdb", "--workers", 1)
+    as_json = run_main("convert", *given, "--json")
     assert [bad["path"] for bad in json.loads(as_json.stdout)["bad"]] == [
         "cat/new\nline.jpg",
         "dog/empty.png",
@@ -268,7 +270,7 @@ def test_any_number_of_workers_writes_the_same_files(folder: Path, tmp_path: Pat
     ("options", "message"),
     [
         (["--resize", "big"], "--resize 'big' is neither"),
-        (["--resize", "0"], "resize 0x0 is not from 1"),
+        (["--resize", "0"], "--resize 0x0 is not from 1"),
         (["--resize", ""], "--resize"),
         (["--resize-mode", "pad"], "--resize-mode requires --resize"),
         (["--resizer", "torch"], "--resizer requires --resize"),
@@ -277,10 +279,10 @@ def test_any_number_of_workers_writes_the_same_files(folder: Path, tmp_path: Pat
         (["--resizer", "torch", "--resize", "8", "--filter", "lanczos"], "has no filter lanczos"),
         (["--shard-size", "lots"], "--shard-size 'lots' is not a size such as"),
         (["--shard-size", "0"], "shard size 0"),
+        (["--shard-size", "1MB", "--shard-samples", "4"], "exclude each other"),
+        (["--dry-run", "--plan-only"], "choose one"),
         (["--shard-size", "-1MB"], "--shard-size"),
         (["--shard-size", "1" * 400], "--shard-size"),
-        (["--shard-samples", "0"], "shard_samples 0"),
-        (["--limit", "0"], "limit 0 is not"),
         (["--background", "transparentish"], "is not a color such as"),
         (["--background", "rgb(300,0,0)"], "background (300, 0, 0)"),
         (["--encode", "raw"], "requires images of one size"),
@@ -316,6 +318,8 @@ def test_contradictory_options_are_usage_errors(
         ["--seed", "x"],
         ["--quality", "high"],
         ["--limit", "1.5"],
+        ["--limit", "0"],
+        ["--shard-samples", "0"],
     ],
     ids=" ".join,
 )
@@ -495,6 +499,8 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (signal.SIGINT, 130, False),
         (signal.SIGINT, 130, True),  # as a terminal sends it: to all processes
         (signal.SIGTERM, 143, False),
+        (signal.SIGHUP, 129, False),
+        (signal.SIGHUP, 129, True),  # as a terminal sends it when it closes
         (signal.SIGKILL, -9, False),
     ],
     ids=str,
@@ -586,26 +592,6 @@ def test_a_folder_in_place_of_the_source_type_suggests_the_command(folder: Path)
         assert said in done.stderr
 
 
-def test_the_options_are_the_keywords_of_convert() -> None:
-    """Same names and defaults, but for what the command leaves out."""
-    command = convert_group.get_command(click.Context(convert_group), "imagefolder")
-    assert command is not None
-    given = command.make_context("convert", ["photos", "out", "--to", "lmdb"]).params
-    others = ("src", "dst", "to", "cluster", "report_file", "quiet", "as_json")
-    python_only = ("on_progress", "schema", "fields", "executor", "facts")
-    options = {name.removesuffix("_"): value for name, value in given.items() if name not in others}
-    keywords = {
-        name: parameter.default
-        for name, parameter in inspect.signature(shardkit.convert).parameters.items()
-        if parameter.default is not parameter.empty and name not in python_only
-    }
-    assert keywords.keys() == options.keys()
-    assert parse_bytes(options.pop("shard_size")) == keywords.pop("shard_size")
-    for name, default in {"workers": 1, "val": 0.0, "test": 0.0}.items():
-        assert (options.pop(name), keywords.pop(name)) == (None, default)
-    assert options == keywords
-
-
 def test_python_and_the_command_write_the_same_dataset(folder: Path, tmp_path: Path) -> None:
     from_python = shardkit.convert(
         str(folder),
@@ -623,9 +609,9 @@ def test_python_and_the_command_write_the_same_dataset(folder: Path, tmp_path: P
         to="hdf5",
     )
     assert from_python.manifests[""].digest == command.digest
-    again = shardkit.convert(folder, tmp_path / "new", to="hdf5", resize="9x12", dry_run=True)
-    assert again.manifests == {}
-    assert again.plan.options.recipe.resize_mode == "crop"
+    plan = plan_conversion(folder, tmp_path / "new", to="hdf5", resize="9x12")
+    assert not (tmp_path / "new").exists()
+    assert plan.options.recipe.resize_mode == "crop"
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -634,3 +620,42 @@ def test_the_summary_counts_the_bytes_of_the_source(folder: Path, tmp_path: Path
     files = sum(path.stat().st_size for path in folder.rglob("*.*"))
     assert json.loads(result.stdout)["bytes_read"] == files
     assert "MB/s read" in convert(folder, tmp_path / "other", to=to).stdout
+
+
+def test_a_dataset_is_not_the_source_of_another_kind(folder: Path, tmp_path: Path) -> None:
+    dataset = make_dataset(folder, tmp_path / "dataset")
+    for kind in ("lmdb", "hdf5", "webdataset"):
+        result = invoke("convert", kind, dataset, tmp_path / "out", "--to", "lmdb")
+        assert "use `shardkit convert dataset`" in str(result.exception)
+    for kind, suffix in (("lmdb", "lmdb"), ("hdf5", "h5"), ("webdataset", "tar")):
+        made = make_dataset(folder, tmp_path / kind, to=kind)
+        for path in (made, made / f"shard-000000.{suffix}"):
+            for command in (("convert", kind), ("attach", kind)):
+                more = ("--to", "lmdb") if command[0] == "convert" else ()
+                result = invoke(*command, path, tmp_path / "out", "--on-error", "skip", *more)
+                assert isinstance(result.exception, UsageError)
+                assert "use `shardkit convert dataset`" in str(result.exception)
+
+
+def test_a_dataset_is_not_a_folder_of_images(folder: Path, tmp_path: Path) -> None:
+    dataset = make_dataset(folder, tmp_path / "dataset")
+    other = make_dataset(folder, tmp_path / "other", to="webdataset")
+    for command in (
+        ("convert", "imagefolder", other, tmp_path / "out", "--to", "lmdb"),
+        ("append", dataset, "--from", other),
+        ("verify", dataset, "--against", other),
+    ):
+        message = str(invoke(*command).exception)
+        assert message.startswith(f"{other} is a shardkit dataset, not a folder of images: use ")
+        assert "`shardkit convert dataset` or `shardkit merge`" in message
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_images_next_to_class_folders_have_a_line_with_the_remedy(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    files = {"cat/a.jpg": jpeg(), "b.jpg": jpeg(seed=1), "c.jpg": jpeg(seed=2), "d.txt": b"text"}
+    source = make_tree(tmp_path / "photos", files)
+    options = ("--to", "lmdb", "--workers", 1, *more)
+    done = invoke("convert", "imagefolder", source, tmp_path / "made", *options)
+    assert "loose     2 images next to the class folders, left out: move them" in done.stdout

@@ -10,7 +10,6 @@ import pytest
 from diagnoses import profile, setup, stage
 
 from shardkit.cli.doctor_report import report_lines, verbose_lines
-from shardkit.conversion.recipe import Recipe
 from shardkit.measure.doctor.checks import Finding
 from shardkit.measure.doctor.doctor import DoctorReport
 from shardkit.measure.doctor.judgement import diagnose
@@ -18,6 +17,7 @@ from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
 from shardkit.measure.doctor.stored import Group
 from shardkit.measure.runner.spec import Subject
+from shardkit.recipe import Recipe
 from shardkit.system.machine import OtherLoad
 
 RAW = Remedy(name="raw pixels, 256x256", price="2.0x the space", recipe=Recipe())
@@ -99,8 +99,9 @@ def test_a_remedy_says_whether_it_is_enough(step_ms: float | None, words: str) -
 def test_without_a_step_the_rate_is_stated() -> None:
     found = text(step_ms=None)
 
-    assert "GPU unknown without a training step: the loader (8 threads) gives 100" in found
-    assert "Add --step-ms T or --model" in found
+    assert "GPU waits if a training step with a batch of 64 takes less than" in found
+    assert "the loader (8 threads) gives 100" in found
+    assert "add --step-ms T or --model" in found
 
 
 def test_a_fed_gpu_needs_nothing() -> None:

@@ -20,8 +20,8 @@ from helpers import (
 )
 
 from shardkit import convert, describe, open_dataset
-from shardkit.conversion.recipe import Recipe
-from shardkit.dataset.source import DatasetSource
+from shardkit.recipe import Recipe
+from shardkit.registry import open_source
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -45,12 +45,24 @@ def test_the_text_describes_the_dataset(folder: Path, tmp_path: Path, to: str) -
 def test_json_describes_the_dataset(folder: Path, tmp_path: Path) -> None:
     place = make_dataset(folder, tmp_path / "made")
     result = invoke("info", place, "--json")
-    assert json.loads(result.stdout) == json.loads(json.dumps(describe(place)))
+    assert json.loads(result.stdout)["datasets"] == json.loads(json.dumps(describe(place)))
     assert result.exit_code == 0
 
 
+def test_a_plan_is_described_with_the_next_command(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "a plan"
+    invoke("convert", "imagefolder", folder, place, "--to", "lmdb", "--plan-only")
+    for done, command in ((0, f"work '{place}' --claim"), (1, f"commit '{place}'")):
+        result = invoke("info", place)
+        assert f"{done} of 1 tasks are done" in result.stdout
+        assert result.stdout.endswith(f"  next      shardkit {command}\n")
+        value = json.loads(invoke("info", place, "--json").stdout)
+        assert (value["datasets"], value["plan"]) == ({}, {"done": done, "tasks": 1})
+        invoke("work", place, "--claim")
+
+
 def test_a_division_and_a_selection_are_reported(folder: Path, tmp_path: Path) -> None:
-    source = DatasetSource(make_dataset(folder, tmp_path / "made"), where='label == "cat"')
+    source = open_source("dataset", make_dataset(folder, tmp_path / "made"), where='label == "cat"')
     convert(source, tmp_path / "sides", to="lmdb", val=0.3, stratify=True)
     result = invoke("info", tmp_path / "sides/val")
     assert '  where     label == "cat"\n' in result.stdout
@@ -90,7 +102,7 @@ def test_noted_skipped_and_ignored_files_are_reported(tmp_path: Path) -> None:
     for part in (
         "1 image with an EXIF orientation",
         "1 bad file, listed in skipped.jsonl",
-        "not an image: 1",
+        "1 not an image",
     ):
         assert part in result.stdout
 
@@ -103,7 +115,7 @@ def test_many_classes_are_shortened(tmp_path: Path) -> None:
     assert "c029" in result.stdout
     assert "c030" not in result.stdout
     assert "and 15 more (--json prints all)" in result.stdout
-    assert len(json.loads(invoke("info", place, "--json").stdout)[""]["classes"]) == 45
+    assert len(json.loads(invoke("info", place, "--json").stdout)["datasets"][""]["classes"]) == 45
 
 
 def test_each_split_is_reported(tmp_path: Path) -> None:
@@ -114,7 +126,7 @@ def test_each_split_is_reported(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert str(place / "train") in result.stdout
     assert str(place / "val") in result.stdout
-    assert list(json.loads(invoke("info", place, "--json").stdout)) == ["train", "val"]
+    assert list(json.loads(invoke("info", place, "--json").stdout)["datasets"]) == ["train", "val"]
 
 
 def test_odd_class_names_are_escaped(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from helpers import invoke, make_folder, python, run, shardkit_command
 import shardkit
 from shardkit.cli import main as module
 from shardkit.cli.main import cli, main
-from shardkit.cli.show import amount, some
+from shardkit.cli.printing import some
+from shardkit.cli.run import with_flags
 from shardkit.errors import ConversionFailed, CorruptDataset, UsageError
-from shardkit.system.formatting import size
-from shardkit.system.text import printable
+from shardkit.system.formatting import amount, size
+from shardkit.system.text import as_command, printable
 
 
 def exits(monkeypatch: pytest.MonkeyPatch, error: BaseException | int | None) -> int:
@@ -49,7 +50,7 @@ def exits(monkeypatch: pytest.MonkeyPatch, error: BaseException | int | None) ->
         (
             OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/some/file"),
             1,
-            "shardkit: error: No space left on device: /some/file\n",
+            "shardkit: error: /some/file: No space left on device. Rerun",
         ),
         (click.UsageError("wrong option"), 2, "Error: wrong option\n"),
     ],
@@ -97,16 +98,22 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, 
     return found
 
 
+def command_at(path: tuple[str, ...]) -> click.Command:
+    command: click.Command = cli
+    for name in path:
+        assert isinstance(command, click.Group)
+        below = command.get_command(click.Context(command), name)
+        assert below is not None
+        command = below
+    return command
+
+
 @pytest.mark.parametrize("path", commands(cli), ids=" ".join)
 def test_every_command_and_every_option_has_help(path: tuple[str, ...]) -> None:
     result = invoke(*path, "--help")
     assert result.exit_code == 0
-    command: click.Command = cli
-    for name in path:
-        assert isinstance(command, click.Group)
-        found = command.get_command(click.Context(command), name)
-        assert found is not None
-        command = found
+    assert "\\b" not in result.output  # a mark for Click that was escaped
+    command = command_at(path)
     assert command.help
     for parameter in command.params:
         if isinstance(parameter, click.Option):
@@ -121,11 +128,91 @@ def test_unknown_commands_and_options_are_refused(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["convrt"], "convert"),
+        (["convert", "imagfolder"], "imagefolder"),
+        (["convert", "tar", "a", "b"], "webdataset"),
+        (["convert", "imagefolder", "a", "b", "--to", "tar"], "webdataset"),
+        (["split", "a", "--to", "LMDB"], "lmdb"),
+    ],
+)
+def test_a_name_that_is_almost_right_is_suggested(arguments: list[str], meant: str) -> None:
+    result = invoke(*arguments)
+    assert (result.exit_code, f" Did you mean {meant}?\n" in result.output) == (2, True)
+
+
+def test_an_unknown_kind_of_files_to_attach_is_named() -> None:
+    with pytest.raises(UsageError, match=r"kind of files 'lmbd'; .*\. Did you mean lmdb\?"):
+        raise invoke("attach", "lmbd", "photos", "out").exception or AssertionError
+
+
 def test_a_missing_choice_is_refused_with_all_choices() -> None:
     done = run("convert", "imagefolder", "photos", "made")
     assert done.returncode == 2
     assert "Missing option '--to'" in done.stderr
     assert "\n  hdf5,\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("seed='x' is not an integer from 0 on", "--seed x is not an integer from 0 on"),
+        ("resize_mode= requires resize=", "--resize-mode requires --resize"),
+        ("quality=0, or leave force= out (check=none)", "--quality 0, or leave --force out"),
+        ("force=True replaces it", "--force replaces it"),
+        ("staging=/a/b is a file", "--staging /a/b is a file"),
+        ("seed=0 does not exist", "seed=0 does not exist"),
+        ("seed=0/a.jpg is a file, seed=7.jpg too", "seed=0/a.jpg is a file, seed=7.jpg too"),
+        ("/x/seed=7 and colors='x' and src=7", "/x/seed=7 and colors='x' and src=7"),
+    ],
+)
+def test_messages_name_options_as_the_command_does(message: str, shown: str) -> None:
+    context = click.Context(command_at(("convert", "imagefolder")))
+    context.params = {"src": Path("seed=0")}
+    assert with_flags(message, context).startswith(shown)
+
+
+def test_errors_of_python_functions_name_options_as_the_command_does(folder: Path) -> None:
+    words = ("convert", "imagefolder", folder, "out", "--to", "lmdb", "--resizer", "torch")
+    assert str(invoke(*words).exception) == "--resizer requires --resize"
+    with pytest.raises(UsageError, match=r"^resizer= requires resize=$"):
+        shardkit.convert(folder, "out", to="lmdb", resizer="torch")
+
+
+def test_commands_in_messages_can_be_copied() -> None:
+    assert as_command("work", Path("my data"), "--claim") == ("`shardkit work 'my data' --claim`")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("doctor", "--budget", "0s"),
+        ("tune", "x", "--budget", "0"),
+        ("bench", "x", "--seconds", "0"),
+        ("ablation", "x", "--seconds", "-1"),
+        ("doctor", "x", "--step-ms", "0"),
+    ],
+)
+def test_a_duration_is_above_zero(words: tuple[str, ...]) -> None:
+    result = invoke(*words)
+    assert (result.exit_code, f"Invalid value for '{words[-2]}'" in result.stderr) == (2, True)
+
+
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    for path in commands(cli):
+        names = [param for param in command_at(path).params if isinstance(param, click.Argument)]
+        paths = [param for param in names if param.name != "record"]
+        assert all(isinstance(param.type, click.Path) for param in paths)
+        for empty in paths:
+            result = invoke(*path, *("" if param is empty else "x" for param in names))
+            assert result.exit_code == 2
+            assert empty.human_readable_name in result.stderr.split("Invalid value for")[1]
+            assert "': it is empty: give a path or URL" in result.stderr
+    for source, target in (("", "x"), ("x", "")):
+        with pytest.raises(UsageError, match="is empty"):
+            shardkit.convert(source, target, to="lmdb")
 
 
 def test_python_m_shardkit_runs_the_command() -> None:

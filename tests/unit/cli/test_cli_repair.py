@@ -11,6 +11,7 @@ from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, run_main
 
 from shardkit import open_dataset
 from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
+from shardkit.errors import UsageError
 
 DONE, LEFT, USAGE = 0, 1, 2
 
@@ -26,7 +27,7 @@ def test_rebuilt_files_are_listed(place: Path, folder: Path) -> None:
     (place / "index/rows.npy").write_bytes(b"x")
     result = invoke("repair", place, "--from", folder, "--workers", 1)
     assert result.exit_code == DONE
-    assert result.stdout.startswith(f"{place}: 2 files rebuilt, 5 intact, 0 still damaged (")
+    assert result.stdout.startswith(f"{place}: 2 files rebuilt, 5 intact, 0 not rebuilt (")
     assert "repaired  index/rows.npy, shard-000001.lmdb" in result.stdout
     assert result.stderr == ""
     assert tree(place) == before
@@ -47,8 +48,17 @@ def test_irreparable_damage_exits_with_1(place: Path, folder: Path) -> None:
     assert result.exit_code == LEFT
     said = f"  not repaired: shard-000000.lmdb: the source lacks 1 of its files ({lost})\n"
     assert result.stderr == said
-    assert "1 file rebuilt, 5 intact, 1 still damaged" in result.stdout
+    assert "1 file rebuilt, 5 intact, 1 not rebuilt" in result.stdout
     assert (place / "shard-000000.lmdb").read_bytes() == b""
+
+
+def test_a_source_that_does_not_exist_is_refused_even_if_the_dataset_is_intact(
+    place: Path, folder: Path
+) -> None:
+    result = invoke("repair", place, "--from", folder / "nope")
+    with pytest.raises(UsageError, match="nope does not exist"):
+        raise result.exception or AssertionError
+    assert invoke("repair", place, "--from", folder).exit_code == 0
 
 
 def test_json_is_complete(place: Path, folder: Path) -> None:
@@ -57,7 +67,14 @@ def test_json_is_complete(place: Path, folder: Path) -> None:
     value = json.loads(result.stdout)
     seconds = value.pop("seconds")
     assert seconds >= 0
-    assert value == {"ok": True, "files": ["shard-000001.lmdb"], "findings": [], "intact": 6}
+    common = {"exit_code": 0, "error": None}
+    assert value == {
+        **common,
+        "ok": True,
+        "files": ["shard-000001.lmdb"],
+        "findings": [],
+        "intact": 6,
+    }
 
 
 def test_quiet_prints_nothing(place: Path, folder: Path) -> None:
@@ -101,7 +118,7 @@ def test_usage_errors_are_one_line(place: Path, folder: Path, tmp_path: Path) ->
     (place / "shard-000000.lmdb").unlink()
     cases = {
         (place, "--from", tmp_path / "missing"): "does not exist",
-        (place, "--from", place): "there are no images",
+        (place, "--from", place): "is a shardkit dataset, not a folder of images",
         (tmp_path / "missing", "--from", folder): "the directory does not exist",
         (folder, "--from", folder): "is not a shardkit dataset",
     }

@@ -13,7 +13,7 @@ from PIL import Image
 from planted_faults import scene
 
 from shardkit import Field, convert, report
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
 from shardkit.reporting import findings
 from shardkit.reporting.findings import KINDS
 from shardkit.reporting.neighbors import near_pairs
@@ -29,7 +29,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_files_are_written(dataset: Path, tmp_path: Path) -> None:
     page, data, lists = tmp_path / "page.html", tmp_path / "report.json", tmp_path / "lists"
-    options = ("-o", page, "--json", data, "--exclude", lists)
+    options = ("-o", page, "--json-file", data, "--exclude", lists)
     for _ in range(2):  # its own files are replaced
         result = invoke("report", dataset, *options, "--workers", 1)
         assert result.exit_code == 0
@@ -57,7 +57,7 @@ def test_a_conversion_accepts_the_lists(dataset: Path, tmp_path: Path) -> None:
 
         left = {each.kind: each.rows for each in report(target).findings}
         assert left["exact-duplicate"] == 0
-        assert len(ShardSet(target)) == len(ShardSet(place)) - 1
+        assert len(open_shards(target)) == len(open_shards(place)) - 1
 
 
 def test_a_conversion_may_report(dataset: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_conversion_may_report(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_json_is_printed(dataset: Path) -> None:
-    value = json.loads(invoke("report", dataset, "--json", "-").stdout)
+    value = json.loads(invoke("report", dataset, "--json").stdout)
 
     assert [each["kind"] for each in value["findings"]] == [*KINDS]
     assert value["images"] == 6
@@ -109,7 +109,7 @@ def test_mistakes_are_named(dataset: Path, tmp_path: Path) -> None:
     for options, message in (
         ((dataset, "--fail-on", "leaks"), "'leaks' is unknown; choose from leak,"),
         ((dataset, "-o", mine), "shardkit report did not write this file"),
-        ((dataset, "--json", mine), "shardkit report did not write this file"),
+        ((dataset, "--json-file", mine), "shardkit report did not write this file"),
         ((dataset, "-o", tmp_path / "no/page.html"), "does not exist or cannot be written"),
         ((tmp_path / "nothing",), "nothing"),
         ((dataset, dataset), "is given twice"),
@@ -124,7 +124,7 @@ def test_mistakes_are_named(dataset: Path, tmp_path: Path) -> None:
 def test_a_record_is_shown(dataset: Path, tmp_path: Path) -> None:
     picture = tmp_path / "record.png"
     by_row = invoke("show", dataset, "5", "-o", picture)
-    by_key = json.loads(invoke("show", dataset, "dog/9", "--json").stdout)
+    (by_key,) = json.loads(invoke("show", dataset, "dog/9", "--json").stdout)["records"]
 
     assert "row 5: dog/9" in by_row.stdout
     assert "row 5: dog/9" in invoke("show", dataset, "dog/9.jpg").stdout

@@ -200,7 +200,7 @@ def test_json_is_exact_on_a_terminal(place: Path) -> None:
     value["software"][EVIL] = EVIL
     (place / MANIFEST_NAME).write_text(sealed(value))
     shown = on_terminal(shardkit_command("info", place, "--json"))
-    assert json.loads(shown)[""]["software"][EVIL] == EVIL
+    assert json.loads(shown)["datasets"][""]["software"][EVIL] == EVIL
     assert shown.isascii()
     assert b"\x1b" not in shown
 

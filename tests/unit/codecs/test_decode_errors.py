@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FORMATS, encoded, jpeg, make_tree, picture, png, python
-from PIL import Image, ImageFile
+from helpers import FORMATS, encoded, jpeg, make_dataset, make_tree, picture, png, python
+from PIL import Image, ImageFile, PngImagePlugin
 
-from shardkit import BadImage
+from shardkit import open_dataset
 from shardkit.codecs import image as codec
+from shardkit.codecs import quiet
 from shardkit.codecs.decode_errors import as_bad_image, require_memory
+from shardkit.codecs.foreign import identify
 from shardkit.codecs.image import decode, encode, inspect
 from shardkit.conversion.convert import convert
-from shardkit.conversion.recipe import Recipe
-from shardkit.record import Record
+from shardkit.errors import BadImage
+from shardkit.recipe import Recipe
+from shardkit.record import FOREIGN_FIELD, Record
 
 SCARCE = """
 import resource, sys
@@ -94,6 +101,7 @@ def fail(error: Exception) -> Callable[..., Any]:
     return failing
 
 
+@pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("field", SAMPLES)
 @pytest.mark.parametrize("shortage", SHORTAGES, ids=repr)
 def test_a_lack_of_memory_passes_through(
@@ -145,6 +153,7 @@ def test_a_lack_of_memory_while_metadata_are_read_passes_through(
         inspect(jpeg(exif=b"Exif\0\0"), "jpg")
 
 
+@pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_conversion_never_skips_an_image_for_lack_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
@@ -182,3 +191,110 @@ def test_an_ambiguous_error_is_decided_by_free_memory(
     monkeypatch.setattr("numpy.empty", fail(MemoryError()))
     with pytest.raises(MemoryError), as_bad_image("it is odd", 1 << 20):
         raise OSError("decoder error -9")
+
+
+INTERRUPTED = {**SAMPLES, FOREIGN_FIELD: encoded(kind="TGA")}
+MOMENTS = 60
+
+
+class Interruption:
+    """Sends this process a signal at the given call or return of a function."""
+
+    def __init__(self, at: int = -1) -> None:
+        self.at = at
+        self.events = 0
+
+    def __call__(self, *_: object) -> None:
+        self.events += 1
+        if self.events == self.at:
+            signal.raise_signal(signal.SIGALRM)
+
+    def run(self, *functions: Callable[[], object]) -> None:
+        previous = sys.getprofile()
+        sys.setprofile(self)
+        try:
+            for function in functions:
+                function()
+        finally:
+            sys.setprofile(previous)
+
+
+@pytest.fixture(params=[RuntimeError, TimeoutError, ValueError])
+def time_limit(request: pytest.FixtureRequest) -> Iterator[type[Exception]]:
+    """Type of the exception that a handler of SIGALRM raises."""
+
+    def end(*_: object) -> None:
+        raise request.param("time is up")
+
+    previous = signal.signal(signal.SIGALRM, end)
+    yield request.param
+    signal.signal(signal.SIGALRM, previous)
+    quiet._here.depth = 0  # Python has a step between entering a context and its `with` block
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a deletion
+@pytest.mark.parametrize("field", INTERRUPTED)
+def test_an_image_is_never_blamed_for_a_signal(field: str, time_limit: type[Exception]) -> None:
+    if field == "tiff" and time_limit is not RuntimeError:
+        pytest.skip("Pillow's TIFF reader handles these itself")
+    data = INTERRUPTED[field]
+    steps: list[Callable[[], object]] = [
+        partial(inspect, data, field),
+        partial(decode, data, field),
+    ]
+    if field == FOREIGN_FIELD:
+        steps.append(partial(identify, io.BytesIO(data)))
+    complete = Interruption()
+    complete.run(*steps)
+    ended = []
+    for at in range(1, complete.events, max(1, complete.events // MOMENTS)):
+        try:
+            Interruption(at).run(*steps)  # its handler may return to a library that goes on
+        except time_limit as error:
+            ended.append(error)
+    assert {(type(error), str(error)) for error in ended} == {(time_limit, "time is up")}
+
+
+def test_the_fault_of_an_image_counts_after_a_signal(time_limit: type[Exception]) -> None:
+    try:
+        signal.raise_signal(signal.SIGALRM)
+    except time_limit:
+        with pytest.raises(BadImage):
+            decode(jpeg()[:300], "jpg")
+
+
+@pytest.mark.usefixtures("without_native")
+def test_a_conversion_never_skips_an_image_for_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time_limit: type[Exception]
+) -> None:
+    source = make_tree(tmp_path / "photos", {"a/1.png": png(mode="P"), "a/2.jpg": jpeg()})
+    load = Image.Image.load
+
+    def interrupted(image: Image.Image) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return load(image)
+
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", interrupted)
+    with pytest.raises(time_limit, match="time is up") as caught:
+        convert(source, tmp_path / "set", to="lmdb", on_error="skip", workers=1)
+    assert type(caught.value) is time_limit
+    monkeypatch.undo()
+    done = convert(source, tmp_path / "set", to="lmdb", on_error="skip", workers=1)
+    assert len(open_dataset(tmp_path / "set")) == 2, done
+
+
+def test_samples_and_transforms_are_never_blamed_for_a_signal(
+    tmp_path: Path, time_limit: type[Exception]
+) -> None:
+    class Slow(list[Any]):
+        def __getitem__(self, number: Any) -> Any:
+            signal.raise_signal(signal.SIGALRM)
+
+    def slow(_: object) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    with pytest.raises(time_limit, match=r"^time is up"):
+        convert(Slow([1]), tmp_path / "set", to="lmdb", on_error="skip", fields=("image", "label"))
+    source = make_tree(tmp_path / "photos", {"a/1.png": png()})
+    with pytest.raises(time_limit, match=r"^time is up"):
+        open_dataset(make_dataset(source, tmp_path / "other"), transform=slow)[0]

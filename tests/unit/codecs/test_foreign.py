@@ -16,12 +16,13 @@ import pytest
 from helpers import Pixels, encoded, invoke, jpeg, make_tree, picture
 from PIL import Image
 
-from shardkit import BadImage, BadImages, open_dataset, verify
+from shardkit import open_dataset, verify
 from shardkit.codecs.foreign import FORMATS, identify
 from shardkit.codecs.image import inspect
 from shardkit.conversion.convert import convert, convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
+from shardkit.errors import BadImage, BadImages
+from shardkit.recipe import Recipe
 from shardkit.record import FOREIGN_FIELD
 from shardkit.sources.imagefolder import scan_imagefolder
 
@@ -113,7 +114,7 @@ def test_on_error_skip_skips_them(folder: Path, tmp_path: Path) -> None:
         Recipe(encode="jpeg"),
         Recipe(encode="webp"),
         Recipe(encode="raw", resize=(8, 8), resize_mode="stretch", enlarge=True),
-        Recipe(resize=(32, 32)),
+        Recipe(resize=32),
     ],
     ids=str,
 )

@@ -41,9 +41,9 @@ def frames(count: int) -> list[Frame]:
 
 def seen(frame: Frame, x: Fraction, y: Fraction) -> Corner:
     """Return where a point of the image is in the frame, in exact arithmetic."""
-    left, top, width, height = frame.piece
-    across = (x * frame.whole[0] / frame.image[0] - left) * frame.size[0] / width
-    down = (y * frame.whole[1] / frame.image[1] - top) * frame.size[1] / height
+    left, top, width, height = frame.crop
+    across = (x * frame.scaled[0] / frame.image[0] - left) * frame.size[0] / width
+    down = (y * frame.scaled[1] / frame.image[1] - top) * frame.size[1] / height
     return (frame.size[0] - across if frame.flip else across), down
 
 
@@ -126,9 +126,9 @@ def test_left_and_right_change_places_in_any_spelling() -> None:
 def test_masks_equal_pillows_nearest_neighbor() -> None:
     rng = np.random.default_rng(2)
     for frame in frames(200):
-        if frame.whole != frame.image:
+        if frame.scaled != frame.image:
             continue
-        left, top, width, height = frame.piece
+        left, top, width, height = frame.crop
         mask = rng.integers(1, 256, frame.image[::-1], np.uint8)
         image = Image.fromarray(mask).crop((left, top, left + width, top + height))
         image = image.resize(frame.size, Image.Resampling.NEAREST)

@@ -14,13 +14,14 @@ import pytest
 from helpers import FORMATS, Pixels, encoded, invoke, jpeg, make_tree, picture
 from PIL import Image
 
-from shardkit import BadImages, CenterCrop, open_dataset, repair, verify
+from shardkit import CenterCrop, open_dataset, repair, verify
 from shardkit.codecs import jpeg_faults
 from shardkit.codecs.image import decode
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
+from shardkit.errors import BadImages
+from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about metadata

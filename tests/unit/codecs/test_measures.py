@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from shardkit.codecs.image import Pixels, decode
 from shardkit.codecs.measures import MEASURES, WAVES, may_be_blurred, measure, measure_png
 from shardkit.codecs.properties import properties
 from shardkit.codecs.structure import plain_png
+from shardkit.dataset.facts import measure_images
+from shardkit.dataset.located import EncodedImage
 from shardkit.system import native
 
 compiled = pytest.mark.skipif(native.module() is None, reason="the compiled module is not used")
@@ -69,6 +72,27 @@ def test_rows_of_a_png_with_each_filter_are_measured(channels: int) -> None:
         expected["mean"].tolist(),
     )
     assert (found["done"][0], found["components"][0]) == (1, channels)
+
+
+@compiled
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_facts_of_tiny_and_narrow_images_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    sides = (1, 2, 7, 8, 33, 64, 300)
+    for width, height in itertools.product(sides, sides):
+        data = encoded(noise(width, height), kind)
+        image = EncodedImage(data, "jpg" if kind == "JPEG" else "png", 0, width, height)
+        facts = measure_images([image].__getitem__, np.zeros(1, MEASURES))
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "module", lambda: None)
+            expected = measure_images([image].__getitem__, np.zeros(1, MEASURES))
+        assert facts.tobytes() == expected.tobytes(), (width, height)
+
+
+def noise(width: int, height: int) -> Image.Image:
+    values = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(values)
 
 
 @compiled

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
+from helpers import python
 
 from shardkit.codecs.quiet import quiet
 
@@ -69,3 +70,25 @@ def test_the_filters_can_be_pickled() -> None:
         filters[:] = sent
         with pytest.warns(UserWarning, match="heard"):
             warnings.warn("heard", UserWarning, stacklevel=1)
+
+
+def test_libtiff_prints_nothing() -> None:
+    """It would name no file; in a process of its own, since the handler stays."""
+    code = """
+import io
+import numpy as np
+from PIL import Image
+from shardkit.codecs.image import decode
+from shardkit.errors import BadImage
+file = io.BytesIO()
+pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+Image.fromarray(pixels).save(file, "tiff", compression="tiff_lzw")
+data = bytearray(file.getvalue())
+data[200:400] = bytes([255]) * 200
+try:
+    decode(bytes(data), "tiff")
+except BadImage as error:
+    print(error)
+"""
+    done = python(code)
+    assert (done.stdout, done.stderr) == ("it cannot be decoded: its data are damaged\n", "")

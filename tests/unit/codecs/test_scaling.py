@@ -17,12 +17,13 @@ from PIL import Image
 
 from shardkit.codecs import scaling
 from shardkit.codecs.image import sniff
-from shardkit.conversion import convert as convert_module
+from shardkit.conversion.assemble import Assembly
+from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions, make_plan
-from shardkit.conversion.recipe import FILTERS, RESIZE_MODES, Recipe
 from shardkit.dataset.manifest import load_manifest
 from shardkit.errors import UsageError
+from shardkit.recipe import FILTERS, RESIZE_MODES, Recipe
 from shardkit.record import Record
 from shardkit.sources.imagefolder import scan_imagefolder
 
@@ -100,7 +101,7 @@ def test_each_kind_of_pixels_is_scaled(mode: str) -> None:
 
 
 def test_pixels_that_are_not_scaled_are_equal() -> None:
-    for options in ({"resize": (16, 16)}, {"resize": (90, 90), "orient": True}):
+    for options in ({"resize": 16}, {"resize": 90, "orient": True}):
         ours, theirs = both(jpeg(24, 16, exif=exif(6)), **options)
         np.testing.assert_array_equal(ours, theirs)
 
@@ -128,7 +129,7 @@ def three_threads() -> Iterator[None]:
 
 
 def options_of(**more: Any) -> ConvertOptions:
-    recipe = Recipe(resize=(250, 250), resizer="torch")
+    recipe = Recipe(resize=250, resizer="torch")
     return ConvertOptions(**{"to": "webdataset", "recipe": recipe, **more})
 
 
@@ -137,10 +138,12 @@ def options_of(**more: Any) -> ConvertOptions:
 def test_processes_and_threads_make_the_same_files(photos: Path, tmp_path: Path) -> None:
     scan = scan_imagefolder(photos)
     for workers in (1, 2):
-        convert_scan(scan, tmp_path / f"{workers}", options_of(shard_samples=6), workers=workers)
+        convert_scan(
+            scan, tmp_path / f"{workers}", options_of(shard_samples=6), Builder(workers=workers)
+        )
     assert tree(tmp_path / "1") == tree(tmp_path / "2")
     for workers in (1, 4):  # one shard: threads instead
-        convert_scan(scan, tmp_path / f"one {workers}", options_of(), workers=workers)
+        convert_scan(scan, tmp_path / f"one {workers}", options_of(), Builder(workers=workers))
     assert tree(tmp_path / "one 1") == tree(tmp_path / "one 4")
 
 
@@ -157,7 +160,7 @@ def test_torch_uses_one_thread_within_the_context(
         return scale(pixels, size, filter_)
 
     monkeypatch.setattr(scaling, "scale", watched)
-    convert_scan(scan_imagefolder(photos), tmp_path / "out", options_of(), workers=workers)
+    convert_scan(scan_imagefolder(photos), tmp_path / "out", options_of(), Builder(workers=workers))
     assert seen == {1}
     assert torch.get_num_threads() == 3
 
@@ -165,14 +168,14 @@ def test_torch_uses_one_thread_within_the_context(
 @pytest.mark.usefixtures("three_threads")
 def test_the_callers_threads_are_restored_after_an_error() -> None:
     def fail() -> None:
-        with Recipe(resize=(8, 8), resizer="torch").at_work():
+        with Recipe(resize=8, resizer="torch").at_work():
             assert torch.get_num_threads() == 1
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
     assert torch.get_num_threads() == 3
-    with Recipe(resize=(8, 8)).at_work():
+    with Recipe(resize=8).at_work():
         assert torch.get_num_threads() == 3
 
 
@@ -197,9 +200,9 @@ def test_a_plan_needs_no_torch(folder: Path) -> None:
     """The process that waits for others would load it for a few trials alone."""
     code = (
         "import sys\n"
-        "from shardkit import convert\n"
-        "options = {'to': 'lmdb', 'resize': 8, 'resizer': 'torch', 'dry_run': True}\n"
-        "plan = convert(sys.argv[1], sys.argv[1] + '.out', **options).plan\n"
+        "from shardkit.conversion.convert import plan_conversion\n"
+        "options = {'to': 'lmdb', 'resize': 8, 'resizer': 'torch'}\n"
+        "plan = plan_conversion(sys.argv[1], sys.argv[1] + '.out', **options)\n"
         "print(plan.splits[0].meta['recipe']['resizer'], 'torch' in sys.modules)"
     )
     done = python(code, folder)
@@ -209,7 +212,7 @@ def test_a_plan_needs_no_torch(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_manifest_lists_torch_if_used(folder: Path, tmp_path: Path) -> None:
     scan = scan_imagefolder(folder)
-    recipes = {"torch": Recipe(resize=(8, 8), resizer="torch"), "pillow": Recipe(resize=(8, 8))}
+    recipes = {"torch": Recipe(resize=8, resizer="torch"), "pillow": Recipe(resize=8)}
     for name, recipe in recipes.items():
         convert_scan(scan, tmp_path / name, options_of(recipe=recipe))
     ours, theirs = (load_manifest(tmp_path / name) for name in recipes)
@@ -223,7 +226,7 @@ def test_another_resizer_is_another_plan(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scan = scan_imagefolder(folder)
-    other = options_of(recipe=Recipe(resize=(250, 250)))
+    other = options_of(recipe=Recipe(resize=250))
     assert (
         make_plan(scan, options_of()).fingerprint().digest
         != make_plan(scan, other).fingerprint().digest
@@ -233,7 +236,7 @@ def test_another_resizer_is_another_plan(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(convert_module, "finish", interrupt)
+        patch.setattr(Assembly, "finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert_scan(scan, tmp_path / "out", options_of())
     with pytest.raises(UsageError, match="--resizer was torch and is pillow"):
@@ -250,10 +253,10 @@ def test_another_resizer_is_another_plan(
         ({"resizer": "opencv"}, "resizer='opencv' is unknown; choose from pillow, torch"),
         ({"filter": "lanczos"}, "torch has no filter lanczos: use bicubic or bilinear"),
         ({"filter": "box"}, "torch has no filter box"),
-        ({"resize": None}, "torch requires a resize"),
+        ({"resize": None}, "resizer= requires resize="),
     ],
     ids=str,
 )
 def test_options_that_torch_lacks_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Recipe(**{"resize": (8, 8), "resizer": "torch", **options})
+        Recipe(**{"resize": 8, "resizer": "torch", **options})

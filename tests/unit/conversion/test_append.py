@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from helpers import (
 )
 
 from shardkit import (
-    BadImages,
     CorruptDataset,
     ShardDataset,
     UsageError,
@@ -39,11 +39,13 @@ from shardkit import (
     repair,
     verify,
 )
-from shardkit.conversion.command import command_words, made_of
-from shardkit.conversion.recipe import Recipe
+from shardkit.conversion.convert import plan_jobs
 from shardkit.dataset.manifest import load_manifest
-from shardkit.dataset.parts import parts_of
+from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.source import DatasetSource
+from shardkit.errors import BadImages
+from shardkit.measure.doctor.command import command_words, provenance_of
+from shardkit.recipe import Recipe
 from shardkit.registry import get_source
 
 MORE = {"cat/new.jpg": jpeg(seed=8), "bird/1.png": png(seed=9), "bird/2.png": png(seed=10)}
@@ -95,6 +97,46 @@ def test_the_source_of_one_part_is_not_enough(place: Path, folder: Path, more: P
         verify(place, against=folder)
 
 
+def test_the_part_that_is_not_from_a_source_is_named(place: Path, folder: Path, more: Path) -> None:
+    append(place, more)
+    said = rf"^{place} has 2 parts, .* For part 2: {folder} contains none of the "
+    with pytest.raises(UsageError, match=said):
+        verify(place, against=folder)
+    with pytest.raises(UsageError, match=rf"For part 1: {more} contains none"):
+        verify(place, against=[more, folder])
+
+
+def test_images_left_out_as_existing_are_not_missing(folder: Path, tmp_path: Path) -> None:
+    """By path, by key, and as bad."""
+    (folder / "cat/bad.jpg").write_bytes(b"bad")
+    place = make_dataset(folder, tmp_path / "made", on_error="skip")
+    big = shutil.copytree(folder, tmp_path / "big")
+    make_tree(big, MORE)
+    (big / "cat/000.jpg").rename(big / "cat/000.jpeg")
+    done = append(place, big, skip_existing=True)
+    assert (done.images, len(done.left_out)) == (3, 7)
+    result = verify(place, against=[folder, big])
+    assert result.findings == []
+    assert result.source is not None
+    assert (result.source.files, result.source.left_out) == (9, 8)
+    (big / "dog/late.jpg").write_bytes(jpeg())
+    (finding,) = verify(place, against=[folder, big]).findings
+    assert (finding.file, finding.reason) == (
+        "dog/late.jpg",
+        "it is in the source but not in the dataset",
+    )
+
+
+def test_the_first_conversion_does_not_discard_added_rows(
+    place: Path, folder: Path, more: Path
+) -> None:
+    append(place, more)
+    before = tree(place)
+    with pytest.raises(UsageError, match="has added rows to it: choose another directory"):
+        convert(folder, place, to="lmdb")
+    assert tree(place) == before
+
+
 def test_the_content_is_that_of_a_conversion(
     place: Path, folder: Path, more: Path, tmp_path: Path
 ) -> None:
@@ -118,7 +160,7 @@ def test_a_folder_that_has_grown(place: Path, folder: Path) -> None:
     (finding,) = {f.reason: f for f in verify(place, against=folder).findings}.values()
     assert finding.file == "dog/late.jpg"
     assert append(place, folder, skip_existing=True).images == 1
-    assert len(parts_of(load_manifest(place))) == 3
+    assert len(dataset_parts(load_manifest(place))) == 3
     assert verify(place, against=folder).findings == []
 
 
@@ -199,7 +241,7 @@ def test_images_are_divided_as_those_of_the_dataset(tmp_path: Path) -> None:
 def test_a_stratified_division_is_not_extended(tmp_path: Path, more: Path) -> None:
     place = tmp_path / "made"
     convert(make_folder(tmp_path / "photos", each=10), place, to="lmdb", val=0.3, stratify=True)
-    with pytest.raises(UsageError, match="append a source with folders or splits of these names"):
+    with pytest.raises(UsageError, match=r"divided with --stratify.*folders train and val"):
         append(place, more)
     assert append(place, make_tree(tmp_path / "x", {"val/cat/1.png": png()})).images == 1
 
@@ -324,7 +366,7 @@ def test_merged_datasets_share_shards_and_are_verified(
     before = tree(out)
     assert merge([place, second], out)[""].rows == 9
     assert tree(out) == before
-    with pytest.raises(UsageError, match="already holds a dataset"):
+    with pytest.raises(UsageError, match="has added rows to it: choose another directory"):
         merge([second, place], out)
     result = verify(out, against=[folder, other])
     assert (result.findings, result.extras) == ([], [])
@@ -335,7 +377,7 @@ def test_merged_datasets_share_shards_and_are_verified(
     assert tree(out) == before
     third = make_dataset(make_tree(tmp_path / "x", {"cat/x.png": png()}), tmp_path / "third")
     merge([out, third], tmp_path / "all")
-    assert [part.start for part in parts_of(load_manifest(tmp_path / "all"))] == [0, 6, 9]
+    assert [part.start for part in dataset_parts(load_manifest(tmp_path / "all"))] == [0, 6, 9]
     assert verify(tmp_path / "all", against=[folder, other, tmp_path / "x"]).ok
     append(tmp_path / "all", make_tree(tmp_path / "y", {"dog/y.png": png()}))
     assert verify(tmp_path / "all", against=[folder, other, tmp_path / "x", tmp_path / "y"]).ok
@@ -416,9 +458,24 @@ def test_a_damaged_dataset_is_not_merged(place: Path, tmp_path: Path) -> None:
         merge([place, other], tmp_path / "out")
 
 
+def test_a_merge_leaves_an_unfinished_conversion_alone(
+    place: Path, folder: Path, tmp_path: Path
+) -> None:
+    make_folder(tmp_path / "others", each=2)
+    for path in sorted((tmp_path / "others").glob("*/*")):
+        path.rename(path.with_name(f"other {path.name}"))
+    convert(tmp_path / "others", tmp_path / "other", to="lmdb")
+    plan_jobs(folder, tmp_path / "out", to="webdataset")
+    before = tree(tmp_path / "out")
+    with pytest.raises(UsageError, match="holds an unfinished conversion"):
+        merge([place, tmp_path / "other"], tmp_path / "out")
+    assert tree(tmp_path / "out") == before
+
+
 def test_attached_archives_are_refused(tmp_path: Path, more: Path) -> None:
     plain = make_dataset(more, tmp_path / "plain", to="webdataset")
-    attach(plain, tmp_path / "attached")
+    tars = make_tree(tmp_path / "tars", {p.name: p.read_bytes() for p in plain.glob("*.tar")})
+    attach(tars, tmp_path / "attached")
     with pytest.raises(UsageError, match=r"in place; first make .* shardkit convert dataset"):
         merge([plain, tmp_path / "attached"], tmp_path / "out")
 
@@ -431,7 +488,7 @@ def test_forged_parts_are_refused(place: Path, more: Path) -> None:
         source = {**manifest.source, "parts": [{**parts[0], **change}, parts[1]]}
         forged = replace(manifest, source=source)
         with pytest.raises(CorruptDataset, match="describes no parts"):
-            parts_of(forged)
+            dataset_parts(forged)
 
 
 def test_info_and_commands_name_each_source(place: Path, more: Path) -> None:
@@ -439,7 +496,7 @@ def test_info_and_commands_name_each_source(place: Path, more: Path) -> None:
     shown = invoke("info", place).stdout
     assert "source    imagefolder photos, shuffled with seed 0" in shown
     assert "source    imagefolder more, shuffled with seed 0" in shown
-    made = made_of(str(place), place)
+    made = provenance_of(str(place), place)
     assert command_words(Recipe(resize=8), made)[:4] == [
         "shardkit",
         "convert",

@@ -21,14 +21,8 @@ from helpers import invoke, jpeg, png, tree
 from tars import PRODUCERS, NotInstalledError
 
 from shardkit import (
-    Attached,
-    BadImages,
     ConversionFailed,
     CorruptDataset,
-    CorruptRecord,
-    CorruptShard,
-    Loader,
-    LoaderOptions,
     UsageError,
     attach,
     convert,
@@ -40,10 +34,13 @@ from shardkit import (
     verify,
 )
 from shardkit.conversion import attach as attaching
+from shardkit.conversion.attach import Attached
 from shardkit.dataset.manifest import MANIFEST_NAME, load_any_manifest
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
+from shardkit.errors import BadImages, CorruptRecord, CorruptShard
 from shardkit.registry import get_source
 from shardkit.system.files import write_atomically
+from shardkit.torch.loader import Loader
 from shardkit.verification.shard_check import Finding
 
 ROWS = 5
@@ -116,7 +113,7 @@ def test_equals_the_converted_dataset(made: Path, tars: Path, tmp_path: Path) ->
     assert dataset.classes == other.classes
     assert dataset.manifest.fields == other.manifest.fields
     assert dataset.manifest.content_digest == other.manifest.content_digest
-    one, two = ShardSet(made), ShardSet(tmp_path / "made")
+    one, two = open_shards(made), open_shards(tmp_path / "made")
     assert [*one.keys] == [*two.keys]
     assert [*one.paths] == [*two.paths]
     assert (one.rows["checksum"] == two.rows["checksum"]).all()
@@ -124,9 +121,9 @@ def test_equals_the_converted_dataset(made: Path, tars: Path, tmp_path: Path) ->
 
 
 def loader_of(path: Path, batch_size: int) -> Loader:
-    options = LoaderOptions(num_workers=0)
+    options: dict[str, Any] = {"num_workers": 0}
     dataset = open_dataset(path, decode="torch")
-    return make_loader(dataset, batch_size, shuffle=True, seed=7, options=options)
+    return make_loader(dataset, batch_size, shuffle=True, seed=7, **options)
 
 
 def test_gives_the_orders_of_the_converted_dataset(made: Path, tars: Path, tmp_path: Path) -> None:
@@ -159,7 +156,7 @@ def test_reads_archives_of_all_programs(producer: str, tmp_path: Path) -> None:
         pytest.skip(f"{error} is not installed")
     attach(tmp_path / "tars" / "x.tar", tmp_path / "index")
     dataset = open_dataset(tmp_path / "index", decode="bytes")
-    shards = ShardSet(tmp_path / "index")
+    shards = open_shards(tmp_path / "index")
     found = {path: dataset[row][0] for row, path in enumerate(shards.paths)}
     assert found == files
 
@@ -179,7 +176,7 @@ def test_leaves_read_only_archives_as_they_are(tars: Path, tmp_path: Path) -> No
 
 def test_verify_names_each_damaged_record(made: Path, tars: Path) -> None:
     assert verify(made, "decode").ok
-    offset = int(ShardSet(made).rows["offset"][7])
+    offset = int(open_shards(made).rows["offset"][7])
     with (tars / "x-1.tar").open("r+b") as file:
         file.seek(offset + 100)
         file.write(b"\0\1\2\3")
@@ -269,13 +266,13 @@ def test_adds_archives_without_reading_the_others(
 ) -> None:
     make_tar(tars, 3)
     indexed: list[str] = []
-    index = attaching._index
+    index = attaching._ArchiveTask.make
 
     def watch(task: Any) -> Any:
         indexed.append(task.name)
         return index(task)
 
-    monkeypatch.setattr(attaching, "_index", watch)
+    monkeypatch.setattr(attaching._ArchiveTask, "make", watch)
     again = attach(tars, made, keep="caption=txt")
     assert (indexed, again.kept, again.unchanged) == (["x-3.tar"], 3, False)
     fresh = attach(tars, tmp_path / "fresh", keep="caption=txt")
@@ -291,7 +288,7 @@ def test_an_added_archive_may_change_the_keys_of_others(
     again = attach(tars, made, keep="caption=txt")
     assert again.kept == 0
     assert again.manifest == attach(tars, tmp_path / "fresh", keep="caption=txt").manifest
-    assert ShardSet(made).keys[0] == "x-0/s000"
+    assert open_shards(made).keys[0] == "x-0/s000"
 
 
 def test_new_classes_follow_the_old_ones(tmp_path: Path) -> None:
@@ -304,19 +301,19 @@ def test_new_classes_follow_the_old_ones(tmp_path: Path) -> None:
 
 
 def test_resumes_after_a_kill(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = attaching._index
+    index = attaching._ArchiveTask.make
 
     def die(task: Any) -> Any:
         if task.name == "x-2.tar":
             raise KeyboardInterrupt
         return index(task)
 
-    monkeypatch.setattr(attaching, "_index", die)
+    monkeypatch.setattr(attaching._ArchiveTask, "make", die)
     with pytest.raises(KeyboardInterrupt):
         attach(tars, tmp_path / "index")
     with pytest.raises(UsageError, match="unfinished"):
         open_dataset(tmp_path / "index")
-    monkeypatch.setattr(attaching, "_index", index)
+    monkeypatch.setattr(attaching._ArchiveTask, "make", index)
     resumed = attach(tars, tmp_path / "index")
     assert resumed.kept == 2
     assert resumed.manifest == attach(tars, tmp_path / "other", workers=2).manifest
@@ -405,7 +402,7 @@ def _wrong(tars: Path, tmp_path: Path) -> Iterator[tuple[str, dict[str, Any], st
     yield "s3://bucket/x.tar", {}, "is a URL"
     yield str(tars / "x.tar.gz"), {}, "is compressed"
     yield str(tars), {"check": "none"}, "choose from header, decode"
-    yield str(tars), {"on_error": "ignore"}, "neither 'fail' nor 'skip'"
+    yield str(tars), {"on_error": "ignore"}, "on_error='ignore' is unknown; choose from fail, skip"
     yield str(tars), {"grouping": "first"}, "choose from webdataset"
     yield str(tars), {"keep": "image:txt"}, "--keep image:txt is not"
     yield str(tars), {"target": tars}, "overlap"
@@ -433,7 +430,7 @@ def test_wrong_uses_are_explained(tars: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_uses_of_an_attached_dataset(made: Path, tars: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="leave against out"):
+    with pytest.raises(UsageError, match="leave against= out"):
         verify(made, against=tars)
     with pytest.raises(UsageError, match="with --force"):
         reindex(made)
@@ -443,6 +440,8 @@ def test_wrong_uses_of_an_attached_dataset(made: Path, tars: Path, tmp_path: Pat
         attach(tars, made)
     with pytest.raises(UsageError, match="2 archives that you did not name"):
         attach(tars / "x-0.tar", made, keep="caption=txt")
+    with pytest.raises(UsageError, match="1 archive that you did not name"):
+        attach(tars / "x-[01].tar", made, keep="caption=txt")
     other = converted(tars, tmp_path / "made")
     with pytest.raises(UsageError, match="already holds a dataset; --force"):
         attach(tars, other)
@@ -459,9 +458,8 @@ def test_an_archive_that_changes_meanwhile_is_refused(
     index = attaching._index_records
 
     def change(task: Any, *more: Any) -> Any:
-        part = index(task, *more)
+        yield from index(task, *more)
         os.utime(task.path)
-        return part
 
     monkeypatch.setattr(attaching, "_index_records", change)
     with pytest.raises(ConversionFailed, match="changed while it was indexed"):

@@ -14,17 +14,13 @@ import pytest
 from helpers import FORMATS, jpeg, make_tree, png, tree
 
 from shardkit.conversion import build
-from shardkit.conversion.build import (
-    ShardResult,
-    ShardTask,
-    build_shard,
-    load_part,
-    load_result,
-)
-from shardkit.conversion.recipe import Recipe
+from shardkit.conversion.build import ShardTask
+from shardkit.conversion.task import ShardResult, carry_out, load_part, load_result
 from shardkit.errors import ConversionFailed
 from shardkit.formats.hdf5 import Hdf5Writer
-from shardkit.record import Record, default_schema, dump_json, load_json
+from shardkit.kinds.field import default_schema
+from shardkit.recipe import Recipe
+from shardkit.record import Record, dump_json, load_json
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.files import sha256_of
@@ -56,7 +52,7 @@ def make_task(tmp_path: Path, to: str = "webdataset", **changes: Any) -> ShardTa
 
 
 def built(task: ShardTask) -> ShardResult:
-    return build_shard(task).result
+    return carry_out(task).result
 
 
 def good(task: ShardTask) -> ShardTask:
@@ -72,8 +68,6 @@ def test_a_shard_stores_its_images_in_order_and_its_metadata(tmp_path: Path, to:
     assert result.entry.bytes == task.path.stat().st_size
     assert result.entry.sha256 == sha256_of(task.path)
     assert result.entry.rows == 5
-    assert result.fields == {"cls": 5, "jpg": 4, "json": 5, "png": 1}
-    assert result.labels == {0: 4, 1: 1}
     assert result.bad == []
     reader = get_format(to).read(task.path)
     try:
@@ -110,7 +104,7 @@ def test_several_workers_change_nothing(
     def through_pickle(function: Any) -> Any:
         return lambda task: pickle.loads(pickle.dumps(function(pickle.loads(pickle.dumps(task)))))
 
-    recipe = Recipe(resize=(8, 8), encode="png")
+    recipe = Recipe(resize=8, encode="png")
     results = []
     made = make_task(tmp_path, to, recipe=recipe)
     for count in (1, 3):
@@ -162,7 +156,7 @@ def test_the_result_of_a_finished_shard_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["shard", "rows", "paths"])
 def test_a_shard_that_the_disk_has_changed_is_rebuilt(tmp_path: Path, file: str) -> None:
     task = make_task(tmp_path)
-    build_shard(task)
+    carry_out(task)
     before = tree(tmp_path)
     path = {
         "shard": task.path,
@@ -172,9 +166,9 @@ def test_a_shard_that_the_disk_has_changed_is_rebuilt(tmp_path: Path, file: str)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert not build_shard(task).kept
+    assert not carry_out(task).kept
     assert tree(tmp_path) == before
-    assert build_shard(task).kept
+    assert carry_out(task).kept
 
 
 @pytest.mark.parametrize(
@@ -188,7 +182,7 @@ def test_a_shard_that_the_disk_has_changed_is_rebuilt(tmp_path: Path, file: str)
 )
 def test_a_shard_of_something_else_is_rebuilt(tmp_path: Path, change: dict[str, Any]) -> None:
     task = make_task(tmp_path)
-    build_shard(task)
+    carry_out(task)
     assert load_result(replace(task, **change)) is None
     assert load_result(replace(task, source=task.source.take(range(5)))) is None
     assert load_result(replace(task, keep=False, workers=3)) is not None
@@ -203,7 +197,7 @@ def test_memory_that_runs_out_is_not_blamed_on_the_image(
     monkeypatch.setattr(build, "_read", fail)
     monkeypatch.setattr(build, "read_ordinary", lambda source, *_: [None] * len(source))
     with pytest.raises(ConversionFailed, match=r"memory ran out at .*cat/0\.jpg.*fewer --workers"):
-        build_shard(make_task(tmp_path))
+        carry_out(make_task(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +219,7 @@ def test_only_a_lack_of_threads_is_blamed_on_memory(
 
     monkeypatch.setattr(build, "_write", fail)
     with pytest.raises(kind, match=told):
-        build_shard(make_task(tmp_path))
+        carry_out(make_task(tmp_path))
 
 
 def test_the_part_of_the_index_is_that_of_the_shard(tmp_path: Path) -> None:
@@ -251,7 +245,7 @@ def test_a_shard_without_digests_of_its_part_is_rebuilt(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(dump_json({n: v for n, v in load_json(whole).items() if n != "part"}))
     assert load_result(task) == result
-    assert not build_shard(task).kept
+    assert not carry_out(task).kept
     assert path.read_bytes() == whole
 
 
@@ -297,7 +291,7 @@ def test_a_failing_disk_is_reported_and_leaves_nothing(
     for code, message in [
         (errno.ENOSPC, "is full.*rerun the same command"),
         (errno.EDQUOT, "quota.*is full"),
-        (errno.EIO, "cannot be written: Input/output error"),
+        (errno.EIO, "cannot be read or written: Input/output error"),
     ]:
 
         def fail(*_: object, code: int = code) -> None:
@@ -308,7 +302,7 @@ def test_a_failing_disk_is_reported_and_leaves_nothing(
             if method == "write" and (pieces := get_format(to).pieces):
                 patch.setitem(vars(pieces), "append", fail)
             with pytest.raises(ConversionFailed, match=message):
-                build_shard(task)
+                carry_out(task)
         assert os.listdir(task.folder) == []
         assert load_result(task) is None
     assert built(task).entry is not None
@@ -322,7 +316,7 @@ def test_the_message_of_a_failing_disk_does_not_print_none(
 
     monkeypatch.setattr(Hdf5Writer, "write", fail)
     with pytest.raises(ConversionFailed, match="Can't write data") as caught:
-        build_shard(make_task(tmp_path, "hdf5"))
+        carry_out(make_task(tmp_path, "hdf5"))
     assert "None" not in str(caught.value)
 
 
@@ -350,7 +344,7 @@ def test_a_shard_that_reads_back_differently_is_not_kept(
     task = make_task(tmp_path, "hdf5")
     monkeypatch.setattr(Hdf5Writer, "write", forge)
     with pytest.raises(ConversionFailed, match=r"reads back other|lost records"):
-        build_shard(replace(task, source=task.source.take([0, 1, 3, 5])))
+        carry_out(replace(task, source=task.source.take([0, 1, 3, 5])))
     assert os.listdir(task.folder) == []
 
 
@@ -363,7 +357,7 @@ def test_an_interruption_leaves_no_partial_shard(
     task = make_task(tmp_path)
     monkeypatch.setattr(build, "index_shard", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        build_shard(task)
+        carry_out(task)
     assert os.listdir(task.folder) == []
 
 
@@ -376,12 +370,12 @@ def test_an_internal_error_is_not_taken_for_a_bad_image(
     monkeypatch.setattr(build, "_read", fail)
     monkeypatch.setattr(build, "read_ordinary", lambda source, *_: [None] * len(source))
     with pytest.raises(RuntimeError, match="a mistake"):
-        build_shard(make_task(tmp_path))
+        carry_out(make_task(tmp_path))
 
 
 def test_the_result_is_plain_json(tmp_path: Path) -> None:
     task = make_task(tmp_path)
-    build_shard(task)
+    carry_out(task)
     value = json.loads((task.part / "result.json").read_bytes())
-    assert value["labels"] == {"0": 4, "1": 1}
+    assert value["notes"] == {}
     assert value["entry"]["rows"] == 5

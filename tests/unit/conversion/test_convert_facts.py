@@ -16,7 +16,7 @@ from shardkit import convert
 from shardkit.conversion.convert import Converted
 from shardkit.dataset.facts import VERSION
 from shardkit.dataset.manifest import FACTS_NAME
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
 from shardkit.errors import BadImages
 from shardkit.reporting.facts import load_facts
 from shardkit.system import native
@@ -51,7 +51,7 @@ def facts_of(place: Path) -> bytes:
     """Return the stored facts of a dataset, after checking that they are those of a report."""
     stored = (place / FACTS_NAME).read_bytes()
     (place / FACTS_NAME).unlink()
-    load_facts(ShardSet(place))
+    load_facts(open_shards(place))
     assert (place / FACTS_NAME).read_bytes() == stored
     return stored
 
@@ -104,7 +104,7 @@ def test_facts_do_not_need_the_compiled_module(
 
 def test_a_blurred_jpeg_is_found_at_full_size(photos: Path, tmp_path: Path) -> None:
     convert(photos, tmp_path / "made", to="lmdb", facts=True, shuffle=False)
-    made = ShardSet(tmp_path / "made")
+    made = open_shards(tmp_path / "made")
     sharpness = dict(zip(made.keys, load_facts(made)["sharpness"].tolist(), strict=True))
 
     assert sharpness["a/blurred"] == sharpness["a/progressive-blurred"] < 0.3
@@ -118,7 +118,7 @@ def test_splits_have_facts_and_left_out_images_have_none(tmp_path: Path) -> None
     convert(source, tmp_path / "made", to="hdf5", facts=True, on_error="skip")
 
     for split in ("train", "val"):
-        assert len(load_facts(ShardSet(tmp_path / "made" / split))) == 2
+        assert len(load_facts(open_shards(tmp_path / "made" / split))) == 2
         facts_of(tmp_path / "made" / split)
 
 
@@ -138,4 +138,4 @@ def test_finished_shards_keep_their_facts(tmp_path: Path) -> None:
 
     assert made.reused_shards == 2
     assert versions.tolist() == [VERSION] * 4 + [0]
-    assert (load_facts(ShardSet(tmp_path / "made"))["version"] == VERSION).all()
+    assert (load_facts(open_shards(tmp_path / "made"))["version"] == VERSION).all()

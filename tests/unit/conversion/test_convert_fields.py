@@ -17,7 +17,7 @@ from kinds import FIELDS, SAMPLES, SCHEMA, array, content, contents, png, same
 
 from shardkit import Field, convert, repair, verify
 from shardkit.dataset.manifest import FieldEntry, Manifest
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import ABSENT
 from shardkit.system.files import sha256_of
@@ -52,6 +52,7 @@ def datasets(draw: st.DrawFn) -> tuple[dict[str, Field], list[dict[str, Any]]]:
     return {name: field for name, (field, _) in known.items()}, samples
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25,
     deadline=None,
@@ -77,7 +78,7 @@ def test_any_fields_come_back(
 
 def require_equal(path: Path, schema: Mapping[str, Field], samples: list[dict[str, Any]]) -> None:
     """Compare all values of a dataset with the samples."""
-    dataset = ShardSet(path)
+    dataset = open_shards(path)
     order = [int(source) for source in dataset.paths]
     assert sorted(order) == list(range(len(samples)))
     assert dataset.schema == dict(schema)
@@ -107,6 +108,7 @@ def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return path
 
 
+@pytest.mark.slow
 def test_damage_of_any_index_file_is_found(dataset: Path) -> None:
     files = sorted(path for path in (dataset / "index").rglob("*.npy") if path.stat().st_size > 128)
     assert len(files) > 20
@@ -120,7 +122,7 @@ def test_damage_of_any_index_file_is_found(dataset: Path) -> None:
 
 
 def test_damage_of_any_field_names_its_row(dataset: Path) -> None:
-    shards = ShardSet(dataset)
+    shards = open_shards(dataset)
     shard = dataset / shards.manifest.shards[0].name
     data = shard.read_bytes()
     for name in ("image", "mask", "latent", "ragged", "bytes", "one"):
@@ -165,7 +167,7 @@ def test_a_dataset_is_repaired_from_its_samples(dataset: Path) -> None:
 
 
 def test_an_unknown_field_lists_the_known_ones(dataset: Path) -> None:
-    shards = ShardSet(dataset)
+    shards = open_shards(dataset)
     for look in (shards.column, shards.entries_of, lambda name: shards.values(name, [0])):
         with pytest.raises(UsageError, match=r"no field 'depth'; it has image, mask, label"):
             look("depth")
@@ -189,7 +191,7 @@ def test_damage_that_no_digest_shows_is_refused(dataset: Path, tmp_path: Path) -
         data = path.read_bytes()
         path.write_bytes(data[:-8] + b"\xff" * 8)
         with pytest.raises(CorruptDataset, match=reason):
-            ShardSet(place, verify=False).column(name.partition("-")[0])
+            open_shards(place, verify=False).column(name.partition("-")[0])
         path.write_bytes(data)
 
 

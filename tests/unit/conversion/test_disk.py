@@ -19,7 +19,7 @@ from shardkit.errors import ConversionFailed, DiskFull
         (errno.EDQUOT, DiskFull, "the disk quota of .* is full"),
         (errno.EMFILE, ConversionFailed, "ulimit -n"),
         (errno.ENFILE, ConversionFailed, "ulimit -n"),
-        (errno.EIO, ConversionFailed, r"cannot be written: .* \(a/b\)"),
+        (errno.EIO, ConversionFailed, r"cannot be read or written: .* \(a/b\). Rerun"),
     ],
 )
 def test_an_error_names_its_remedy(

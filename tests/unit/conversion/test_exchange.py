@@ -245,6 +245,33 @@ def test_a_disk_that_fails_is_an_error_and_the_next_run_resumes(
     assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
 
 
+LEFT = f"index/.facts.npy.{'0' * 16}.tmp"
+"""What a `report` leaves that is killed."""
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_temporary_files_of_a_killed_process_neither_prevent_the_exchange_nor_stay(
+    photos: Path,
+    out: Path,
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    can_exchange: bool,
+) -> None:
+    exchanges = list[Path]()
+
+    def exchange(folder: Path, name: str, other: str) -> None:
+        exchanges.append(folder)
+        if not can_exchange:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        files.exchange(folder, name, other)
+
+    monkeypatch.setattr(module, "exchange", exchange)
+    (out / LEFT).write_bytes(b"facts")
+    into(photos, out, force=True)
+    assert len(exchanges) == 1
+    assert tree(out) == expected
+
+
 def test_files_added_at_the_last_moment_are_kept(
     photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,3 +369,45 @@ def test_another_command_finishes_an_exchange_that_was_interrupted(
             into(photos, out, seed=2)
         assert tree(out) == expected
         assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
+
+
+def interrupted(photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Interrupt a conversion just before the exchange; return the hidden folder that it leaves."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "exchange", stop)
+        with pytest.raises(KeyboardInterrupt):
+            into(photos, out, force=True)
+    (hidden,) = out.parent.glob(".shardkit-*")
+    return hidden
+
+
+def test_a_hidden_folder_without_proof_is_left_alone(
+    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier code linked the state after the move: killed between the two, it left this."""
+    hidden = interrupted(photos, out, monkeypatch)
+    shutil.rmtree(hidden / WORK_NAME)
+    before, old = tree(hidden), (out / "shardkit.json").read_bytes()
+    with pytest.raises(UsageError, match="--force replaces it"):
+        into(photos, out)
+    assert (out / "shardkit.json").read_bytes() == old
+    into(photos, out, force=True)  # it has no complete dataset, and must not publish an empty one
+    assert tree(out) == expected
+    assert tree(hidden) == before
+
+
+def test_a_copy_of_an_interrupted_exchange_leaves_the_original_alone(
+    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = interrupted(photos, out, monkeypatch)
+    copy = Path(shutil.copytree(out, out.with_name("copy")))
+    into(photos, copy, force=True)
+    assert hidden.exists()
+    assert tree(copy) == expected
+    into(photos, out, force=True)
+    assert tree(out) == expected
+    assert not hidden.exists()

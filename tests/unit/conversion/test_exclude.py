@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fields import make_fields
 from helpers import invoke, jpeg, make_folder, make_tree, run_main, tree
 
 from shardkit import append, convert, open_dataset, repair, verify
-from shardkit.conversion.command import made_of
-from shardkit.conversion.convert import commit
+from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.jobs import Jobs
+from shardkit.conversion.ledger import Ledger
 from shardkit.dataset.manifest import load_manifest
 from shardkit.dataset.reports import EXCLUDED
 from shardkit.dataset.selection import LIST_HEAD
 from shardkit.errors import UsageError
+from shardkit.measure.doctor.command import provenance_of
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_the_images_are_counted_and_known_ever_after(
     assert f"2 {EXCLUDED} (cat/000" in shown
     assert len(names(made)) == 6
     assert load_manifest(made).ignored == {EXCLUDED: 2}
-    (hint,) = made_of(str(made), made).hints("new")
+    (hint,) = provenance_of(str(made), made).hints("new")
     assert hint.endswith("photos; add the lists that left out 2 of its images, with --exclude")
     assert "already holds" in invoke("convert", "imagefolder", source, made, *options).output
     with pytest.raises(UsageError, match="--force"):
@@ -52,11 +54,10 @@ def test_the_images_are_counted_and_known_ever_after(
 
 
 def test_jobs_make_the_same_files(source: Path, excluded: Path, tmp_path: Path) -> None:
-    for name, jobs in (("whole", False), ("jobs", True)):
-        place = tmp_path / name
-        convert(source, place, to="lmdb", shard_samples=4, exclude=excluded, plan_only=jobs)
+    for name, make in (("whole", convert), ("jobs", plan_jobs)):
+        make(source, tmp_path / name, to="lmdb", shard_samples=4, exclude=excluded)
     for number in (1, 0):
-        Jobs(tmp_path / "jobs").build(number)
+        Jobs(Ledger(tmp_path / "jobs")).build(number)
     commit(tmp_path / "jobs")
 
     assert tree(tmp_path / "jobs") == tree(tmp_path / "whole")
@@ -123,6 +124,24 @@ def test_a_division_stays_as_it_was(source: Path, tmp_path: Path) -> None:
     assert names(made / "train") == train - {min(train)}
     assert names(made / "val") == names(tmp_path / "whole" / "val")
     assert verify(made, against=source).findings == []
+
+
+@pytest.mark.parametrize("stratify", [False, True])
+def test_one_list_holds_for_all_sides_of_a_division(
+    source: Path, tmp_path: Path, stratify: bool
+) -> None:
+    options: dict[str, Any] = {"to": "lmdb", "val": 0.4, "stratify": stratify}
+    convert(source, tmp_path / "all", **options)
+    sides = {side: names(tmp_path / "all" / side) for side in ("train", "val")}
+    (tmp_path / "list").write_text("".join(f"{min(paths)}\n" for paths in sides.values()))
+    convert(source, tmp_path / "fewer", exclude=tmp_path / "list", **options)
+
+    for side, paths in sides.items():
+        assert names(tmp_path / "fewer" / side) == paths - {min(paths)}
+    assert verify(tmp_path / "fewer", against=source).findings == []
+    (tmp_path / "list").write_text("nowhere\n")
+    with pytest.raises(UsageError, match=r"name nothing in .*photos: 'nowhere'"):
+        convert(source, tmp_path / "none", exclude=tmp_path / "list", **options)
 
 
 def test_rows_of_a_dataset(source: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from helpers import invoke, jpeg, make_folder, make_tree, tree
 
 from shardkit.conversion.convert import Converted, convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import SplitsManifest, save_manifest
 from shardkit.errors import UsageError
+from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 
 

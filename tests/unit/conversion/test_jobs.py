@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers import invoke, make_folder, shardkit_command, tree, wait_until
+from helpers import invoke, make_folder, make_tree, shardkit_command, tree, wait_until
 
 from shardkit import describe
-from shardkit.conversion import build_all
+from shardkit.conversion import build, build_all
 from shardkit.conversion import jobs as module
-from shardkit.conversion.convert import Converted, commit, convert
+from shardkit.conversion.convert import Converted, commit, convert, plan_jobs
 from shardkit.conversion.jobs import Jobs
+from shardkit.conversion.ledger import Ledger
 from shardkit.conversion.plan import software_of
 from shardkit.errors import BadImages, ConversionFailed, ShardkitError, UsageError
 from shardkit.record import dump_json
@@ -46,14 +51,14 @@ def planned(source: Path, tmp_path: Path) -> Path:
 
 
 def plan(source: Path, target: Path, **options: object) -> Path:
-    made = convert(source, target, to="lmdb", resize=16, shard_samples=4, plan_only=True, **options)  # type: ignore[arg-type]
+    made = plan_jobs(source, target, to="lmdb", resize=16, shard_samples=4, **options)  # type: ignore[arg-type]
     assert not made.manifests
     return target
 
 
 def test_jobs_in_any_order_make_the_same_files(planned: Path, local: dict[str, str]) -> None:
     for number in (3, 0, 4, 1, 1, 2):
-        Jobs(planned).build(number)
+        Jobs(Ledger(planned)).build(number)
     made = commit(planned)
     assert tree(planned) == local
     assert made.manifests[""].rows == 20
@@ -63,8 +68,8 @@ def test_splits_are_built_by_the_same_jobs(tmp_path: Path) -> None:
     for name in ("train", "val"):
         make_folder(tmp_path / "photos" / name, each=4)
     target = plan(tmp_path / "photos", tmp_path / "planned")
-    for number in Jobs(target).claimed():
-        Jobs(target).build(number)
+    for number in Jobs(Ledger(target)).claimed():
+        Jobs(Ledger(target)).build(number)
     commit(target)
     convert(tmp_path / "photos", tmp_path / "local", to="lmdb", resize=16, shard_samples=4)
     assert tree(target) == tree(tmp_path / "local")
@@ -72,8 +77,8 @@ def test_splits_are_built_by_the_same_jobs(tmp_path: Path) -> None:
 
 def test_a_divided_source_is_built_by_the_same_jobs(source: Path, tmp_path: Path) -> None:
     target = plan(source, tmp_path / "planned", val=0.3)
-    for number in Jobs(target).claimed():
-        Jobs(target).build(number)
+    for number in Jobs(Ledger(target)).claimed():
+        Jobs(Ledger(target)).build(number)
     commit(target)
     convert(source, tmp_path / "local", to="lmdb", resize=16, shard_samples=4, val=0.3)
     assert tree(target) == tree(tmp_path / "local")
@@ -82,18 +87,18 @@ def test_a_divided_source_is_built_by_the_same_jobs(source: Path, tmp_path: Path
 def test_an_ordinary_conversion_finishes_the_work_of_jobs(
     source: Path, planned: Path, local: dict[str, str]
 ) -> None:
-    Jobs(planned).build(2)
+    Jobs(Ledger(planned)).build(2)
     made = convert(source, planned, to="lmdb", resize=16, shard_samples=4)
     assert made.reused_shards == 1
     assert tree(planned) == local
 
 
 def test_info_states_the_progress(planned: Path) -> None:
-    Jobs(planned).build(1)
+    Jobs(Ledger(planned)).build(1)
     with pytest.raises(UsageError, match=r"1 of 5 tasks are done: build .* `shardkit work .*comm"):
         describe(planned)
     for number in range(5):
-        Jobs(planned).build(number)
+        Jobs(Ledger(planned)).build(number)
     with pytest.raises(UsageError, match="5 of 5 tasks are done: publish it with `shardkit commit"):
         describe(planned)
     commit(planned)
@@ -104,12 +109,12 @@ def test_a_commit_counts_ignored_files(source: Path, tmp_path: Path) -> None:
     (source / "cat/notes.txt").write_bytes(b"x")
     target = plan(source, tmp_path / "planned")
     for number in range(5):
-        Jobs(target).build(number)
+        Jobs(Ledger(target)).build(number)
     assert "  ignored   1 not an image\n" in invoke("commit", target).stdout
 
 
 def test_a_commit_names_the_missing_tasks(planned: Path) -> None:
-    Jobs(planned).build(1)
+    Jobs(Ledger(planned)).build(1)
     before = tree(planned)
     with pytest.raises(ConversionFailed, match=r"4 of 5 tasks are not done: 0, 2, 3, 4\."):
         commit(planned)
@@ -118,7 +123,7 @@ def test_a_commit_names_the_missing_tasks(planned: Path) -> None:
 
 def test_a_commit_reads_no_image(planned: Path, source: Path) -> None:
     for number in range(5):
-        Jobs(planned).build(number)
+        Jobs(Ledger(planned)).build(number)
     for path in source.glob("*/*"):
         path.write_bytes(b"changed")
     assert commit(planned).manifests[""].rows == 20
@@ -126,12 +131,59 @@ def test_a_commit_reads_no_image(planned: Path, source: Path) -> None:
 
 def test_a_committed_plan_is_gone(planned: Path) -> None:
     for number in range(5):
-        Jobs(planned).build(number)
+        Jobs(Ledger(planned)).build(number)
     commit(planned)
-    with pytest.raises(UsageError, match="holds no plan"):
-        Jobs(planned)
-    with pytest.raises(UsageError, match="holds no plan"):
-        commit(planned)
+    with pytest.raises(UsageError, match="holds no plan: its dataset is complete"):
+        Jobs(Ledger(planned))
+    again = invoke("commit", planned)
+    assert again.exit_code == 0
+    assert "already holds the result" in again.output
+
+
+@pytest.mark.parametrize("how", ["new", "exchanged", "file by file"])
+def test_a_commit_that_was_killed_anywhere_is_repeated(
+    source: Path, tmp_path: Path, local: dict[str, str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    ready, older = tmp_path / "ready", how != "new"
+    if older:
+        convert(source, ready, to="hdf5")
+    plan(source, ready, force=older)
+    for number in range(5):
+        Jobs(Ledger(ready)).build(number)
+    if how == "file by file":
+        make_tree(ready, {"notes.txt": b"1"})
+    for at in itertools.count(1, 5):
+        target = Path(shutil.copytree(ready, tmp_path / f"planned-{at}"))
+        with monkeypatch.context() as patch:
+            calls = stop_at(patch, at)
+            with contextlib.suppress(KeyboardInterrupt):
+                commit(target, force=older)
+        for _ in range(2):
+            assert commit(target, force=older).manifests[""].rows == 20
+        (target / "notes.txt").unlink(missing_ok=True)
+        assert tree(target) == local
+        if calls() < at:
+            break
+    assert at > 30
+
+
+def stop_at(patch: pytest.MonkeyPatch, at: int) -> Callable[[], int]:
+    """Interrupt this process before one of the calls that change folders; return their count."""
+    count = 0
+
+    def watched(act: Callable[..., object]) -> Callable[..., object]:
+        def step(*args: object, **kwargs: object) -> object:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise KeyboardInterrupt
+            return act(*args, **kwargs)
+
+        return step
+
+    for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "link"):
+        patch.setattr(os, name, watched(getattr(os, name)))
+    return lambda: count
 
 
 def test_a_plan_replaces_a_dataset_only_if_forced(
@@ -144,7 +196,7 @@ def test_a_plan_replaces_a_dataset_only_if_forced(
     plan(source, target, force=True)
     assert (target / "shardkit.json").exists()
     for number in range(5):
-        Jobs(target).build(number)
+        Jobs(Ledger(target)).build(number)
     with pytest.raises(UsageError, match="--force replaces it"):
         commit(target)
     assert commit(target, force=True).manifests[""].format == "lmdb"
@@ -152,15 +204,15 @@ def test_a_plan_replaces_a_dataset_only_if_forced(
 
 def test_an_unknown_task_is_refused(planned: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no task 5; .* has tasks 0 to 4"):
-        Jobs(planned).build(5)
+        Jobs(Ledger(planned)).build(5)
 
 
 def test_other_versions_of_libraries_are_refused(
     planned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "software_of", lambda *a: {**software_of(*a), "pillow": "0.1"})
+    monkeypatch.setattr(build, "software_of", lambda *a: {**software_of(*a), "pillow": "0.1"})
     with pytest.raises(UsageError, match=r"would write other bytes: pillow is 0\.1, and .* was"):
-        Jobs(planned).build(0)
+        Jobs(Ledger(planned)).build(0)
 
 
 def test_bad_images_end_a_job_and_are_named(source: Path, planned: Path) -> None:
@@ -177,7 +229,7 @@ def test_bad_images_may_be_left_out(source: Path, tmp_path: Path) -> None:
     (source / "cat" / "000.jpg").write_bytes(b"no image")
     target = plan(source, tmp_path / "planned", on_error="skip")
     for number in range(5):
-        Jobs(target).build(number)
+        Jobs(Ledger(target)).build(number)
     (problem,) = commit(target).manifests[""].skipped
     assert problem.path == "cat/000.jpg"
 
@@ -185,8 +237,9 @@ def test_bad_images_may_be_left_out(source: Path, tmp_path: Path) -> None:
 def test_a_source_elsewhere_is_named_by_the_job(source: Path, planned: Path) -> None:
     moved = source.rename(source.with_name("moved"))
     with pytest.raises(UsageError, match=r"photos is not on .* --source"):
-        Jobs(planned)
-    assert Jobs(planned, moved).build(0).result.entry
+        next(Jobs(Ledger(planned)).claimed())
+    assert not any(next(planned.rglob("claims")).iterdir())
+    assert Jobs(Ledger(planned), moved).build(0).result.entry
 
 
 @pytest.mark.parametrize(
@@ -201,10 +254,10 @@ def test_a_damaged_plan_is_an_error(planned: Path, content: bytes) -> None:
     (task,) = planned.rglob("jobs/000000.json")
     task.write_bytes(content)
     with pytest.raises(UsageError, match="damaged"):
-        Jobs(planned).build(0)
+        Jobs(Ledger(planned)).build(0)
     saved.write_bytes(content)
     with pytest.raises(UsageError, match=r"damaged|another conversion"):
-        Jobs(planned)
+        Jobs(Ledger(planned))
 
 
 @pytest.mark.parametrize("name", ["../out", "/out", "a/b"])
@@ -214,7 +267,7 @@ def test_a_plan_writes_only_below_its_target(planned: Path, name: str) -> None:
     value["splits"][0]["name"] = name
     saved.write_text(json.dumps(value))
     with pytest.raises(UsageError, match="damaged"):
-        Jobs(planned)
+        Jobs(Ledger(planned))
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n{}\n", b"\xff\n", b"[]\n"])
@@ -225,7 +278,7 @@ def test_a_damaged_list_of_ignored_files_is_an_error(
         (source / "cat" / name).write_bytes(b"no image")
     target = plan(source, tmp_path / "planned")
     for number in range(5):
-        Jobs(target).build(number)
+        Jobs(Ledger(target)).build(number)
     (saved,) = target.rglob("ignored-000.jsonl")
     before = saved.read_bytes()
     saved.write_bytes(content)
@@ -239,27 +292,39 @@ def test_another_conversion_in_the_target_voids_the_plan(source: Path, planned: 
     (saved,) = planned.rglob("state/plan.json")
     saved.write_bytes(saved.read_bytes().replace(b'"digest":"', b'"digest":"0'))
     with pytest.raises(UsageError, match="another conversion was started"):
-        Jobs(planned)
+        Jobs(Ledger(planned))
 
 
 def test_python_samples_cannot_be_planned(tmp_path: Path, source: Path) -> None:
     samples = [{"image": path} for path in source.glob("*/*")]
     with pytest.raises(UsageError, match="executor="):
-        convert(samples, tmp_path / "x", to="lmdb", plan_only=True)
+        plan_jobs(samples, tmp_path / "x", to="lmdb")
 
 
 def test_a_claimed_task_is_not_built_twice(planned: Path) -> None:
-    first, second = Jobs(planned).claimed(), Jobs(planned).claimed()
+    first, second = Jobs(Ledger(planned)).claimed(), Jobs(Ledger(planned)).claimed()
     assert [next(first), next(second), next(first), next(second)] == [0, 1, 2, 3]
 
 
+def test_a_claim_that_cannot_be_removed_hides_no_error(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    claimed = Jobs(Ledger(planned)).claimed()
+    next(claimed)
+    monkeypatch.setattr(module, "remove", fail)
+    claimed.close()
+
+
 def test_a_claimed_task_is_not_read(planned: Path) -> None:
-    first = Jobs(planned).claimed()
-    Jobs(planned).build(next(first))
+    first = Jobs(Ledger(planned)).claimed()
+    Jobs(Ledger(planned)).build(next(first))
     assert next(first) == 1
     (task,) = planned.rglob("jobs/000000.json")
     task.write_bytes(b"")
-    assert next(Jobs(planned).claimed()) == 2
+    assert next(Jobs(Ledger(planned)).claimed()) == 2
 
 
 def test_claims_of_the_dead_and_of_failures_are_void(planned: Path) -> None:
@@ -269,13 +334,13 @@ def test_claims_of_the_dead_and_of_failures_are_void(planned: Path) -> None:
     here = {"machine": socket.gethostname(), "process": dead.pid}
     (claims / "000000").write_text(json.dumps(here))
     (claims / "000001").write_text(json.dumps({"machine": "elsewhere", "process": 1}))
-    assert list(Jobs(planned).claimed()) == [0, 2, 3, 4]
-    assert list(Jobs(planned).claimed(take_over=True)) == [0, 1, 2, 3, 4]
+    assert list(Jobs(Ledger(planned)).claimed()) == [0, 2, 3, 4]
+    assert list(Jobs(Ledger(planned)).claimed(take_over=True)) == [0, 1, 2, 3, 4]
 
 
 def test_two_jobs_may_build_one_shard_at_once(planned: Path, local: dict[str, str]) -> None:
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda number: Jobs(planned).build(number % 5), range(20)))
+        found = list(pool.map(lambda number: Jobs(Ledger(planned)).build(number % 5), range(20)))
     assert all(built.result.entry for built in found)
     commit(planned)
     assert tree(planned) == local
@@ -286,9 +351,12 @@ def test_two_jobs_may_build_one_shard_at_once(planned: Path, local: dict[str, st
     [
         (["work", "DST"], "choose --task N or --claim"),
         (["work", "DST", "--task", "0", "--take-over"], "--take-over needs --claim"),
+        (["work", "DST", "--task", "0", "--claim"], "--task and --claim exclude each other"),
+        (["work", "DST", "--claim", "--kind", "foo"], "reads imagefolder, not 'foo'"),
         (["work", "missing", "--claim"], "missing holds no plan"),
         (["commit", "missing"], "missing holds no plan"),
         (["work", "DST", "--task", "77"], "there is no task 77"),
+        (["verify", "DST"], "it is planned, but not built: `shardkit info"),
     ],
 )
 def test_wrong_use_of_the_commands(planned: Path, arguments: list[str], message: str) -> None:
@@ -301,6 +369,12 @@ def test_slurm_numbers_the_tasks(planned: Path, monkeypatch: pytest.MonkeyPatch)
     for number in range(5):
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(number))
         assert f"task {number} of 5: shard-00000{number}.lmdb" in invoke("work", planned).output
+    assert "task 1 of 5" in invoke("work", planned, "--task", 1).output
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "abc")
+    failed = invoke("work", planned)
+    assert failed.exit_code == 2
+    assert "SLURM_ARRAY_TASK_ID is 'abc', not the number of a task" in failed.stderr
+    assert invoke("work", planned, "--claim").exit_code == 0
     assert "20 images in 2 classes" in invoke("commit", planned).output
 
 
@@ -368,6 +442,10 @@ def test_an_executor_without_processes_is_an_error_that_keeps_work(
     [
         ("slurm://x", "is not dask://HOST:PORT"),
         ("dask://", "is not dask://HOST:PORT"),
+        ("dask://host", "is not dask://HOST:PORT"),
+        ("ray://host", "is not dask://HOST:PORT"),
+        ("dask://host:99999", "is not dask://HOST:PORT"),
+        ("dask://tcp://host:1", "is not dask://HOST:PORT"),
         ("dask://127.0.0.1:1", "no Dask scheduler answers at 127.0.0.1:1"),
     ],
 )
@@ -381,7 +459,10 @@ def test_an_address_without_a_cluster(
 
 def test_a_missing_library_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install 'shardkit\[ray\]'"), open_cluster("ray://x"):
+    with (
+        pytest.raises(UsageError, match=r"pip install 'shardkit\[ray\]'"),
+        open_cluster("ray://x:1"),
+    ):
         pass
 
 

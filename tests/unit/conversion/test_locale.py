@@ -27,7 +27,7 @@ def latin(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     done = subprocess.run(
         ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(made)],
         capture_output=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     if not made.exists():

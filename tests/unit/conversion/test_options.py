@@ -7,38 +7,31 @@ from typing import Any
 import pytest
 
 from shardkit import UsageError
-from shardkit.conversion.options import (
-    parse_bytes,
-    parse_color,
-    parse_size,
-    refuse_without_resize,
-)
+from shardkit.conversion.plan import parse_bytes, spell_bytes
+from shardkit.recipe import Recipe, parse_color, parse_size, spell_color, spell_size
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [
-        (None, (None, "shorter")),
-        (256, ((256, 256), "shorter")),
-        ("256", ((256, 256), "shorter")),
-        ("24x32", ((24, 32), "crop")),
-        ((24, 32), ((24, 32), "crop")),
-    ],
+    [(256, 256), ("256", 256), ("24x32", (24, 32)), ((24, 32), (24, 32))],
 )
-def test_sizes_of_images(given: int | str | None, expected: object) -> None:
+def test_sizes_of_images(given: int | tuple[int, int] | str, expected: object) -> None:
     assert parse_size(given) == expected
+    assert parse_size(spell_size(parse_size(given))) == expected
 
 
 def test_sizes_of_shards() -> None:
     assert parse_bytes(500) == 500
     assert parse_bytes("256MiB") == 256 << 20
     assert parse_bytes(" 1.5 gb ") == 1_500_000_000
+    assert [spell_bytes(256 << 20), spell_bytes(500)] == ["256MiB", "500"]
 
 
 def test_colors() -> None:
     assert parse_color((1, 2, 3)) == (1, 2, 3)
     assert parse_color("white") == (255, 255, 255)
     assert parse_color("#80808000") == (128, 128, 128)
+    assert [spell_color((255,) * 3), spell_color((1, 2, 255))] == ["white", "#0102ff"]
 
 
 def test_other_texts_are_refused() -> None:
@@ -57,20 +50,11 @@ def test_other_texts_are_refused() -> None:
     [
         ("resize_mode", "pad"),
         ("enlarge", True),
-        ("filter_", "lanczos"),
+        ("filter", "lanczos"),
         ("resizer", "torch"),
         ("dct_scaling", True),
     ],
 )
 def test_options_of_resizing_require_it(option: str, value: Any) -> None:
-    defaults: dict[str, Any] = {
-        "resize_mode": None,
-        "filter_": "bicubic",
-        "resizer": "pillow",
-        "dct_scaling": False,
-        "enlarge": False,
-    }
-    refuse_without_resize(**defaults)
-    name = option.strip("_").replace("_", "-")
-    with pytest.raises(UsageError, match=f"--{name} requires --resize"):
-        refuse_without_resize(**{**defaults, option: value})
+    with pytest.raises(UsageError, match=f"{option}= requires resize="):
+        Recipe(**{option: value})

@@ -5,20 +5,32 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import make_folder, make_tree, png, tree
 
-from shardkit.conversion import build_all, parted_scan
+from shardkit.contracts import Scan
+from shardkit.conversion import build_all, parted_scan, stored_order
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.convert import commit, convert, plan_jobs
+from shardkit.conversion.convert import (
+    commit,
+    convert,
+    convert_scan,
+    plan_in_parts,
+    plan_jobs,
+    write_plan,
+)
+from shardkit.conversion.exclude import exclude_listed
 from shardkit.conversion.jobs import Jobs
-from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
+from shardkit.conversion.ledger import Ledger
+from shardkit.conversion.plan import ConvertOptions, make_plan
 from shardkit.errors import BadImages, DiskFull, ShardkitError, UsageError
+from shardkit.recipe import Recipe
 from shardkit.sources.divided import divided
 from shardkit.sources.imagefolder import ImageFolder
 
@@ -27,8 +39,8 @@ from shardkit.sources.imagefolder import ImageFolder
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide small sources as if they were large."""
     monkeypatch.setattr(parted_scan, "_PARTS", 3)
-    monkeypatch.setattr(parted_scan, "_RUN", 7)
-    monkeypatch.setattr(parted_scan, "_PIECE", 5)
+    monkeypatch.setattr(parted_scan, "RUN", 7)
+    monkeypatch.setattr(stored_order, "_PIECE", 5)
     monkeypatch.setattr(build_all, "_FEW", 10)
 
 
@@ -59,7 +71,7 @@ def source(tmp_path: Path) -> Path:
 OPTIONS: dict[str, dict[str, Any]] = {
     "shuffled": {},
     "in order": {"shuffle": False},
-    "by size": {"shard_samples": None, "shard_bytes": 2000},
+    "by size": {"shard_samples": None, "shard_size": 2000},
     "limited": {"limit": 9},
     "limited in order": {"limit": 9, "shuffle": False},
     "another seed": {"seed": 7},
@@ -69,10 +81,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def plan(source: ImageFolder | Any, target: Path, builder: Builder, **given: Any) -> None:
     options = ConvertOptions(**{"to": "lmdb", "shard_samples": 4, "on_error": "skip", **given})
-    plan_jobs(source, target, options, builder, force=False)
+    if isinstance(source, Scan):
+        write_plan(source.source, target, lambda _: make_plan(source, options), force=False)
+    else:
+        write_plan(source, target, partial(plan_in_parts, source, options, builder), force=False)
 
 
-HERE = Builder(1, None, None)
+HERE = Builder()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -81,7 +96,7 @@ def test_the_plan_is_that_of_the_whole_source(source: Path, tmp_path: Path, name
     plan(ImageFolder(source), tmp_path / "parts", HERE, **OPTIONS[name])
     progress: list[int] = []
     with ThreadPoolExecutor(3) as threads:
-        builder = Builder(1, threads, lambda done: progress.append(done.images))
+        builder = Builder(executor=threads, on_progress=lambda done: progress.append(done.images))
         plan(ImageFolder(source), tmp_path / "else", builder, **OPTIONS[name])
     assert sum(progress) == 28
     whole = tree(tmp_path / "whole")
@@ -97,6 +112,7 @@ def test_unlabeled_images_are_planned(source: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
 
 
+@pytest.mark.filterwarnings("ignore:val has 1 of 16 images")  # one folder of four
 @pytest.mark.parametrize("group", [None, "folder"])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_divided_folder_is_planned(
@@ -129,19 +145,39 @@ def test_a_division_with_an_empty_side_leaves_nothing(source: Path, tmp_path: Pa
 
 def test_worker_processes_list_the_same(source: Path, tmp_path: Path) -> None:
     progress: list[int] = []
-    builder = Builder(2, None, lambda done: progress.append(done.images))
+    builder = Builder(workers=2, on_progress=lambda done: progress.append(done.images))
     plan(ImageFolder(source).scan(), tmp_path / "whole", HERE)
     plan(ImageFolder(source), tmp_path / "parts", builder)
     assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
     assert sum(progress) == 28
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_listed_images_are_left_out(source: Path, tmp_path: Path, shuffle: bool) -> None:
+    last = ImageFolder(source).scan().splits["train"].entries[-1].path
+    left_out = [last, "bird/deep/b%2Ex", "bird/a_"]
+    (tmp_path / "list.txt").write_text("\n".join(left_out))
+    given: dict[str, Any] = {"to": "lmdb", "shard_samples": 4, "on_error": "skip"}
+    given |= {"exclude": f"train={tmp_path / 'list.txt'}", "shuffle": shuffle}
+    scan = exclude_listed(ImageFolder(source).scan(), [given["exclude"]])
+    options = ConvertOptions(to="lmdb", shard_samples=4, on_error="skip", shuffle=shuffle)
+    convert_scan(scan, tmp_path / "whole", options)
+    made = convert(source, tmp_path / "parts", **given)
+    assert [manifest.rows for manifest in made.manifests.values()] == [13, 12]
+    assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
+    assert convert(source, tmp_path / "parts", **given).unchanged
+    plan_jobs(source, tmp_path / "planned", **given)
+    plan(scan, tmp_path / "planned whole", HERE, shuffle=shuffle)
+    assert tree(tmp_path / "planned") == tree(tmp_path / "planned whole")
+
+
 def test_jobs_build_the_plan(source: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"to": "lmdb", "shard_samples": 4, "on_error": "skip"}
-    made = convert(source, tmp_path / "planned", plan_only=True, **given)
+    made = plan_jobs(source, tmp_path / "planned", **given)
+    assert made.plan is not None
     assert [len(split.source) for split in made.plan.splits] == [16, 12]
-    for number in Jobs(tmp_path / "planned").claimed():
-        Jobs(tmp_path / "planned").build(number)
+    for number in Jobs(Ledger(tmp_path / "planned")).claimed():
+        Jobs(Ledger(tmp_path / "planned")).build(number)
     commit(tmp_path / "planned")
     convert(source, tmp_path / "local", **given)
     assert tree(tmp_path / "planned") == tree(tmp_path / "local")
@@ -161,8 +197,10 @@ def test_a_disk_that_fails_is_an_error_that_leaves_nothing(
     def fail(_: object) -> bytes:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(parted_scan, "dump_entries", fail)
-    with pytest.raises(ShardkitError, match=r"the disk of .* is full|cannot be written") as found:
+    monkeypatch.setattr(stored_order, "dump_entries", fail)
+    with pytest.raises(
+        ShardkitError, match=r"the disk of .* is full|cannot be read or written"
+    ) as found:
         plan(ImageFolder(source), tmp_path / "target", HERE)
     assert isinstance(found.value, DiskFull) == (code == errno.ENOSPC)
     assert not (tmp_path / "target").exists()
@@ -176,3 +214,24 @@ def test_files_of_a_killed_scan_are_removed_by_the_next_run(source: Path, tmp_pa
         convert(source, tmp_path / "converted", to="lmdb")
     assert len(list(tmp_path.rglob("state"))) == 2
     assert not list(tmp_path.rglob("scratch"))
+
+
+def test_a_cluster_never_lists_into_a_temporary_folder_of_this_machine(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+
+    def listing(task: parted_scan.ListTask) -> object:
+        if threading.current_thread().name.startswith("elsewhere"):
+            folders.append(task.folder)
+        return list_part(task)
+
+    list_part = parted_scan.list_part
+    monkeypatch.setattr(build_all, "list_part", listing)
+    with ThreadPoolExecutor(1, "elsewhere") as cluster:
+        given: dict[str, Any] = {"to": "lmdb", "splits": True, "on_error": "skip"}
+        for unchanged in (False, True):
+            done = convert(source, tmp_path / "made", executor=cluster, **given)
+            assert done.unchanged == unchanged
+    assert folders
+    assert all(folder.is_relative_to(tmp_path / "made") for folder in folders)

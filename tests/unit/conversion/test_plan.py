@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from shardkit.contracts import Entry, Images, Scan
 from shardkit.conversion import plan as module
 from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions, Plan, make_plan, stored_order
-from shardkit.conversion.recipe import Recipe
+from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
+from shardkit.conversion.stored_order import stored_order
 from shardkit.errors import UsageError
+from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 
 NAMES = st.lists(st.binary(min_size=1, max_size=6).map(os.fsdecode), max_size=20, unique=True)
@@ -73,7 +74,7 @@ GOLDEN_1 = [2, 1, 3, 0, 4]
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 120))
 def test_shards_hold_at_most_their_size_or_one_image(sizes: list[int], room: int) -> None:
-    cuts = planned(sizes, shard_bytes=room, shuffle=False).splits[0].cuts
+    cuts = planned(sizes, shard_size=room, shuffle=False).splits[0].cuts
     assert cuts[0] == 0
     assert cuts[-1] == len(sizes)
     assert list(cuts) == sorted(cuts)
@@ -94,7 +95,7 @@ def test_shards_hold_exactly_the_requested_number_of_images(images: int, samples
 
 
 def test_shards_contain_all_images_in_order() -> None:
-    split = planned([10] * 25, shard_bytes=70).splits[0]
+    split = planned([10] * 25, shard_size=70).splits[0]
     parts = [entry for shard in range(split.shards) for entry in split.shard_source(shard).entries]
     assert parts == list(split.source.entries)
     assert split.shards == 4
@@ -177,7 +178,7 @@ def test_everything_that_affects_the_result_is_in_the_digest(tmp_path: Path) -> 
     [
         Recipe(),
         Recipe(encode="raw", resize=(90, 120), resize_mode="crop"),
-        Recipe(resize=(100, 100), encode="png"),
+        Recipe(resize=100, encode="png"),
     ],
     ids=["kept", "raw", "resized"],
 )
@@ -195,7 +196,7 @@ def test_the_size_of_a_dataset_is_estimated(tmp_path: Path, to: str, recipe: Rec
 def test_a_bad_image_in_the_trial_does_not_affect_the_estimate(tmp_path: Path) -> None:
     scan = scan_imagefolder(make_folder(tmp_path))
     (tmp_path / "cat/000.jpg").write_bytes(b"x" * (tmp_path / "cat/000.jpg").stat().st_size)
-    recipe = Recipe(resize=(8, 8), encode="png")
+    recipe = Recipe(resize=8, encode="png")
     split = make_plan(scan, ConvertOptions(to="hdf5", recipe=recipe)).splits[0]
     assert 6 * 400 < split.estimated_bytes < 6 * 700
 
@@ -216,9 +217,9 @@ def test_the_software_is_recorded(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"to": "zip"}, "unknown format 'zip'; choose from hdf5, lmdb, webdataset"),
-        ({"shard_bytes": 0}, "shard size 0"),
-        ({"shard_samples": 0}, "shard_samples 0"),
-        ({"limit": -1}, "limit -1"),
+        ({"shard_size": 0}, "shard size 0"),
+        ({"shard_samples": 0}, "shard_samples=0"),
+        ({"limit": -1}, "limit=-1"),
         ({"on_error": "ignore"}, "on_error='ignore'"),
     ],
     ids=str,
@@ -244,3 +245,11 @@ def test_a_library_without_metadata_is_recorded_as_absent(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "version", find)
     software = planned([1]).software
     assert (software["simplejpeg"], software["pillow"]) == ("absent", "1.0")
+
+
+def test_classes_that_no_manifest_holds_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CLASS_BYTES", 5)
+    with pytest.raises(UsageError, match="class names of label have over 5 bytes: if each row has"):
+        make_plan(scan_imagefolder(folder), ConvertOptions(to="lmdb"))

@@ -15,9 +15,10 @@ from PIL import Image
 
 from shardkit.codecs.geometry import VISIBLE
 from shardkit.codecs.image import decode_mask, encode_mask
-from shardkit.conversion.recipe import Recipe
 from shardkit.errors import BadImage
-from shardkit.record import Field, Record
+from shardkit.kinds.field import Field
+from shardkit.recipe import Recipe
+from shardkit.record import Record
 
 SCHEMA = {
     "image": Field("image"),

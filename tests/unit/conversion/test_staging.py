@@ -16,6 +16,7 @@ import pytest
 from helpers import make_folder, make_tree, tree
 
 from shardkit.conversion import fingerprint, staging
+from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.plan import ConvertOptions
@@ -26,7 +27,7 @@ from shardkit.conversion.staging import (
     check_target,
     open_staging,
 )
-from shardkit.errors import CorruptDataset, ShardkitError, UsageError
+from shardkit.errors import ConversionFailed, CorruptDataset, ShardkitError, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 
 
@@ -112,6 +113,14 @@ def test_broken_links_are_refused(tmp_path: Path) -> None:
     for name in ("loop", "dangling"):
         with pytest.raises(UsageError):
             hold(tmp_path / name)
+
+
+def test_a_link_without_its_target_is_named(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("missing")
+    for target in (link, link / "deeper"):
+        with pytest.raises(UsageError, match=rf"^{link} is a link whose target is missing$"):
+            check_target(target, force=False)
 
 
 def test_only_one_conversion_works_in_a_directory(tmp_path: Path) -> None:
@@ -273,7 +282,7 @@ def test_an_interrupted_publication_is_not_discarded(tmp_path: Path) -> None:
     for force in (False, True):
         target = tmp_path / f"out-{force}"
         place = hold(target, "one")
-        make_tree(place.dataset, {"a": b"1"})
+        make_tree(place.dataset, {"a": b"1", "shardkit.json": b"2"})
         (place.state / "ready").write_bytes(b"")
         if force:
             hold(target, "two", force=True)
@@ -314,6 +323,32 @@ def test_manifests_are_moved_last_and_the_top_one_at_the_end(
     assert set(moved[:2]) == {"train/z", "val/a"}
     assert set(moved[2:4]) == {"train/shardkit.json", "val/shardkit.json"}
     assert moved[4:] == ["shardkit.json"]
+
+
+def test_publishing_leaves_out_what_a_killed_run_was_writing(tmp_path: Path) -> None:
+    held = hold(tmp_path / "out")
+    names = (f".shardkit.json.{'0' * 16}.tmp", f"index/.rows.npy.{'f' * 16}.tmp")
+    make_tree(
+        held.dataset, {"shardkit.json": b"{}", "index/rows.npy": b"", **dict.fromkeys(names, b"")}
+    )
+    held.publish()
+    assert sorted(tree(tmp_path / "out")) == ["index", "index/rows.npy", "shardkit.json"]
+
+
+def test_work_that_cannot_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(root: Path, name: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(root / name))
+
+    held = hold(tmp_path / "out")
+    make_tree(held.dataset, {"shardkit.json": b"{}"})
+    monkeypatch.setattr(staging, "remove_tree", fail)
+    held.publish()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        f"{tmp_path / 'out' / '.shardkit-trash'} cannot be removed"
+    )
 
 
 def test_discarding_leaves_no_trace(tmp_path: Path) -> None:
@@ -387,7 +422,7 @@ def test_partial_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert_scan(scan, target, options, on_progress=kill)
+        convert_scan(scan, target, options, Builder(on_progress=kill))
     convert_scan(scan, target, options)
     convert_scan(scan, tmp_path / "expected", options)
     assert tree(target) == tree(tmp_path / "expected")
@@ -491,7 +526,7 @@ def test_folders_need_not_support_sync(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(staging, "sync", refuse)
-    with pytest.raises(OSError, match=os.strerror(code)) if matters else nullcontext():
+    with pytest.raises(ConversionFailed, match=os.strerror(code)) if matters else nullcontext():
         hold(tmp_path / "out")
     assert (tmp_path / "out" / WORK_NAME / "dataset").is_dir()
 

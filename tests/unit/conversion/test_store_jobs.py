@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import errno
+import fcntl
 import hashlib
+import io
+import itertools
 import os
+import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,12 +19,17 @@ import pytest
 from buckets import BUCKET, SECRET, Bucket
 from helpers import invoke, make_dataset, make_folder, tree
 
-from shardkit.conversion import store_jobs as module
-from shardkit.conversion.convert import commit, convert
-from shardkit.conversion.store_jobs import StoredPlan, local_folder, open_jobs
-from shardkit.conversion.upload import CLAIM, upload
+from shardkit.conversion import ledger
+from shardkit.conversion.convert import commit, convert, plan_jobs
+from shardkit.conversion.jobs import open_jobs, receive_results
+from shardkit.conversion.ledger import BucketLedger, Ledger, local_folder
+from shardkit.conversion.plan import Plan
 from shardkit.errors import BadImages, ConversionFailed, DiskFull, ShardkitError, UsageError
+from shardkit.stores import objects
 from shardkit.stores.process import call
+from shardkit.transfer import bucket as bucket_module
+from shardkit.transfer import upload as upload_module
+from shardkit.transfer.upload import CLAIM, upload
 from shardkit.verification.describe import describe
 
 URL = f"s3://{BUCKET}/data"
@@ -30,7 +41,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def plan(source: Path, **options: object) -> int:
-    made = convert(source, URL, to="lmdb", resize=16, shard_samples=4, plan_only=True, **options)  # type: ignore[arg-type]
+    made = plan_jobs(source, URL, to="lmdb", resize=16, shard_samples=4, **options)  # type: ignore[arg-type]
     assert not made.manifests
     return made.jobs
 
@@ -61,7 +72,7 @@ def test_no_cluster_lists_a_folder_for_a_plan_in_a_bucket(bucket: Bucket, folder
         ThreadPoolExecutor(1) as executor,
         pytest.raises(UsageError, match="leave the cluster out"),
     ):
-        convert(folder, URL, to="lmdb", plan_only=True, executor=executor)
+        plan_jobs(folder, URL, to="lmdb", executor=executor)
 
     assert not bucket.names()
 
@@ -89,9 +100,9 @@ def test_jobs_make_the_files_of_a_local_conversion(
     assert not any(method == "GET" and ".lmdb" in path for method, path in bucket.requests)
     assert held(bucket) == local(source)
     assert not list((tmp_path / "staging").iterdir())
-    for use in (work, lambda: commit(URL)):
-        with pytest.raises(UsageError, match="holds no plan"):
-            use()
+    with pytest.raises(UsageError, match="holds no plan"):
+        work()
+    assert commit(URL).unchanged
     with pytest.raises(UsageError, match="already holds a dataset"):
         plan(source, force=True)
     assert held(bucket) == local(source)
@@ -120,13 +131,46 @@ def test_splits_and_bad_images(bucket: Bucket, tmp_path: Path) -> None:
 def test_what_killed_jobs_left_here_is_removed(tmp_path: Path) -> None:
     with local_folder(tmp_path) as used:
         abandoned = used.with_name(f"{used.name}2")
-        (abandoned / "jobs").mkdir(parents=True)
-        new = used.with_name(f"{used.name}3")
-        new.mkdir()
-        for old in (used, abandoned):
-            os.utime(old, (0, 0))
+        (abandoned / "jobs").mkdir(parents=True)  # a moment ago
+        os.utime(used, (0, 0))
         with local_folder(tmp_path) as other:
-            assert set(tmp_path.iterdir()) == {used, new, other}
+            assert set(tmp_path.iterdir()) == {used, other}
+
+
+def test_a_folder_that_is_taken_for_abandoned_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[Path] = []
+    real = fcntl.flock
+
+    def flock(descriptor: int, kind: int) -> None:
+        """Before the lock of the first two folders, another job removes them."""
+        if kind == fcntl.LOCK_EX and len(created) < 2:
+            (folder,) = tmp_path.iterdir()
+            created.append(folder)
+            ledger._remove_abandoned(folder)
+        real(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with local_folder(tmp_path) as place:
+        assert list(tmp_path.iterdir()) == [place]
+        assert len({place, *created}) == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_claim_that_cannot_be_removed_hides_no_error(
+    bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        bucket.rates = {"denied": 1.0}
+        raise ConversionFailed("the disk is gone")
+
+    plan(source)
+    monkeypatch.setattr(BucketLedger, "put_result", fail)
+    bucket.requests.clear()
+    failed = invoke("work", URL, "--claim")  # an error of a generator would be a warning, too
+    assert isinstance(failed.exception, ConversionFailed)
+    assert bucket.requests[-1][0] in ("POST", "DELETE")  # it was tried, before the command ended
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
@@ -180,7 +224,7 @@ def test_another_plan_is_discarded_only_if_forced(bucket: Bucket, source: Path) 
 def test_a_plan_that_is_being_committed_cannot_be_discarded(bucket: Bucket, source: Path) -> None:
     plan(source)
     work(0, 1, 2)
-    assert StoredPlan.found(URL).end(b"commit")
+    assert BucketLedger.open(URL, Path()).end(b"commit")
     with pytest.raises(UsageError, match="is being committed; repeat"):
         plan(source, seed=1, force=True)
     commit(URL)
@@ -188,7 +232,7 @@ def test_a_plan_that_is_being_committed_cannot_be_discarded(bucket: Bucket, sour
 
 
 def _discard_in_part(bucket: Bucket, source: Path) -> None:
-    assert StoredPlan.found(URL).end(b"discard")
+    assert BucketLedger.open(URL, Path()).end(b"discard")
 
 
 def _discard_and_forget(bucket: Bucket, source: Path) -> None:
@@ -207,11 +251,11 @@ def test_a_discarded_plan_cannot_be_committed(
 ) -> None:
     plan(source)
     work(0, 1, 2)
-    receive = module.receive_results
 
-    def receive_then(*arguments: object) -> None:
-        receive(*arguments)  # type: ignore[arg-type]
+    def receive_then(ledger: Ledger) -> Plan:
+        received = receive_results(ledger)
         meanwhile(bucket, source)
+        return received
 
     monkeypatch.setattr("shardkit.conversion.convert.receive_results", receive_then)
     with pytest.raises(UsageError, match="holds no plan"):
@@ -254,7 +298,7 @@ def test_a_shard_that_differs_is_built_again(bucket: Bucket, source: Path, tmp_p
     bucket.put("data/shard-000001.lmdb", b"of another plan")
     (result,) = [name for name in bucket.names() if name.endswith("results/000002")]
     (tmp_path / "000002").write_bytes(b"PK no zip")
-    call("mirror:send", f"s3://{BUCKET}/{Path(result).parent}", tmp_path, ["000002"])
+    call(objects.send, f"s3://{BUCKET}/{Path(result).parent}", tmp_path, ["000002"])
     with pytest.raises(ConversionFailed, match=r"2 of 3 tasks are not done: 1, 2\."):
         commit(URL)
     with open_jobs(URL) as jobs:
@@ -273,13 +317,51 @@ def test_a_killed_commit_leaves_a_dataset(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr(module, "_remove_waste", stop)
+        during.setattr(bucket_module, "_remove_waste", stop)
         with pytest.raises(KeyboardInterrupt):
             commit(URL)
     assert any(".shardkit-jobs" in name for name in bucket.names())
-    with pytest.raises(UsageError, match="its dataset is complete"):
-        commit(URL)
+    found = invoke("commit", URL)
+    assert (found.exit_code, "already holds the result" in found.output) == (0, True)
     assert held(bucket) == local(source)
+
+
+@pytest.mark.parametrize("splits", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_commit_that_was_killed_anywhere_is_repeated(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, splits: bool
+) -> None:
+    source = tmp_path / "photos"
+    for name in ("train", "val") if splits else ("",):
+        make_folder(source / name, each=2)
+    expected = local(source)
+    for at in itertools.count(1, 2):
+        plan(source)
+        with open_jobs(URL) as jobs:
+            work(*range(len(jobs)))
+        calls = 0
+
+        def stop(function: Callable[..., object], *arguments: object) -> object:
+            nonlocal calls
+            writing = (objects.create, objects.put, objects.send, objects.delete)
+            calls += function in writing
+            if calls == at:  # noqa: B023
+                raise KeyboardInterrupt
+            return call(function, *arguments)
+
+        with monkeypatch.context() as during:
+            for place in (bucket_module, upload_module):
+                during.setattr(place, "call", stop)
+            with contextlib.suppress(KeyboardInterrupt):
+                commit(URL)
+        for _ in range(2):
+            rows = {name: each.rows for name, each in commit(URL).manifests.items()}
+            assert rows == ({"train": 4, "val": 4} if splits else {"": 4})
+        assert held(bucket) == expected
+        for name in bucket.names():
+            bucket.ask("DELETE", name)
+        if calls < at:
+            break
+    assert at > 5
 
 
 def test_wrong_bytes_are_fetched_again_or_refused(bucket: Bucket, source: Path) -> None:
@@ -323,3 +405,36 @@ def test_wrong_use(bucket: Bucket, source: Path, arguments: list[str], message: 
     found = invoke(*arguments)
     assert isinstance(found.exception, UsageError)
     assert message in str(found.exception)
+
+
+def archive_of(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in names:
+            archive.writestr(zipfile.ZipInfo(name), b"x")
+    return buffer.getvalue()
+
+
+def overlapping() -> bytes:
+    """A small file whose entries all have the same megabyte."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("a"), bytes(1 << 20))
+        for number in range(100):
+            other = copy.copy(archive.filelist[0])
+            other.filename = other.orig_filename = f"{number}"
+            archive.filelist.append(other)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(archive_of("a", "a/b"), archive_of("a/b", "a"), archive_of("../a"), archive_of("a//b")),
+        *(archive_of("/".join(["x" * 250] * 20)), archive_of("a" * 256), overlapping(), b"PK"),
+    ],
+)
+def test_a_forged_result_counts_as_not_done(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "result").write_bytes(content)
+    bucket_module._unpack(tmp_path / "result", tmp_path / "part")
+    assert tree(tmp_path) == {}

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from helpers import invoke, jpeg
 
-from shardkit import BadImages, UsageError, attach, open_dataset
+from shardkit import UsageError, attach, open_dataset
+from shardkit.conversion import trusted
 from shardkit.conversion.trusted import Trust
+from shardkit.errors import BadImages
 from shardkit.exporting.tar_index import export_index
 
 TOOLS = ("dali", "energon", "webshart")
@@ -148,11 +150,64 @@ def test_energon_samples_and_members(tars: Path) -> None:
     assert "x-1.tar:e.jpg (energon)" in compared(tars, "energon")
     loop = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i AS tar_file_id"
     change_database(folder, "DROP TABLE sample_parts", f"CREATE VIEW sample_parts AS {loop} FROM n")
-    assert "lacks the tables" in compared(tars, "energon")["x-0.tar (energon)"]
+    assert "lacks the table sample_parts" in compared(tars, "energon")["x-0.tar (energon)"]
     (folder / ".nv-meta" / "index.sqlite").write_bytes(b"no database")
     assert "its index is damaged" in compared(tars, "energon")["x-0.tar (energon)"]
     (folder / ".nv-meta" / "index.sqlite").unlink()  # older versions write none
     assert compared(tars, "energon") == {}
+
+
+@pytest.mark.parametrize(
+    ("statements", "reason"),
+    [
+        (
+            ("ALTER TABLE samples ADD x AS (zeroblob(1000000000))",),
+            "hidden or generated columns in samples",
+        ),
+        (
+            (
+                "DROP TABLE samples",
+                "CREATE TABLE samples (tar_file_id, sample_index, byte_offset, "
+                "sample_key AS (hex(zeroblob(40000000))))",
+                "INSERT INTO samples VALUES (0, 0, 0)",
+            ),
+            "hidden or generated columns in samples",
+        ),
+        (
+            (
+                "DROP TABLE sample_parts",
+                "CREATE TABLE sample_parts (tar_file_id, sample_index, content_byte_offset, "
+                "content_byte_size)",
+                *["INSERT INTO sample_parts VALUES (0, 0, 0, 0)"] * 4,
+                f"ALTER TABLE sample_parts ADD part_name DEFAULT '{'x' * 30_000}'",
+            ),
+            "far longer names",
+        ),
+        (("UPDATE samples SET sample_key = zeroblob(100000) WHERE rowid = 1",), "too big"),
+        (
+            ("UPDATE samples SET sample_key = printf('%.*c', 60000, 'x') WHERE rowid = 1",),
+            "far longer",
+        ),
+        (("UPDATE samples SET byte_offset = 9e999",), "infinity"),
+        (("UPDATE sample_parts SET content_byte_size = x'00'",), "invalid literal"),
+        (("DROP TABLE samples", "CREATE VIRTUAL TABLE samples USING fts5(x)"), "lacks the table"),
+    ],
+)
+def test_a_hostile_database_is_damaged(
+    tars: Path, statements: tuple[str, ...], reason: str
+) -> None:
+    change_database(tars.parent / "energon", *statements)
+    assert reason in compared(tars, "energon")["x-0.tar (energon)"]
+
+
+def test_a_query_that_never_ends_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trusted, "_STEPS", 1000)
+    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n LIMIT"
+    with closing(sqlite3.connect(":memory:")) as database:
+        trusted._limit(database, 100_000)
+        assert len(database.execute(f"{rows} 1000").fetchall()) == 1000
+        with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+            database.execute(f"{rows} 100000").fetchall()
 
 
 def test_findings_follow_the_policy(tars: Path, tmp_path: Path) -> None:
@@ -189,6 +244,10 @@ def test_looks_next_to_the_archives(tars: Path) -> None:
 
 def test_wrong_uses_are_explained(tars: Path, tmp_path: Path) -> None:
     for text, message in (
+        *(
+            (each, rf"no archive has an index of {each}, .*{each}=DIR, or omit --trust")
+            for each in TOOLS
+        ),
         ("wids", "choose from dali, energon, webshart"),
         (f"dali={tmp_path / 'none'}", "is not a folder"),
     ):

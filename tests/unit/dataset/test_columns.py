@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.dataset.columns import (
+from shardkit.kinds.column import (
     Column,
     build_column,
     join_columns,
-    number_as_json,
-    pack,
+    pack_value,
     take_rows,
     value_in,
 )
-from shardkit.record import Field, Record
+from shardkit.kinds.field import Field
+from shardkit.kinds.number import number_as_json
+from shardkit.record import Record
 
 FIELDS = {
     "number": Field("number", "float64"),
@@ -69,7 +70,7 @@ def test_values_come_back_from_any_parts(data: st.DataObject, name: str) -> None
     values = data.draw(st.lists(st.none() | VALUES[name], max_size=8))
     if name == "json":
         values = [None if value is None else [value] for value in values]
-    packed = [None if value is None else pack(field, value) for value in values]
+    packed = [None if value is None else pack_value(field, value) for value in values]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=3)))
     bounds = [0, *cuts, len(values)]
     parts = [build_column(field, packed[a:b]) for a, b in itertools.pairwise(bounds)]
@@ -94,7 +95,7 @@ def test_numbers_of_each_type_are_exact(dtype: str) -> None:
         extremes = [-65504.0, 2.0**-24]
     elif dtype != "bool":
         extremes = [int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)]
-    column = build_column(field, [pack(field, value) for value in extremes])
+    column = build_column(field, [pack_value(field, value) for value in extremes])
     assert column.values.tolist() == extremes
     assert column.as_numpy().dtype == np.dtype(dtype)
 
@@ -132,7 +133,7 @@ def test_numbers_of_each_type_are_exact(dtype: str) -> None:
 )
 def test_other_values_are_refused(field: Field, value: Any) -> None:
     with pytest.raises(ValueError, match=r"number|label|box|point|type"):
-        pack(field, value)
+        pack_value(field, value)
 
 
 def test_a_record_may_lack_a_value() -> None:
@@ -146,7 +147,7 @@ def test_a_record_may_lack_a_value() -> None:
 
 def test_a_missing_number_is_masked() -> None:
     field = Field("number", "int32")
-    column = build_column(field, [pack(field, 7), None])
+    column = build_column(field, [pack_value(field, 7), None])
     found = column.as_numpy()
     assert found.tolist() == [7, None]
     assert np.ma.is_masked(found)

@@ -13,18 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardkit.codecs.image import Pixels
+from shardkit.codecs.image import EXACT, Decoding, Pixels
 from shardkit.codecs.quantizers import allow_fast_dct
 from shardkit.codecs.reduced import reduction, sufficient_eighths
 from shardkit.codecs.turbo import Region
 from shardkit.dataset import decode as decoding
-from shardkit.dataset.decode import (
-    EXACT,
-    Decoding,
-    decode_part,
-    decode_stored,
-    enclosing,
-)
+from shardkit.dataset.decode import decode_part, decode_stored, enclosing
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 
@@ -263,7 +257,7 @@ def test_turbojpeg_decodes_only_the_required_pixels(asked: list[Any], fast: bool
         ((49, 31), 4, (4, 3, 16, 11)),
         ((30, 20), 3, (3, 2, 12, 9)),
     ):
-        part = decode_part(image, Region(9, 6, 30, 21), Decoding(fast=fast), at_least)
+        part = decode_part(image, Region(9, 6, 30, 21), Decoding(fast=fast, at_least=at_least))
         assert asked.pop() == ((97, 61), eighths, region, fast)
         assert part.scale == eighths / 8
         if not part.pixels.any():
@@ -272,7 +266,7 @@ def test_turbojpeg_decodes_only_the_required_pixels(asked: list[Any], fast: bool
         else:
             assert (part.left, part.top) == (0, 0)
             np.testing.assert_array_equal(
-                part.pixels, decode_stored(image, Decoding(fast=fast), at_least=at_least)
+                part.pixels, decode_stored(image, Decoding(fast=fast, at_least=at_least))
             )
     assert asked == []
 
@@ -314,4 +308,4 @@ def test_a_part_of_an_image_of_another_size_is_refused(field: str, width: int, h
 def test_a_part_of_an_undecodable_image_is_a_bad_image(data: bytes) -> None:
     for at_least in ((0, 0), (5, 4)):
         with pytest.raises(BadImage):
-            decode_part(stored(data, "jpg"), Region(1, 1, 2, 2), EXACT, at_least)
+            decode_part(stored(data, "jpg"), Region(1, 1, 2, 2), Decoding(at_least=at_least))

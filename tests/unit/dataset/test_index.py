@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.dataset.columns import Packed, build_column, pack
 from shardkit.dataset.index import (
     HEAD,
     ROW,
@@ -30,7 +29,8 @@ from shardkit.dataset.index import (
     save_index,
 )
 from shardkit.errors import CorruptDataset
-from shardkit.record import Field
+from shardkit.kinds.column import build_column, pack_value
+from shardkit.kinds.field import Field, Packed
 
 NAMES = [
     "index/rows.npy",
@@ -124,7 +124,7 @@ def test_columns_are_written_part_by_part(tmp_path: Path) -> None:
         "weight": Field("number", "float32"),
         "boxes": Field("boxes", classes=3),
     }
-    box = pack(schema["boxes"], [[0, 1, 2, 3, 2]])
+    box = pack_value(schema["boxes"], [[0, 1, 2, 3, 2]])
     values: list[list[Packed | None]] = [
         [Packed(b"one"), Packed(b"")],
         [],
@@ -146,7 +146,7 @@ def test_columns_are_written_part_by_part(tmp_path: Path) -> None:
         assert "index/columns/weight-present.npy" not in names
     for file in names:
         assert (tmp_path / "pieces" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
-    found = Index(tmp_path / "pieces", 5).part(schema)
+    found = Index(tmp_path / "pieces", 5, schema).part()
     assert [found.columns["caption"].value(row) for row in range(5)] == [
         *("one", "", None, "three", "four"),
     ]

@@ -13,17 +13,11 @@ import pytest
 from forging import restate
 from helpers import jpeg, make_dataset, make_tree, png
 
-from shardkit import (
-    CenterCrop,
-    CorruptDataset,
-    CorruptRecord,
-    RandomResizedCrop,
-    Resize,
-    open_dataset,
-)
-from shardkit.conversion.recipe import Recipe
+from shardkit import CenterCrop, CorruptDataset, RandomResizedCrop, Resize, open_dataset
 from shardkit.dataset.index import HEAD, ROW, ROWS_NAME, Rows, checksum, row_check
 from shardkit.dataset.manifest import Manifest, load_manifest
+from shardkit.errors import CorruptRecord
+from shardkit.recipe import Recipe
 from shardkit.system.files import sha256_of
 from shardkit.system.npy import save_npy
 

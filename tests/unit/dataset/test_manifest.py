@@ -22,14 +22,13 @@ from shardkit.dataset.manifest import (
     Manifest,
     ShardEntry,
     SplitsManifest,
-    dataset_directories,
     load_any_manifest,
     load_manifest,
     save_manifest,
-    split_directory,
 )
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError
-from shardkit.record import Field
+from shardkit.kinds.field import Field
 from shardkit.system.files import SMALL_BYTES
 
 Change = Callable[[dict[str, Any]], object]
@@ -104,7 +103,7 @@ def test_a_manifest_of_splits_survives_a_round_trip(tmp_path: Path) -> None:
     manifest = SplitsManifest(splits={"train": "aa", "val": "bb"})
     save_manifest(manifest, tmp_path)
     assert load_any_manifest(tmp_path) == manifest
-    assert dataset_directories(tmp_path) == {
+    assert {name: split.path for name, split in OpenedDirectory(tmp_path).splits.items()} == {
         "train": tmp_path / "train",
         "val": tmp_path / "val",
     }
@@ -123,7 +122,7 @@ def test_the_file_is_ascii_and_contains_its_digest(tmp_path: Path) -> None:
     assert (tmp_path / MANIFEST_NAME).read_bytes().isascii()
     digest = value.pop("digest")
     assert digest == make_manifest().digest == hashlib.sha256(canonical(value)).hexdigest()
-    assert value["format_version"] == FORMAT_VERSION == 1
+    assert value["format_version"] == 1
     assert value["kind"] == "dataset"
 
 
@@ -192,7 +191,7 @@ def test_each_truncation_is_refused(tmp_path: Path) -> None:
             load_any_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("version", [2, 99, 10**30])
+@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, 99, 10**30])
 def test_a_newer_version_requires_a_newer_shardkit(tmp_path: Path, version: int) -> None:
     for seal in (True, False):
         write(tmp_path, {**saved(tmp_path), "format_version": version}, seal=seal)
@@ -205,6 +204,18 @@ def test_a_version_that_never_was_is_refused(tmp_path: Path, version: object) ->
     write(tmp_path, {**saved(tmp_path), "format_version": version})
     with pytest.raises(ShardkitError):
         load_any_manifest(tmp_path)
+
+
+def test_only_planes_have_version_2(tmp_path: Path) -> None:
+    fields = {"cls": 5, "y4m": 5}
+    save_manifest(replace(make_manifest(), fields=fields), tmp_path)
+    value = json.loads((tmp_path / MANIFEST_NAME).read_bytes())
+    assert value["format_version"] == 2
+    assert load_any_manifest(tmp_path).digest == value.pop("digest")
+    for changed in ({**value, "format_version": 1}, {**saved(tmp_path), "format_version": 2}):
+        write(tmp_path, changed)
+        with pytest.raises(CorruptDataset, match="does not have the format version"):
+            load_any_manifest(tmp_path)
 
 
 def test_a_missing_version_is_refused(tmp_path: Path) -> None:
@@ -232,7 +243,7 @@ def test_a_file_name_outside_the_dataset_is_refused(tmp_path: Path, name: str) -
 def test_a_split_name_outside_the_dataset_is_refused(tmp_path: Path, name: str) -> None:
     save_manifest(SplitsManifest(splits={name: "aa"}), tmp_path)
     with pytest.raises(CorruptDataset, match="not a plain relative path"):
-        dataset_directories(tmp_path)
+        OpenedDirectory(tmp_path)
 
 
 def test_an_impossible_file_name_is_refused(tmp_path: Path) -> None:
@@ -257,7 +268,7 @@ def test_a_name_reserved_for_something_else_is_refused(tmp_path: Path, name: str
 def test_a_split_inside_the_folder_of_the_index_is_refused(tmp_path: Path) -> None:
     save_manifest(SplitsManifest(splits={"index/train": "aa"}), tmp_path)
     with pytest.raises(CorruptDataset, match="is not a folder name"):
-        dataset_directories(tmp_path)
+        OpenedDirectory(tmp_path)
 
 
 DEEP = '{"a": ' + "[" * 40 + "]" * 40 + "}"
@@ -433,4 +444,4 @@ def test_a_link_in_place_of_a_manifest_or_a_split_is_damage(tmp_path: Path) -> N
         load_manifest(tmp_path / "linked")
     (tmp_path / "linked" / "train").symlink_to(made)
     with pytest.raises(CorruptDataset, match="symbolic link"):
-        split_directory(tmp_path / "linked", "train")
+        _ = OpenedDataset(tmp_path / "linked" / "train", "train").manifest

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,22 +18,20 @@ from helpers import DEADLINE, invoke, make_dataset, make_folder, wait_until
 from PIL import Image
 
 from shardkit.conversion.convert import convert
-from shardkit.dataset.remote import open_remote
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.opened import Fetching, open_remote
+from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import CorruptRecord, CorruptShard, ShardkitError, UsageError
 from shardkit.stores.client import ObjectStore
 from shardkit.torch.data.datasets import open_dataset
-from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.loader import make_loader
 
 URL = f"s3://{BUCKET}/data"
 
 READ = """
 import sys; sys.path[:0] = sys.argv[1:2]
-from pathlib import Path; import numpy as np
-from shardkit.dataset.remote import open_remote; from shardkit.dataset.shardset import ShardSet
-folder, cached = open_remote(sys.argv[2], sys.argv[3], None)
-shards = ShardSet(folder, cached=cached)
+import numpy as np
+from shardkit.dataset.opened import Fetching; from shardkit.dataset.shardset import open_shards
+shards = open_shards(sys.argv[2], fetching=Fetching(sys.argv[3]))
 found = shards.find(np.arange(len(shards)))
 buffer = memoryview(bytearray(found.longest))
 print(sum(len(found.read(number, buffer).data) for number in range(len(found))))
@@ -52,8 +51,7 @@ def read_all(shards: ShardSet) -> list[bytes]:
 
 
 def remote(cache: Path, limit: int | None = None) -> ShardSet:
-    folder, cached = open_remote(URL, cache, limit)
-    return ShardSet(folder, cached=cached)
+    return open_shards(URL, fetching=Fetching(cache, limit))
 
 
 def shards_in(cache: Path) -> list[Path]:
@@ -63,7 +61,7 @@ def shards_in(cache: Path) -> list[Path]:
 def test_each_file_is_fetched_once(bucket: Bucket, dataset: Path, tmp_path: Path) -> None:
     upload_by_hand(bucket, dataset, "data")
     bucket.requests.clear()
-    local, found = ShardSet(dataset), remote(tmp_path / "cache")
+    local, found = open_shards(dataset), remote(tmp_path / "cache")
 
     assert read_all(found) == read_all(local)
     assert read_all(pickle.loads(pickle.dumps(remote(tmp_path / "cache")))) == read_all(local)
@@ -75,6 +73,27 @@ def test_each_file_is_fetched_once(bucket: Bucket, dataset: Path, tmp_path: Path
     assert len(shards_in(tmp_path / "cache")) == 5
 
 
+def test_a_planted_cache_gives_the_right_samples(
+    bucket: Bucket, dataset: Path, tmp_path: Path
+) -> None:
+    upload_by_hand(bucket, dataset, "data")
+    right = read_all(remote(tmp_path / "cache"))
+    for path in (tmp_path / "cache").rglob("*"):
+        if path.is_file() and len(path.name) != len("lock") and path.suffix != ".TAG":
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1  # of the same size, as if unpacked from an archive
+            path.unlink()
+            path.write_bytes(content)
+
+    assert read_all(remote(tmp_path / "cache")) == right
+
+    (folder,) = (tmp_path / "cache" / "datasets").iterdir()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ShardkitError, match=r"^the cache .* cannot be used: .*symbolic link"):
+        remote(tmp_path / "cache")
+
+
 def test_processes_share_a_cache(bucket: Bucket, dataset: Path, tmp_path: Path) -> None:
     upload_by_hand(bucket, dataset, "data")
     bucket.requests.clear()
@@ -84,7 +103,7 @@ def test_processes_share_a_cache(bucket: Bucket, dataset: Path, tmp_path: Path) 
 
     printed = {reader.communicate(timeout=DEADLINE)[0] for reader in readers}
 
-    assert printed == {b"%d\n" % sum(map(len, read_all(ShardSet(dataset))))}
+    assert printed == {b"%d\n" % sum(map(len, read_all(open_shards(dataset))))}
     gets = bucket.count("GET")
     assert gets.pop("shardkit.json") == 4
     assert set(gets.values()) == {1}, gets
@@ -94,13 +113,14 @@ def test_a_small_cache_is_enough(bucket: Bucket, dataset: Path, tmp_path: Path) 
     upload_by_hand(bucket, dataset, "data")
     found = remote(tmp_path / "cache", limit=0)
 
-    assert read_all(found) == read_all(ShardSet(dataset))
+    assert read_all(found) == read_all(open_shards(dataset))
     assert [int(row) for row in found.labels_of(np.arange(3))]
 
     found.find(np.arange(1))
     assert len(shards_in(tmp_path / "cache")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["thread", "process"])
 def test_a_loader_gives_the_same_epoch(
     engine: str, bucket: Bucket, dataset: Path, tmp_path: Path
@@ -108,12 +128,17 @@ def test_a_loader_gives_the_same_epoch(
     upload_by_hand(bucket, dataset, "data")
     # spawn: a server of forks from an earlier test has no credentials
     start = "spawn" if engine == "process" else "auto"
-    options = LoaderOptions(engine=engine, num_workers=2, collate_fn=list, start_method=start)
+    options: dict[str, Any] = {
+        "engine": engine,
+        "num_workers": 2,
+        "collate_fn": list,
+        "start_method": start,
+    }
     near = open_dataset(dataset, decode="bytes")
     far = open_dataset(URL, decode="bytes", cache=tmp_path / "cache", cache_limit="1GB")
     far[0]  # the helper of this process is not for forked workers
 
-    batches = [list(make_loader(each, 4, shuffle=True, options=options)) for each in (near, far)]
+    batches = [list(make_loader(each, 4, shuffle=True, **options)) for each in (near, far)]
 
     assert batches[0] == batches[1]
 
@@ -121,7 +146,7 @@ def test_a_loader_gives_the_same_epoch(
 def test_shards_are_fetched_ahead_in_order(bucket: Bucket, dataset: Path, tmp_path: Path) -> None:
     upload_by_hand(bucket, dataset, "data")
     far = open_dataset(URL, decode="bytes", cache=tmp_path / "cache")
-    batches = iter(make_loader(far, 2, options=LoaderOptions(num_workers=0, collate_fn=list)))
+    batches = iter(make_loader(far, 2, num_workers=0, collate_fn=list))
 
     next(batches)
 
@@ -136,7 +161,7 @@ def test_faults_are_repaired(fault: str, bucket: Bucket, dataset: Path, tmp_path
     upload_by_hand(bucket, dataset, "data")
     bucket.rates = {fault: 0.2}
 
-    assert read_all(remote(tmp_path / "cache")) == read_all(ShardSet(dataset))
+    assert read_all(remote(tmp_path / "cache")) == read_all(open_shards(dataset))
 
 
 @pytest.fixture
@@ -171,11 +196,10 @@ def test_a_whole_record_is_read_from_a_whole_shard_only(
     bucket: Bucket, large: Path, tmp_path: Path
 ) -> None:
     upload_by_hand(bucket, large, "data")
-    folder, cached = open_remote(URL, tmp_path / "cache", None, "ranges")
-    far = ShardSet(folder, cached=cached)
+    far = open_shards(URL, fetching=Fetching(tmp_path / "cache", None, "ranges"))
     far.find(np.array([0]))  # fetches blocks
 
-    assert far.record(11) == ShardSet(large).record(11)
+    assert far.record(11) == open_shards(large).record(11)
 
 
 def test_wrong_bytes_of_a_range_are_fetched_again(
@@ -220,7 +244,7 @@ def test_a_kill_leaves_no_bad_file(bucket: Bucket, dataset: Path, tmp_path: Path
     reader.communicate(timeout=DEADLINE)
     bucket.rates = {}
 
-    assert read_all(found) == read_all(ShardSet(dataset))
+    assert read_all(found) == read_all(open_shards(dataset))
     wait_until(lambda: len(shards_in(tmp_path / "cache")) == 5, "the end of the helper")
     assert not list((tmp_path / "cache" / "shards").glob("*.part"))
 
@@ -230,7 +254,7 @@ def test_errors_name_the_remedy_and_no_secret(
 ) -> None:
     def refused(url: str = URL) -> str:
         with pytest.raises(ShardkitError) as error:
-            open_remote(url, tmp_path / "cache", None)
+            open_remote(url, Fetching(tmp_path / "cache"))
         text = str(error.value)
         assert SECRET not in text
         assert "\n" not in text
@@ -291,7 +315,7 @@ def test_the_missing_extra_is_named(
     monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "3")  # a new helper
 
     with pytest.raises(UsageError, match=r"pip install 'shardkit\[s3\]'"):
-        open_remote(URL, tmp_path / "cache", None)
+        open_remote(URL, Fetching(tmp_path / "cache"))
 
 
 def test_wrong_uses_are_refused(bucket: Bucket, tmp_path: Path) -> None:

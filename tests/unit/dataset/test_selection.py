@@ -9,14 +9,14 @@ import pytest
 from fields import LACKING, make_fields
 
 from shardkit.dataset.selection import LIST_HEAD, listed, matching, select
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import UsageError
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
     """Ten rows: `fields.sample_of` of their numbers."""
-    return ShardSet(make_fields(tmp_path_factory.mktemp("fields") / "made"))
+    return open_shards(make_fields(tmp_path_factory.mktemp("fields") / "made"))
 
 
 @pytest.mark.parametrize(

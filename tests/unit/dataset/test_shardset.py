@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import FORMATS, make_folder
+from helpers import FORMATS, make_dataset, make_folder
 
 from shardkit.conversion.convert import convert, convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset import handles
 from shardkit.dataset import index_reader as columns
 from shardkit.dataset.index import HEAD, ROW, row_check
 from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import MANIFEST_NAME
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import CorruptDataset, CorruptRecord, UsageError
+from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 
 ROWS = 9
@@ -76,7 +76,7 @@ def row_start(row: int) -> int:
 
 
 def test_each_row_is_the_file_it_came_from(pristine: Path) -> None:
-    shards = ShardSet(pristine)
+    shards = open_shards(pristine)
     assert len(shards) == ROWS
     for row, image in enumerate(read(shards, *range(ROWS))):
         path = pristine.parent / "photos" / shards.paths[row]
@@ -87,7 +87,7 @@ def test_each_row_is_the_file_it_came_from(pristine: Path) -> None:
 
 
 def test_rows_come_in_the_requested_order_with_duplicates(pristine: Path) -> None:
-    shards = ShardSet(pristine)
+    shards = open_shards(pristine)
     every = read(shards, *range(ROWS))
     order = [8, 0, 4, 4, 8, 1, 7, 0]
     assert read(shards, *order) == [every[row] for row in order]
@@ -95,7 +95,7 @@ def test_rows_come_in_the_requested_order_with_duplicates(pristine: Path) -> Non
 
 
 def test_resolve_rows_counts_negative_rows_from_the_end(pristine: Path) -> None:
-    rows = ShardSet(pristine).resolve_rows([-1, -ROWS, 0, ROWS - 1])
+    rows = open_shards(pristine).resolve_rows([-1, -ROWS, 0, ROWS - 1])
     assert rows.tolist() == [8, 0, 0, 8]
     assert rows.dtype == np.int64
 
@@ -113,12 +113,12 @@ def test_resolve_rows_counts_negative_rows_from_the_end(pristine: Path) -> None:
     ],
 )
 def test_resolve_rows_accepts_any_integer_type(pristine: Path, rows: Any) -> None:
-    assert ShardSet(pristine).resolve_rows(rows).tolist() == [1, 8]
+    assert open_shards(pristine).resolve_rows(rows).tolist() == [1, 8]
 
 
 @pytest.mark.parametrize("rows", [[], (), np.zeros(0), range(0), torch.zeros(0)])
 def test_resolve_rows_accepts_no_rows(pristine: Path, rows: Any) -> None:
-    assert ShardSet(pristine).resolve_rows(rows).tolist() == []
+    assert open_shards(pristine).resolve_rows(rows).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -146,19 +146,19 @@ def test_resolve_rows_accepts_no_rows(pristine: Path, rows: Any) -> None:
 )
 def test_resolve_rows_refuses_other_values(pristine: Path, rows: Any) -> None:
     with pytest.raises(IndexError):
-        ShardSet(pristine).resolve_rows(rows)
+        open_shards(pristine).resolve_rows(rows)
 
 
 def test_an_index_error_names_row_dataset_and_length(pristine: Path) -> None:
     with pytest.raises(IndexError, match=rf"row 12 .*{pristine}.* {ROWS} rows"):
-        ShardSet(pristine).resolve_rows([0, 12])
+        open_shards(pristine).resolve_rows([0, 12])
 
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_many_shards_are_one_dataset(tmp_path: Path, to: str) -> None:
     make_folder(tmp_path / "photos", ("ant", "bee"), each=9)
-    one = ShardSet(make(tmp_path / "photos", tmp_path / "one", to=to, per_shard=100))
-    many = ShardSet(make(tmp_path / "photos", tmp_path / "many", to=to, per_shard=1))
+    one = open_shards(make(tmp_path / "photos", tmp_path / "one", to=to, per_shard=100))
+    many = open_shards(make(tmp_path / "photos", tmp_path / "many", to=to, per_shard=1))
     assert (len(one.manifest.shards), len(many.manifest.shards)) == (1, 18)
     rows = np.random.default_rng(0).integers(0, 18, 60)
     assert read(one, *rows.tolist()) == read(many, *rows.tolist())
@@ -166,7 +166,7 @@ def test_many_shards_are_one_dataset(tmp_path: Path, to: str) -> None:
 
 
 def test_a_flipped_byte_of_an_image_names_the_record(place: Path) -> None:
-    shards = ShardSet(place)
+    shards = open_shards(place)
     row = 6
     offset, length = (int(shards.rows[row][name]) for name in ("offset", "length"))
     shard = place / shards.manifest.shards[1].name
@@ -175,12 +175,12 @@ def test_a_flipped_byte_of_an_image_names_the_record(place: Path) -> None:
         flip(shard, at)
         for rows in ([row], [0, row, 8]):
             with pytest.raises(CorruptRecord) as caught:
-                read(ShardSet(place), *rows)
+                read(open_shards(place), *rows)
             for part in (shards.keys[row], shards.paths[row], str(shard), f"byte {offset} "):
                 assert part in str(caught.value)
             assert f"row {row}," in str(caught.value)
             assert "shardkit verify" in str(caught.value)
-        assert len(read(ShardSet(place), *(n for n in range(ROWS) if n != row))) == ROWS - 1
+        assert len(read(open_shards(place), *(n for n in range(ROWS) if n != row))) == ROWS - 1
         shard.write_bytes(good)
 
 
@@ -194,13 +194,13 @@ def _index_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
 def test_a_flipped_byte_of_the_index_never_gives_another_sample(place: Path, mask: int) -> None:
     row = 4
-    good = read(ShardSet(place), *range(ROWS))
+    good = read(open_shards(place), *range(ROWS))
     refused = 0
     for at in range(ROW.itemsize):
         flip(place / "index/rows.npy", row_start(row) + at, mask)
         for rows in ([row], [0, row, 8]):
             try:
-                found = read(ShardSet(place), *rows)
+                found = read(open_shards(place), *rows)
             except CorruptRecord:
                 refused += 1
             else:
@@ -219,13 +219,13 @@ def test_swapped_offsets_are_noticed_by_the_checksums(place: Path) -> None:
     np.save(place / "index/rows.npy", rows)
     for verify in (None, False):  # by the image's checksum, or by the row's own
         with pytest.raises(CorruptRecord):
-            read(ShardSet(place, verify=verify), 1)
+            read(open_shards(place, verify=verify), 1)
 
 
 def test_an_unknown_field_code_is_damage_even_without_checksums(place: Path) -> None:
     flip(place / "index/rows.npy", row_start(2) + 28, 0xF0)
     with pytest.raises(CorruptRecord, match="index"):
-        read(ShardSet(place, verify=False), 2)
+        read(open_shards(place, verify=False), 2)
 
 
 @pytest.mark.usefixtures("_index_not_hashed")
@@ -236,7 +236,7 @@ def test_no_memory_is_allocated_for_an_image_beyond_its_shard(place: Path, lengt
     rows["length"][2] = length
     rows["check"][2] = tuple(row_check(rows[2:3].tobytes()))
     np.save(place / "index/rows.npy", rows)
-    shards = ShardSet(place)
+    shards = open_shards(place)
     with pytest.raises(CorruptRecord, match=r"\(row 2, .*it ends beyond its shard"):
         shards.find(shards.resolve_rows([0, 2, 1]))
 
@@ -261,8 +261,8 @@ def test_an_intact_index_of_another_dataset_is_refused(place: Path, change: str)
     name = "keys" if change == "swapped names" else "rows"
     for verify in (None, True):
         with pytest.raises(CorruptDataset, match=rf"index/{name}.npy .*shardkit index"):
-            getattr(ShardSet(place, verify=verify), name)
-    assert len(getattr(ShardSet(place, verify=False), name)) == ROWS
+            getattr(open_shards(place, verify=verify), name)
+    assert len(getattr(open_shards(place, verify=False), name)) == ROWS
 
 
 def test_a_large_index_is_hashed_only_on_request(
@@ -272,29 +272,29 @@ def test_a_large_index_is_hashed_only_on_request(
     rows = np.load(place / "index/rows.npy")
     rows[[1, 2]] = rows[[2, 1]]
     np.save(place / "index/rows.npy", rows)
-    assert len(ShardSet(place).rows) == ROWS
+    assert len(open_shards(place).rows) == ROWS
     with pytest.raises(CorruptDataset, match="SHA-256"):
-        ShardSet(place, verify=True).rows  # noqa: B018
+        open_shards(place, verify=True).rows  # noqa: B018
 
 
 def test_advice_that_the_kernel_refuses_changes_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not every file system supports it."""
-    expected = [bytes(image.data) for image in read(ShardSet(place), *range(6))]
+    expected = [bytes(image.data) for image in read(open_shards(place), *range(6))]
 
     def refuse(*_: object) -> None:
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(os, "posix_fadvise", refuse)
     monkeypatch.setattr(handles, "_NOWAIT", 0)
-    shards = ShardSet(place)
+    shards = open_shards(place)
     shards.announce(np.arange(6))
     assert [bytes(image.data) for image in read(shards, *range(6))] == expected
 
 
 def test_readahead_of_a_missing_shard_leaves_the_error_to_the_read(place: Path) -> None:
-    shards = ShardSet(place)
+    shards = open_shards(place)
     path = place / shards.manifest.shards[0].name
     path.unlink()
     shards.announce(np.arange(ROWS))
@@ -303,39 +303,39 @@ def test_readahead_of_a_missing_shard_leaves_the_error_to_the_read(place: Path) 
 
 
 def test_a_dataset_that_loses_its_manifest_is_not_read(place: Path) -> None:
-    shards = ShardSet(place)
+    shards = open_shards(place)
     (place / MANIFEST_NAME).unlink()
     with pytest.raises(CorruptDataset, match="has lost its manifest"):
         read(shards, 0)
 
 
 def test_without_checksums_damaged_bytes_are_returned(place: Path) -> None:
-    shards = ShardSet(place, verify=False)
+    shards = open_shards(place, verify=False)
     (before,) = read(shards, 0)
     flip(place / shards.manifest.shards[0].name, int(shards.rows[0]["offset"]) + 5)
-    (after,) = read(ShardSet(place, verify=False), 0)
+    (after,) = read(open_shards(place, verify=False), 0)
     assert before.data != after.data
     assert before[1:] == after[1:]
 
 
 def test_damage_is_reported_even_if_names_are_damaged(place: Path) -> None:
-    shards = ShardSet(place)
+    shards = open_shards(place)
     flip(place / shards.manifest.shards[0].name, int(shards.rows[0]["offset"]))
     (place / "index/keys.npy").write_bytes(b"")
     with pytest.raises(CorruptRecord, match=r"row 0, .*damaged"):
-        read(ShardSet(place), 0)
+        read(open_shards(place), 0)
 
 
 @pytest.mark.parametrize("name", ["rows", "keys", "paths"])
 def test_a_missing_index_names_its_remedy(place: Path, name: str) -> None:
     (place / f"index/{name}.npy").unlink()
     with pytest.raises(CorruptDataset, match="shardkit index"):
-        getattr(ShardSet(place), name)
+        getattr(open_shards(place), name)
 
 
 @pytest.mark.parametrize("change", ["missing", "cut", "longer", "a directory"])
 def test_an_incomplete_shard_is_refused(place: Path, change: str) -> None:
-    shards = ShardSet(place)
+    shards = open_shards(place)
     path = place / shards.manifest.shards[1].name
     content = path.read_bytes()
     path.unlink()
@@ -354,19 +354,19 @@ def test_raw_pixels_are_checked_only_on_request(tmp_path: Path, to: str) -> None
     make_folder(tmp_path / "photos")
     recipe = Recipe(resize=(8, 10), resize_mode="crop", encode="raw", enlarge=True)
     place = make(tmp_path / "photos", tmp_path / "made", to=to, recipe=recipe)
-    shards = ShardSet(place)
+    shards = open_shards(place)
     images = read(shards, *range(6))
     assert {(len(image.data), image.field) for image in images} == {(8 * 10 * 3, "raw")}
-    assert images == read(ShardSet(place, verify=True), *range(6))
+    assert images == read(open_shards(place, verify=True), *range(6))
     flip(place / shards.manifest.shards[0].name, int(shards.rows[1]["offset"]) + 3)
     handles._POOL.reset()
-    assert len(read(ShardSet(place), 1)) == 1
+    assert len(read(open_shards(place), 1)) == 1
     with pytest.raises(CorruptRecord):
-        read(ShardSet(place, verify=True), 1)
+        read(open_shards(place, verify=True), 1)
 
 
 def test_a_pickled_dataset_is_small_and_reads_the_same(pristine: Path) -> None:
-    shards = ShardSet(pristine, verify=True)
+    shards = open_shards(pristine, verify=True)
     expected = read(shards, *range(ROWS))  # with the index and the shards open
     packed = pickle.dumps(shards)
     assert len(packed) < 1000
@@ -376,21 +376,21 @@ def test_a_pickled_dataset_is_small_and_reads_the_same(pristine: Path) -> None:
 
 
 def test_a_pickled_dataset_refuses_another_in_its_place(place: Path) -> None:
-    packed = pickle.dumps(ShardSet(place))
+    packed = pickle.dumps(open_shards(place))
     source = make_folder(place.parent / "others", ("ant", "bee", "dog"))
-    to = ShardSet(place).manifest.format
+    to = open_shards(place).manifest.format
     convert(source, place, to=to, force=True)
     with pytest.raises(CorruptDataset, match="was rewritten"):
         pickle.loads(packed)
 
 
 def test_a_rewritten_dataset_is_reopened(place: Path) -> None:
-    before = ShardSet(place)
+    before = open_shards(place)
     old = read(before, *range(ROWS))
     source = make_folder(place.parent / "others", ("ant", "bee"), each=4)
     to = before.manifest.format
     convert(source, place, to=to, shard_samples=4, force=True)
-    after = ShardSet(place)
+    after = open_shards(place)
     assert [image.data for image in read(after, *range(8))] == [
         (source / after.paths[row]).read_bytes() for row in range(8)
     ]
@@ -406,7 +406,7 @@ def test_rows_of_a_replaced_raw_dataset_are_never_mixed(tmp_path: Path, to: str)
     recipe = Recipe(resize=(8, 8), resize_mode="stretch", encode="raw", enlarge=True)
     scan = scan_imagefolder(source)
     convert_scan(scan, tmp_path / "made", ConvertOptions(to=to, recipe=recipe))
-    before = ShardSet(tmp_path / "made")
+    before = open_shards(tmp_path / "made")
     assert len(before.labels) == 8
     convert_scan(scan, tmp_path / "made", ConvertOptions(to=to, recipe=recipe, seed=1), force=True)
     with pytest.raises(CorruptDataset, match="was rewritten"):
@@ -414,7 +414,7 @@ def test_rows_of_a_replaced_raw_dataset_are_never_mixed(tmp_path: Path, to: str)
 
 
 def test_a_copy_of_the_same_dataset_is_the_same(place: Path) -> None:
-    shards = ShardSet(place)
+    shards = open_shards(place)
     old = read(shards, 0)
     manifest = (place / "shardkit.json").read_bytes()
     (place / "shardkit.json").unlink()
@@ -423,7 +423,7 @@ def test_a_copy_of_the_same_dataset_is_the_same(place: Path) -> None:
 
 
 def test_a_shard_restored_from_a_copy_is_read_without_a_new_process(place: Path) -> None:
-    shards = ShardSet(place)
+    shards = open_shards(place)
     path = place / shards.manifest.shards[0].name
     copy = path.read_bytes()
     flip(path, int(shards.rows[0]["offset"]))
@@ -431,11 +431,11 @@ def test_a_shard_restored_from_a_copy_is_read_without_a_new_process(place: Path)
         read(shards, 0)
     (place / "restored").write_bytes(copy)
     (place / "restored").replace(path)  # as cp --remove-destination, rsync and mv do
-    assert len(read(ShardSet(place), 0)) == 1
+    assert len(read(open_shards(place), 0)) == 1
 
 
 def test_the_index_is_mapped_lazily(pristine: Path) -> None:
-    shards = ShardSet(pristine)
+    shards = open_shards(pristine)
     assert not {"rows", "keys", "paths"} & vars(shards).keys()
     assert isinstance(shards.rows.base, np.memmap)
     assert shards.rows.dtype == ROW
@@ -445,7 +445,7 @@ def test_a_relative_path_survives_a_change_of_directory(
     pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(pristine.parent)
-    shards = ShardSet(Path(pristine.name))
+    shards = open_shards(Path(pristine.name))
     monkeypatch.chdir(tmp_path)
     assert len(read(shards, 0, 8)) == 2
     assert len(read(pickle.loads(pickle.dumps(shards)), 0)) == 1
@@ -453,4 +453,9 @@ def test_a_relative_path_survives_a_change_of_directory(
 
 def test_a_missing_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a shardkit dataset"):
-        ShardSet(tmp_path)
+        open_shards(tmp_path)
+
+
+def test_verify_is_true_false_or_none(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="verify='yes' is neither True, False nor None"):
+        open_shards(make_dataset(folder, tmp_path / "made"), verify="yes")  # type: ignore[arg-type]

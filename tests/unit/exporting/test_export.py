@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from helpers import (
 from PIL import Image
 
 from shardkit import Field, convert, export
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit.errors import ConversionFailed, CorruptDataset, UsageError
 from shardkit.exporting.output import OutputFolder
 
 NAMES = {
@@ -55,6 +56,16 @@ def test_a_folder_is_restored_bit_for_bit(to: str, tmp_path: Path) -> None:
     assert (done.records, done.files) == (9, 9)
     assert done.bytes == sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "made", "photos"]
+
+
+def test_a_name_that_is_not_utf8_cannot_be_in_parquet(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "photos", {"a/1.png": png()})
+    (source / os.fsdecode(b"a/\xff.png")).write_bytes(png(seed=1))
+    made = make_dataset(source, tmp_path / "made")
+    with pytest.raises(UsageError, match="is not UTF-8, which Parquet requires: export with"):
+        export(made, tmp_path / "again", layout="parquet")
+    assert not (tmp_path / "again").exists()
+    export(made, tmp_path / "again", layout="webdataset")
 
 
 def test_splits_and_unlabeled_images_are_restored(tmp_path: Path) -> None:
@@ -147,6 +158,24 @@ def test_parquet_holds_images_and_features(fields: Path, tmp_path: Path) -> None
     assert json.loads(first["boxes"]) == [[1, 2, 3, 4, "cat"]]
     features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
     assert features["label"] == {"_type": "ClassLabel", "names": ["cat", "dog"]}
+
+
+@pytest.mark.parametrize("layout", ["csv", "imagefolder", "parquet", "webdataset"])
+def test_a_write_that_is_cut_short_fails_the_export(layout: str, tmp_path: Path) -> None:
+    """The kernel accepts all but the last byte of the largest file, then refuses."""
+    dataset = make_dataset(make_tree(tmp_path / "photos", NAMES), tmp_path / "dataset")
+    done = export(dataset, tmp_path / "complete", layout=layout)
+    files = [path for path in (tmp_path / "complete").rglob("*") if path.is_file()]
+    assert done.files == len(files)
+    largest = max(path.stat().st_size for path in files)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, limits[1]))
+    try:
+        with pytest.raises(ConversionFailed, match="File too large"):
+            export(dataset, tmp_path / "files", layout=layout)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["complete", "dataset", "photos"]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import json
 import sqlite3
 import struct
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -62,18 +63,18 @@ def test_energon(tars: Path) -> None:
         assert struct.unpack("4Q", content) == tuple(starts)
     info = json.loads((made / ".nv-meta" / ".info.json").read_text())
     assert info == {"shard_counts": {"x-0.tar": 3, "x-1.tar": 3}}
-    database = sqlite3.connect(made / ".nv-meta" / "index.sqlite")
-    parts = database.execute(
-        "SELECT * FROM sample_parts WHERE tar_file_id = 1 ORDER BY content_byte_offset"
-    ).fetchall()
+    with closing(sqlite3.connect(made / ".nv-meta" / "index.sqlite")) as database:
+        parts = database.execute(
+            "SELECT * FROM sample_parts WHERE tar_file_id = 1 ORDER BY content_byte_offset"
+        ).fetchall()
+        samples = database.execute(
+            "SELECT * FROM samples WHERE tar_file_id = 1 ORDER BY sample_index"
+        ).fetchall()
     found = members(tars / "x-1.tar")
     assert parts == [
         (1, row // 2, name.partition(".")[2], offset, size)
         for row, (name, _, offset, size) in enumerate(found[:-1])
     ]
-    samples = database.execute(
-        "SELECT * FROM samples WHERE tar_file_id = 1 ORDER BY sample_index"
-    ).fetchall()
     assert samples == [
         (1, f"d/s1{row}", row, found[2 * row][1], found[2 * row + 2][1] - found[2 * row][1])
         for row in range(3)
@@ -104,11 +105,55 @@ def test_wids_and_webshart(tars: Path) -> None:
     }
 
 
+def test_wids_reads_the_tars_of_webdataset(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset", reason="needs the extra dev")
+    (tmp_path / "tars").mkdir()
+    with webdataset.TarWriter(str(tmp_path / "tars" / "x.tar")) as writer:
+        writer.write({"__key__": "a", "jpg": jpeg(8, 8), "cls": 1})
+    assert b"mtime=" in (tmp_path / "tars" / "x.tar").read_bytes()  # an extended header
+    attach(tmp_path / "tars", tmp_path / "index")
+
+    assert export_index(tmp_path / "index", tmp_path / "out", "wids") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "size"),
+    [
+        ("\u00e9.jpg", tarfile.PAX_FORMAT, None),
+        (f"{'x' * 120}.jpg", tarfile.PAX_FORMAT, None),
+        (f"{'d' * 60}/{'x' * 60}.jpg", tarfile.USTAR_FORMAT, None),
+        ("a.jpg", tarfile.PAX_FORMAT, "size"),
+    ],
+)
+def test_what_wids_would_misread_is_refused(
+    tmp_path: Path, name: str, form: int, size: str | None
+) -> None:
+    image = jpeg(8, 8)
+    (tmp_path / "tars").mkdir()
+    with tarfile.open(tmp_path / "tars" / "x.tar", "w", format=form) as archive:
+        info = tarfile.TarInfo(name)
+        info.size, info.mtime = len(image), 1.5
+        if size:
+            info.pax_headers = {"size": str(len(image))}
+        archive.addfile(info, io.BytesIO(image))
+    if size:  # the header itself states another one, and its sum fits
+        content = bytearray((tmp_path / "tars" / "x.tar").read_bytes())
+        place = content.index(image) - 512
+        content[place + 124 : place + 136] = b"00000000001\0"
+        content[place + 148 : place + 156] = b" " * 8
+        content[place + 148 : place + 156] = b"%06o\0 " % sum(content[place : place + 512])
+        (tmp_path / "tars" / "x.tar").write_bytes(content)
+    attach(tmp_path / "tars", tmp_path / "index")
+
+    with pytest.raises(UsageError, match="wids ignores extended headers"):
+        export_index(tmp_path / "index", tmp_path / "out", "wids")
+
+
 def test_what_a_tool_cannot_read_is_refused(tars: Path, tmp_path: Path) -> None:
     image = jpeg(8, 8)
     cases = {
         "dali": ([("a b.jpg", image)], "no place for spaces"),
-        "wids": ([(f"{'x' * 120}.jpg", image)], "at most 100 bytes"),
+        "wids": ([(f"{'x' * 120}.jpg", image)], "at most 100 bytes, or use"),
         "webshart": ([("a.jpg", image), ("b.jpg", image), ("a.txt", b"")], "not adjacent"),
         "energon": ([("a.jpg", image)], "requires distinct keys: 'a' repeats"),
     }

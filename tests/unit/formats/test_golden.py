@@ -22,7 +22,7 @@ from shardkit import open_dataset, verify
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.dataset.manifest import Manifest, load_manifest
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
 from shardkit.record import Record
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import scan_imagefolder
@@ -122,7 +122,7 @@ def script() -> dict[str, Any]:
 
 @pytest.mark.parametrize("storage", FORMATS)
 def test_all_fields_have_their_values(storage: str, script: dict[str, Any]) -> None:
-    dataset = ShardSet(GOLDEN / storage / "fields")
+    dataset = open_shards(GOLDEN / storage / "fields")
     samples = [script["samples"]()[int(path)] for path in dataset.paths]
     assert list(dataset.keys) == [sample["key"] for sample in samples]
     lacking = {"mask", "score", "caption", "info", "boxes", "joints", "ragged", "blob"}

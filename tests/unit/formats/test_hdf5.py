@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from shardkit import CorruptShard
 from shardkit.contracts import Range, ShardSpec
+from shardkit.errors import CorruptShard
 from shardkit.formats.hdf5 import FORMAT, Hdf5Reader, Hdf5Writer
 from shardkit.record import Record
 from shardkit.testing import read_shard, write_shard

@@ -22,7 +22,7 @@ from helpers import jpeg, make_tree, opened, png
 from shardkit import open_dataset
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
+from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 
 FILES = {

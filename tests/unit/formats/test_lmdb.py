@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import random
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import lmdb
 import pytest
 
 import shardkit.formats.lmdb as module
-from shardkit import CorruptShard
 from shardkit.contracts import ShardSpec
+from shardkit.errors import CorruptShard
 from shardkit.formats.lmdb import FORMAT, LmdbReader, LmdbWriter
 from shardkit.record import Record
 from shardkit.system.npy import npy_header
@@ -114,6 +115,15 @@ def test_an_error_of_lmdb_is_an_os_error_that_names_the_file(
     with pytest.raises(OSError, match="No space") as caught:
         writer.close()
     assert caught.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    monkeypatch.setattr(writer, "_put_pending", fail)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (module._TRIAL_BYTES - 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):  # although a part can be written
+            writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     writer.abort()
 
 

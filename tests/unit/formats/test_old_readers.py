@@ -60,7 +60,7 @@ def test_old_library_versions_open_our_shards(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     version, read = json.loads(done.stdout)

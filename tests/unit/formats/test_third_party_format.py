@@ -16,10 +16,11 @@ import pytest
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from shardkit import CorruptRecord, ShardDataset, collate, open_dataset, verify
+from shardkit import ShardDataset, collate, open_dataset, verify
 from shardkit.contracts import Format
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
+from shardkit.errors import CorruptRecord
 from shardkit.registry import format_names, get_format
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.testing import FormatConformance

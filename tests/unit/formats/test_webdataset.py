@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardkit import CorruptShard
+from shardkit.errors import CorruptShard
 from shardkit.formats.webdataset import FORMAT, TarReader
 from shardkit.record import Record
 from shardkit.system.npy import npy_header

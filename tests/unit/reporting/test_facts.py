@@ -17,10 +17,10 @@ from planted_faults import scene
 from shardkit import append, convert, report, verify
 from shardkit.codecs.measures import measure
 from shardkit.codecs.properties import properties
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.facts import BROKEN, MEASURED, Facts
 from shardkit.dataset.manifest import FACTS_NAME
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import ShardSet, open_shards
+from shardkit.recipe import Recipe
 from shardkit.reporting import facts as facts_module
 from shardkit.reporting.facts import load_facts
 from shardkit.reporting.page import page
@@ -35,7 +35,7 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def test_facts_are_those_of_the_pixels(dataset: Path) -> None:
-    facts = load_facts(ShardSet(dataset))
+    facts = load_facts(open_shards(dataset))
     for row, name, most in ((2, "2.jpg", 0.1), (5, "gray.png", 1e-3)):  # a JPEG is reduced
         content = (dataset.parent / "photos/cat" / name).read_bytes()
         pixels = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), np.float64)
@@ -51,7 +51,7 @@ def test_facts_are_those_of_the_pixels(dataset: Path) -> None:
 
 def test_facts_do_not_change_the_dataset(dataset: Path) -> None:
     before = tree(dataset)
-    load_facts(ShardSet(dataset))
+    load_facts(open_shards(dataset))
     after = tree(dataset)
     result = verify(dataset)
 
@@ -62,7 +62,7 @@ def test_facts_do_not_change_the_dataset(dataset: Path) -> None:
 
 
 def test_a_new_dataset_replaces_facts_too(dataset: Path) -> None:
-    load_facts(ShardSet(dataset))
+    load_facts(open_shards(dataset))
 
     convert(dataset.parent / "photos", dataset, to="hdf5", force=True)
 
@@ -71,14 +71,14 @@ def test_a_new_dataset_replaces_facts_too(dataset: Path) -> None:
 
 def test_facts_do_not_depend_on_workers(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts_module, "_ROWS", 2)
-    alone = load_facts(ShardSet(dataset))
+    alone = load_facts(open_shards(dataset))
     (dataset / FACTS_NAME).unlink()
 
-    assert load_facts(ShardSet(dataset), workers=2).tobytes() == alone.tobytes()
+    assert load_facts(open_shards(dataset), workers=2).tobytes() == alone.tobytes()
 
 
 def test_only_missing_facts_are_measured(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = load_facts(ShardSet(dataset))
+    facts = load_facts(open_shards(dataset))
     measured: list[list[int]] = []
     measure_rows = facts_module.measure_rows
 
@@ -87,27 +87,27 @@ def test_only_missing_facts_are_measured(dataset: Path, monkeypatch: pytest.Monk
         return measure_rows(shards, rows)
 
     monkeypatch.setattr(facts_module, "measure_rows", watch)
-    load_facts(ShardSet(dataset))
+    load_facts(open_shards(dataset))
     assert measured == []
     more = make_tree(dataset.parent / "more", {"cat/5.png": png(9, 9), "dog/6.png": png(9, 9, 2)})
     append(dataset, more)
-    assert load_facts(ShardSet(dataset))[:6].tobytes() == facts.tobytes()
+    assert load_facts(open_shards(dataset))[:6].tobytes() == facts.tobytes()
     assert measured == [[6, 7]]
     assert verify(dataset, level="full").ok
-    facts = load_facts(ShardSet(dataset))
+    facts = load_facts(open_shards(dataset))
     measured.clear()
     stored = np.load(dataset / FACTS_NAME)
     stored["checksum"][1] ^= 1  # of another record
     stored["version"][3] += 1
     np.save(dataset / FACTS_NAME, stored)
 
-    assert load_facts(ShardSet(dataset)).tobytes() == facts.tobytes()
+    assert load_facts(open_shards(dataset)).tobytes() == facts.tobytes()
     assert measured == [[1, 3]]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00garbage", None])
 def test_damaged_facts_are_measured_again(dataset: Path, content: bytes | None) -> None:
-    facts = load_facts(ShardSet(dataset))
+    facts = load_facts(open_shards(dataset))
     path = dataset / FACTS_NAME
     if content is None:  # a link out of the dataset
         (dataset.parent / "elsewhere.npy").write_bytes(path.read_bytes())
@@ -116,7 +116,7 @@ def test_damaged_facts_are_measured_again(dataset: Path, content: bytes | None) 
     else:
         path.write_bytes(content)
 
-    assert load_facts(ShardSet(dataset)).tobytes() == facts.tobytes()
+    assert load_facts(open_shards(dataset)).tobytes() == facts.tobytes()
     assert not path.is_symlink()
 
 
@@ -128,7 +128,7 @@ def test_a_dataset_that_cannot_be_written_has_facts(
 
     monkeypatch.setattr(facts_module, "save_npy", refuse)
 
-    assert (load_facts(ShardSet(dataset))["state"] == MEASURED).all()
+    assert (load_facts(open_shards(dataset))["state"] == MEASURED).all()
     assert not (dataset / FACTS_NAME).exists()
 
 
@@ -138,7 +138,7 @@ def test_an_image_that_cannot_be_decoded_is_broken(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "photos", files)
     place = make_dataset(source, tmp_path / "made", shuffle=False, recipe=Recipe(check="none"))
 
-    assert load_facts(ShardSet(place))["state"].tolist() == [MEASURED, BROKEN, BROKEN]
+    assert load_facts(open_shards(place))["state"].tolist() == [MEASURED, BROKEN, BROKEN]
 
 
 @pytest.mark.parametrize("quality", [10, 50, 75, 90, 95, 100])
@@ -169,7 +169,7 @@ def test_sharpness_falls_with_blur_and_not_with_contrast() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_forged_facts_make_no_harm(dataset: Path, seed: int) -> None:
-    stored = load_facts(ShardSet(dataset))
+    stored = load_facts(open_shards(dataset))
     forged = np.frombuffer(np.random.default_rng(seed).bytes(stored.nbytes), stored.dtype).copy()
     for name in ("checksum", "version"):
         forged[name] = stored[name]

@@ -13,8 +13,9 @@ from planted_faults import FAULTS, planted, scene
 
 from shardkit import convert
 from shardkit.dataset.facts import MEASURED, VERSION
-from shardkit.dataset.manifest import FACTS_NAME, dataset_directories
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.manifest import FACTS_NAME
+from shardkit.dataset.opened import OpenedDirectory
+from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import CorruptRecord, UsageError
 from shardkit.reporting import findings
 from shardkit.reporting.facts import load_facts
@@ -183,11 +184,20 @@ def test_lists_have_keys_or_else_rows(
     assert path.read_text().splitlines()[-1] == listed
 
 
+def test_without_findings_there_are_no_lists(tmp_path: Path) -> None:
+    files = {"0.png": encoded(scene(0), "PNG")}
+    measured = report(make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made"))
+
+    assert measured.save_exclude(tmp_path / "lists") == []
+    assert not (tmp_path / "lists").exists()
+
+
 def made_alike(source: Path, target: Path) -> Path:
     """Make a dataset whose facts, but not pixels, are those of one picture."""
     place = make_dataset(source, target)
-    for folder in dataset_directories(place).values():
-        facts = load_facts(ShardSet(folder))
+    for split in OpenedDirectory(place).splits.values():
+        folder = split.path
+        facts = load_facts(open_shards(folder))
         alike = [*{*(facts.dtype.names or ())} - {"checksum", "content", "pixels"}]
         facts[alike] = 0
         facts["state"], facts["version"], facts["contrast"] = MEASURED, VERSION, 50
@@ -201,7 +211,7 @@ def test_a_crowd_of_similar_pictures_is_one_group_without_all_its_pairs(
 ) -> None:
     files = {f"{n % 2}/{n:02}.png": png(8, 8, seed=n) for n in range(30)}
     place = made_alike(make_tree(tmp_path / "photos", files), tmp_path / "made")
-    keys, facts = ShardSet(place).keys, np.load(place / FACTS_NAME)
+    keys, facts = open_shards(place).keys, np.load(place / FACTS_NAME)
     facts["mean"][[keys.index("0/00"), keys.index("1/01")]] = 255, 0, 0  # unlike the others
     save_npy(place / FACTS_NAME, facts)
     compared: list[int] = []

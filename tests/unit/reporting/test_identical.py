@@ -9,9 +9,9 @@ import pytest
 from helpers import encoded, make_dataset, make_tree, png
 from planted_faults import scene
 
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import FACTS_NAME
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
+from shardkit.recipe import Recipe
 from shardkit.reporting.collection import Collection
 from shardkit.reporting.facts import load_facts
 from shardkit.reporting.identical import find_identical
@@ -43,7 +43,7 @@ def test_bytes_and_pixels_are_compared(dataset: Path) -> None:
 
 
 def test_facts_alone_make_no_picture_identical(dataset: Path) -> None:
-    load_facts(ShardSet(dataset))
+    load_facts(open_shards(dataset))
     stored = np.load(dataset / FACTS_NAME)
     for name in ("hash", "pixels", "content"):
         stored[name] = stored[name][0]

@@ -23,7 +23,7 @@ from parsed import Parsed
 from PIL import Image
 from planted_faults import FAULTS, planted, scene
 
-from shardkit.conversion.recipe import Recipe
+from shardkit.recipe import Recipe
 from shardkit.reporting import page as page_module
 from shardkit.reporting.charts import histogram
 from shardkit.reporting.page import page
@@ -164,7 +164,7 @@ def test_the_page_stays_small(made: DatasetReport, monkeypatch: pytest.MonkeyPat
     small = page(made)
 
     assert len(small) < whole / 2
-    assert "more. <code>--json FILE</code> lists all" in small
+    assert "more. <code>--json-file FILE</code> lists all" in small
     assert "1 of 3 classes, drawn with seed 0" in small
     assert "--exclude DIR" in small
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit import BlockShuffle, Order, UsageError
+from shardkit import BlockShuffle, UsageError
 from shardkit.sampling.epochs import Epochs
-from shardkit.sampling.order import Positions
+from shardkit.sampling.order import Order, Positions
 
 SHUFFLES = st.sampled_from([False, True, BlockShuffle(rows=2, buffer=6)])
 

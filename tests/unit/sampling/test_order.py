@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
 
-from shardkit import BlockShuffle, Order, UsageError
-from shardkit.sampling.order import Draws, Positions, derive_key, mix, permute
+from shardkit import BlockShuffle, UsageError
+from shardkit.sampling.order import Draws, Order, Positions, derive_key, mix, permute
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit import RankShard, UsageError
+from shardkit import Rank, UsageError
 from shardkit.sampling.ranks import (
     REMAINDERS,
-    ResolvedRankShard,
+    ResolvedRank,
     Step,
     count_samples,
     count_steps,
@@ -35,13 +35,13 @@ class Case(NamedTuple):
     def of(self, remainder: str, *, drop_last: bool = False) -> list[list[Step]]:
         """Return the steps of each rank."""
         return [
-            list(steps(self.size, self.batch, rank_shard, self.consumed))
-            for rank_shard in ranks(self.world_size, remainder, drop_last=drop_last)
+            list(steps(self.size, self.batch, this_rank, self.consumed))
+            for this_rank in ranks(self.world_size, remainder, drop_last=drop_last)
         ]
 
 
-def ranks(world_size: int, remainder: str, *, drop_last: bool = False) -> list[ResolvedRankShard]:
-    return [ResolvedRankShard(rank, world_size, remainder, drop_last) for rank in range(world_size)]
+def ranks(world_size: int, remainder: str, *, drop_last: bool = False) -> list[ResolvedRank]:
+    return [ResolvedRank(rank, world_size, remainder, drop_last) for rank in range(world_size)]
 
 
 def positions(every: list[list[Step]]) -> list[int]:
@@ -126,22 +126,22 @@ def test_after_each_step_a_prefix_of_the_epoch_is_read(case: Case, mode: tuple[s
 
 @given(cases(), st.sampled_from(MODES))
 def test_counts_match_the_steps(case: Case, mode: tuple[str, bool]) -> None:
-    for rank_shard in ranks(case.world_size, mode[0], drop_last=mode[1]):
-        found = list(steps(case.size, case.batch, rank_shard, case.consumed))
-        assert count_steps(case.size, case.batch, rank_shard, case.consumed) == len(found)
-        full = list(steps(case.size, case.batch, rank_shard))
-        assert count_steps(case.size, case.batch, rank_shard) == len(full)
-        assert count_samples(case.size, case.batch, rank_shard) == sum(
+    for this_rank in ranks(case.world_size, mode[0], drop_last=mode[1]):
+        found = list(steps(case.size, case.batch, this_rank, case.consumed))
+        assert count_steps(case.size, case.batch, this_rank, case.consumed) == len(found)
+        full = list(steps(case.size, case.batch, this_rank))
+        assert count_steps(case.size, case.batch, this_rank) == len(full)
+        assert count_samples(case.size, case.batch, this_rank) == sum(
             s.stop - s.start for s in full
         )
 
 
 @given(cases(), st.sampled_from(MODES))
 def test_steps_resume_after_each_step(case: Case, mode: tuple[str, bool]) -> None:
-    for rank_shard in ranks(case.world_size, mode[0], drop_last=mode[1]):
-        found = list(steps(case.size, case.batch, rank_shard, case.consumed))
+    for this_rank in ranks(case.world_size, mode[0], drop_last=mode[1]):
+        found = list(steps(case.size, case.batch, this_rank, case.consumed))
         for number, step in enumerate(found):
-            again = list(steps(case.size, case.batch, rank_shard, step.consumed))
+            again = list(steps(case.size, case.batch, this_rank, step.consumed))
             assert again == found[number + 1 :]
 
 
@@ -178,11 +178,11 @@ def test_changing_ranks_mid_epoch_drops_only_the_indivisible_rest(
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
 def test_a_finished_epoch_has_no_steps(remainder: str) -> None:
-    for size, rank_shard in itertools.product((0, 5, 12), ranks(3, remainder)):
-        assert list(steps(size, 2, rank_shard, size)) == []
-        assert count_steps(size, 2, rank_shard, size) == 0
-        assert list(steps(size, 2, rank_shard, size + 4)) == []
-        assert count_steps(size, 2, rank_shard, size + 4) == 0
+    for size, this_rank in itertools.product((0, 5, 12), ranks(3, remainder)):
+        assert list(steps(size, 2, this_rank, size)) == []
+        assert count_steps(size, 2, this_rank, size) == 0
+        assert list(steps(size, 2, this_rank, size + 4)) == []
+        assert count_steps(size, 2, this_rank, size + 4) == 0
 
 
 def test_the_subsets_are_frozen() -> None:
@@ -215,6 +215,8 @@ def test_fewer_samples_than_ranks_are_none_some_or_repeated() -> None:
         ({"world_size": 2}, "rank and world_size belong together"),
         ({"rank": 2, "world_size": 2}, "rank=2 is not from 0 to world_size - 1 \\(world_size=2\\)"),
         ({"rank": -1, "world_size": 2}, "rank=-1"),
+        ({"rank": "0", "world_size": 2}, "rank='0' is not an integer"),
+        ({"rank": 0, "world_size": 2.5}, "world_size=2.5 is not an integer"),
         ({"rank": 0, "world_size": 0}, "world_size=0"),
     ],
 )
@@ -222,7 +224,7 @@ def test_options_that_contradict_each_other_are_a_usage_error(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        RankShard(**options)
+        Rank(**options)
 
 
 @pytest.fixture
@@ -236,16 +238,16 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.mark.usefixtures("launched")
 def test_the_rank_comes_from_the_option_then_the_group_then_the_environment() -> None:
     options: dict[str, Any] = {"remainder": "pad", "drop_last": True}
-    given = RankShard(rank=2, world_size=3, **options)
-    assert given.resolved((0, 2)) == ResolvedRankShard(2, 3, "pad", True)
-    assert RankShard(**options).resolved((0, 2)) == ResolvedRankShard(0, 2, "pad", True)
-    assert RankShard(**options).resolved(None) == ResolvedRankShard(1, 4, "pad", True)
+    given = Rank(rank=2, world_size=3, **options)
+    assert given.resolved((0, 2)) == ResolvedRank(2, 3, "pad", True)
+    assert Rank(**options).resolved((0, 2)) == ResolvedRank(0, 2, "pad", True)
+    assert Rank(**options).resolved(None) == ResolvedRank(1, 4, "pad", True)
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])
 def test_without_a_launcher_there_is_one_rank(launched: pytest.MonkeyPatch, missing: str) -> None:
     launched.delenv(missing)
-    assert RankShard().resolved(None) == ResolvedRankShard(0, 1, "drop", False)
+    assert Rank().resolved(None) == ResolvedRank(0, 1, "drop", False)
 
 
 @pytest.mark.parametrize(
@@ -263,5 +265,5 @@ def test_an_invalid_environment_is_a_usage_error(
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", world_size)
     with pytest.raises(UsageError, match=message):
-        RankShard().resolved(None)
-    assert RankShard(rank=0, world_size=1).resolved(None).world_size == 1  # it is not asked
+        Rank().resolved(None)
+    assert Rank(rank=0, world_size=1).resolved(None).world_size == 1  # it is not asked

@@ -185,6 +185,10 @@ def test_wrong_annotations_are_named(root: Path, tmp_path: Path) -> None:
         ('{"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}', "the name 'a'"),
         ('{"categories": [{"id": 1}]}', "a category has no id or name"),
         ('{"categories": [[]]}', "a category has no id or name"),
+        ('{"categories": [{"id": [1], "name": "a"}]}', "a category has no id or name"),
+        ('{"categories": [{"id": 1, "name": {"a": 1}}]}', "a category has no id or name"),
+        ('{"categories": [{"id": 1, "name": [[1]]}]}', "a category has no id or name"),
+        ('{"categories": [{"id": 1, "name": "1"}, {"id": 2, "name": 1}]}', "the name '1'"),
         ("{}", "there are no images|Expecting"),
     ],
 )

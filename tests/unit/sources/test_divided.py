@@ -13,8 +13,8 @@ from helpers import invoke, jpeg, make_tree, png, run_main, tree
 import shardkit
 from shardkit import convert, open_dataset, repair, verify
 from shardkit.dataset.manifest import load_manifest
-from shardkit.dataset.source import DatasetSource
 from shardkit.errors import CorruptDataset, UsageError
+from shardkit.registry import open_source
 from shardkit.sources.divided import Division, reopen
 
 PATHS = [f"{'cat' if n % 5 else 'dog'}/{n % 7}/{n}.png" for n in range(70)]
@@ -47,6 +47,35 @@ def test_stratified_shares_are_exact() -> None:
     assert sorted(itertools.chain(*sides.values())) == list(range(70))
     counts = {side: np.bincount(np.array(LABELS)[rows]).tolist() for side, rows in sides.items()}
     assert counts == {"train": [36, 9], "val": [6, 1], "test": [14, 4]}
+
+
+@pytest.mark.parametrize(
+    ("labels", "val"),
+    [
+        (sorted(range(10)) * 4, 4),
+        ([*range(675), *range(125)], 80),
+        ([*range(700)] + [0] * 100, 80),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_small_classes_make_up_for_one_another(labels: list[int], val: int, seed: int) -> None:
+    paths = [f"{n}.png" for n in range(len(labels))]
+    for test in (0.0, 0.1):
+        sides = Division(val=0.1, test=test, stratify=True, seed=seed).divide(paths, labels)
+        assert [len(sides[name]) for name in ("val", "test") if name in sides] == (
+            [val, val] if test else [val]
+        )
+        counts = np.bincount(labels)
+        of_val = np.bincount(np.array(labels)[sides["val"]], minlength=len(counts))
+        assert (abs(of_val - 0.1 * counts) <= 1).all()
+
+
+def test_groups_that_make_a_side_too_large_are_a_warning(tmp_path: Path) -> None:
+    files = {f"{n % 2}/{n}.png": png(6, 5, n) for n in range(40)}
+    photos = make_tree(tmp_path / "photos", files)
+    reason = r"val has 20 of 40 images \(50.0%\), not 30.0% as requested"
+    with pytest.warns(UserWarning, match=reason):
+        convert(photos, tmp_path / "x", to="lmdb", val=0.3, stratify=True, group="folder")
 
 
 @pytest.mark.parametrize("stratify", [False, True])
@@ -94,6 +123,7 @@ def whole(photos: Path, place: Path) -> Path:
     return place / "whole"
 
 
+@pytest.mark.filterwarnings("ignore:val has")
 def test_folders_stay_together(photos: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     done = invoke(
@@ -109,6 +139,7 @@ def test_folders_stay_together(photos: Path, tmp_path: Path) -> None:
 NAMES = ("train", "val")
 
 
+@pytest.mark.filterwarnings("ignore:val has")
 def test_samples_are_divided_by_a_column(tmp_path: Path) -> None:
     samples = [{"image": png(6, 5, n), "patient": f"p{n % 9}", "age": n % 9} for n in range(45)]
     convert(samples, tmp_path / "all", to="lmdb")
@@ -136,14 +167,21 @@ def test_lists_select_rows_again(photos: Path, tmp_path: Path) -> None:
     for side in NAMES:
         file = tmp_path / f"whole-split/{side}.txt"
         assert np.loadtxt(file, dtype=int).tolist() == rows[side].tolist()
-        convert(DatasetSource(place, rows=file), tmp_path / side, to="lmdb")
+        convert(open_source("dataset", place, rows=file), tmp_path / side, to="lmdb")
         chosen = open_dataset(place).select(rows[side])
         assert list(open_dataset(tmp_path / side).keys) == list(chosen.keys)
     with pytest.raises(UsageError, match="rows of another dataset"):
-        DatasetSource(tmp_path / "val", rows=file).scan()
+        open_source("dataset", tmp_path / "val", rows=file).scan()
     assert invoke("split", place, "--val", 0.2, "--seed", 5).exit_code == 0
     assert isinstance(invoke("split", place, "--val", 0.3).exception, UsageError)
+    assert invoke("split", place, "--val", 0.2, "--test", 0.2, "--force").exit_code == 0
+    assert "test.txt is a list" in str(invoke("split", place, "--val", 0.3).exception)
     assert invoke("split", place, "--val", 0.3, "--force").exit_code == 0
+    assert not (tmp_path / "whole-split/test.txt").exists()
+    for words in (("--out", photos), ("--out", photos, "--force")):
+        foreign = invoke("split", place, "--val", 0.2, *words)
+        assert "holds other files" in str(foreign.exception)
+    assert not list(photos.glob("*.txt"))
     assert verify(place).extras == []
     told = run_main("split", place, "--val", 0.3, "--to", "hdf5", "--out", tmp_path / "two")
     assert told.returncode == 0, told.stderr
@@ -156,8 +194,8 @@ def test_lists_select_rows_again(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"val": 1.0}, "is not a share"),
-        ({"val": -0.1}, "is not a share"),
+        ({"val": 1.0}, "is not a fraction from 0 to below 1"),
+        ({"val": -0.1}, "is not a fraction"),
         ({"val": 0.5, "test": 0.5}, "leave images for train"),
         ({"stratify": True}, "require --val or --test"),
         ({"group": "folder"}, "require --val or --test"),

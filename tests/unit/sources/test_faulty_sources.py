@@ -11,7 +11,9 @@ import pytest
 from helpers import make_tree, png
 
 from shardkit.contracts import Entry, Scan
+from shardkit.errors import UsageError
 from shardkit.record import Record
+from shardkit.registry import get_source
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.testing import SourceConformance
 
@@ -78,3 +80,32 @@ def test_a_fault_is_found(
     source = faulty(make_tree(tmp_path / "photos", images))
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         check(source, images)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "reason"),
+    [
+        ("hdf5", "x.h5", b"text", "it is not an HDF5 file"),
+        ("hdf5", "x.h5", b"\x89HDF\r\n\x1a\n" + bytes(90), "a damaged or truncated HDF5 file"),
+        ("huggingface", "x.parquet", b"text", "it is damaged, or not a Parquet file"),
+        ("table", "x.parquet", b"PAR1text", "it is damaged, or not a Parquet file"),
+        ("lmdb", "data.mdb", b"text" * 5000, "it does not start as LMDB files do"),
+        ("webdataset", "x.tar", b"text" * 500, "is damaged, or not a tar file, at byte 0"),
+        ("npy", "x.npz", b"text", "it is not an .npz file"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_as_one(
+    tmp_path: Path, kind: str, name: str, content: bytes, reason: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    options = {"image": "path"} if kind == "table" else {}
+    try:
+        scan = get_source(kind).open(tmp_path / name, **options).scan()
+    except UsageError as error:
+        message = str(error)
+    else:
+        ((problem,),) = scan.problems.values()
+        message = f"{problem.path} {problem.reason}"
+    assert name in message
+    assert reason in message
+    assert not any(word in message for word in ("Arrow", "synchronously", "Error", "b'"))

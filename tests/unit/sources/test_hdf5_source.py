@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,8 @@ from helpers import png
 
 from shardkit import UsageError, convert, open_dataset, verify
 from shardkit.contracts import Scan
-from shardkit.record import Field
+from shardkit.errors import BadImage, ConversionFailed
+from shardkit.kinds.field import Field
 from shardkit.registry import get_source
 from shardkit.sources import library_process
 
@@ -64,11 +69,34 @@ def test_labels_may_be_texts_and_images_gray(path: Path) -> None:
     assert [pixels_of(data).tolist() for data in images(found)] == PIXELS[..., 0].tolist()
 
 
+def test_labels_of_another_type_are_refused(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        lists = file.create_dataset("lists", (3,), h5py.vlen_dtype(np.int64))
+        lists[0] = [1, 2]
+        file["references"] = np.array([file.ref] * 3, h5py.ref_dtype)
+        regions = [file["x"].regionref[row] for row in range(3)]
+        file["regions"] = np.array(regions, h5py.regionref_dtype)
+        file["pairs"] = np.zeros(3, [("a", "i4")])
+        file["opaque"] = np.zeros(3, "V2")
+        file["floats"] = np.zeros(3, np.float32)
+    for name, what in (
+        ("lists", "lists of variable length"),
+        ("train/vlen", "lists of variable length"),
+        ("references", "references"),
+        ("regions", "references"),
+        ("pairs", "compound values"),
+        ("opaque", "values of the type bytes"),
+        ("floats", "values of the type float32"),
+    ):
+        with pytest.raises(UsageError, match=f"{name} has {what} as labels: store one integer"):
+            scan(path, images="x", labels=name)
+
+
 def test_wrong_datasets_are_named(path: Path, tmp_path: Path) -> None:
     for options, reason in (
         ({}, "6 datasets that may be images; choose with --images from chw"),
         ({"images": "none"}, "no dataset none; choose with --images from chw"),
-        ({"images": "float"}, "float is float32 .*: images are uint8"),
+        ({"images": "float"}, "float is float32 .*: images are uint8.*schema={'x': 'array'}"),
         ({"images": "x", "labels": "z"}, "there is no dataset z"),
         ({"images": "x", "labels": "float"}, "not one label for each image"),
     ):
@@ -109,16 +137,22 @@ def test_other_files_are_never_read(path: Path, tmp_path: Path) -> None:
 
 def test_a_library_that_hangs_or_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"crashed \(SIGABRT\): the file is damaged"):
-        library_process.call("os", "abort")
-    monkeypatch.setattr(library_process, "DEADLINE", 0.2)
+        library_process.call(os.abort)
+    monkeypatch.setattr(library_process.HELPER, "seconds", 0.2)
     with pytest.raises(ValueError, match="did not answer"):
-        library_process.call("time", "sleep", 60)
+        library_process.call(time.sleep, 60)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="ended with status 3"):
-        library_process.call("os", "_exit", 3)
+        library_process.call(sys.exit, 3)
     with pytest.raises(ValueError, match="ZeroDivisionError"):
-        library_process.call("operator", "truediv", 1, 0)
-    assert library_process.call("builtins", "bytes", 3) == bytes(3)
+        library_process.call(operator.truediv, 1, 0)
+    with pytest.raises(BadImage, match="it cannot be read: No such file"):
+        library_process.call(os.listdir, "/nowhere")
+    with pytest.raises(ConversionFailed, match=r"it needs over 2\.0 GiB of memory"):
+        library_process.call(bytearray, 3 << 30)  # never touched, if it should succeed
+    with pytest.raises(OSError, match="Bad file descriptor"):  # the file is not the cause
+        library_process.call(os.read, 1 << 20, 1)
+    assert library_process.call(bytes, 3) == bytes(3)
 
 
 @pytest.fixture

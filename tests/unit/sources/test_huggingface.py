@@ -15,7 +15,8 @@ import pytest
 from foreign import arrow_table, make_parquet, make_saved
 from helpers import DEADLINE, invoke, jpeg, png, run_main, tree
 
-from shardkit import BadImages, UsageError, convert, export, open_dataset, verify
+from shardkit import UsageError, convert, export, open_dataset, verify
+from shardkit.errors import BadImage, BadImages
 from shardkit.registry import get_source
 from shardkit.sources import huggingface
 
@@ -116,6 +117,17 @@ def test_columns_are_kept_by_their_types(tmp_path: Path) -> None:
     with pytest.raises(BadImages) as failed:
         convert(source, tmp_path / "bad", to="lmdb")
     assert "its row has no rare; rare? accepts it" in failed.value.problems[0].reason
+
+
+def test_bytes_become_a_text_if_they_are_one(tmp_path: Path) -> None:
+    image = {"bytes": png(), "path": None}
+    rows = [{"image": image, "b": each} for each in ("größe".encode(), b"\xff")]
+    path = write(tmp_path / "x.parquet", rows, b=pa.binary())
+    source = opened(path, image="image", keep="b=b:text")
+    first, second = source.scan().splits[""].entries
+    assert source.read("", first).fields["b.txt"] == "größe".encode()
+    with pytest.raises(BadImage, match="b: b holds no text: 'utf-8' codec"):
+        source.read("", second)
 
 
 def test_a_path_without_bytes_is_named_with_its_row(tmp_path: Path) -> None:

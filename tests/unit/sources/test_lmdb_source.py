@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 from foreign import write_lmdb
 from helpers import png, run_main
 
-from shardkit import UsageError, convert, repair, verify
+from shardkit import UsageError, attach, convert, repair, verify
 from shardkit.contracts import Scan
-from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import BadImage
+from shardkit.dataset.shardset import open_shards
+from shardkit.errors import BadImage, BadImages
 from shardkit.registry import get_source
 from shardkit.sources import library_process
 
@@ -46,13 +47,29 @@ def test_the_texts_of_the_layout_ocr_are_stored(tmp_path: Path) -> None:
     assert [record.fields["txt"].decode() for record in records] == ["wört 1", "wört 2", "wört 3"]
     convert(found.source, tmp_path / "made", to="webdataset", shard_samples=2)
     assert verify(tmp_path / "made", against=path).findings == []
-    shards = ShardSet(tmp_path / "made")
+    shards = open_shards(tmp_path / "made")
     assert sorted(shards.column("text").tolist()) == ["wört 1", "wört 2", "wört 3"]
     shard = tmp_path / "made" / "shard-000000.tar"
     before = shard.read_bytes()
     shard.unlink()
     assert repair(tmp_path / "made", path).findings == []
     assert shard.read_bytes() == before
+
+
+def test_a_text_that_is_not_utf8_is_one_bad_sample(tmp_path: Path) -> None:
+    path = ocr(tmp_path / "source", **{"label-000000002": b"caf\xe9"})
+    reason = "its text at the key label-000000002 is not UTF-8"
+    with pytest.raises(BadImages) as caught:
+        convert(scan(path).source, tmp_path / "made", to="lmdb")
+    assert [problem.reason for problem in caught.value.problems] == [reason]
+    convert(scan(path).source, tmp_path / "made", to="lmdb", on_error="skip")
+    attach(scan(path).source, tmp_path / "attached", on_error="skip")
+    for name in ("made", "attached"):
+        assert [problem.reason for problem in open_shards(tmp_path / name).manifest.skipped] == [
+            reason
+        ]
+        texts = open_shards(tmp_path / name).column("text").tolist()
+        assert sorted(texts) == ["wört 1", "wört 3"]
 
 
 def test_missing_and_other_keys_are_named(tmp_path: Path) -> None:
@@ -128,7 +145,7 @@ def test_a_function_converts_keys_and_values(
 
 def _restart() -> None:
     """End the child, so that the next one sees this test's path."""
-    library_process._end_child()
+    library_process.HELPER.end()
 
 
 def test_a_damaged_environment_crashes_only_the_child(tmp_path: Path) -> None:
@@ -142,6 +159,19 @@ def test_a_damaged_environment_crashes_only_the_child(tmp_path: Path) -> None:
     (path / "data.mdb").write_bytes(b"not lmdb" * 5000)
     with pytest.raises(UsageError, match="is not an LMDB environment"):
         scan(path)
+
+
+def test_values_that_are_not_images_need_a_function(tmp_path: Path) -> None:
+    values = {b"a": A, b"b": pickle.dumps((A, 1)), b"c": b"text", b"d": b""}
+    found = scan(write_lmdb(tmp_path / "x", values))
+    with pytest.raises(BadImages) as caught:
+        convert(found.source, tmp_path / "made", to="lmdb")
+    remedy = "unpack values with a function, --layout MODULE:FUNCTION"
+    assert {problem.path: problem.reason for problem in caught.value.problems} == {
+        "b": f"its value is pickled: {remedy}",
+        "c": f"its value is not an encoded image: {remedy}",
+        "d": "it is empty",
+    }
 
 
 def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:

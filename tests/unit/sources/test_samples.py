@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import math
 import os
 import pickle
 import re
@@ -17,14 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import python, tree
+from helpers import FORMATS, python, tree
 from PIL import Image
 from torch.utils.data import IterableDataset
 
 from shardkit import Field, Sample, convert, verify
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import BadImage, BadImages, UsageError
-from shardkit.sources.samples import Samples
+from shardkit.kinds.packing import pack
+from shardkit.sources.samples import SampleOptions, Samples
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
 
@@ -48,7 +50,7 @@ def png(pixels: Any = PIXELS) -> bytes:
 
 
 def shards(path: Path) -> ShardSet:
-    return ShardSet(path)
+    return open_shards(path)
 
 
 def stored(path: Path, name: str) -> list[bytes | None]:
@@ -173,16 +175,31 @@ def test_values_come_back(tmp_path: Path) -> None:
     assert (rows["blob"], rows["score"], rows["caption"], rows["image"]) == (3, 3, 3, 4)
 
 
+@pytest.mark.parametrize("key", [7, b"7", {"image": 1}])
+def test_a_key_that_is_no_text_is_refused(key: Any) -> None:
+    with pytest.raises(UsageError, match=r"Sample\(key=.*is not a text: name the key and fields"):
+        Sample(key=key)
+
+
 def test_samples_may_have_keys(tmp_path: Path) -> None:
     samples = [Sample(key="x/1", text="a"), {"key": "y", "text": "b"}, {"text": "c"}]
     convert(samples, tmp_path / "out", to="lmdb", shuffle=False)
     assert list(shards(tmp_path / "out").keys) == ["x/1", "y", "000000002"]
 
 
-def test_equal_keys_are_refused(tmp_path: Path) -> None:
-    samples = [{"key": "a", "text": "1"}, {"key": "a", "text": "2"}]
-    with pytest.raises(UsageError, match="more than once"):
-        convert(samples, tmp_path / "out", to="lmdb", shard_samples=1)
+@pytest.mark.parametrize("label", [0.5, 1e300, float("nan")])
+def test_a_fraction_is_not_the_label_of_a_box(label: float) -> None:
+    with pytest.raises(BadImage, match=r"(label of a box is not an integer|box is NaN)"):
+        pack("boxes", Field("boxes", classes=2), [[1, 1, 2, 2, label]])
+    assert pack("boxes", Field("boxes", classes=2), [[1, 1, 2, 2, 1.0]])[1][0][4] == 1
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("shard_samples", [1, 9])
+def test_equal_keys_are_named(to: str, shard_samples: int, tmp_path: Path) -> None:
+    samples = [{"key": key, "text": "1"} for key in "abac"]
+    with pytest.raises(UsageError, match="the key 'a' occurs more than once; give each"):
+        convert(samples, tmp_path / "out", to=to, shard_samples=shard_samples)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +211,8 @@ def test_equal_keys_are_refused(tmp_path: Path) -> None:
         ({"label": 2}, "label: the label 2 is not from 0 to 1"),
         ({"label": "cow"}, "label: 'cow' is not one of 2 classes"),
         ({"count": 1.5}, "count: 1.5 is not a number of the type int64"),
+        ({"count": math.nan}, "count: nan is not a number of the type int64"),
+        ({"count": math.inf}, "count: inf is not a number of the type int64"),
         ({"count": "1"}, "count: it is not a number"),
         ({"half": 70_000}, "half: 70000 is not a number of the type float16"),
         ({"text": 1}, "text: it is of type int, not a text"),
@@ -202,6 +221,8 @@ def test_equal_keys_are_refused(tmp_path: Path) -> None:
         ({"mask": np.zeros((2, 2), np.float32)}, "mask: a mask of float32"),
         ({"boxes": [[1, 1, 0, 2]]}, "boxes: boxes are left, top, right, bottom"),
         ({"boxes": [[1, 1, 2]]}, "boxes: boxes are four numbers"),
+        ({"boxes": [[1, 1, float("nan"), 2]]}, "boxes: a number of a box is NaN"),
+        ({"joints": [[1, float("inf")]] * 2}, "joints: a number of a keypoint is NaN"),
         ({"boxes": {"boxes": [[1, 1, 2, 2]], "labels": [0]}}, "boxes: the boxes have labels: use"),
         ({"joints": [1, 2, 2]}, r"joints: keypoints are .* shape \(3,\): use .*reshape"),
         ({"joints": [[1, 2, 3]]}, "joints: the visibility of a keypoint is 0, 1 or 2"),
@@ -267,7 +288,7 @@ def test_an_exception_of_a_sample_is_reported(tmp_path: Path) -> None:
 )
 def test_an_unclear_schema_is_a_usage_error(samples: Any, schema: Any, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        Samples(samples, schema=schema)
+        Samples(samples, SampleOptions(schema=schema))
 
 
 def test_options_of_samples_do_not_apply_to_folders(tmp_path: Path) -> None:

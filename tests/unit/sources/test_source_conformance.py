@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,8 +32,8 @@ class TestRegisteredSources(SourceConformance):
     @pytest.fixture
     def kind(self, maker: Maker) -> SourceKind:
         self.how, self.pixels, self.labels = maker, maker.pixels, maker.labels
-        kind = get_source(maker.kind)
-        return replace(kind, open=partial(kind.open, **maker.options))
+        self.options, self.in_place = maker.options, maker.in_place
+        return get_source(maker.kind)
 
     @pytest.fixture
     def images(self, maker: Maker) -> dict[str, bytes]:

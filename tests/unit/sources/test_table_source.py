@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from foreign import pixels_of, write_table
-from helpers import invoke, png, run_main
+from helpers import invoke, make_tree, png, run_main
 
 from shardkit import UsageError, convert, repair, verify
 from shardkit.contracts import Scan
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
 from shardkit.errors import BadImage, BadImages
 from shardkit.registry import get_source
 
@@ -82,7 +82,7 @@ def test_all_kinds_of_columns_are_kept(suffix: str, root: Path, tmp_path: Path) 
         file="mask=mask",
     )
     convert(found.source, tmp_path / "made", to="hdf5", shuffle=False)
-    shards = ShardSet(tmp_path / "made")
+    shards = open_shards(tmp_path / "made")
     assert shards.column("n").tolist() == CELLS["n"]
     assert shards.column("x").tolist() == CELLS["x"]
     assert shards.column("caption").tolist() == CELLS["caption"]
@@ -107,6 +107,26 @@ def test_all_kinds_of_columns_are_kept(suffix: str, root: Path, tmp_path: Path) 
     assert verify(tmp_path / "made", against=f"{path}@{root}").findings == []
     (tmp_path / "made" / "shard-000000.h5").unlink()
     assert repair(tmp_path / "made", path).findings == []  # the folder is below that of the table
+
+
+@pytest.mark.parametrize("values", [["a", "b", "a"], [3, 1, 2]])
+def test_the_advice_to_store_a_label_next_to_labels_works(values: list[Any], root: Path) -> None:
+    table = write_table(root / "x.csv", rows(tags=["k", "p|k", ""], kind=values))
+    with pytest.raises(UsageError, match=r"--labels tags --keep label_value=kind$"):
+        scan(table, image="path", label="kind", labels="tags")
+    source = get_source("table").open(table, image="path", labels="tags", keep="label_value=kind")
+    convert(source, root.parent / "made", to="lmdb", shuffle=False)
+    assert list(open_shards(root.parent / "made").column("label_value")) == values
+
+
+def test_images_that_lost_a_box_are_not_called_dropped(root: Path, tmp_path: Path) -> None:
+    boxes = ["[[0, 0, 0.5, 0.5]]", "[]", "[[2, 2, 4, 4]]"]
+    table = write_table(root / "x.csv", rows(found=boxes))
+    options = ("--to", "lmdb", "--workers", 1, "--image", "path", "--boxes", "found:xyxy")
+    done = invoke("convert", "table", table, tmp_path / "made", *options, "--resize", "6x2")
+    printed = " ".join(done.stdout.split())
+    assert "dataset 3 images without labels" in printed
+    assert "noted 1 image lost boxes or keypoints that the crop cut off; --resize-mode" in printed
 
 
 def test_parts_of_json_and_given_kinds_are_kept(root: Path, tmp_path: Path) -> None:
@@ -217,7 +237,8 @@ def test_wrong_options_and_tables_are_named(root: Path, tmp_path: Path) -> None:
             scan(path, **{"root": root, **options})
     for name, content, reason in (
         ("e.csv", b"", "has no rows"),
-        ("e.jsonl", b"", "has no rows"),
+        ("e.jsonl", b"\n", "has no rows"),
+        ("bad.jsonl", b'\n{"a": 1,}\n7\n', r"bad\.jsonl:2: it is not JSON: "),
         ("d.csv", b"a,a\n", "has two columns 'a'"),
         ("u.csv", b"a,\n", "has no name for a column"),
         ("p.parquet", b"PAR1 nothing PAR1", r"p\.parquet: .*[Pp]arquet"),
@@ -401,9 +422,17 @@ def test_rows_of_one_value_stay_on_one_side(root: Path, tmp_path: Path) -> None:
     source = get_source("table").open(path, root=root, image="path", keep="person")
     convert(source, tmp_path / "made", to="lmdb", val=0.4, group="person")
     sides = {
-        side: set(ShardSet(tmp_path / "made" / side).column("person").tolist())
+        side: set(open_shards(tmp_path / "made" / side).column("person").tolist())
         for side in ("train", "val")
     }
     assert sides["train"] | sides["val"] == {0, 7, 14, 21, 28}
     assert not sides["train"] & sides["val"]
     assert verify(tmp_path / "made", against=f"{path}@{root}").findings == []
+
+
+def test_a_row_may_lack_all_kept_values(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"a.png": png(4, 4), "b.png": png(4, 4)})
+    (tmp_path / "list.csv").write_text("file_name,age\na.png,3\nb.png,\n")
+    source = get_source("table").open(tmp_path / "list.csv", keep="age?")
+    records = source.scan().splits[""].read([0, 1])
+    assert [record.meta.get("age") for record in records] == [3, None]

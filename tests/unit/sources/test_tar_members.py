@@ -11,7 +11,7 @@ import webdataset
 from tars import LONG, PRODUCERS, SHORT_NAMES, NotInstalledError
 
 from shardkit.errors import BadImage
-from shardkit.sources.inputs import View
+from shardkit.sources.inputs import OpenedFile
 from shardkit.sources.tar_members import content, members
 
 HOLES = b"".join(bytes(50_000) + b"%d" % number for number in range(40)) + bytes(60_000)
@@ -36,7 +36,7 @@ def files_for(producer: str) -> dict[str, bytes]:
 
 
 def found_in(path: Path) -> list[tuple[str, bytes]]:
-    with View(str(path), ahead=1 << 14) as view:
+    with OpenedFile(str(path), ahead=1 << 14) as view:
         return [(member.name, content(view, member)) for member in members(view) if not member.what]
 
 
@@ -79,7 +79,7 @@ def test_a_truncated_archive_is_reported_after_its_good_members(end: int, tmp_pa
     data = (tmp_path / "x.tar").read_bytes()
     (tmp_path / "x.tar").write_bytes(data[:end])
     names: list[str] = []
-    with View(str(tmp_path / "x.tar")) as view, pytest.raises(BadImage, match="truncated"):
+    with OpenedFile(str(tmp_path / "x.tar")) as view, pytest.raises(BadImage, match="truncated"):
         names.extend(member.name for member in members(view))
     good = [
         name for name, stop in (("folder/", 512), ("a.jpg", 2048), ("b.jpg", 3072)) if end >= stop
@@ -91,8 +91,22 @@ def test_joined_and_damaged_archives_are_reported(tmp_path: Path) -> None:
     PRODUCERS["Python, ustar"](tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"})
     data = (tmp_path / "x.tar").read_bytes()
     (tmp_path / "x.tar").write_bytes(data * 2)
-    with View(str(tmp_path / "x.tar")) as view, pytest.raises(BadImage, match="joined"):
+    with OpenedFile(str(tmp_path / "x.tar")) as view, pytest.raises(BadImage, match="joined"):
         list(members(view))
     (tmp_path / "x.tar").write_bytes(data[:512] + b"?" + data[513:])
-    with View(str(tmp_path / "x.tar")) as view, pytest.raises(BadImage, match="damaged"):
+    with OpenedFile(str(tmp_path / "x.tar")) as view, pytest.raises(BadImage, match="damaged"):
         list(members(view))
+
+
+@pytest.mark.parametrize("field", [slice(124, 136), slice(386, 398), slice(483, 495)])
+def test_a_number_of_88_bits_is_damage(field: slice, tmp_path: Path) -> None:
+    """It fitted in no column of the list of images."""
+    header = bytearray(tarfile.TarInfo("a.png").tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = b"S"
+    header[field] = b"\x80" + b"\xff" * 11
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    path = tmp_path / "x.tar"
+    path.write_bytes(bytes(header) + bytes(1024))
+    with pytest.raises(BadImage, match="damaged, or not a tar file"):
+        found_in(path)

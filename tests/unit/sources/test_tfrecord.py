@@ -16,11 +16,11 @@ from helpers import png
 
 from shardkit import UsageError, convert, verify
 from shardkit.contracts import Scan
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
 from shardkit.errors import BadImage
 from shardkit.registry import get_source
 from shardkit.sources.crc32c import crc32c
-from shardkit.sources.inputs import View
+from shardkit.sources.inputs import OpenedFile
 from shardkit.sources.tf_example import features
 from shardkit.sources.tfrecord_file import records
 
@@ -77,7 +77,7 @@ def test_features_equal_those_of_the_tfrecord_package(name: str, tmp_path: Path)
     packed = "gzip" if name.endswith(".gz") else None
     known = tfrecord.reader.tfrecord_iterator(str(path), compression_type=packed)
     count = 0
-    with View(str(path), ahead=1 << 14) as view:
+    with OpenedFile(str(path), ahead=1 << 14) as view:
         for place, data in zip(records(view), known, strict=True):
             expected = tfrecord.example_pb2.Example.FromString(bytes(data)).features.feature
             found = features(view.read, place.start, place.start + place.length)
@@ -193,7 +193,7 @@ def test_more_features_are_kept(tmp_path: Path) -> None:
     assert found.understood["ids"] == "ids: json"
     convert(found.source, tmp_path / "made", to="hdf5", shuffle=False, on_error="skip")
     assert verify(tmp_path / "made", against=path).findings == []
-    shards = ShardSet(tmp_path / "made")
+    shards = open_shards(tmp_path / "made")
     assert shards.column("caption").tolist() == ["größe", "b"]
     assert shards.column("age").tolist() == [7, 8]
     assert shards.column("score").tolist() == [1.5, 2.5]

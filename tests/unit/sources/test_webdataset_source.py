@@ -16,7 +16,7 @@ from tars import PRODUCERS
 
 from shardkit import UsageError, convert, open_dataset, verify
 from shardkit.contracts import Scan
-from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.shardset import open_shards
 from shardkit.errors import BadImages
 from shardkit.registry import get_source
 
@@ -246,7 +246,7 @@ def test_more_fields_are_kept(tmp_path: Path) -> None:
     assert found.understood["unused"] == "no member"
     convert(found.source, tmp_path / "made", to="lmdb", shuffle=False, on_error="skip")
     assert verify(tmp_path / "made", against=path).findings == []
-    shards = ShardSet(tmp_path / "made")
+    shards = open_shards(tmp_path / "made")
     assert shards.column("caption").tolist() == ["größe", "b"]
     assert shards.column("age").tolist() == [7, -1]
     assert shards.column("name").tolist() == ["x", "y"]
@@ -265,7 +265,7 @@ def test_fields_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
     )
     for keep, reason in (
         ("Caption=txt", r"is not \[NAME=\]SOURCE"),
-        ("caption=txt:story", "kinds are text, json"),
+        ("caption=txt:story", "kinds are image, mask, array"),
         ("label=txt", "cannot be of the kind json: rename it"),
         ("a=txt,a=json", "names a field twice"),
         ("width=txt", "no field can be called 'width'"),
@@ -274,7 +274,7 @@ def test_fields_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
             scan(path, keep=keep)
     for keep, reason in (
         ("info=json", "info: json holds no json"),
-        ("latent=npy", "latent: it is not an .npy file"),
+        ("latent=npy", "latent: npy holds no array: not an .npy file"),
         ("caption=txt", "caption: txt holds no text"),
         ("age=txt:int64", "age: txt holds no number"),
         ("boxes=txt:boxes", "boxes: txt holds no boxes"),

@@ -12,6 +12,7 @@ import pytest
 from helpers import python, wait_until
 
 from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError, UsageError
+from shardkit.stores import cache as cache_module
 from shardkit.stores.cache import Cache, Fill, RemoteFile, open_cache, pin
 
 SIZE = 1000
@@ -187,3 +188,130 @@ def test_only_an_empty_folder_becomes_a_cache(tmp_path: Path) -> None:
 
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
     assert open_cache(tmp_path / "new" / "cache", 5) == open_cache(tmp_path / "new" / "cache", 5)
+
+
+@pytest.mark.parametrize("name", ["", "shards", "datasets"])
+def test_a_cache_that_others_can_write_needs_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    previous = os.umask(0)
+    try:
+        cache = open_cache(tmp_path / "cache", None)
+        path = fetch(cache, 1)
+    finally:
+        os.umask(previous)
+    for created in (cache.folder, path.parent, path):
+        assert not created.stat().st_mode & 0o022
+    (cache.folder / name).chmod(0o775)
+
+    with pytest.raises(UsageError, match=r"can write .*; or set SHARDKIT_STORE_SHARED_CACHE=1 if"):
+        open_cache(cache.folder, None)
+
+    monkeypatch.setenv("SHARDKIT_STORE_SHARED_CACHE", "1")
+    assert fetch(open_cache(cache.folder, None), 1) == path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it changes a folder's owner")
+def test_a_cache_of_another_user_needs_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = open_cache(tmp_path / "cache", None)
+    os.chown(cache.folder, 12345, -1)
+    with pytest.raises(UsageError, match="another user owns"):
+        open_cache(cache.folder, None)
+    monkeypatch.setenv("SHARDKIT_STORE_SHARED_CACHE", "1")
+    open_cache(cache.folder, None)
+
+
+@pytest.mark.parametrize("name", ["shards", "datasets"])
+def test_a_planted_link_removes_nothing(tmp_path: Path, name: str) -> None:
+    cache = open_cache(tmp_path / "cache", 0)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / ("a" * 64)).write_bytes(b"mine")
+    (cache.folder / name).rmdir()
+    (cache.folder / name).symlink_to(foreign)
+
+    with pytest.raises(UsageError, match="symbolic link"):
+        open_cache(cache.folder, 0)
+    if name == "shards":  # planted after it was opened
+        with pytest.raises(OSError, match="symbolic link"):
+            cache._make_room(SIZE, cache.shard("b" * 64), lambda: None)
+    assert (foreign / ("a" * 64)).read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("suffix", ["part", "blocks"])
+def test_a_hard_link_is_not_written_through(tmp_path: Path, suffix: str) -> None:
+    cache, file = open_cache(tmp_path / "cache", None), remote(1)
+    (tmp_path / "thesis").write_bytes(b"years of work")
+    os.link(tmp_path / "thesis", cache.shard(file.sha256).with_suffix(f".{suffix}"))
+
+    if suffix == "part":
+        assert fetch(cache, 1).read_bytes() == content(1)
+    else:
+        cache.fetch_blocks(file, [0], (), lambda _, numbers, mark: [*map(mark, *numbers)].clear())
+
+    assert (tmp_path / "thesis").read_bytes() == b"years of work"
+    assert (tmp_path / "thesis").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("suffix", ["", ".part", ".blocks"])
+def test_a_pipe_does_not_hang(tmp_path: Path, suffix: str) -> None:
+    cache, file = open_cache(tmp_path / "cache", None), remote(1)
+    os.mkfifo(cache.folder / "shards" / f"{file.sha256}{suffix}")
+    if not suffix:
+        assert fetch(cache, 1).read_bytes() == content(1)
+    elif suffix == ".part":
+        with pytest.raises(OSError, match="it is not a file"):
+            fetch(cache, 1)
+    else:
+        with pytest.raises(OSError, match="it is not a file"):
+            cache.has_blocks(file, [0])
+
+
+def test_a_planted_shard_is_replaced(tmp_path: Path) -> None:
+    cache = open_cache(tmp_path / "cache", None)
+    path = cache.shard(remote(1).sha256)
+    path.write_bytes(content(2))
+
+    assert fetch(cache, 1).read_bytes() == content(1)
+
+    path.unlink()  # and then by a file of the same inode, most likely
+    path.write_bytes(content(2))
+    assert fetch(cache, 1).read_bytes() == content(1)
+
+
+def test_a_shard_is_compared_once_for_each_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, compared = open_cache(tmp_path / "cache", None), []
+
+    def has_sha256(path: Path, *_: object) -> bool:
+        compared.append(path)
+        return True
+
+    def later() -> None:
+        """Fetch in a new process of this user."""
+        cache_module._compared.clear()
+        cache.fetch(remote(1), path, filling(b""))
+
+    monkeypatch.setattr(cache_module, "has_sha256", has_sha256)
+    path = fetch(cache, 1)
+    later()
+    assert not compared  # what this user has fetched
+    os.utime(path, ns=(0, path.stat().st_mtime_ns))  # as readers note that it is used
+    later()
+    assert not compared
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other-user"))
+    later()
+    later()
+    assert compared == [path]
+    path.chmod(0o666)  # now anybody may have changed it
+    path.write_bytes(content(2))
+    cache_module._compared.clear()
+    assert fetch(cache, 1).read_bytes() == content(1)
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")  # cannot be written: once for each process
+    cache_module._compared.clear()
+    fetch(cache, 1)
+    fetch(cache, 1)
+    assert compared == [path, path]

@@ -46,7 +46,7 @@ def test_one_file_after_another_is_requested(gate: Gate, cache: Cache) -> None:
     files = [RemoteFile("s3://bucket", name, SIZE, digest) for name in "ab"]
     with ThreadPoolExecutor(2) as threads:
         done = [
-            threads.submit(fetch.fetch, cache, file, cache.folder / "shards" / file.name)
+            threads.submit(fetch.fetch_file, cache, file, cache.folder / "shards" / file.name)
             for file in files
         ]
         wait_until(lambda: len(gate.asked) == 8, "requests")

@@ -13,11 +13,12 @@ from helpers import make_dataset, run_main
 from shelf import FAULTS
 
 from shardkit.conversion.convert import convert
-from shardkit.conversion.download import download
-from shardkit.conversion.upload import upload
 from shardkit.errors import CorruptShard, ShardkitError, UsageError
+from shardkit.stores.filesystem import FileSystem
 from shardkit.stores.urls import as_url
 from shardkit.torch.data.datasets import open_dataset
+from shardkit.transfer.download import download
+from shardkit.transfer.upload import upload
 from shardkit.verification.verify import verify
 
 URL = "shelf://host/data"
@@ -61,6 +62,17 @@ def test_a_dataset_is_read_despite_faults(dataset: Path, shelf: Path, tmp_path: 
         far = open_dataset(URL, decode="bytes", cache=tmp_path / fetch, fetch=fetch)
         assert [far[row] for row in range(len(far))] == [near[row] for row in range(len(near))]
     assert not (shelf / FAULTS).read_text()
+
+
+def test_a_range_that_arrives_in_pieces_has_no_byte_more(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "shelf", {"place": str(shelf)})
+    (shelf / "data").mkdir()
+    (shelf / "data/file").write_bytes(bytes(range(200)))
+    plan(shelf, "file short")
+
+    assert FileSystem(URL)._range("file", 10, 50) == bytes(range(10, 50))
 
 
 def test_other_content_is_refused(dataset: Path, shelf: Path, tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ import pytest
 from buckets import BUCKET
 from helpers import make_dataset
 
-from shardkit.conversion.convert import commit, convert
-from shardkit.conversion.download import download
-from shardkit.conversion.store_jobs import open_jobs
-from shardkit.conversion.upload import upload
+from shardkit.conversion.convert import commit, plan_jobs
+from shardkit.conversion.jobs import open_jobs
 from shardkit.errors import UsageError
+from shardkit.stores import objects
 from shardkit.stores.process import call
 from shardkit.torch.data.datasets import open_dataset
+from shardkit.transfer.download import download
+from shardkit.transfer.upload import upload
 from shardkit.verification.verify import verify
 
 AZURITE = pytest.mark.skipif(not azurite.PROGRAM, reason="needs azurite: npm install -g azurite")
@@ -46,7 +47,7 @@ def test_a_dataset_is_written_read_and_verified(scheme: str, folder: Path, tmp_p
     assert not upload(dataset, url)
     with pytest.raises(UsageError, match="already holds another dataset"):
         upload(make_dataset(folder, tmp_path / "other", to="lmdb"), url)
-    assert not [name for name in call("write:sizes", url) if name.startswith(".")]
+    assert not [name for name in call(objects.sizes, url) if name.startswith(".")]
     assert verify(url, against=folder).ok
     near = open_dataset(dataset, decode="bytes")
     for fetch in ("shards", "ranges"):
@@ -58,15 +59,15 @@ def test_a_dataset_is_written_read_and_verified(scheme: str, folder: Path, tmp_p
     }
     fake = tmp_path / "fake"
     fake.write_bytes(bytes((dataset / "shard-000001.h5").stat().st_size))
-    call("write:put", url, "shard-000001.h5", fake, "0" * 64)
+    call(objects.put, url, "shard-000001.h5", fake, "0" * 64)
     assert [finding.file for finding in verify(url, "quick").findings] == ["shard-000001.h5"]
 
 
 def test_jobs_share_a_bucket(scheme: str, folder: Path, tmp_path: Path) -> None:
     url = f"{scheme}://{BUCKET}/jobs"
-    convert(folder, url, to="lmdb", shard_samples=4, plan_only=True)
+    plan_jobs(folder, url, to="lmdb", shard_samples=4)
     with pytest.raises(UsageError, match="holds another plan"):
-        convert(folder, url, to="lmdb", shard_samples=2, plan_only=True)
+        plan_jobs(folder, url, to="lmdb", shard_samples=2)
     with open_jobs(url) as jobs:
         for number in jobs.claimed():
             jobs.build(number)
@@ -75,7 +76,7 @@ def test_jobs_share_a_bucket(scheme: str, folder: Path, tmp_path: Path) -> None:
 
     made = make_dataset(folder, tmp_path / "made")
     files = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
-    assert call("write:sizes", url).keys() == files
+    assert call(objects.sizes, url).keys() == files
     assert verify(url, against=folder).ok
 
 
@@ -83,10 +84,10 @@ def test_large_files_are_sent_in_parts(scheme: str, tmp_path: Path) -> None:
     url, content, file = f"{scheme}://{BUCKET}/x", bytes(range(256)) * 80_000, tmp_path / "x"
     file.write_bytes(content)
 
-    call("write:put", url, "x.tar", file, "1" * 64)
-    call("write:put", url, "x.tar", file, "2" * 64)  # replaces it
+    call(objects.put, url, "x.tar", file, "1" * 64)
+    call(objects.put, url, "x.tar", file, "2" * 64)  # replaces it
 
-    assert call("write:digest", url, "x.tar") == "2" * 64
+    assert call(objects.digests, url, ["x.tar"]) == {"x.tar": "2" * 64}
     assert download(f"{url}/x.tar", tmp_path).read_bytes() == content
 
 

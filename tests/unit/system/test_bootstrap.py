@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from helpers import DEADLINE, make_dataset, make_tree, png
+from helpers import DEADLINE, make_dataset, make_tree, png, wait_until
 
 from shardkit.system import bootstrap
 
@@ -68,7 +69,7 @@ def transform(image):
 SCRIPT = """
 import sys
 
-from shardkit import CenterCrop, LoaderOptions, make_loader, open_dataset
+from shardkit import CenterCrop, make_loader, open_dataset
 
 def brighten(image):
     return image.float() + 1
@@ -76,8 +77,8 @@ def brighten(image):
 if __name__ == "__main__":
     dataset = open_dataset("data", decode=CenterCrop(8), transform=brighten)
     method = sys.argv[1]
-    options = LoaderOptions(engine="process", num_workers=2, start_method=method)
-    loader = make_loader(dataset, 2, options=options)
+    options = dict(engine="process", num_workers=2, start_method=method)
+    loader = make_loader(dataset, 2, **options)
     print(sum(len(labels) for _, labels in loader))
 """
 
@@ -175,3 +176,29 @@ def test_loader_workers_import_nothing_from_the_working_directory(here: Path, me
     script.write_text(SCRIPT)
 
     assert python(here, str(script), method) == "8\n"
+
+
+KILLED = """
+import multiprocessing, os, signal
+from multiprocessing.resource_tracker import _resource_tracker
+from shardkit.system.bootstrap import guard_helpers
+
+guard_helpers()
+queue = multiprocessing.get_context("spawn").SimpleQueue()
+print(queue._rlock._semlock.name, flush=True)
+while os.getsid(tracker := _resource_tracker._pid) != tracker:  # it starts
+    pass
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="it needs Linux")
+def test_a_group_that_is_killed_leaves_no_semaphores(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, timeout=DEADLINE, start_new_session=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    name = done.stdout.decode().strip().lstrip("/")
+    assert name.startswith("mp-")
+    wait_until(lambda: not Path(f"/dev/shm/sem.{name}").exists(), "the removal of a semaphore")

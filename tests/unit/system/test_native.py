@@ -9,13 +9,15 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from helpers import pixels, run
+from filled import Located, Stored
+from helpers import jpeg, pixels, run
 from PIL import Image
 
 from shardkit import UsageError
-from shardkit.codecs.resize import resize
+from shardkit.codecs.measures import MEASURES, WAVES
 from shardkit.dataset.index import ROW, damaged_rows, pack_row
-from shardkit.system import native
+from shardkit.system import compiled, native
+from shardkit.system.compiled import resize
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def _fresh() -> Iterator[None]:
 def test_the_checksum_is_that_of_zlib(module: ModuleType) -> None:
     data = np.random.default_rng(0).bytes(5000)
 
-    for length in (*range(300), 1023, 1024, 1025, 5000):
+    for length in (*range(300), 511, 512, 527, 768, 1023, 1024, 1025, 5000):
         for start in (0, 1):  # not aligned, too
             part = data[start:length]
             for value in (0, 0xFFFFFFFF, 12345):
@@ -112,7 +114,7 @@ def test_buffers_of_a_wrong_size_are_refused(module: ModuleType) -> None:
             "pieces": None,
             "rows": None,
             "mark": None,
-            "options": (True, True, False, False, False, 1.0),
+            "options": (True, True, False, (255, 255, 255), False, False, 1.0),
             "codes": bytearray(2),
         }
         given.update(changed)
@@ -139,6 +141,18 @@ def test_buffers_of_a_wrong_size_are_refused(module: ModuleType) -> None:
     for changed in wrong:
         with pytest.raises(ValueError, match=r"size|bytes|height|read-only"):
             call(**changed)
+    shared = ((2, 2), (bytes(64), np.zeros(2, np.int32), None, None, None, None))
+    options = (True, True, False, (255, 255, 255), False, False, 1.0)
+    one, other = (
+        (bytearray(24), *shared[0], entries, *shared[1][1:], *options, bytearray(2))
+        for entries in (shared[1][0], bytes([*bytes(63), 1]))
+    )
+    assert module.fill_views(one, one) == 0
+    for views in ((one, other), (one, (*one[:-1], bytearray(1))), ()):
+        with pytest.raises(ValueError, match=r"entries|size"):
+            module.fill_views(*views)
+    with pytest.raises(TypeError):
+        module.fill_views(one, list(one))
     with pytest.raises(ValueError, match="one byte"):
         module.check_entries(bytes(33), 8, bytearray(1))
     for unwritable in ({"out": bytes(24)}, {"codes": bytes(2)}):
@@ -153,6 +167,47 @@ def test_off_means_none(without_native: None) -> None:
     assert native.module() is None
     assert native.describe() == f"off ({native.VARIABLE})"
     assert resize(pixels(), (0.0, 0.0, 24.0, 16.0), (4, 4), "bilinear") is None
+
+
+def test_every_operation_is_offered(module: ModuleType) -> None:
+    operations = {name for name in vars(module) if callable(getattr(module, name))}
+
+    assert operations <= vars(compiled).keys()
+
+
+def test_without_the_module_all_is_left_to_python(without_native: None) -> None:
+    rows = Located([Stored(jpeg(30, 28), 30, 28)] * 2)
+    entries, number = np.frombuffer(rows.entries, ROW), np.zeros(2, np.int64)
+    image, measures = pixels(), np.zeros(1, MEASURES)
+
+    left = (
+        compiled.fill(rows, np.empty((2, 28, 30, 3), np.uint8)),
+        compiled.fill_values(rows, np.empty((2, 9), np.uint8)),
+        compiled.read_stored(rows)[1],
+    )
+    assert [*map(list, left)] == [[0, 1]] * 3
+    assert compiled.crc32(b"abc") == zlib.crc32(b"abc")
+    assert not compiled.measure(image, WAVES, measures)
+    assert not compiled.measure_jpeg(jpeg(30, 28), (30, 28), WAVES, measures)
+    assert not compiled.measure_png(bytes(10), (3, 1, 3), WAVES, measures)
+    table = number[:, None], number[:, None], None, b"", number, 0
+    nothing = (
+        compiled.check_entries(entries, 8),
+        compiled.draw_crops(
+            (1, np.array([2, 3], np.uint64)), (number, number), (0.1, 1.0), (0.7, 1.4), 0.5
+        ),
+        compiled.index_records(0, {"jpg": 0}, table, (b"", 0), (np.zeros(64, np.uint8), None)),
+        compiled.inspect_jpeg(jpeg(30, 28)),
+        compiled.map_file(0, 100),
+        compiled.read_images([b"a"], (number, number), decode=True, measures=None, waves=WAVES),
+        compiled.record_checksums([]),
+        compiled.resize(image, (0.0, 0.0, 24.0, 16.0), (4, 4), "bilinear"),
+        compiled.survey(rows.entries, number, 8, (0, 0), 100),
+        compiled.tar_members([], 100),
+        compiled.walk_lmdb(0, 100),
+        compiled.walk_tar(0, 100, 0, 100),
+    )
+    assert nothing == (None,) * 12
 
 
 def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,6 +220,34 @@ def test_tasks_run_from_a_thread() -> None:
     assert sorted(found) == [(Task(1), 1), (Task(2), 4)]
 
 
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("stdin", "the program has no file (<stdin>) that worker processes can run"),
+        ("script", "script.py again, which has no `if __name__ == '__main__':` guard"),
+    ],
+)
+def test_a_program_that_workers_cannot_import_is_refused(
+    tmp_path: Path, how: str, reason: str
+) -> None:
+    code = "from shardkit.system.pool import run_tasks\nlist(run_tasks(print, [1, 2], workers=2))\n"
+    (tmp_path / "script.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-" if how == "stdin" else "script.py"],
+        cwd=tmp_path,
+        input=code if how == "stdin" else "",
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("shardkit.errors.UsageError: more than one worker cannot be used: ")
+    assert reason in last
+    assert last.endswith("; or use workers=1")
+
+
 @pytest.mark.parametrize("library", ["the C library", "one without prctl"])
 @pytest.mark.slow
 def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path, library: str) -> None:

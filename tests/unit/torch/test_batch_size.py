@@ -66,6 +66,7 @@ def test_the_search_doubles_and_bisects() -> None:
             assert max(tried) <= min(most, max(2, 2 * limit))
 
 
+@pytest.mark.slow
 def test_the_largest_allowed_batch_may_fit() -> None:
     found = find_batch_size(make, memory=4096 * MIB, most=1)
     assert (found.batch_size, found.limit) == (1, "")
@@ -199,6 +200,22 @@ def test_indices_stay_integers(monkeypatch: pytest.MonkeyPatch) -> None:
         return nn.Embedding(9, 2), torch.tensor([3, 8])
 
     assert batch_size._Step(words, 4096 * MIB).run(3)[2] == "cpu"
+
+
+def test_a_model_of_several_views_takes_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_size, "_limit_growth", lambda _: None)  # of this process
+    shapes: list[tuple[int, ...]] = []
+
+    class Crops(nn.Module):
+        def forward(self, views: list[torch.Tensor]) -> torch.Tensor:
+            shapes[:] = [tuple(view.shape) for view in views]
+            return torch.ones(1, requires_grad=True)
+
+    def crops() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        return Crops(), (torch.zeros(3, 8, 8, dtype=torch.uint8), torch.zeros(3, 4, 4))
+
+    assert batch_size._Step(crops, 4096 * MIB).run(5)[2] == "cpu"
+    assert shapes == [(5, 3, 8, 8), (5, 3, 4, 4)]
 
 
 @pytest.fixture

@@ -17,15 +17,23 @@ PUBLIC = {"_replace", "_asdict", "_fields", "_exit", "_getframe"}
 
 
 def private_names(path: Path) -> list[str]:
-    """Return accesses to private attributes of objects other than ``self``."""
-    return [
-        f"{path.name}:{node.lineno} {ast.unparse(node)}"
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    """Return accesses to private attributes of objects of classes that are not in the file."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    private = [
+        node
+        for node in nodes
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
         and node.attr not in PUBLIC
-        and ast.unparse(node.value) not in ("self", "cls")
+    ]
+    is_self = {node: ast.unparse(node.value) in ("self", "cls") for node in private}
+    own |= {node.attr for node in private if is_self[node] and isinstance(node.ctx, ast.Store)}
+    return [
+        f"{path.name}:{node.lineno} {ast.unparse(node)}"
+        for node in private
+        if not is_self[node] and node.attr not in own
     ]
 
 

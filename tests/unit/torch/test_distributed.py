@@ -24,13 +24,12 @@ from shardkit import (
     BlockShuffle,
     EpochBatchSampler,
     IterableShardDataset,
-    LoaderOptions,
-    Order,
-    RankShard,
+    Rank,
     UsageError,
     make_loader,
     open_dataset,
 )
+from shardkit.sampling.order import Order
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -98,22 +97,22 @@ def _be_a_rank(rank: int, world_size: int, place: Path, work: Callable[[], Any])
     torch.distributed.destroy_process_group()
 
 
-def options_of(told: dict[str, Any]) -> LoaderOptions:
-    return LoaderOptions(
-        engine=told["engine"],
-        num_workers=told["num_workers"],
-        rank_shard=RankShard(remainder=told["remainder"]) if "remainder" in told else None,
-        with_rows=True,
-        start_method="fork",
-        timeout=DEADLINE / 2,
-    )
+def options_of(told: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "engine": told["engine"],
+        "num_workers": told["num_workers"],
+        "rank": Rank(remainder=told["remainder"]) if "remainder" in told else None,
+        "with_rows": True,
+        "start_method": "fork",
+        "timeout": DEADLINE / 2,
+    }
 
 
 def train(path: Path, told: dict[str, Any]) -> dict[str, Any]:
     """Read epochs in step with the other ranks: a sum over all of them after each batch."""
     dataset = open_dataset(path, decode=CROP)
     shuffle = BLOCKS if told["shuffle"] == "blocks" else bool(told["shuffle"])
-    loader = make_loader(dataset, BATCH, shuffle=shuffle, seed=SEED, options=options_of(told))
+    loader = make_loader(dataset, BATCH, shuffle=shuffle, seed=SEED, **options_of(told))
     epochs, states = [], []
     with closing(loader):
         if "state" in told:
@@ -198,7 +197,7 @@ def test_three_ranks_resume_a_state_of_two(root: Path, tmp_path: Path, stop: int
 def evaluate(path: Path, told: dict[str, Any]) -> dict[str, Any]:
     """Read the rest of an epoch and the next: ranks may differ in length, so no call in each."""
     dataset = open_dataset(path, decode=CROP)
-    loader = make_loader(dataset, BATCH, seed=SEED, options=options_of(told))
+    loader = make_loader(dataset, BATCH, seed=SEED, **options_of(told))
     loader.load_state_dict({**loader.state_dict(), "consumed": told["consumed"]})
     read = [[row for batch in loader for row in batch[2].tolist()] for _ in range(2)]
     return {"read": read, "epoch": loader.epoch}
@@ -255,9 +254,7 @@ def disagree(path: Path, told: dict[str, Any]) -> dict[str, Any]:
         patch.setenv("WORLD_SIZE", "9")
         dataset = open_dataset(path, decode=CROP)
         found = make_loader(dataset, BATCH)
-        given = make_loader(
-            dataset, BATCH, options=LoaderOptions(rank_shard=RankShard(rank=3, world_size=5))
-        )
+        given = make_loader(dataset, BATCH, rank=Rank(rank=3, world_size=5))
     return {"found": repr(found), "given": repr(given)}
 
 
@@ -279,8 +276,8 @@ def test_a_launcher_states_the_rank_in_the_environment(
     for rank in range(world_size):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", str(world_size))
-        options = LoaderOptions(engine="thread", with_rows=True)
-        loader = make_loader(dataset, BATCH, shuffle=True, seed=SEED, options=options)
+        options: dict[str, Any] = {"engine": "thread", "with_rows": True}
+        loader = make_loader(dataset, BATCH, shuffle=True, seed=SEED, **options)
         monkeypatch.delenv("RANK")  # what a loader found out stays
         ranks.append([batch[2].tolist() for batch in loader])
     read = [row for step in zip(*ranks, strict=True) for rows in step for row in rows]

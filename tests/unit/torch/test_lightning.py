@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import multiprocessing
 import pickle
@@ -20,22 +21,21 @@ import pytest
 import torch
 from helpers import DEADLINE, make_dataset, make_tree, png
 from lightning.pytorch.callbacks import ModelCheckpoint
-from loading import Print, Prints, prints
+from loading import Print, Prints, prints, prints_of
 from torch.utils.data import Subset
 
 import shardkit
 from shardkit import (
     Balanced,
-    LoaderOptions,
-    Order,
     RandomResizedCrop,
     ShardDataModule,
-    StateMismatch,
     ThroughputMonitor,
     UsageError,
     make_loader,
     open_dataset,
 )
+from shardkit.errors import StateMismatch
+from shardkit.sampling.order import Order
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -53,8 +53,8 @@ EPOCHS = 3
 CROP = RandomResizedCrop(8)
 """Each sample depends on random numbers: so a tail is equal only if these are."""
 
-THREADS = LoaderOptions(engine="thread", num_workers=2)
-PROCESSES = LoaderOptions(engine="process", num_workers=2, start_method="fork")
+THREADS: dict[str, Any] = {"engine": "thread", "num_workers": 2}
+PROCESSES: dict[str, Any] = {"engine": "process", "num_workers": 2, "start_method": "fork"}
 OPTIONS = {"thread": THREADS, "process": PROCESSES}
 
 
@@ -141,10 +141,10 @@ def undisturbed(root: Path) -> list[Seen]:
     return seen
 
 
-def module(root: Path, options: LoaderOptions, **choices: Any) -> ShardDataModule:
+def module(root: Path, options: dict[str, Any], **choices: Any) -> ShardDataModule:
     training = open_dataset(root / "train", decode=CROP)
     choices = {"validation": root / "validation", "batch_size": BATCH, "seed": 3, **choices}
-    return ShardDataModule(training, options=options, **choices)
+    return ShardDataModule(training, **options, **choices)
 
 
 def trainer(root: Path, *callbacks: pl.Callback, **choices: Any) -> pl.Trainer:
@@ -201,6 +201,7 @@ STOPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", sorted(OPTIONS))
 @pytest.mark.parametrize("case", STOPS)
 def test_a_run_resumes_with_the_exact_next_batch(
@@ -281,7 +282,7 @@ def test_a_monitored_run_is_the_same_and_resumes(
     def watched() -> Watched:
         training = open_dataset(root / "train", decode=CROP)
         validation = root / "validation"
-        return Watched(training, validation, batch_size=BATCH, seed=3, options=THREADS)
+        return Watched(training, validation, batch_size=BATCH, seed=3, **THREADS)
 
     saved, data, again = tmp_path / "saved.ckpt", watched(), watched()
     before = fit(root, data, StopAt("batch", STEPS + 2, saved)).seen
@@ -363,6 +364,72 @@ def test_reloading_the_loaders_does_not_restart_the_order(
     assert after.seen == undisturbed[STEPS + 2 :]
 
 
+LIMIT = 3
+"""Value of ``limit_train_batches``, below the number of batches."""
+
+
+def limited(root: Path) -> list[Prints]:
+    """Return the batches of a run with `LIMIT`: the first ones of each epoch."""
+    dataset = open_dataset(root / "train", decode=CROP)
+    loader = make_loader(dataset, BATCH, shuffle=True, seed=3, num_workers=0)
+    return [one for _ in range(EPOCHS) for one in prints_of(itertools.islice(loader, LIMIT))]
+
+
+def plain_loader(root: Path) -> Any:
+    dataset = open_dataset(root / "train", decode=CROP)
+    return make_loader(dataset, BATCH, shuffle=True, seed=3, **THREADS)
+
+
+@pytest.mark.parametrize("limit", [LIMIT, (LIMIT + 0.1) / STEPS, STEPS + 1])
+@pytest.mark.parametrize("stop", [("batch", 0), ("batch", 1), ("epoch", 0), ("validation", 0)])
+def test_epochs_of_limited_batches_resume_exactly(
+    root: Path, undisturbed: list[Seen], tmp_path: Path, limit: float, stop: tuple[str, int]
+) -> None:
+    saved, (hook, more) = tmp_path / "saved.ckpt", stop
+    length = LIMIT if limit < STEPS else STEPS
+    expected = limited(root) if limit < STEPS else [one.batch for one in undisturbed]
+
+    step, data = 2 * length + more, module(root, THREADS)
+    before = fit(root, data, StopAt(hook, step, saved), limit_train_batches=limit).seen
+    after = fit(root, module(root, THREADS), checkpoint=saved, limit_train_batches=limit).seen
+    assert [one.batch for one in before] == expected[:step]
+    assert [one.batch for one in after] == expected[step:]
+
+
+@pytest.mark.filterwarnings("ignore:You defined a .validation_step. but:UserWarning")
+@pytest.mark.parametrize("limit", [1.0, LIMIT])
+@pytest.mark.parametrize("stop", [("batch", 1), ("epoch", 0)])
+def test_a_loader_passed_to_fit_resumes_exactly(
+    root: Path, undisturbed: list[Seen], tmp_path: Path, limit: float, stop: tuple[str, int]
+) -> None:
+    saved, (hook, more) = tmp_path / "saved.ckpt", stop
+    length, expected = STEPS, [one.batch for one in undisturbed]
+    if limit == LIMIT:
+        length, expected = LIMIT, limited(root)
+
+    step, before, after = 2 * length + more, Recorder(), Recorder()
+    run = trainer(root, StopAt(hook, step, saved), limit_train_batches=limit)
+    with pytest.raises(Stopped):
+        run.fit(before, plain_loader(root))
+    again = trainer(root, limit_train_batches=limit)
+    again.fit(after, plain_loader(root), ckpt_path=saved, weights_only=True)
+
+    assert [one.batch for one in before.seen] == expected[:step]
+    assert [one.batch for one in after.seen] == expected[step:]
+
+
+@pytest.mark.filterwarnings("ignore:You defined a .validation_step. but:UserWarning")
+def test_a_loader_that_cannot_know_its_limit_warns(root: Path, tmp_path: Path) -> None:
+    """A checkpoint of the last batch before the limit has the position in the epoch before."""
+    saved = tmp_path / "saved.ckpt"
+    run = trainer(root, StopAt("batch", 2 * LIMIT, saved), limit_train_batches=LIMIT)
+    with pytest.raises(Stopped):
+        run.fit(Recorder(), plain_loader(root))
+    again = trainer(root, limit_train_batches=LIMIT)
+    with pytest.warns(RuntimeWarning, match=r"starts epoch 2, .*limit_train_batches.*DataModule"):
+        again.fit(Recorder(), plain_loader(root), ckpt_path=saved, weights_only=True)
+
+
 def test_worker_processes_end_with_the_run(root: Path) -> None:
     before = set(multiprocessing.active_children())
 
@@ -389,7 +456,7 @@ import json, sys
 from pathlib import Path
 import lightning.pytorch as pl
 import torch
-from shardkit import LoaderOptions, ShardDataModule
+from shardkit import ShardDataModule
 
 class Model(pl.LightningModule):
     def __init__(self):
@@ -405,8 +472,8 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 root = Path(sys.argv[1])
-options = LoaderOptions(with_rows=True, num_workers=1)
-data = ShardDataModule(root / "train", root / "validation", batch_size=2, options=options)
+options = dict(with_rows=True, num_workers=1)
+data = ShardDataModule(root / "train", root / "validation", batch_size=2, **options)
 trainer = pl.Trainer(
     accelerator="cpu", strategy="ddp", devices=2, max_epochs=2, num_sanity_val_steps=0,
     logger=False, enable_checkpointing=False, enable_progress_bar=False,

@@ -25,14 +25,9 @@ from torch.utils.data import (
 )
 
 from shardkit import (
-    BatchView,
     BlockShuffle,
     IterableLMDBDataset,
-    Loader,
-    LoaderFailed,
-    LoaderOptions,
-    Order,
-    RankShard,
+    Rank,
     ShardDataset,
     UsageError,
     collate,
@@ -40,7 +35,11 @@ from shardkit import (
     open_dataset,
     with_rng,
 )
+from shardkit.errors import LoaderFailed
+from shardkit.sampling.order import Order
+from shardkit.torch.data.collate import BatchView
 from shardkit.torch.engine import preflight
+from shardkit.torch.loader import Loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -79,10 +78,14 @@ def load() -> Iterator[Callable[..., Loader]]:
     def load(dataset: Any, engine: str = "thread", num_workers: int = 2, **more: Any) -> Loader:
         names = ("batch_size", "shuffle", "seed")
         given = {"batch_size": BATCH} | {name: more.pop(name) for name in names if name in more}
-        options = LoaderOptions(
-            engine=engine, num_workers=num_workers, start_method="fork", **{"timeout": 60.0, **more}
-        )
-        made.append(make_loader(dataset, options=options, **given))
+        options: dict[str, Any] = {
+            "engine": engine,
+            "num_workers": num_workers,
+            "start_method": "fork",
+            "timeout": 60.0,
+            **more,
+        }
+        made.append(make_loader(dataset, **options, **given))
         return made[-1]
 
     yield load
@@ -149,7 +152,7 @@ def test_it_has_the_attributes_of_a_plain_loader(
         num_workers=num_workers,
         multiprocessing_context="fork" if num_workers else None,
     )
-    loader = load(dataset, engine, num_workers, rank_shard=RankShard(drop_last=drop_last))
+    loader = load(dataset, engine, num_workers, rank=Rank(drop_last=drop_last))
     for name in ("dataset", "batch_size", "num_workers", "drop_last", "collate_fn"):
         assert getattr(loader, name) == getattr(plain, name), name
     assert loader.pin_memory is torch.cuda.is_available()
@@ -269,9 +272,9 @@ ADDED: dict[Callable[[Sequence[int]], Any], Callable[[Any, Any], Any]] = {
 def test_rows_are_added_to_any_batch(
     load: Load, engine: str, num_workers: int, function: Callable[[Sequence[int]], Any]
 ) -> None:
-    rank_shard = RankShard(rank=1, world_size=2, remainder="pad")
+    this_rank = Rank(rank=1, world_size=2, remainder="pad")
     loader = load(
-        Numbers(), engine, num_workers, with_rows=True, collate_fn=function, rank_shard=rank_shard
+        Numbers(), engine, num_workers, with_rows=True, collate_fn=function, rank=this_rank
     )
     rows = [[4, 5, 6, 7], [12, 13, 14, 15], [20, 21, 22, 0]]  # the last stands for position 23
     marked = [rows[0], rows[1], [20, 21, 22, -1]]
@@ -339,10 +342,8 @@ def as_list(batch: Any) -> Any:
 def test_the_options_of_an_iterable_dataset_are_used(
     root: Path, load: Load, shuffle: bool | BlockShuffle
 ) -> None:
-    rank_shard = RankShard(rank=1, world_size=2, drop_last=True)
-    iterable = IterableLMDBDataset(
-        root, decode="torch", shuffle=shuffle, seed=3, rank_shard=rank_shard
-    )
+    this_rank = Rank(rank=1, world_size=2, drop_last=True)
+    iterable = IterableLMDBDataset(root, decode="torch", shuffle=shuffle, seed=3, rank=this_rank)
     loader = load(iterable, with_rows=True)
     expected = np.reshape(order_of(0, shuffle, seed=3)[:16], (2, 2, BATCH))[:, 1].ravel().tolist()
     assert rows_of(loader) == expected
@@ -351,16 +352,12 @@ def test_the_options_of_an_iterable_dataset_are_used(
 
 
 def test_the_loaders_arguments_override_the_iterable_datasets(root: Path, load: Load) -> None:
-    rank_shard = RankShard(rank=1, world_size=2)
-    iterable = IterableLMDBDataset(
-        root, decode="torch", shuffle=True, seed=3, rank_shard=rank_shard
-    )
-    asked = RankShard(rank=0, world_size=1)
-    loader = load(iterable, with_rows=True, shuffle=False, seed=0, rank_shard=asked)
+    this_rank = Rank(rank=1, world_size=2)
+    iterable = IterableLMDBDataset(root, decode="torch", shuffle=True, seed=3, rank=this_rank)
+    asked = Rank(rank=0, world_size=1)
+    loader = load(iterable, with_rows=True, shuffle=False, seed=0, rank=asked)
     assert rows_of(loader) == list(range(ROWS))
-    assert rows_of(
-        load(iterable, with_rows=True, shuffle=True, seed=0, rank_shard=asked)
-    ) == order_of(0)
+    assert rows_of(load(iterable, with_rows=True, shuffle=True, seed=0, rank=asked)) == order_of(0)
 
 
 class Foreign(IterableDataset[int]):
@@ -404,8 +401,6 @@ def test_a_path_is_refused(root: Path) -> None:
         ({"seed": 0.0}, "seed=0.0 is not an integer"),
         ({"seed": "1"}, "seed='1' is not an integer"),
         ({"seed": False}, "seed=False is not an integer"),
-        ({"options": {"num_workers": 2}}, "LoaderOptions"),
-        ({"options": {}}, "LoaderOptions"),
     ],
     ids=str,
 )
@@ -435,7 +430,7 @@ def test_fewer_samples_than_a_batch_are_one_batch_or_dropped(
     few = Numbers(3)
     found = [batch.tolist() for batch in load(few, engine, num_workers)]
     assert found == [[0, 1, 4]]
-    loader = load(few, engine, num_workers, rank_shard=RankShard(drop_last=True))
+    loader = load(few, engine, num_workers, rank=Rank(drop_last=True))
     assert len(loader) == 0
     assert [list(loader) for _ in range(2)] == [[], []]
     assert loader.epoch == 2
@@ -524,7 +519,7 @@ def test_a_reused_buffer_is_valid_until_the_next_batch(
 
 
 def test_the_repr_describes_the_loader(load: Load) -> None:
-    loader = load(Numbers(), num_workers=3, rank_shard=RankShard(rank=1, world_size=2))
+    loader = load(Numbers(), num_workers=3, rank=Rank(rank=1, world_size=2))
     assert repr(loader) == (
         "Loader of 3 batches of 4, rank 1 of 2, 3 workers, engine thread: requested"
     )
@@ -585,8 +580,8 @@ def test_if_processes_may_fail_it_uses_threads_or_warns(
 
 def test_a_warning_points_to_the_caller(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "descriptor_problem", lambda needed: "there is no room")
-    options = LoaderOptions(engine="process", num_workers=1, start_method="fork")
-    with pytest.warns(RuntimeWarning) as caught, closing(make_loader([1], 1, options=options)):
+    options: dict[str, Any] = {"engine": "process", "num_workers": 1, "start_method": "fork"}
+    with pytest.warns(RuntimeWarning) as caught, closing(make_loader([1], 1, **options)):
         pass
     assert caught[0].filename == __file__
 
@@ -594,9 +589,9 @@ def test_a_warning_points_to_the_caller(root: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
 @pytest.mark.parametrize("engine", ["thread", "process"])
 def test_pinning_without_a_device_warns_and_continues(dataset: ShardDataset, engine: str) -> None:
-    options = LoaderOptions(pin_memory=True, engine=engine, num_workers=0)
+    options: dict[str, Any] = {"pin_memory": True, "engine": engine, "num_workers": 0}
     with pytest.warns(RuntimeWarning, match="pin_memory=True has no effect") as caught:
-        loader = make_loader(dataset, BATCH, options=options)
+        loader = make_loader(dataset, BATCH, **options)
 
     assert caught[0].filename == __file__
     assert not loader.pin_memory

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from shardkit import (
     CenterCrop,
     DevicePrefetcher,
-    LoaderOptions,
     RandomResizedCrop,
     Resize,
     ThroughputMonitor,
@@ -248,9 +247,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loaders(path: Path) -> Iterator[Any]:
     dataset = open_dataset(path, decode=CROP)
-    options = LoaderOptions(num_workers=1)
-    yield make_loader(dataset, 2, options=options)
-    yield DevicePrefetcher(make_loader(dataset, 2, options=options), "cpu")
+    options: dict[str, Any] = {"num_workers": 1}
+    yield make_loader(dataset, 2, **options)
+    yield DevicePrefetcher(make_loader(dataset, 2, **options), "cpu")
     yield DataLoader(dataset, 2)
 
 
@@ -269,14 +268,14 @@ def test_a_monitor_behaves_like_its_loader(path: Path) -> None:
 
 def test_a_run_resumes_through_a_monitor(path: Path) -> None:
     dataset = open_dataset(path, decode=CROP)
-    options = LoaderOptions(num_workers=1, with_rows=True)
-    whole = ThroughputMonitor(make_loader(dataset, 2, shuffle=True, options=options))
+    options: dict[str, Any] = {"num_workers": 1, "with_rows": True}
+    whole = ThroughputMonitor(make_loader(dataset, 2, shuffle=True, **options))
     whole.set_epoch(3)
     batches = iter(whole)
     next(batches)
     state = whole.state_dict()
     rest = [rows.tolist() for _, _, rows in batches]
-    again = ThroughputMonitor(make_loader(dataset, 2, shuffle=True, options=options))
+    again = ThroughputMonitor(make_loader(dataset, 2, shuffle=True, **options))
     again.load_state_dict(state)
     assert again.epoch == 3
     assert [rows.tolist() for _, _, rows in again] == rest

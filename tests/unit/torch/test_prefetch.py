@@ -18,16 +18,9 @@ import pytest
 import torch
 from helpers import FORMATS, make_dataset, make_tree, png
 
-from shardkit import (
-    DevicePrefetcher,
-    Loader,
-    LoaderOptions,
-    Normalize,
-    StateMismatch,
-    UsageError,
-    make_loader,
-    open_dataset,
-)
+from shardkit import DevicePrefetcher, Normalize, UsageError, make_loader, open_dataset
+from shardkit.errors import StateMismatch
+from shardkit.torch.loader import Loader
 
 ROWS = 11
 Pair = namedtuple("Pair", "images labels")
@@ -45,8 +38,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader_of(root: Path, to: str = "lmdb", **options: Any) -> Loader:
     dataset = open_dataset(root / to, decode="torch")
-    settings = LoaderOptions(**{"num_workers": 2, "with_rows": True, **options})
-    return make_loader(dataset, 2, shuffle=True, seed=3, options=settings)
+    settings: dict[str, Any] = {"num_workers": 2, "with_rows": True, **options}
+    return make_loader(dataset, 2, shuffle=True, seed=3, **settings)
 
 
 class Stage:
@@ -150,10 +143,16 @@ def test_normalize_accepts_any_number_of_channels_and_defaults_to_imagenet() -> 
     assert Normalize().std == (0.229, 0.224, 0.225)
 
 
+def test_a_normalization_takes_its_values_as_torchvisions() -> None:
+    assert Normalize((0.5,) * 3, (0.5,) * 3) == Normalize(mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"mean": (0.5,)},
+        {"mean": 0.5, "std": 0.5},
+        {"mean": "abc", "std": "abc"},
         {"std": (1, 1, 0)},
         {"std": (1, 1, -1)},
         {"std": (1, 1, float("nan"))},

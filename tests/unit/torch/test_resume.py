@@ -36,16 +36,10 @@ from loading import (
 from pairwise import pairwise
 from torch.utils.data import ConcatDataset, Subset
 
-from shardkit import (
-    BlockShuffle,
-    Loader,
-    LoaderOptions,
-    Order,
-    RankShard,
-    StateMismatch,
-    make_loader,
-    open_dataset,
-)
+from shardkit import BlockShuffle, Rank, make_loader, open_dataset
+from shardkit.errors import StateMismatch
+from shardkit.sampling.order import Order
+from shardkit.torch.loader import Loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -94,10 +88,13 @@ def test_a_run_resumes_with_the_exact_next_batch(
     for number, (shuffle, (rank, world_size)) in enumerate(itertools.product(SHUFFLES, PLACES)):
         if engine == "process" and rank != (num_workers + number // len(PLACES)) % world_size:
             continue  # each rank comes with some workers
-        rank_shard = RankShard(rank=rank, world_size=world_size)
-        options = LoaderOptions(
-            engine=engine, num_workers=num_workers, rank_shard=rank_shard, start_method="fork"
-        )
+        this_rank = Rank(rank=rank, world_size=world_size)
+        options: dict[str, Any] = {
+            "engine": engine,
+            "num_workers": num_workers,
+            "rank": this_rank,
+            "start_method": "fork",
+        }
         run = reference[shuffle, (rank, world_size)]
         with (
             closing(loader_of(root / to, kind, shuffle, options)) as first,
@@ -126,15 +123,20 @@ def check_stop(first: Loader, second: Loader, run: list[list[Prints]], stop: int
 @pytest.mark.parametrize("engine", ["thread", "process"])
 def test_prefetched_batches_are_delivered_after_resuming(engine: str) -> None:
     dataset = Counted(ROWS)
-    options = LoaderOptions(engine=engine, num_workers=2, prefetch_factor=2, start_method="fork")
-    with closing(make_loader(dataset, BATCH, options=options)) as loader:
+    options: dict[str, Any] = {
+        "engine": engine,
+        "num_workers": 2,
+        "prefetch_factor": 2,
+        "start_method": "fork",
+    }
+    with closing(make_loader(dataset, BATCH, **options)) as loader:
         batches = iter(loader)
         next(batches)
         wait_until(lambda: int(dataset.read.sum()) >= 4 * BATCH, "batches read ahead")
         state = loader.state_dict()
         assert state["consumed"] == BATCH
         close(batches)
-    with closing(make_loader(dataset, BATCH, options=options)) as loader:
+    with closing(make_loader(dataset, BATCH, **options)) as loader:
         loader.load_state_dict(state)
         assert torch.cat(list(loader)).tolist() == list(range(BATCH, ROWS))
 
@@ -148,6 +150,7 @@ TOPOLOGIES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shuffle", "before", "after"),
     [
@@ -188,10 +191,10 @@ def test_another_topology_reads_exactly_the_rest(
 
 
 def rest_of(
-    path: Path, state: dict[str, Any], world_size: int, batch: int, **rank_shard: Any
+    path: Path, state: dict[str, Any], world_size: int, batch: int, **this_rank: Any
 ) -> list[list[Any]]:
     """Return the batches of each rank after ``state``, in threads and in the stored order."""
-    ranks = Topology("map", "thread", 1, world_size, batch).ranks(path, False, **rank_shard)
+    ranks = Topology("map", "thread", 1, world_size, batch).ranks(path, False, **this_rank)
     for one in ranks:
         one.load_state_dict(state)
         one.set_epoch(state["epoch"])  # even if nothing is left of it for so many ranks
@@ -204,7 +207,7 @@ def test_indivisible_rests_are_dropped_or_padded(
     root: Path, world_size: int, batch: int, consumed: int
 ) -> None:
     path = root / "lmdb"
-    state = loader_of(path, "map", False, LoaderOptions()).state_dict() | {"consumed": consumed}
+    state = loader_of(path, "map", False, {}).state_dict() | {"consumed": consumed}
     left, known = ROWS - consumed, Samples(path, False).of(0)
 
     def every(ranks: list[list[Any]]) -> list[int]:
@@ -232,7 +235,7 @@ def test_indivisible_rests_are_dropped_or_padded(
 @pytest.fixture
 def loader(root: Path) -> Loader:
     """It shuffles, and has 12 batches in an epoch."""
-    return loader_of(root / "lmdb", "map", True, LoaderOptions(engine="thread", num_workers=1))
+    return loader_of(root / "lmdb", "map", True, {"engine": "thread", "num_workers": 1})
 
 
 @pytest.fixture
@@ -312,7 +315,11 @@ def test_stopping_repeatedly_loses_nothing(root: Path, run: list[list[Prints]]) 
     state = ""
     while len(found) < 36:
         engine, num_workers = CREWS[len(found) % len(CREWS)]
-        options = LoaderOptions(engine=engine, num_workers=num_workers, start_method="fork")
+        options: dict[str, Any] = {
+            "engine": engine,
+            "num_workers": num_workers,
+            "start_method": "fork",
+        }
         with closing(loader_of(root / "webdataset", "map", True, options)) as loader:
             if state:
                 loader.load_state_dict(json.loads(state))

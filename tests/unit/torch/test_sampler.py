@@ -20,9 +20,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 from shardkit import (
     BlockShuffle,
     EpochBatchSampler,
-    LoaderOptions,
-    Order,
-    RankShard,
+    Mixture,
+    Rank,
     ShardDataset,
     UsageError,
     collate,
@@ -30,6 +29,7 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.errors import StateMismatch
+from shardkit.sampling.order import Order
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -68,6 +68,7 @@ def by_hand(path: Path, epoch: int, **options: Any) -> list[Prints]:
 CREWS = [(0, False), (1, False), (2, False), (1, True), (2, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("crew", "shuffle", "to"), pairwise(CREWS, SHUFFLES, FORMATS))
 def test_epochs_are_the_documented_ones_for_any_number_of_workers(
     root: Path, to: str, shuffle: bool | BlockShuffle, crew: tuple[int, bool]
@@ -85,9 +86,9 @@ def test_epochs_are_the_documented_ones_for_any_number_of_workers(
 def test_batches_equal_make_loaders(root: Path) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
     found = loader_of(dataset, sampler_of(dataset))
-    options = LoaderOptions(num_workers=0)
+    options: dict[str, Any] = {"num_workers": 0}
     expected = make_loader(
-        open_dataset(root / "hdf5", decode=CROP), BATCH, shuffle=True, seed=SEED, options=options
+        open_dataset(root / "hdf5", decode=CROP), BATCH, shuffle=True, seed=SEED, **options
     )
     for _ in range(EPOCHS):
         assert prints_of(found) == prints_of(expected)
@@ -163,7 +164,7 @@ def test_accelerate_sharding_is_refused(root: Path, world_size: int) -> None:
 
     def prepared(rank: int) -> Any:
         sampler = sampler_of(
-            dataset, rank_shard=RankShard(rank=rank if world_size > 1 else 0, world_size=world_size)
+            dataset, rank=Rank(rank=rank if world_size > 1 else 0, world_size=world_size)
         )
         loader = loader_of(dataset, sampler)
         return prepare_data_loader(loader, num_processes=2, process_index=rank)
@@ -171,7 +172,7 @@ def test_accelerate_sharding_is_refused(root: Path, world_size: int) -> None:
     if world_size > 1:
         with pytest.raises(UsageError, match=r"rank 1 of 2.*BatchSamplerShard divides them again"):
             list(prepared(1))
-        assert len(list(sampler_of(dataset, rank_shard=RankShard(rank=1, world_size=2)))) == 6
+        assert len(list(sampler_of(dataset, rank=Rank(rank=1, world_size=2)))) == 6
         return
     found = [one for rank in range(2) for batch in prints_of(prepared(rank)) for one in batch]
     assert set(found) == {one for batch in by_hand(root / "lmdb", 0) for one in batch}
@@ -193,8 +194,8 @@ def test_the_epoch_reaches_the_parts_of_a_dataset(root: Path, kind: str, num_wor
     dataset, parts = wrapped(root, kind)
     sampler = sampler_of(dataset)
     loader = loader_of(dataset, sampler, num_workers, persistent_workers=num_workers > 0)
-    options = LoaderOptions(num_workers=0)
-    expected = make_loader(wrapped(root, kind)[0], BATCH, shuffle=True, seed=SEED, options=options)
+    options: dict[str, Any] = {"num_workers": 0}
+    expected = make_loader(wrapped(root, kind)[0], BATCH, shuffle=True, seed=SEED, **options)
     for epoch in range(EPOCHS):
         assert prints_of(loader) == prints_of(expected)
         assert [part.epoch for part in parts] == [epoch] * len(parts)
@@ -216,11 +217,10 @@ def test_any_dataset_with_a_length_may_be_sampled() -> None:
 @pytest.mark.parametrize("remainder", ["drop", "pad", "exact"])
 def test_ranks_read_their_subset_of_each_step(root: Path, world_size: int, remainder: str) -> None:
     dataset = open_dataset(root / "lmdb")
-    rank_shards = [
-        RankShard(rank=rank, world_size=world_size, remainder=remainder)
-        for rank in range(world_size)
+    ranks = [
+        Rank(rank=rank, world_size=world_size, remainder=remainder) for rank in range(world_size)
     ]
-    samplers = [sampler_of(dataset, rank_shard=rank_shard) for rank_shard in rank_shards]
+    samplers = [sampler_of(dataset, rank=this_rank) for this_rank in ranks]
     every = [list(sampler) for sampler in samplers]
     assert [len(own) for own in every] == list(map(len, samplers))
     found = [
@@ -241,9 +241,7 @@ def test_the_rank_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_last_smaller_batch_may_be_left_out() -> None:
-    sampler = EpochBatchSampler(
-        range(11), 4, rank_shard=RankShard(rank=0, world_size=1, drop_last=True)
-    )
+    sampler = EpochBatchSampler(range(11), 4, rank=Rank(rank=0, world_size=1, drop_last=True))
     assert (len(sampler), sampler.batch_size, sampler.drop_last) == (2, 4, True)
     assert list(sampler) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert EpochBatchSampler(range(11), 4).drop_last is False
@@ -276,10 +274,9 @@ def _after(sampler: EpochBatchSampler, epochs: int) -> Any:
 def test_a_state_resumes_with_another_batch_size_and_other_ranks() -> None:
     first = EpochBatchSampler(range(11), 3, shuffle=True, seed=2)
     read = next(iter(first))
-    rank_shards = [RankShard(rank=rank, world_size=2, remainder="exact") for rank in range(2)]
+    ranks = [Rank(rank=rank, world_size=2, remainder="exact") for rank in range(2)]
     others = [
-        EpochBatchSampler(range(11), 2, shuffle=True, seed=2, rank_shard=rank_shard)
-        for rank_shard in rank_shards
+        EpochBatchSampler(range(11), 2, shuffle=True, seed=2, rank=this_rank) for this_rank in ranks
     ]
     for other in others:
         other.load_state_dict(first.state_dict())
@@ -304,13 +301,19 @@ def test_setting_the_loaded_epoch_keeps_the_position() -> None:
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2.0}, "batch_size=2.0"),
-        ({"batch_size": 2, "seed": None}, "seed=None"),
-        ({"batch_size": 2, "shuffle": None}, "shuffle=None"),
     ],
 )
 def test_wrong_options_are_a_usage_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         EpochBatchSampler(range(4), **options)
+
+
+@pytest.mark.parametrize("dataset", ["ok", Path("ok"), None, 5])
+def test_what_has_no_rows_is_refused(dataset: Any) -> None:
+    with pytest.raises(UsageError, match=r"needs a dataset with a length and rows.*open_dataset"):
+        EpochBatchSampler(dataset, 4)
+    with pytest.raises(UsageError, match=r"needs datasets with a length and rows|must be"):
+        Mixture([(dataset, 1)])
 
 
 def test_a_wrong_epoch_or_state_is_refused_and_changes_nothing() -> None:

@@ -20,16 +20,14 @@ from shardkit import (
     Balanced,
     BlockShuffle,
     EpochBatchSampler,
-    LoaderOptions,
     Mixture,
-    RankShard,
-    StateMismatch,
-    UsageError,
+    Rank,
     Weighted,
     collate,
     make_loader,
     open_dataset,
 )
+from shardkit.errors import StateMismatch
 from shardkit.sampling.epochs import Epochs
 from shardkit.torch.data.read_context import NumberedRows, ReadContext
 from shardkit.torch.data.samplers import make_order
@@ -101,8 +99,8 @@ def loader_of(path: Path, case: str, **options: Any) -> Any:
     dataset = open_dataset(path, decode=CROP)
     options = {"start_method": "fork", **options}
     endless = options.pop("endless", False)
-    given = LoaderOptions(**options)
-    return make_loader(dataset, BATCH, seed=SEED, endless=endless, **CASES[case], options=given)
+    given: dict[str, Any] = {**options}
+    return make_loader(dataset, BATCH, seed=SEED, endless=endless, **CASES[case], **given)
 
 
 def views_of(case: str, batch: Any) -> list[Prints]:
@@ -127,8 +125,8 @@ def test_a_run_resumes_with_the_exact_next_batch(
 ) -> None:
     engine, num_workers = crew
     for rank, world_size in PLACES:
-        rank_shard = RankShard(rank=rank, world_size=world_size)
-        options = {"engine": engine, "num_workers": num_workers, "rank_shard": rank_shard}
+        this_rank = Rank(rank=rank, world_size=world_size)
+        options = {"engine": engine, "num_workers": num_workers, "rank": this_rank}
         run = [batches_by_hand(epoch, case, (rank, world_size)) for epoch in reference[case]]
         with (
             closing(loader_of(root / to, case, **options)) as first,
@@ -158,10 +156,10 @@ def test_other_ranks_and_batch_sizes_read_exactly_the_rest(
         def run(world_size: int, batch: int, state: Any, steps: int | None) -> list[Any]:
             found, states = [], []
             for rank in range(world_size):
-                shard = RankShard(rank=rank, world_size=world_size, remainder="exact")
-                options = LoaderOptions(rank_shard=shard, num_workers=0, with_rows=True)
+                shard = Rank(rank=rank, world_size=world_size, remainder="exact")
+                options: dict[str, Any] = {"rank": shard, "num_workers": 0, "with_rows": True}
                 dataset = open_dataset(root / "lmdb", decode=CROP)
-                given = {"seed": SEED, **CASES[case], "options": options}
+                given = {"seed": SEED, **CASES[case], **options}
                 loader = make_loader(dataset, batch, **given)
                 loader.set_epoch(1) if state is None else loader.load_state_dict(state)
                 for each in itertools.islice(loader, steps):
@@ -225,8 +223,8 @@ def test_an_endless_iteration_continues_with_the_next_epoch(
 def test_copies_of_a_sample_are_on_different_ranks(root: Path) -> None:
     found = []
     for rank in range(3):
-        shard = RankShard(rank=rank, world_size=3)
-        loader = loader_of(root / "lmdb", "repeated", rank_shard=shard, with_rows=True)
+        shard = Rank(rank=rank, world_size=3)
+        loader = loader_of(root / "lmdb", "repeated", rank=shard, with_rows=True)
         found.append([(rows.tolist(), prints(batch)) for *batch, rows in loader])
     for step in zip(*found, strict=True):
         rows, samples = zip(*step, strict=True)
@@ -256,15 +254,18 @@ def test_a_subset_and_default_collate_work(root: Path) -> None:
     loader = make_loader(subset, 3, sampler=Balanced(), samples_per_epoch=30)
     for _, labels in loader:
         assert sorted(labels.tolist()) == [0, 1, 2]
-    with pytest.warns(RuntimeWarning, match="rows repeat in this Subset"):
-        sampler = EpochBatchSampler(subset, 4, views=2)
+    sampler = EpochBatchSampler(subset, 4, views=2)
     images, labels = next(
         iter(DataLoader(subset, batch_sampler=sampler, collate_fn=default_collate))
     )
     assert labels[:4].tolist() == labels[4:].tolist()
     assert not images[:4].equal(images[4:])
-    with pytest.raises(UsageError, match=r"endless=True.*Subset.*make_loader"):
-        EpochBatchSampler(subset, 4, endless=True)
+    endless = EpochBatchSampler(subset, 4, endless=True)
+    plain = DataLoader(subset, batch_sampler=endless, num_workers=2, collate_fn=collate)
+    batches = 2 * len(endless) + 1
+    assert prints_of(itertools.islice(plain, batches)) == prints_of(
+        itertools.islice(make_loader(subset, 4, endless=True), batches)
+    )
 
 
 def test_a_mixture_has_exact_shares(root: Path, tmp_path: Path) -> None:
@@ -292,9 +293,9 @@ def test_a_mixture_resumes_with_other_ranks(root: Path, tmp_path: Path) -> None:
     mixture = Mixture({one: 2, other: 1})
 
     def loader_of_rank(rank: int, world_size: int, batch: int) -> Any:
-        shard = RankShard(rank=rank, world_size=world_size, remainder="exact")
-        options = LoaderOptions(num_workers=2, engine="thread", rank_shard=shard)
-        given: dict[str, Any] = {"sampler": mixture, "samples_per_epoch": 50, "options": options}
+        shard = Rank(rank=rank, world_size=world_size, remainder="exact")
+        options: dict[str, Any] = {"num_workers": 2, "engine": "thread", "rank": shard}
+        given: dict[str, Any] = {"sampler": mixture, "samples_per_epoch": 50, **options}
         return make_loader(mixture.dataset, batch, **given)
 
     everything = list(itertools.chain(*prints_of(loader_of_rank(0, 1, 50))))
@@ -324,7 +325,9 @@ def test_a_changed_sampler_is_refused_by_name(root: Path) -> None:
     names = {name: state["order"] for name, (_, state) in states.items()}
     assert names["plain"] == "shuffle=True"
     assert names["repeated"] == "shuffle=True, samples_per_epoch=23, aug_repeats=3"
-    assert names["pytorch"] == "RandomSampler, samples_per_epoch=30"
+    assert names["pytorch"] == (
+        "RandomSampler(replacement=False, num_samples=23, of=23), samples_per_epoch=30"
+    )
     assert names["weighted"].startswith("Weighted(23 rows, digest ")
     assert names["balanced"].startswith("Balanced(3 groups, digest ")
     assert max(map(len, names.values())) < 100

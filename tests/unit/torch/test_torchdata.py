@@ -15,16 +15,8 @@ from pairwise import pairwise
 from torch.utils.data import Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardkit import (
-    BlockShuffle,
-    EpochBatchSampler,
-    LoaderOptions,
-    RankShard,
-    StateMismatch,
-    collate,
-    make_loader,
-    open_dataset,
-)
+from shardkit import BlockShuffle, EpochBatchSampler, Rank, collate, make_loader, open_dataset
+from shardkit.errors import StateMismatch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -62,14 +54,14 @@ class Way(NamedTuple):
 
 
 def start(
-    path: Path, way: Way, state: Any = None, rank_shard: RankShard | None = None
+    path: Path, way: Way, state: Any = None, this_rank: Rank | None = None
 ) -> tuple[Any, Any]:
     """Return a loader, and what has its ``set_epoch``; as a new process would make them."""
     options: dict[str, Any] = {"num_workers": way.num_workers, "snapshot_every_n_steps": way.every}
     if way.num_workers:
         options |= {"multiprocessing_context": "fork", "timeout": DEADLINE}
         options["persistent_workers"] = way.persistent
-    order: dict[str, Any] = {"shuffle": way.shuffle, "seed": SEED, "rank_shard": rank_shard}
+    order: dict[str, Any] = {"shuffle": way.shuffle, "seed": SEED, "rank": this_rank}
     named: Any
     if way.kind == "sampler":
         dataset = open_dataset(path, decode=CROP)
@@ -109,8 +101,8 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_batches_equal_make_loaders(root: Path, way: Way) -> None:
     dataset = open_dataset(root / "hdf5", decode=CROP)
-    options = LoaderOptions(num_workers=0)
-    expected = make_loader(dataset, BATCH, shuffle=way.shuffle, seed=SEED, options=options)
+    options: dict[str, Any] = {"num_workers": 0}
+    expected = make_loader(dataset, BATCH, shuffle=way.shuffle, seed=SEED, **options)
     for epoch in epochs(root / "lmdb", way):
         wanted = prints_of(expected)
         if way.kind == "samples" and way.num_workers:  # each batch is then one worker's
@@ -220,6 +212,7 @@ def test_an_epoch_without_set_epoch_resumes(root: Path, way: Way) -> None:
     assert prints_of(again) == expected[3:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS[4::6], ids=str)
 def test_a_run_may_be_stopped_repeatedly(root: Path, way: Way) -> None:
     # In a fresh process each time: so workers save states of which they read nothing themselves.
@@ -242,16 +235,17 @@ def test_a_run_may_be_stopped_repeatedly(root: Path, way: Way) -> None:
         del batches, loader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sampler", "batches", "samples"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_ranks_read_the_rest_once_after_a_stop(root: Path, kind: str, num_workers: int) -> None:
     way = Way(kind, num_workers)
-    rank_shards = [RankShard(rank=rank, world_size=2, remainder="exact") for rank in range(2)]
+    ranks = [Rank(rank=rank, world_size=2, remainder="exact") for rank in range(2)]
     found: list[Print] = []
-    for rank_shard in rank_shards:
-        loader, _ = start(root / "lmdb", way, rank_shard=rank_shard)
+    for this_rank in ranks:
+        loader, _ = start(root / "lmdb", way, this_rank=this_rank)
         found += _flat(take(iter(loader), 2))
-        again, _ = start(root / "lmdb", way, loader.state_dict(), rank_shard)
+        again, _ = start(root / "lmdb", way, loader.state_dict(), this_rank)
         found += _flat(prints_of(again))
     whole = epochs(root / "lmdb", way)[0]
     assert sorted(found) == sorted(_flat(whole))

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from helpers import make_dataset, make_folder
 
-from shardkit import LoaderOptions, ShardkitError, UsageError, make_loader, open_dataset
+from shardkit import ShardkitError, UsageError, make_loader, open_dataset
 from shardkit.system.machine import usable_cpus
+from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.tuned import VERSION, Tuned, load_tuned, require_replaceable
 
 GOOD: dict[str, Any] = {
@@ -62,7 +63,7 @@ def test_options_override_and_contradictions_are_refused(tmp_path: Path) -> None
     assert options == LoaderOptions(
         engine="thread", num_workers=3, prefetch_factor=5, pin_memory=False
     )
-    with pytest.raises(UsageError, match=r"num_workers is 2 in options= and 3 in tuned="):
+    with pytest.raises(UsageError, match=r"num_workers is 2 as an argument and 3 in tuned="):
         tuned.options(LoaderOptions(num_workers=2))
 
 
@@ -115,7 +116,7 @@ def test_another_machine_warns(tmp_path: Path) -> None:
         {"settings": {"start_method": None}},
         {"settings": {"sharing_strategy": "carrier pigeon"}},
         {"settings": {"collate_fn": "os:system"}},
-        {"settings": {"rank_shard": None}},
+        {"settings": {"rank": None}},
         {"measured": None},
     ],
     ids=str,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pytest
 from buckets import BUCKET, Bucket
 from helpers import (
@@ -22,8 +24,9 @@ from helpers import (
 )
 
 from shardkit import CorruptDataset, UsageError, describe, open_dataset
-from shardkit.conversion.recipe import Recipe
-from shardkit.conversion.upload import upload
+from shardkit.recipe import Recipe
+from shardkit.transfer.upload import upload
+from shardkit.verification.describe import _spread
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -44,6 +47,16 @@ def test_a_dataset_is_described(folder: Path, tmp_path: Path, to: str) -> None:
     assert (found["skipped"], found["notes"], found["ignored"]) == ([], {}, {})
     assert found["raw_shape"] is None
     assert "shardkit" in found["software"]
+
+
+def test_the_spread_of_numbers_in_parts_is_that_of_all() -> None:
+    random = np.random.default_rng(1)
+    for most in (1, 3, 1 << 16, 1 << 17, 1 << 32):
+        for count in (1, 2, 3, 10, 1001):
+            values = random.integers(0, most, count, np.uint32)
+            expected = [int(values.min()), int(np.median(values)), int(values.max())]
+            assert _spread(partial(np.array_split, values, 3)) == expected
+    assert _spread(lambda: [np.zeros(0, np.uint32)]) == []
 
 
 @pytest.mark.parametrize("names", ["", "train/ val/"])

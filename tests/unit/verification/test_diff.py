@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forging import forge
 from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, png, run_main
 
 from shardkit import Field, convert, diff
 from shardkit.errors import CorruptDataset, UsageError
+from shardkit.verification import diff as diffing
 from shardkit.verification.diff import ChangedRecord
 
 
@@ -106,6 +108,33 @@ def test_bytes_finds_a_damaged_record_and_the_index_alone_does_not(
     assert diff(place, other).equal
     with pytest.raises(CorruptDataset, match="checksum"):
         diff(place, other, read_bytes=True)
+
+
+def test_only_records_in_another_order_are_matched_in_memory(
+    place: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "cat/000.jpg").unlink()
+    make_tree(folder, {"dog/new.png": png()})
+    same_order = make_dataset(folder, tmp_path / "same")
+    other_order = make_dataset(folder, tmp_path / "other", seed=3)
+    monkeypatch.setattr(diffing, "_COMPARED_ROWS", 2)
+    expected = diff(place, other_order).splits[""]
+
+    monkeypatch.delattr(diffing, "_rows_by_key")
+    split = diff(place, same_order).splits[""]
+    assert not split.reordered
+    assert (split.added, split.removed, split.changed) == (
+        *(expected.added, expected.removed, expected.changed),
+    )
+    with pytest.raises(NameError, match="_rows_by_key"):
+        diff(place, other_order)
+
+
+def test_records_of_one_key_are_refused(place: Path, tmp_path: Path) -> None:
+    forge(place, lambda records: [records[0], *records[:-1]])
+    shutil.copytree(place, tmp_path / "copy")
+    with pytest.raises(CorruptDataset, match="6 rows, but only 5 different keys"):
+        diff(place, tmp_path / "copy")
 
 
 def test_the_command_reports_and_exits_with_1(place: Path, folder: Path, tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forging import restate
-from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, tree
+from helpers import FORMATS, invoke, jpeg, make_dataset, make_folder, make_tree, tree
 
 import shardkit
 from shardkit import verify
@@ -54,7 +54,7 @@ def test_a_receipt_states_what_was_verified(place: Path, folder: Path, receipt: 
     names = ("kind", "version", "time", "level", "software", "dataset", "source", "digest")
     assert tuple(value) == names
     assert (value["kind"], value["version"], value["level"]) == ("shardkit receipt", 1, "full")
-    age = datetime.now(timezone.utc) - datetime.fromisoformat(value["time"])
+    age = datetime.now(UTC) - datetime.fromisoformat(value["time"])
     assert 0 <= age.total_seconds() < 3600
     assert value["software"]["shardkit"] == shardkit.__version__
     assert {"python", "numpy", "pillow", "lmdb", "h5py", "torch"} <= set(value["software"])
@@ -113,19 +113,42 @@ def test_another_dataset_fails_the_receipt(folder: Path, receipt: Path, tmp_path
         )
     }
     assert reasons == {MANIFEST_NAME: "the receipt is of another dataset: made, with 6 images"}
-    newer = written(tmp_path / "made", folder, tmp_path / "newer.json")
-    shutil.rmtree(tmp_path / "made")
+
+
+def test_a_file_that_was_removed_is_named(folder: Path, tmp_path: Path) -> None:
+    make_tree(folder, {"cat/list.txt": b"x"})
+    place = make_dataset(folder, tmp_path / "made")
+    known = load_receipt(written(place, folder, tmp_path / "receipt.json"))
+    shutil.rmtree(place)
     (folder / "cat/list.txt").unlink()
-    make_dataset(folder, tmp_path / "made")
-    reasons = {
-        f.file: f.reason
-        for f in check_receipt(
-            load_receipt(newer), tmp_path / "made", verify(tmp_path / "made").manifests
-        )
-    }
+    make_dataset(folder, place)
+    reasons = {f.file: f.reason for f in check_receipt(known, place, verify(place).manifests)}
     assert reasons["ignored.jsonl"] == "it was removed since the receipt"
-    time = load_receipt(newer)["time"]
-    assert reasons[MANIFEST_NAME] == f"it was changed since the receipt of {time}"
+    assert reasons[MANIFEST_NAME] == f"it was changed since the receipt of {known['time']}"
+    shown = invoke("verify", place, "--check-receipt", tmp_path / "receipt.json", "--workers", 1)
+    assert shown.exit_code == 1
+    assert "differs: ignored.jsonl: it was removed" in shown.stderr
+    assert "next" not in shown.stdout  # a repair cannot help
+
+
+def test_a_dataset_with_other_shards_is_another_one(
+    folder: Path, receipt: Path, tmp_path: Path
+) -> None:
+    """Its index files may be the same."""
+    for path in folder.rglob("*.jpg"):
+        path.write_bytes(jpeg(seed=len(path.name) + 50))
+    other = make_dataset(folder, tmp_path / "other")
+    files = load_receipt(receipt)["dataset"]["files"]
+    assert (
+        files.items() & {entry.name: entry.sha256 for entry in load_manifest(other).files}.items()
+    )
+    (finding,) = check_receipt(load_receipt(receipt), other, verify(other).manifests)
+    assert finding.reason == "the receipt is of another dataset: made, with 6 images"
+    shown = invoke("verify", other, "--check-receipt", receipt, "--workers", 1)
+    assert shown.exit_code == 1
+    assert "next" not in shown.stdout
+    (said,) = shown.stderr.splitlines()
+    assert said.startswith(f"  differs: {MANIFEST_NAME}: the receipt is of another dataset: made")
 
 
 def test_changed_files_are_listed(place: Path, receipt: Path) -> None:

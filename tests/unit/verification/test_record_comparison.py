@@ -24,8 +24,8 @@ from forging import (
 from helpers import FORMATS, encoded, exif, jpeg, make_dataset, make_tree, picture, png, tree
 
 from shardkit import verify
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
+from shardkit.recipe import Recipe
 from shardkit.record import Record
 from shardkit.verification.record_comparison import ComparisonResult
 
@@ -144,7 +144,7 @@ def test_a_lie_of_the_manifest_is_found(
     if load_manifest(place) == load_manifest(truths / "webdataset"):
         pytest.fail("the lie is none")
     assert "was made with another" in blamed(place, jpegs)[MANIFEST_NAME]
-    monkeypatch.setattr("shardkit.verification.verify._SAID", ())
+    monkeypatch.setattr("shardkit.verification.file_check._REPEATED", ())
     assert reason in " ".join(blamed(place, jpegs).values())
 
 
@@ -245,7 +245,9 @@ def test_copied_images_are_compared_byte_for_byte_whatever_the_libraries(
 def test_with_other_libraries_another_quality_is_found_if_it_is_worse(
     jpegs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quality: int, passes: bool
 ) -> None:
-    monkeypatch.setattr("shardkit.verification.verify._SAID", ())  # the shards say otherwise
+    monkeypatch.setattr(
+        "shardkit.verification.file_check._REPEATED", ()
+    )  # the shards say otherwise
     place = make_dataset(jpegs, tmp_path / "made", recipe=JPEG)
     other = make_dataset(jpegs, tmp_path / "other", recipe=replace(JPEG, quality=quality))
     with_other_pillow(other)

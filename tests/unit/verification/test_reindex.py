@@ -10,19 +10,12 @@ import pytest
 from helpers import FORMATS, make_dataset, make_folder, make_tree, python, tree
 from pairwise import pairwise
 
-from shardkit import (
-    CorruptDataset,
-    CorruptShard,
-    UsageError,
-    open_dataset,
-    reindex,
-    repair,
-    verify,
-)
+from shardkit import CorruptDataset, UsageError, open_dataset, reindex, repair, verify
 from shardkit.conversion.lock import locked
-from shardkit.conversion.recipe import Recipe
 from shardkit.conversion.staging import WORK_NAME
 from shardkit.dataset.manifest import MANIFEST_NAME
+from shardkit.errors import CorruptShard
+from shardkit.recipe import Recipe
 from shardkit.system.npy import NpyWriter
 from shardkit.system.pool import Progress
 

@@ -16,10 +16,10 @@ from shardkit import repair, verify
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.lock import locked
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
 from shardkit.conversion.staging import WORK_NAME
 from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
 from shardkit.errors import UsageError
+from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 
 RECIPES = {
@@ -98,6 +98,7 @@ def test_any_file_is_rebuilt_whatever_is_in_its_place(photos: Path, place: Path,
         assert healed(place, photos, before).files == [name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
 def test_many_files_are_rebuilt_in_several_processes(
     photos: Path, pristine: Path, tmp_path: Path, to: str

@@ -218,7 +218,7 @@ def test_wrong_directories_are_refused(photos: Path, place: Path, tmp_path: Path
     before = tree(place)
     for source, said in {
         other: "is it the right folder",
-        place: "there are no images",
+        place: "is a shardkit dataset, not a folder of images",
         tmp_path / "file": "is a file",
         tmp_path / "missing": "does not exist",
     }.items():
@@ -376,7 +376,9 @@ def test_leftovers_of_a_kill_are_removed(photos: Path, place: Path) -> None:
     healed(place, photos, before)
 
 
-@pytest.mark.parametrize("step", ["shardkit.conversion.build", "shardkit.verification.repair"])
+@pytest.mark.parametrize(
+    "step", ["shardkit.conversion.build.sync", "shardkit.verification.repair.move_into"]
+)
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFull), (errno.EIO, None)])
 def test_a_failing_disk_leaves_the_rest_unchanged(
     photos: Path,
@@ -396,7 +398,7 @@ def test_a_failing_disk_leaves_the_rest_unchanged(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"{step}.sync", fail)
+        patch.setattr(step, fail)
         with pytest.raises(error or ConversionFailed, match="made"):
             repair(place, photos)
     assert tree(place) == harmed

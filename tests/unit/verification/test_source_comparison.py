@@ -14,9 +14,9 @@ from forging import blamed, make_jpegs, make_truths, proved, restate
 from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png, tree
 
 from shardkit import verify
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.errors import UsageError
+from shardkit.recipe import Recipe
 
 KEEP = Recipe()
 JPEG = Recipe(encode="jpeg", resize=(12, 12), resize_mode="crop")
@@ -47,7 +47,9 @@ def test_torch_resizing_is_repeatable(
     place = make_dataset(folder, tmp_path / "made", recipe=replace(recipe, enlarge=True))
     assert proved(place, folder)
     restate(place, lambda m: replace(m, recipe={**m.recipe, "resizer": "pillow"}))
-    monkeypatch.setattr("shardkit.verification.verify._SAID", ())  # the shards say otherwise
+    monkeypatch.setattr(
+        "shardkit.verification.file_check._REPEATED", ()
+    )  # the shards say otherwise
     alike = verify(place, against=folder)  # torch is a library that only the manifest names
     assert alike.source is not None
     assert alike.source.alike > 0
@@ -177,7 +179,7 @@ def test_folders_that_cannot_be_the_source_are_refused(
         jpegs / "cat": "is it the right folder",
         tmp_path / "missing": "does not exist",
         tmp_path / "file": "is a file, not a folder",
-        truths / "lmdb": "there are no images in",
+        truths / "lmdb": "is a shardkit dataset, not a folder of images",
     }
     for source, said in cases.items():
         with pytest.raises(UsageError, match=said):

@@ -17,11 +17,12 @@ from shardkit import verify
 from shardkit.conversion.convert import convert, convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.dataset.manifest import Manifest, load_manifest
-from shardkit.dataset.parts import parts_of
+from shardkit.dataset.opened import OpenedDirectory
+from shardkit.dataset.parts import dataset_parts
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.files import sha256_of
-from shardkit.verification.source_match import find_origins, match_rows, scan_source
+from shardkit.verification.source_match import find_origins, match_rows, scan_source, stored_parts
 
 
 def sources(root: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -232,9 +233,11 @@ def test_forged_paths_that_are_no_index_leave_the_order_of_the_source(
         return replace(manifest, files=tuple(files))
 
     restate(place, change)
-    manifests = {"": load_manifest(place)}
-    parts = {split: parts_of(each)[0] for split, each in manifests.items()}
-    origin = find_origins(place, parts, scan_source(folder, manifests))[""]
+    splits = OpenedDirectory(place).splits
+    manifest = splits[""].manifest
+    parts = {"": dataset_parts(manifest)[0]}
+    stored = {"": stored_parts(splits[""], [parts[""]])}
+    origin = find_origins(splits, parts, scan_source(folder, {"": manifest}), stored)[""]
     assert origin.stored is None
     assert origin.keys is not None
     rows, findings = match_rows(origin, "")

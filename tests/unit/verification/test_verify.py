@@ -16,10 +16,9 @@ import pytest
 from forging import forge, restate, with_meta
 from helpers import FORMATS, jpeg, make_folder, make_tree, png, python
 
-from shardkit import UsageError, Verification, verify
+from shardkit import UsageError, verify
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.index import ROW, IndexPart, save_index
 from shardkit.dataset.index_builder import index_shard
 from shardkit.dataset.manifest import (
@@ -29,12 +28,13 @@ from shardkit.dataset.manifest import (
     load_any_manifest,
     load_manifest,
 )
+from shardkit.recipe import Recipe
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.files import FileSha256
 from shardkit.system.pool import Progress
 from shardkit.verification import shard_check
-from shardkit.verification.verify import LEVELS
+from shardkit.verification.verify import LEVELS, Verification
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -139,6 +139,7 @@ def test_any_flipped_byte_of_any_file_is_found(place: Path, seed: int) -> None:
     assert verify(place).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pristine", ["lmdb"], indirect=True)  # formats share the index
 @pytest.mark.parametrize("name", ["rows", "keys", "keys-ends", "paths", "paths-ends"])
 def test_any_flipped_byte_of_a_column_of_the_index_is_found(pristine: Path, name: str) -> None:
@@ -402,6 +403,7 @@ def test_raw_images_are_verified_too(tmp_path: Path, to: str) -> None:
     assert {f.row for f in verify(place).findings if f.row is not None} == {row}
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_does_not_matter(place: Path) -> None:
     rows, shards = rows_of(place), shard_paths(place)
     flip(shards[0], int(rows[0]["offset"]))
@@ -446,6 +448,14 @@ def test_damage_in_a_split_names_the_split(splits: Path) -> None:
     assert files_of(result) == {f"val/{path.name}"}
     assert verify(splits / "train").ok
     assert not verify(splits / "val").ok
+
+
+def test_a_sentence_about_a_manifest_has_a_subject(splits: Path) -> None:
+    for name in (f"val/{MANIFEST_NAME}", MANIFEST_NAME):
+        (splits / name).write_text("{}")
+        (finding,) = verify(splits).findings
+        assert finding.file == name
+        assert finding.reason.startswith("it is not a manifest of shardkit")
 
 
 @pytest.mark.parametrize("what", ["manifest", "split"])
@@ -594,7 +604,9 @@ def test_a_shard_that_cannot_be_opened_and_has_no_index_is_one_finding(place: Pa
     assert [finding.row for finding in result.findings if finding.row is not None] == []
 
 
-def test_files_that_cannot_be_read_are_damage(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_read_are_reported_so(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> str:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -602,3 +614,4 @@ def test_files_that_cannot_be_read_are_damage(place: Path, monkeypatch: pytest.M
     result = verify(place)
     assert files_of(result) >= {path.name for path in shard_paths(place)} | {"index/rows.npy"}
     assert "it cannot be read: Input/output error" in reasons_of(result)
+    assert all(finding.unread for finding in result.findings)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
 from buckets import BUCKET, Bucket
-from helpers import make_dataset, make_folder, run_main
+from helpers import make_dataset, make_folder, make_tree, run_main
 
 from shardkit.conversion.attach import attach
 from shardkit.conversion.convert import convert
-from shardkit.conversion.upload import upload
-from shardkit.dataset.remote import open_remote
-from shardkit.errors import UsageError
+from shardkit.dataset.opened import Fetching, open_remote
+from shardkit.errors import ShardkitError, UsageError
+from shardkit.stores import objects
 from shardkit.stores.process import call
+from shardkit.transfer.upload import upload
+from shardkit.verification import remote
 from shardkit.verification.verify import Verification, verify
 
 URL = f"s3://{BUCKET}/data"
@@ -72,7 +76,7 @@ def test_a_replaced_shard_of_the_same_size_is_found_quickly(
     size = (dataset / "shard-000000.tar").stat().st_size
     fake = tmp_path / "fake"
     fake.write_bytes(bytes(size))
-    call("write:put", URL, "shard-000000.tar", fake, "0" * 64)
+    call(objects.put, URL, "shard-000000.tar", fake, "0" * 64)
 
     assert places(verify(URL, "quick")) == {("shard-000000.tar", None)}
 
@@ -97,14 +101,15 @@ def test_faults_on_the_way_are_no_damage(fault: str, dataset: Path, bucket: Buck
 
 
 def test_an_attached_dataset_is_not_followed(bucket: Bucket, dataset: Path, tmp_path: Path) -> None:
-    attach(dataset, tmp_path / "attached")
+    tars = make_tree(tmp_path / "tars", {p.name: p.read_bytes() for p in dataset.glob("*.tar")})
+    attach(tars, tmp_path / "attached")
     manifest = (tmp_path / "attached" / "shardkit.json").read_bytes()
     bucket.put("data/shardkit.json", manifest)
 
     with pytest.raises(UsageError, match="is an attached dataset"):
         verify(URL)
     with pytest.raises(UsageError, match="is an attached dataset"):
-        open_remote(URL, tmp_path / "cache", None)
+        open_remote(URL, Fetching(tmp_path / "cache"))
     with pytest.raises(UsageError, match="is an attached dataset"):
         upload(tmp_path / "attached", URL)
 
@@ -124,3 +129,27 @@ def test_what_cannot_be_verified_is_refused(bucket: Bucket) -> None:
         verify(URL)
     with pytest.raises(UsageError, match="does not list its files"):
         verify("https://host/data")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO])
+def test_a_full_disk_is_not_taken_for_missing_files(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(remote, "make_folder", failing)
+    with pytest.raises(ShardkitError, match=f"cannot be written: {os.strerror(number)}"):
+        verify(URL)
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "x" * 300, "b//c", "../d", "e/../f", "g/.", "h/"])
+def test_names_that_no_dataset_has_change_nothing(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A server may list anything; `a` is both a file and a folder."""
+    sizes = {**call(objects.sizes, URL), "a": 1, "a/b": 1, name: 1 << 70}
+    monkeypatch.setattr(
+        remote, "call", lambda what, *more: sizes if what is objects.sizes else call(what, *more)
+    )
+    assert verify(URL, "quick").ok

@@ -50,6 +50,9 @@ def test_the_answer_about_loaders_of_one_dataset() -> None:
     )
     assert "0.33x as fast" in report(fast, slow).headline
     assert report(fast).headline == "It reads 300 images/s from memory."
+    one = report(result("a", rates=(1,)), complete=1)
+    assert one.headline == "It reads 1 image/s from memory."
+    assert "  measured  1 round of " in one.describe()
 
 
 def test_a_folder_read_in_another_way_is_not_a_conversion() -> None:

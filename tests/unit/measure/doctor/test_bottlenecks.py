@@ -10,7 +10,7 @@ import pytest
 from helpers import encoded, invoke, jpeg, make_dataset, make_tree
 from PIL import Image
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PLANTED = """
 import time
@@ -77,12 +77,16 @@ def small(place: Path) -> Path:
     return make_dataset(make_tree(place / "photos", files), place / "small")
 
 
-def diagnosed(*arguments: object, budget: str = "5s") -> str:
-    """Return what the command prints, in one line."""
-    done = invoke("doctor", *arguments, "--step-ms", "1", "--budget", budget)
-    assert done.exit_code == 0, done.output
-    assert len(done.stdout.splitlines()) <= 16
-    return " ".join(done.stdout.split())
+def diagnosed(*arguments: object) -> str:
+    """Return what the command prints, in one line; on a busy machine it measures for longer."""
+    for seconds in (5, 15, 45):
+        done = invoke("doctor", *arguments, "--step-ms", "1", "--budget", f"{seconds}s")
+        assert done.exit_code == 0, done.output
+        assert len(done.stdout.splitlines()) <= 16
+        text = " ".join(done.stdout.split())
+        if "the rounds differ too much" not in text:
+            break
+    return text
 
 
 def test_a_python_transform_holds_the_gil(small: Path) -> None:
@@ -96,7 +100,7 @@ def test_a_python_transform_holds_the_gil(small: Path) -> None:
 def test_too_many_torch_threads_are_named(small: Path, place: Path) -> None:
     module = place / "planted.py"
     module.write_text(f"{PLANTED}\ntorch.set_num_threads(16)\n")
-    text = diagnosed(small, "--transform", "planted:many_threads", budget="15s")
+    text = diagnosed(small, "--transform", "planted:many_threads")
 
     assert "PyTorch threads, which compete for the CPUs" in text
     assert "next torch.set_num_threads(1)" in text

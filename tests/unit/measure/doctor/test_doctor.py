@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import invoke, jpeg, make_dataset, make_folder, make_tree
 
-from shardkit import MeasurementFailed, UsageError
+from shardkit import UsageError
+from shardkit.errors import MeasurementFailed
 
 MODULE = """
 import os

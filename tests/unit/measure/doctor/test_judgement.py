@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from diagnoses import profile, stage
 
-from shardkit.conversion.recipe import Recipe
 from shardkit.measure.doctor.judgement import Diagnosis, Range, diagnose
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
+from shardkit.recipe import Recipe
 
 BASE = [90.0, 100.0, 110.0]
 

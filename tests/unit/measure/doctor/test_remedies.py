@@ -12,6 +12,7 @@ from shardkit.measure.doctor.profile import Profile
 from shardkit.measure.doctor.remedies import propose
 
 FAST, SMALLER, RAW = 'jpeg="fast"', "smaller images, shorter side 256", "raw pixels, 256x256"
+PLANES = "planes instead of JPEGs, shorter side 256"
 PROCESSES, THREADS = "worker processes instead of threads", "threads instead of worker processes"
 ONE_THREAD = "1 PyTorch thread per operation"
 OWN: dict[str, Any] = {"transform": stage(50), "held": 0.9}
@@ -20,15 +21,16 @@ OWN: dict[str, Any] = {"transform": stage(50), "held": 0.9}
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        (profile(), {FAST, SMALLER, RAW}),
-        (profile(side=256.0), {FAST, RAW}),
-        (profile(images=10**12), {FAST, SMALLER}),
-        (profile(setup=setup(jpeg="fast")), {SMALLER, RAW}),
+        (profile(), {FAST, SMALLER, PLANES, RAW}),
+        (profile(side=256.0), {FAST, "planes instead of JPEGs", RAW}),
+        (profile(images=10**12), {FAST, SMALLER, PLANES}),
+        (profile(setup=setup(jpeg="fast")), {SMALLER, PLANES, RAW}),
         (profile(kind="raw"), set()),
+        (profile(kind="y4m"), set()),
         (profile(kind="png", side=256.0), {"JPEGs instead of PNGs", RAW}),
         (
             profile(setup=setup(jpeg="", engine="process", stock=True)),
-            {THREADS, "shards instead of files, with make_loader", SMALLER, RAW},
+            {THREADS, "shards instead of files, with make_loader", SMALLER, PLANES, RAW},
         ),
         (profile(**OWN), {PROCESSES, ONE_THREAD}),
         (profile(**OWN, setup=setup(engine="process")), set()),
@@ -78,4 +80,6 @@ def test_images_shrink_to_what_the_crop_needs() -> None:
     assert raw.recipe is not None
     assert raw.recipe.raw_shape == (256, 256, 3)
     assert raw.price == "cut to the center square, 2.0x the space"
+    assert only(profile(), PLANES).price == "about 1.3x the space"
+    assert only(profile(side=256.0), "planes instead of JPEGs").price == "about 2.8x the space"
     assert only(profile(side=240.0), "raw pixels, 240x240").recipe is not None

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from shardkit.measure.runner import gil
-from shardkit.measure.runner.gil import held_share
+from shardkit.measure.runner.gil import held_fraction
 
 
 def compute() -> None:
@@ -24,11 +24,11 @@ def wait() -> None:
 def least(work: object, looks: int = 5) -> float:
     """Return the least of some looks: what else runs on this machine makes it larger only."""
     assert callable(work)
-    return min(held_share(work, 0.1) for _ in range(looks))
+    return min(held_fraction(work, 0.1) for _ in range(looks))
 
 
 def test_python_code_holds_the_gil_and_sleeping_does_not() -> None:
-    holding, waiting = held_share(compute, 0.2), least(wait)
+    holding, waiting = held_fraction(compute, 0.2), least(wait)
 
     assert holding > 0.6
     assert waiting < holding / 3
@@ -37,7 +37,7 @@ def test_python_code_holds_the_gil_and_sleeping_does_not() -> None:
 def test_long_work_runs_to_its_end() -> None:
     calls: list[float] = []
 
-    held_share(lambda: calls.append(time.perf_counter()), 0.0)
+    held_fraction(lambda: calls.append(time.perf_counter()), 0.0)
 
     assert len(calls) == 2, "one that does not count, and one that does"
 
@@ -50,7 +50,7 @@ def test_an_error_leaves_no_thread_behind() -> None:
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        held_share(fail, 0.1)
+        held_fraction(fail, 0.1)
     names = [thread.name for thread in threading.enumerate()]
     assert "shardkit-gil-probe" not in names
 
@@ -63,7 +63,7 @@ def test_a_gil_that_is_released_now_and_then_counts_as_held() -> None:
         compute()
         time.sleep(0.002)
 
-    assert max(held_share(mixed, 0.3) for _ in range(3)) > 0.65
+    assert max(held_fraction(mixed, 0.3) for _ in range(3)) > 0.65
 
 
 def test_a_busy_machine_on_which_everything_wakes_late_does_not_hold_the_gil(
@@ -74,7 +74,7 @@ def test_a_busy_machine_on_which_everything_wakes_late_does_not_hold_the_gil(
     monkeypatch.setattr(gil, "_probe", lambda *given: [each + 0.002 for each in probe(*given)])
 
     assert least(wait) < 0.4
-    assert held_share(compute, 0.2) > 0.6
+    assert held_fraction(compute, 0.2) > 0.6
 
 
 def test_late_is_less_than_the_switch_interval(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +85,6 @@ def test_late_is_less_than_the_switch_interval(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_smallest_of_three_measurements_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     fractions = iter([0.9, 0.2, 0.8])
-    monkeypatch.setattr(gil, "held_fraction", lambda delays, late: next(fractions))
+    monkeypatch.setattr(gil, "late_fraction", lambda delays, late: next(fractions))
 
-    assert held_share(wait, 0.3) == 0.2
+    assert held_fraction(wait, 0.3) == 0.2

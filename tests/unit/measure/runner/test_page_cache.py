@@ -14,7 +14,8 @@ MiB = 1 << 20
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "fsync", os.fdatasync)  # pages stay until they are written back
     path = tmp_path / "file"
     path.write_bytes(bytes(4 * MiB))
     return path

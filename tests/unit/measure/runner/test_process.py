@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import make_folder
+from helpers import DEADLINE, make_folder
 
 from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner import session
@@ -26,6 +26,8 @@ from shardkit.measure.runner.spec import (
     Subject,
     parse_loader,
 )
+from shardkit.system import helper
+from shardkit.torch.engine.workers import choose_start_method
 
 EPOCH = StopCondition(epochs=1, whole=True)
 
@@ -79,7 +81,7 @@ def served(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Measur
 
 
 def ended(process: MeasurementProcess) -> bool:
-    return process._process.poll() is not None
+    return process._helper.process is None
 
 
 @pytest.mark.slow
@@ -110,6 +112,7 @@ def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
     assert ended(good)
 
 
+@pytest.mark.slow
 def test_a_process_that_ended_is_started_again(
     place: Path, plain: LoaderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +174,7 @@ def test_hanging_workers_end_with_their_parents(killed: str, place: Path, tmp_pa
         else:
             child.kill()
 
-    _, alive = psutil.wait_procs([child, *workers], timeout=20)
+    _, alive = psutil.wait_procs([child, *workers], timeout=DEADLINE)
     for each in alive:
         each.kill()
     assert not alive
@@ -185,7 +188,8 @@ def test_hanging_workers_are_killed_with_their_process(
     subject = Subject(path=str(place / "photos"), transform="planted:leaves_its_name")
     with MeasurementProcess(subject) as served:
         served.open()
-        served._connection.send((session.measure, look_request()))
+        request = session.measure, (), look_request()
+        served._helper._write(helper._CALL, session.answer, request, {})
         workers = hanging_workers(tmp_path)
         for each in workers:
             each.suspend()  # so that it does not end by itself
@@ -194,7 +198,7 @@ def test_hanging_workers_are_killed_with_their_process(
             served.call(session.warm)
 
         assert ended(served)
-        assert not psutil.wait_procs(workers, timeout=20)[1]
+        assert not psutil.wait_procs(workers, timeout=DEADLINE)[1]
 
 
 def look_request() -> dict[str, object]:
@@ -210,6 +214,10 @@ def refuse(session: Session) -> object:
     return lambda: None  # cannot be pickled
 
 
+def start_method(session: Session) -> str:
+    return choose_start_method()
+
+
 def test_it_calls_any_function_with_its_session(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +225,10 @@ def test_it_calls_any_function_with_its_session(
     with MeasurementProcess(Subject(path=str(place / "photos"), decode="CenterCrop(8)")) as process:
         process.open()
         assert process.call(double, number=21) == (42, str(place / "photos"))
-        os.kill(process._process.pid, signal.SIGINT)  # as Ctrl-C does: the parent decides
+        # Workers start as they would in the user's process: without a fork server.
+        assert sys.platform != "linux" or process.call(start_method) == "fork"
+        assert process._helper.process is not None
+        os.kill(process._helper.process.pid, signal.SIGINT)  # as Ctrl-C does: the parent decides
         with pytest.raises(MeasurementFailed, match="the result cannot be sent"):
             process.call(refuse)
 

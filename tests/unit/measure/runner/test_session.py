@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from helpers import jpeg, make_dataset, make_tree
 
-from shardkit.errors import UsageError
+from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.runner import page_cache, session
-from shardkit.measure.runner.material import Opened
+from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.session import Session, answer, last_words
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject, parse_loader
 from shardkit.measure.runner.timing import Measurement
@@ -19,7 +19,7 @@ PLAIN = LoaderSpec(engine="plain", batch_size=4)
 EPOCH = {"loader": PLAIN, "stop": StopCondition(epochs=1, whole=True), "step": StepSpec()}
 
 
-def opened(path: Path, **more: Any) -> tuple[Session, Opened]:
+def opened(path: Path, **more: Any) -> tuple[Session, SubjectInfo]:
     found, subject = Session(), Subject(path=str(path), **{"decode": "CenterCrop(8)", **more})
     return found, session.open_subject(found, subject=subject)
 
@@ -105,13 +105,15 @@ def test_invalid_requests_are_refused_and_errors_are_failures(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     missing = Subject(path=str(folder / "nowhere"))
-    kind, message = answer(Session(), session.open_subject, {"subject": missing})
-    assert (kind, "does not exist" in message) == ("refused", True)
+    with pytest.raises(UsageError, match="does not exist"):
+        answer(session.open_subject, (), {"subject": missing})
     with pytest.raises(UsageError, match="not of type int"):
         parse_loader("plain:num_workers=-1", 4)
 
     found, _ = opened(folder, decode="pil", transform="planted_failure:fails")
-    assert answer(found, session.measure, EPOCH) == ("failed", "ValueError: planted")
+    monkeypatch.setattr(session, "_SESSION", found)
+    with pytest.raises(MeasurementFailed, match=r"^ValueError: planted$"):
+        answer(session.measure, (), EPOCH)
 
 
 def test_a_workers_error_is_reported_without_its_traceback() -> None:

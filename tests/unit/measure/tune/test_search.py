@@ -257,6 +257,15 @@ def test_a_machine_on_which_all_settings_fail_is_an_error() -> None:
         Machine(fails=lambda each: True).tune()
 
 
+def test_slow_failures_leave_the_whole_budget_to_find_a_setting_that_works() -> None:
+    machine = Machine(fails=lambda setting: setting.workers > 1, overhead={"process": 1.0})
+
+    found = machine.tune("process", engines=("process",), budget=8.0)
+
+    assert [setting.workers for setting in machine.tried[:5]] == [8, 16, 4, 32, 1]
+    assert chosen(found).workers == 1
+
+
 def test_workers_without_a_batch_are_not_tried() -> None:
     machine = Machine(processors=8, held=0.97)
     machine.tune(images=5 * 64)

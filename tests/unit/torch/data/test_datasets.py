@@ -26,23 +26,21 @@ from torch.utils.data import (
 )
 
 from shardkit import (
-    BadImage,
-    BatchView,
     CenterCrop,
     CorruptDataset,
-    CorruptRecord,
     HDF5Dataset,
     LMDBDataset,
     Resize,
     ShardDataset,
     TarDataset,
-    TransformFailed,
     UsageError,
     collate,
     open_dataset,
 )
-from shardkit.conversion.recipe import Recipe
 from shardkit.dataset.index import ROW, row_check
+from shardkit.errors import BadImage, CorruptRecord, TransformFailed
+from shardkit.recipe import Recipe
+from shardkit.torch.data.collate import BatchView
 
 KINDS: dict[str, type[ShardDataset]] = {
     "hdf5": HDF5Dataset,
@@ -428,6 +426,18 @@ def test_the_error_for_an_unknown_decode_lists_all(photos: Path) -> None:
         UsageError, match=r"pass an operation, without quotes: decode=shardkit\.Cen"
     ):
         open_dataset(photos, decode="RandomResizedCrop(64)")
+
+
+@pytest.mark.parametrize("split", [["train"], 3, b"train"])
+def test_a_split_that_is_no_name_is_a_usage_error(photos: Path, split: Any) -> None:
+    with pytest.raises(UsageError, match="is not a name, such as 'train'"):
+        open_dataset(photos, split=split)
+
+
+@pytest.mark.parametrize("path", [None, 3, ["a"], b"a"])
+def test_a_path_that_is_none_is_a_usage_error(path: Any) -> None:
+    with pytest.raises(UsageError, match="is not a path of a dataset"):
+        open_dataset(path)
 
 
 def test_a_missing_dataset_is_a_usage_error(tmp_path: Path) -> None:

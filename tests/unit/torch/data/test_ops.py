@@ -23,9 +23,8 @@ from PIL import Image
 from torch.nn import functional
 
 from shardkit import (
-    BadImage,
     CenterCrop,
-    CorruptRecord,
+    RandomCrop,
     RandomResizedCrop,
     Resize,
     ShardDataset,
@@ -33,13 +32,16 @@ from shardkit import (
     collate,
     open_dataset,
 )
-from shardkit.conversion.recipe import Recipe
+from shardkit.codecs.geometry import move_mask
+from shardkit.codecs.image import Decoding
 from shardkit.dataset import decode as decoding
-from shardkit.dataset.decode import Decoding
 from shardkit.dataset.located import EncodedImage
+from shardkit.errors import BadImage, CorruptRecord
+from shardkit.recipe import Recipe
 from shardkit.sampling.order import Draws
 from shardkit.torch.data import ops
-from shardkit.torch.data.ops import ImageOp, Piece
+from shardkit.torch.data.images import frame_of
+from shardkit.torch.data.ops import Crop, ImageOp
 
 KINDS = ("jpg", "png", "webp", "raw")
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -69,8 +71,8 @@ def decoded(image: EncodedImage) -> Pixels:
 
 def sample(op: ImageOp, image: EncodedImage, row: int = 0) -> Pixels:
     """Return the result of an operation on an image."""
-    piece = op.piece(image.width, image.height, Draws(7, row))
-    return op.render(image, piece, Decoding())
+    crop = op.crop(image.width, image.height, Draws(7, row))
+    return op.render(image, crop, Decoding())
 
 
 def interpolate(values: Pixels, size: tuple[int, int], mode: str = "bilinear") -> Pixels:
@@ -172,8 +174,8 @@ def test_resize_computes_torchvisions_size() -> None:
     for width in range(1, 60):
         for height in range(1, 60):
             for size in (1, 2, 7, 32):
-                piece = Resize(size).piece(width, height, Draws(0, 0))
-                assert piece == Piece(0, 0, width, height, resized(size, width, height))
+                crop = Resize(size).crop(width, height, Draws(0, 0))
+                assert crop == Crop(0, 0, width, height, resized(size, width, height))
 
 
 def test_a_pair_is_height_and_width() -> None:
@@ -231,8 +233,8 @@ def test_random_crops_have_torchvisions_distribution(
     op = RandomResizedCrop(8, **options)
     chance = np.random.default_rng(5)
     wanted = np.array([draw_crop(chance, width, height, op) for _ in range(12000)], float)
-    pieces = [op.piece(width, height, Draws(11, row)) for row in range(6000)]
-    found = np.array([piece[:4] for piece in pieces], float)
+    crops = [op.crop(width, height, Draws(11, row)) for row in range(6000)]
+    found = np.array([crop[:4] for crop in crops], float)
     assert (found[:, :2] >= 0).all()
     assert (found[:, 0] + found[:, 2] <= width).all()
     assert (found[:, 1] + found[:, 3] <= height).all()
@@ -254,21 +256,77 @@ def test_random_crops_have_torchvisions_distribution(
         assert abs(got.mean() - expected.mean()) < 5 * spread, name
         assert abs(got.std() - expected.std()) < 0.05 * expected.std() + 1e-9, name
         assert chi_square(got, expected) < 3.2, name
-    flips = np.array([piece.flip for piece in pieces])
+    flips = np.array([crop.flip for crop in crops])
     assert abs(flips.mean() - 0.5) < 4.5 * 0.5 / math.sqrt(len(flips))
     assert abs(np.corrcoef(flips, found[:, 0])[0, 1]) < 0.06  # and by nothing else
+
+
+def padded_crop(values: Pixels, op: RandomCrop, left: int, top: int) -> Pixels:
+    """Return what torchvision's ``RandomCrop`` cuts at a place of the padded image.
+
+    ``pad_if_needed`` adds what the padded image lacks on both sides.
+    """
+    for axis, side in enumerate(op.fixed_size):
+        for width in (op.padding, max(0, side - values.shape[axis] - 2 * op.padding)):
+            values = np.pad(values, [(width * (n == axis),) * 2 for n in range(3)])
+    height, width = op.fixed_size
+    assert top + height <= values.shape[0]
+    assert left + width <= values.shape[1]
+    return values[top : top + height, left : left + width]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "op",
+    [
+        RandomCrop(32, padding=4),
+        RandomCrop((30, 41), padding=3),
+        RandomCrop(20),
+        RandomCrop(3, padding=50),  # often outside the image
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("size", [(32, 32), (26, 37), (9, 40), (64, 50)])
+def test_a_padded_crop_is_torchvisions(kind: str, op: RandomCrop, size: tuple[int, int]) -> None:
+    image = stored(photo(*size), kind)
+    across, down = op.margins(*size)
+    places = set()
+    for row in range(60):
+        crop = op.crop(*size, Draws(3, row))
+        expected = padded_crop(decoded(image), op, crop.left + across, crop.top + down)
+        expected = expected[:, ::-1] if crop.flip else expected
+        np.testing.assert_array_equal(op.render(image, crop, Decoding()), expected)
+        mask = move_mask(decoded(image), frame_of(crop, *size))
+        np.testing.assert_array_equal(mask, expected)
+        places.add((crop.left, crop.top, crop.flip))
+    assert len(places) > 2
+
+
+def test_all_places_of_a_padded_crop_are_equally_likely() -> None:
+    op = RandomCrop(32, padding=4)
+    crops = [op.crop(32, 32, Draws(11, row)) for row in range(8100)]
+    counts = np.unique([crop[:2] for crop in crops], axis=0, return_counts=True)[1]
+    assert len(counts) == 81
+    assert ((counts - 100) ** 2 / 100).sum() / 80 < 1.6
+    assert abs(np.mean([crop.flip for crop in crops]) - 0.5) < 4.5 * 0.5 / 90
+
+
+@pytest.mark.parametrize("padding", [-1, 1.0, "4", (4, 4), True, 1 << 17])
+def test_a_wrong_padding_is_a_usage_error(padding: Any) -> None:
+    with pytest.raises(UsageError, match="padding"):
+        RandomCrop(32, padding=padding)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
 def test_flips_have_the_requested_probability(rate: float) -> None:
     op = RandomResizedCrop(8, flip=rate)
-    flips = [op.piece(40, 30, Draws(3, row)).flip for row in range(4000)]
+    flips = [op.crop(40, 30, Draws(3, row)).flip for row in range(4000)]
     assert abs(np.mean(flips) - rate) <= 4.5 * math.sqrt(rate * (1 - rate) / len(flips))
 
 
 def test_neighboring_rows_and_epochs_draw_independently() -> None:
     op = RandomResizedCrop(8)
-    lefts = np.array([[op.piece(500, 400, Draws(k, r)).left for r in range(600)] for k in range(4)])
+    lefts = np.array([[op.crop(500, 400, Draws(k, r)).left for r in range(600)] for k in range(4)])
     assert abs(np.corrcoef(lefts[0, 1:], lefts[0, :-1])[0, 1]) < 0.15
     for key in (1, 2, 3):
         assert abs(np.corrcoef(lefts[0], lefts[key])[0, 1]) < 0.15
@@ -282,8 +340,8 @@ def test_if_no_crop_fits_the_center_is_used(
     width: int, height: int, expected: tuple[int, ...]
 ) -> None:
     op = RandomResizedCrop(8, scale=(2.0, 2.0))  # larger than the image: every attempt fails
-    assert op.piece(width, height, Draws(0, 0))[:4] == expected
-    assert op.piece(30, 29, Draws(0, 0))[:4] == (0, 0, 30, 29)  # within the ratios: all of it
+    assert op.crop(width, height, Draws(0, 0))[:4] == expected
+    assert op.crop(30, 29, Draws(0, 0))[:4] == (0, 0, 30, 29)  # within the ratios: all of it
 
 
 @pytest.mark.parametrize("ratio", [(0.1, 0.2), (5.0, 9.0), (3 / 4, 4 / 3)])
@@ -294,22 +352,22 @@ def test_the_smallest_and_narrowest_images_have_a_crop(
     image = stored(pixels(*size), "png")
     for op in (RandomResizedCrop(8, ratio=ratio), CenterCrop(8), CenterCrop(4, resize=5)):
         for row in range(20):
-            piece = op.piece(*size, Draws(1, row))
-            assert piece.width >= 1
-            assert piece.height >= 1
-            assert op.render(image, piece, Decoding()).shape[:2] == piece.size
+            crop = op.crop(*size, Draws(1, row))
+            assert crop.width >= 1
+            assert crop.height >= 1
+            assert op.render(image, crop, Decoding()).shape[:2] == crop.size
     assert sample(Resize((8, 8)), image).shape == (8, 8, 3)
 
 
 class Around(ImageOp):
-    """The whole image and a frame around it, scaled down: much of the piece lies outside."""
+    """The whole image and a frame around it, scaled down: much of the crop lies outside."""
 
     @property
     def fixed_size(self) -> tuple[int, int]:
         return 32, 32
 
-    def piece(self, width: int, height: int, draws: Draws) -> Piece:
-        return Piece(-width // 2, -height // 4, 2 * width, 2 * height, (32, 32))
+    def crop(self, width: int, height: int, draws: Draws) -> Crop:
+        return Crop(-width // 2, -height // 4, 2 * width, 2 * height, (32, 32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -346,21 +404,19 @@ def test_a_random_crop_is_its_region_scaled_and_flipped(kind: str, mode: str) ->
     op = RandomResizedCrop((40, 30), filter=mode, oversample=EXACT)
     flips = 0
     for row in range(30):
-        piece = op.piece(120, 101, Draws(7, row))
-        cut = whole[piece.top :, piece.left :][: piece.height, : piece.width]
+        crop = op.crop(120, 101, Draws(7, row))
+        cut = whole[crop.top :, crop.left :][: crop.height, : crop.width]
         expected = interpolate(cut, (40, 30), mode)
-        flips += piece.flip
+        flips += crop.flip
         found = sample(op, image, row)
-        assert (
-            difference(found, expected[:, ::-1] if piece.flip else expected).max() <= LEVELS[mode]
-        )
+        assert difference(found, expected[:, ::-1] if crop.flip else expected).max() <= LEVELS[mode]
     assert 5 < flips < 25
 
 
 def test_a_region_of_the_right_size_is_not_scaled() -> None:
     image = stored(pixels(20, 16))
     for flip in (False, True):
-        found = Resize(1).render(image, Piece(3, 2, 9, 8, (8, 9), flip), Decoding())
+        found = Resize(1).render(image, Crop(3, 2, 9, 8, (8, 9), flip), Decoding())
         cut = decoded(image)[2:10, 3:12]
         np.testing.assert_array_equal(found, cut[:, ::-1] if flip else cut)
 
@@ -396,8 +452,8 @@ def test_a_large_jpeg_is_decoded_reduced_but_large_enough(
     image = stored(photo(640, 480), "jpg")
     needed = round(32 * oversample)
     for side, reduced in ((2 * needed - 1, False), (2 * needed, True), (480, True)):
-        piece = Piece(3, 0, side, side, (32, 32))
-        Resize(1, oversample=oversample).render(image, piece, Decoding())
+        crop = Crop(3, 0, side, side, (32, 32))
+        Resize(1, oversample=oversample).render(image, crop, Decoding())
         height, width, _ = shapes.pop()
         assert ((width, height) != (640, 480)) == reduced
         assert width / 640 * side >= needed
@@ -415,10 +471,10 @@ def test_images_are_decoded_fully_if_reducing_saves_nothing(shapes: list[tuple[i
     assert shapes == [whole] * 5
 
 
-def crops(size: int) -> list[Piece]:
+def random_crops(size: int) -> list[Crop]:
     """Return random crops of an image of 900 x 800, from twice to ten times the target."""
     op = RandomResizedCrop(size, scale=(4 * size**2 / 720000, 1.0))
-    return [op.piece(900, 800, Draws(2, row)) for row in range(40)]
+    return [op.crop(900, 800, Draws(2, row)) for row in range(16)]
 
 
 @pytest.mark.parametrize(("oversample", "lowest"), [(1.0, 38.0), (2.0, 46.0), (EXACT, 55.0)])
@@ -430,11 +486,11 @@ def test_a_reduced_jpeg_has_nearly_the_pixels_of_the_full_decode(
     image = stored(photo(900, 800), "jpg")
     whole = decoded(image)
     op = Resize(1, filter=mode, oversample=oversample)
-    for piece in crops(72):
-        cut = whole[piece.top :, piece.left :][: piece.height, : piece.width]
-        expected = interpolate(cut, piece.size, mode)
-        found = op.render(image, piece, Decoding())
-        assert psnr(found, expected[:, ::-1] if piece.flip else expected) > lowest
+    for crop in random_crops(72):
+        cut = whole[crop.top :, crop.left :][: crop.height, : crop.width]
+        expected = interpolate(cut, crop.size, mode)
+        found = op.render(image, crop, Decoding())
+        assert psnr(found, expected[:, ::-1] if crop.flip else expected) > lowest
     assert (len(set(shapes)) > 1) == (oversample != EXACT)
 
 
@@ -447,12 +503,12 @@ def test_a_reduced_jpeg_shifts_nothing_by_more_than_a_tenth_of_a_pixel(oversampl
     image = stored(ramp(900, 800), "jpg")
     whole = decoded(image)
     op = Resize(1, oversample=oversample)
-    for piece in crops(72):
-        cut = whole[piece.top :, piece.left :][: piece.height, : piece.width].astype(float)
-        found = op.render(image, piece, Decoding()).astype(float)
+    for crop in random_crops(72):
+        cut = whole[crop.top :, crop.left :][: crop.height, : crop.width].astype(float)
+        found = op.render(image, crop, Decoding()).astype(float)
         for channel, per_level, pixel in (
-            (0, 900 / 215, piece.width / 72),
-            (1, 800 / 215, piece.height / 72),
+            (0, 900 / 215, crop.width / 72),
+            (1, 800 / 215, crop.height / 72),
         ):
             shift = (found[..., channel].mean() - cut[..., channel].mean()) * per_level
             assert abs(shift) < 0.1 * pixel + 0.15  # the ramp has steps of four pixels
@@ -500,6 +556,8 @@ OPERATIONS = [
     CenterCrop(24),
     CenterCrop((20, 33), resize=36),
     CenterCrop(90),
+    RandomCrop((20, 33), padding=5),
+    RandomCrop(90),
     RandomResizedCrop(24),
     RandomResizedCrop((10, 60), filter="bicubic"),
     Resize((17, 19)),
@@ -598,7 +656,7 @@ def test_an_image_with_a_size_other_than_the_indexs_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "8", None, True, (8,), (8, 8, 8), (8, 0), [8, 8]])
 def test_a_wrong_size_is_a_usage_error(size: Any) -> None:
-    for make in (Resize, CenterCrop, RandomResizedCrop):
+    for make in (Resize, CenterCrop, RandomCrop, RandomResizedCrop):
         with pytest.raises(UsageError, match=make.__name__):
             make(size)
 

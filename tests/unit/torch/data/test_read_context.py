@@ -19,16 +19,21 @@ from loading import METHODS
 from torch.utils.data import DataLoader, Subset
 
 from shardkit import (
-    LoaderOptions,
     RandomResizedCrop,
     ShardDataset,
-    TransformFailed,
     UsageError,
     make_loader,
     open_dataset,
     with_rng,
 )
-from shardkit.torch.data.read_context import Context, EpochCell, ReadContext, new_block, reading
+from shardkit.errors import TransformFailed
+from shardkit.torch.data.read_context import (
+    BatchContext,
+    EpochCell,
+    ReadContext,
+    new_block,
+    reading,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -196,7 +201,7 @@ def test_set_epoch_reaches_persistent_workers_of_a_copied_dataset(place: Path) -
 # Random numbers.
 
 
-def drawn(context: Context, row: int = 0) -> int:
+def drawn(context: BatchContext, row: int = 0) -> int:
     return context.draws(row).bits()
 
 
@@ -207,33 +212,33 @@ def test_draws_are_a_function_of_seed_epoch_and_row() -> None:
         for seed in range(3):
             cell.set(epoch, seed)
             for row in range(5):
-                assert drawn(Context(cell), row) == drawn(Context(cell), row)
-                seen.add(drawn(Context(cell), row))
+                assert drawn(BatchContext(cell), row) == drawn(BatchContext(cell), row)
+                seen.add(drawn(BatchContext(cell), row))
     assert len(seen) == 45
 
 
 def test_a_loaders_context_overrides_the_cell_within_its_block() -> None:
     cell = EpochCell()
     cell.set(1, 1)
-    own = drawn(Context(cell))
+    own = drawn(BatchContext(cell))
     with reading(ReadContext(seed=2, epoch=3)):
-        inner = drawn(Context(cell))
+        inner = drawn(BatchContext(cell))
         with reading(ReadContext(seed=1, epoch=1)):
-            assert drawn(Context(cell)) == own
-        assert drawn(Context(cell)) == inner
+            assert drawn(BatchContext(cell)) == own
+        assert drawn(BatchContext(cell)) == inner
     assert inner != own
-    assert drawn(Context(cell)) == own
+    assert drawn(BatchContext(cell)) == own
     with pytest.raises(ZeroDivisionError), reading(ReadContext(seed=2, epoch=3)):
         _ = 1 / 0
-    assert drawn(Context(cell)) == own
+    assert drawn(BatchContext(cell)) == own
 
 
 def test_a_context_is_thread_local() -> None:
     cell, found = EpochCell(), []
     cell.set(1, 1)
-    own = drawn(Context(cell))
+    own = drawn(BatchContext(cell))
     with reading(ReadContext(seed=2, epoch=3)):
-        thread = threading.Thread(target=lambda: found.append(drawn(Context(cell))))
+        thread = threading.Thread(target=lambda: found.append(drawn(BatchContext(cell))))
         thread.start()
         thread.join(DEADLINE)
     assert found == [own]
@@ -242,30 +247,30 @@ def test_a_context_is_thread_local() -> None:
 def test_without_an_epoch_draws_follow_the_generator_of_torch() -> None:
     cell = EpochCell()
     torch.manual_seed(1)
-    first = [drawn(Context(cell)) for _ in range(4)]
+    first = [drawn(BatchContext(cell)) for _ in range(4)]
     torch.manual_seed(1)
-    assert [drawn(Context(cell)) for _ in range(4)] == first
+    assert [drawn(BatchContext(cell)) for _ in range(4)] == first
     assert len(set(first)) == 4
     torch.manual_seed(2)
-    assert drawn(Context(cell)) != first[0]
+    assert drawn(BatchContext(cell)) != first[0]
 
 
 def test_with_an_epoch_no_generator_is_touched() -> None:
     cell = EpochCell()
     cell.set(0, 0)
     before = global_state()
-    drawn(Context(cell))
-    with Context(cell).globals_kept(numbers):
-        Context(cell).apply(numbers, [None], 3)
-    with Context(cell).globals_kept(own_numbers):
-        Context(cell).apply(own_numbers, [None], 3)
+    drawn(BatchContext(cell))
+    with BatchContext(cell).globals_kept(numbers):
+        BatchContext(cell).apply(numbers, [None], 3)
+    with BatchContext(cell).globals_kept(own_numbers):
+        BatchContext(cell).apply(own_numbers, [None], 3)
     assert global_state() == before
 
 
 def test_an_image_operation_and_a_transform_draw_different_numbers() -> None:
     cell = EpochCell()
     cell.set(0, 0)
-    context = Context(cell)
+    context = BatchContext(cell)
     given = context.apply(with_rng(lambda _, rng: rng.bit_generator.state), [None], 3)
     assert int(given["state"]["key"][0]) != drawn(context, 3)
 
@@ -327,11 +332,11 @@ def test_random_numbers_are_the_same_in_a_worker_and_here(place: Path) -> None:
     for transform in (numbers, own_numbers):
         found = []
         for options in (
-            LoaderOptions(num_workers=0),
-            LoaderOptions(engine="process", num_workers=2, start_method="fork"),
+            {"num_workers": 0},
+            {"engine": "process", "num_workers": 2, "start_method": "fork"},
         ):
             dataset = open_dataset(place, transform, decode="torch")
-            loader = make_loader(dataset, 3, shuffle=True, seed=4, options=options)
+            loader = make_loader(dataset, 3, shuffle=True, seed=4, **options)
             found.append([torch.cat([images for images, _ in loader]) for _ in range(2)])
             loader.close()
         for here, there in zip(*found, strict=True):
@@ -348,7 +353,7 @@ def test_with_rng_marks_functions_and_classes() -> None:
 
     cell = EpochCell()
     cell.set(0, 0)
-    assert Context(cell).apply(Decorated(), [3], 0) == 3
+    assert BatchContext(cell).apply(Decorated(), [3], 0) == 3
 
 
 # Errors of transforms.
@@ -375,6 +380,30 @@ def test_a_failed_transform_names_the_sample_and_has_its_cause(
     assert len(dataset[[4, 6]]) == 2
 
 
+def nothing(*_: Any) -> None:
+    """Transform an image, but forget to return it."""
+
+
+@pytest.mark.parametrize("decode", ["pil", "torch", "numpy", RandomResizedCrop(4)])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transform": nothing}, "the transform returned None for record"),
+        ({"target_transform": nothing}, "the target_transform returned None for record"),
+        ({"transform": {"image": nothing}}, "the transform returned None for record"),
+        ({"transform": {("image", "label"): nothing}}, "transform of image, label returned None"),
+    ],
+)
+def test_a_transform_that_forgets_to_return_is_named(
+    place: Path, options: dict[str, Any], message: str, decode: Any
+) -> None:
+    dataset = open_dataset(place, decode=decode, **options)
+    with pytest.raises(TransformFailed, match=message):
+        dataset[0]
+    with pytest.raises(TransformFailed, match=message):
+        next(iter(make_loader(dataset, 2, num_workers=0)))
+
+
 @pytest.mark.parametrize("engine", ["plain", "process", "thread"])
 def test_a_failed_transform_is_raised_from_a_worker(
     failing: tuple[ShardDataset, str], engine: str
@@ -383,8 +412,13 @@ def test_a_failed_transform_is_raised_from_a_worker(
     if engine == "plain":
         loader: Any = DataLoader(dataset, 3, num_workers=1, multiprocessing_context="fork")
     else:
-        options = LoaderOptions(engine=engine, num_workers=1, start_method="fork", timeout=DEADLINE)
-        loader = make_loader(dataset, 3, options=options)
+        options: dict[str, Any] = {
+            "engine": engine,
+            "num_workers": 1,
+            "start_method": "fork",
+            "timeout": DEADLINE,
+        }
+        loader = make_loader(dataset, 3, **options)
     batches = iter(loader)
     assert len(next(batches)[0]) == 3
     with pytest.raises(TransformFailed) as caught:

@@ -20,8 +20,9 @@ from loading import make_datasets
 from pairwise import pairwise
 from torch.utils.data import ConcatDataset, Subset
 
-from shardkit import BlockShuffle, Order, RankShard, UsageError, open_dataset
+from shardkit import BlockShuffle, Rank, UsageError, open_dataset
 from shardkit.errors import StateMismatch
+from shardkit.sampling.order import Order
 from shardkit.torch.data import schedule as schedule_module
 from shardkit.torch.data.resume import ResumeState, fingerprint
 from shardkit.torch.data.schedule import BatchSchedule, Request
@@ -31,19 +32,19 @@ SIZE = 11
 
 def a_schedule(size: int = SIZE, batch: int = 3, **options: Any) -> BatchSchedule:
     """Return a schedule of 4 batches, unless options say otherwise."""
-    rank_shard = RankShard(**{"rank": 0, "world_size": 1, **options.pop("rank_shard", {})})
-    return BatchSchedule(Order(size=size, **options), batch, rank_shard)
+    this_rank = Rank(**{"rank": 0, "world_size": 1, **options.pop("rank", {})})
+    return BatchSchedule(Order(size=size, **options), batch, this_rank)
 
 
 def schedules(
     world_size: int, batch: int = 3, remainder: str = "drop", **options: Any
 ) -> list[BatchSchedule]:
     """Return the schedule of each rank."""
-    rank_shards = [
+    ranks = [
         {"rank": rank, "world_size": world_size, "remainder": remainder}
         for rank in range(world_size)
     ]
-    return [a_schedule(batch=batch, rank_shard=rank_shard, **options) for rank_shard in rank_shards]
+    return [a_schedule(batch=batch, rank=this_rank, **options) for this_rank in ranks]
 
 
 def plain(requests: Iterator[Request]) -> list[tuple[Any, ...]]:
@@ -54,7 +55,7 @@ def plain(requests: Iterator[Request]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("batch", [0, -1, True, 1.5, "2", None])
 def test_an_invalid_number_of_samples_is_a_usage_error(batch: Any) -> None:
     with pytest.raises(UsageError, match="batch_size="):
-        BatchSchedule(Order(size=5), batch, RankShard(rank=0, world_size=1))
+        BatchSchedule(Order(size=5), batch, Rank(rank=0, world_size=1))
 
 
 @given(
@@ -112,7 +113,7 @@ def test_the_first_batch_costs_no_more_in_a_large_dataset() -> None:
 
 def test_a_request_reads_ahead_for_its_own_samples() -> None:
     for schedule in schedules(2, 4, "pad", size=63, shuffle=BlockShuffle(rows=4, buffer=16)):
-        start = schedule.rank_shard.rank * 4
+        start = schedule.rank.rank * 4
         for request in schedule.requests(2):
             stop = min(start + len(request.rows), 63)
             expected = schedule.order.ahead(2, np.arange(start, stop))
@@ -144,14 +145,14 @@ def test_the_rank_comes_from_the_process_group(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "5")
     order = Order(size=12)
-    assert BatchSchedule(order, 2, RankShard()).rank_shard[:2] == (0, 5)
+    assert BatchSchedule(order, 2, Rank()).rank[:2] == (0, 5)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    assert BatchSchedule(order, 2, RankShard()).rank_shard[:2] == (2, 3)
-    assert BatchSchedule(order, 2, RankShard(rank=0, world_size=1)).rank_shard[:2] == (0, 1)
+    assert BatchSchedule(order, 2, Rank()).rank[:2] == (2, 3)
+    assert BatchSchedule(order, 2, Rank(rank=0, world_size=1)).rank[:2] == (0, 1)
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    assert BatchSchedule(order, 2, RankShard()).rank_shard[:2] == (0, 5)
+    assert BatchSchedule(order, 2, Rank()).rank[:2] == (0, 5)
 
 
 def a_resume_state(**options: Any) -> ResumeState:
@@ -311,15 +312,15 @@ def test_a_superseded_iteration_changes_nothing(overtake: Deed) -> None:
 
 def test_an_indivisible_rest_does_not_keep_an_epoch_open() -> None:
     # 2 ranks drop the last of 11 samples, and drop_last a smaller step.
-    odd = ResumeState(range(SIZE), a_schedule(batch=1, rank_shard={"rank": 0, "world_size": 2}))
+    odd = ResumeState(range(SIZE), a_schedule(batch=1, rank={"rank": 0, "world_size": 2}))
     odd.load(state(4, 10))
     assert (odd.epoch, begins(odd)) == (5, (5, 0))
-    last = ResumeState(range(SIZE), a_schedule(batch=4, rank_shard={"drop_last": True}))
+    last = ResumeState(range(SIZE), a_schedule(batch=4, rank={"drop_last": True}))
     last.load(state(4, 8))
     assert (last.epoch, begins(last)) == (5, (5, 0))
     for rank in range(2):  # the other has nothing to read, but must not go ahead
-        rank_shard = {"rank": rank, "world_size": 2, "remainder": "exact"}
-        exact = ResumeState(range(SIZE), a_schedule(batch=1, rank_shard=rank_shard))
+        this_rank = {"rank": rank, "world_size": 2, "remainder": "exact"}
+        exact = ResumeState(range(SIZE), a_schedule(batch=1, rank=this_rank))
         exact.load(state(4, 10))
         assert (exact.epoch, begins(exact)) == (4, (4, 10))
 
@@ -380,9 +381,7 @@ def test_a_state_includes_the_shuffle_and_the_seed(
 
 @pytest.mark.parametrize("other", [1, 4, SIZE])
 def test_a_state_excludes_batch_size_and_ranks(other: int) -> None:
-    resume = a_resume_state(
-        batch=other, rank_shard={"rank": 1, "world_size": 2, "remainder": "pad"}
-    )
+    resume = a_resume_state(batch=other, rank={"rank": 1, "world_size": 2, "remainder": "pad"})
     resume.load({**state(4, 6), "worker": 3, "more": [1]})
     assert begins(resume) == (4, 6)
 

@@ -26,20 +26,11 @@ from loading import METHODS, start_fork_server
 from PIL import Image
 from torch.utils.data import Dataset
 
-from shardkit import (
-    CorruptRecord,
-    Loader,
-    LoaderFailed,
-    LoaderOptions,
-    ShardDataset,
-    TransformFailed,
-    UsageError,
-    collate,
-    make_loader,
-    open_dataset,
-)
+from shardkit import ShardDataset, UsageError, collate, make_loader, open_dataset
+from shardkit.errors import CorruptRecord, LoaderFailed, TransformFailed
 from shardkit.torch.data import memory
 from shardkit.torch.engine import ring
+from shardkit.torch.loader import Loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -84,7 +75,7 @@ def load() -> Iterator[Load]:
         given = {"num_workers": 2, "start_method": "fork", **options}
         if given["start_method"] == "forkserver":
             start_fork_server()
-        loader = make_loader(dataset, BATCH, options=LoaderOptions(engine="process", **given))
+        loader = make_loader(dataset, BATCH, engine="process", **given)
         made.append(loader)
         return loader
 
@@ -389,9 +380,9 @@ def test_an_unpicklable_dataset_is_refused_at_once(
 def test_a_garbage_collected_loader_ends_its_workers(
     place: Path, tmp_path: Path, load: Load
 ) -> None:
-    options = LoaderOptions(engine="process", num_workers=2, start_method="fork")
+    options: dict[str, Any] = {"engine": "process", "num_workers": 2, "start_method": "fork"}
     dataset = open_dataset(place, At(place, tmp_path, bool), decode="numpy")
-    loader = make_loader(dataset, BATCH, options=options)
+    loader = make_loader(dataset, BATCH, **options)
     assert len(list(loader)) == ROWS // BATCH
     start = time.monotonic()
     del loader
@@ -404,11 +395,11 @@ def test_the_collector_does_not_wait_for_the_workers_of_a_loader_that_failed(
     place: Path, tmp_path: Path
 ) -> None:
     """A kept error references the loader through its traceback, often in a cycle."""
-    options = LoaderOptions(engine="process", num_workers=2, start_method="fork")
+    options: dict[str, Any] = {"engine": "process", "num_workers": 2, "start_method": "fork"}
     dataset = open_dataset(place, At(place, tmp_path, fail), decode="numpy")
     kept: list[Any] = []
     try:
-        list(make_loader(dataset, BATCH, options=options))
+        list(make_loader(dataset, BATCH, **options))
     except TransformFailed as error:
         kept += [error, kept]
     start = time.monotonic()
@@ -437,7 +428,7 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 import torch
-from shardkit import LoaderOptions, make_loader, open_dataset
+from shardkit import make_loader, open_dataset
 
 notes = Path(sys.argv[1])
 
@@ -450,8 +441,8 @@ class Rows:
         {read}
 
 def main():
-    options = LoaderOptions(engine={engine!r}, num_workers=2, {options})
-    loader = make_loader({dataset}, 4, options=options)
+    options = dict(engine={engine!r}, num_workers=2, {options})
+    loader = make_loader({dataset}, 4, **options)
     batches = iter(loader)
     {use}
 
@@ -571,9 +562,8 @@ def test_an_unguarded_script_gets_the_remedy(run: Run, method: str) -> None:
     code, told = script.end()
     assert code == 1
     # Python's resource tracker may have a last word of its own.
-    said = [line for line in told.splitlines() if line.startswith("shardkit.errors.LoaderFailed")]
-    assert said[-1].startswith("shardkit.errors.LoaderFailed: a worker process died")
-    assert "if __name__ == '__main__':" in said[-1]
+    said = [line for line in told.splitlines() if line.startswith("shardkit.errors.")]
+    assert "if __name__ == '__main__':" in said[-1], told
 
 
 SMALL_MEMORY = (
@@ -666,8 +656,8 @@ def test_too_few_file_file_descriptors_are_an_error_or_a_warning(run: Run) -> No
 def test_more_workers_than_the_system_permits_are_an_error(place: Path) -> None:
     """The limit permits a few workers only; those that have started end."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    options = LoaderOptions(engine="process", start_method="fork", num_workers=30)
-    loader = make_loader(open_dataset(place), BATCH, options=options)
+    options: dict[str, Any] = {"engine": "process", "start_method": "fork", "num_workers": 30}
+    loader = make_loader(open_dataset(place), BATCH, **options)
     before = set(multiprocessing.active_children())
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 30, limits[1]))

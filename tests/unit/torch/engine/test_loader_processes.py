@@ -36,17 +36,16 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from shardkit import (
     IterableShardDataset,
-    Loader,
-    LoaderOptions,
-    Order,
-    RankShard,
+    Rank,
     ShardDataset,
     collate,
     make_loader,
     open_dataset,
     with_rng,
 )
+from shardkit.sampling.order import Order
 from shardkit.torch.engine import processes
+from shardkit.torch.loader import Loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -62,14 +61,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_datasets(tmp_path_factory.mktemp("loaders"))
 
 
-def in_processes(num_workers: int = 2, **options: Any) -> LoaderOptions:
+def in_processes(num_workers: int = 2, **options: Any) -> dict[str, Any]:
     chosen = {"start_method": "fork", "timeout": 60.0, **options}
-    return LoaderOptions(engine="process", num_workers=num_workers, **chosen)
+    return {"engine": "process", "num_workers": num_workers, **chosen}
 
 
-def epochs_of(dataset: Any, options: LoaderOptions, epochs: int = 2) -> list[list[Any]]:
+def epochs_of(dataset: Any, options: dict[str, Any], epochs: int = 2) -> list[list[Any]]:
     """Return the batches of the first epochs; the loader ends with them."""
-    with closing(make_loader(dataset, BATCH, shuffle=True, seed=SEED, options=options)) as loader:
+    with closing(make_loader(dataset, BATCH, shuffle=True, seed=SEED, **options)) as loader:
         return [list(loader) for _ in range(epochs)]
 
 
@@ -89,7 +88,7 @@ def test_workers_give_the_same_epoch_with_any_start_method(
     if read_before:
         assert len(dataset[:]) == ROWS
     options = in_processes(start_method=method, persistent_workers=persistent)
-    with closing(make_loader(dataset, BATCH, shuffle=True, seed=SEED, options=options)) as loader:
+    with closing(make_loader(dataset, BATCH, shuffle=True, seed=SEED, **options)) as loader:
         assert prints_of(loader) == by_hand(root / to, 0)
         assert prints_of(loader) == by_hand(root / to, 1)
         loader.set_epoch(5)  # reaches workers that copied the dataset before
@@ -105,7 +104,7 @@ def test_spawned_workers_give_the_same_epoch(root: Path, read_before: bool) -> N
     )
     if read_before:
         assert [len(every[number]) for number in range(0, 3 * ROWS, ROWS)] == [2] * 3
-    expected = epochs_of(every, LoaderOptions(engine="thread", num_workers=0))
+    expected = epochs_of(every, {"engine": "thread", "num_workers": 0})
     assert same(epochs_of(every, in_processes(1, start_method="spawn")), expected)
 
 
@@ -174,7 +173,7 @@ def states() -> list[bytes]:
 
 
 CREWS = (
-    LoaderOptions(engine="thread", num_workers=0),
+    {"engine": "thread", "num_workers": 0},
     in_processes(0),
     in_processes(1),
     in_processes(2),
@@ -200,7 +199,7 @@ def test_seed_and_epoch_determine_random_draws(root: Path) -> None:
     dataset = open_dataset(root / "lmdb", three_numbers)
 
     def drawn(seed: int, epoch: int) -> torch.Tensor:
-        loader = make_loader(dataset, ROWS, seed=seed, options=LoaderOptions(num_workers=0))
+        loader = make_loader(dataset, ROWS, seed=seed, num_workers=0)
         loader.set_epoch(epoch)
         ((values, _),) = loader
         return torch.as_tensor(values)
@@ -210,14 +209,14 @@ def test_seed_and_epoch_determine_random_draws(root: Path) -> None:
         assert not (drawn(seed, epoch)[:, 1:] == drawn(1, 3)[:, 1:]).any()
 
 
-@pytest.mark.parametrize("options", [*CREWS, LoaderOptions(engine="thread", num_workers=2)])
+@pytest.mark.parametrize("options", [*CREWS, {"engine": "thread", "num_workers": 2}])
 def test_an_epoch_leaves_the_global_generators_of_this_process_only(
-    root: Path, options: LoaderOptions
+    root: Path, options: dict[str, Any]
 ) -> None:
-    transform = three_numbers if options.engine == "process" or not options.num_workers else noisy
+    transform = noisy if options == {"engine": "thread", "num_workers": 2} else three_numbers
     dataset = open_dataset(root / "lmdb", transform, decode="numpy")
     before = states()
-    with closing(make_loader(dataset, BATCH, shuffle=True, options=options)) as loader:
+    with closing(make_loader(dataset, BATCH, shuffle=True, **options)) as loader:
         for _ in loader:
             assert states() == before
         next(iter(loader))
@@ -242,10 +241,10 @@ def test_a_collate_function_draws_differently_in_each_rank_worker_and_epoch(
     dataset = open_dataset(root / "hdf5", decode=CROP)
     drawn = []
     for rank in range(2):
-        rank_shard = RankShard(rank=rank, world_size=2)
+        this_rank = Rank(rank=rank, world_size=2)
         for persistent in (False, True):
             options = in_processes(
-                num_workers, collate_fn=mixed, rank_shard=rank_shard, persistent_workers=persistent
+                num_workers, collate_fn=mixed, rank=this_rank, persistent_workers=persistent
             )
             epochs = epochs_of(dataset, options)
             values = torch.cat([batch[:4] for epoch in epochs for batch in epoch])
@@ -263,8 +262,8 @@ def test_transforms_that_take_a_generator_are_equal_in_threads_and_processes(
     runs = [
         epochs_of(dataset, options)
         for options in (
-            LoaderOptions(engine="thread", num_workers=0),
-            LoaderOptions(engine="thread", num_workers=3),
+            {"engine": "thread", "num_workers": 0},
+            {"engine": "thread", "num_workers": 3},
             in_processes(0),
             in_processes(2, start_method=method),
         )
@@ -324,10 +323,13 @@ def test_wrapped_datasets_give_their_samples_with_the_epochs_random_numbers(
     dataset = WRAPPED[wrap](open_dataset(root / "lmdb", decode=CROP))
     alone = open_dataset(root / "lmdb", decode=CROP)
     expected_of = WRAPPED[wrap](alone)
-    options = LoaderOptions(
-        engine=engine, num_workers=num_workers, with_rows=True, start_method="fork"
-    )
-    with closing(make_loader(dataset, 2, shuffle=True, seed=SEED, options=options)) as loader:
+    options: dict[str, Any] = {
+        "engine": engine,
+        "num_workers": num_workers,
+        "with_rows": True,
+        "start_method": "fork",
+    }
+    with closing(make_loader(dataset, 2, shuffle=True, seed=SEED, **options)) as loader:
         for epoch in range(2):
             alone.set_epoch(epoch, SEED)
             order = Order(size=len(dataset), shuffle=True, seed=SEED)
@@ -384,7 +386,9 @@ def test_two_loaders_of_one_dataset_do_not_disturb_each_other(
                 number + 2,
                 shuffle=True,
                 seed=number,
-                options=LoaderOptions(engine=engine, num_workers=number + 1, start_method="fork"),
+                engine=engine,
+                num_workers=number + 1,
+                start_method="fork",
             )
             for number, (part, engine) in enumerate(zip(parts, engines, strict=True))
         ]
@@ -405,11 +409,11 @@ NEW_PROCESS = """
 import json, sys
 sys.path[:0] = sys.argv[4:]
 from loading import BATCH, CROP, SEED, prints_of
-from shardkit import LoaderOptions, make_loader, open_dataset
+from shardkit import make_loader, open_dataset
 if __name__ == "__main__":
-    options = LoaderOptions(engine=sys.argv[3], num_workers=2)
+    options = dict(engine=sys.argv[3], num_workers=2)
     dataset = open_dataset(sys.argv[1], decode=CROP)
-    loader = make_loader(dataset, BATCH, shuffle=True, seed=SEED, options=options)
+    loader = make_loader(dataset, BATCH, shuffle=True, seed=SEED, **options)
     loader.load_state_dict(json.loads(sys.argv[2]))
     print(json.dumps([prints_of(loader), prints_of(loader)]))
     loader.close()
@@ -446,8 +450,8 @@ def test_the_next_epoch_waits_for_abandoned_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(processes, "_POLL_SECONDS", 0.05)
-    options = LoaderOptions(engine="process", num_workers=1, start_method="fork")
-    loader = make_loader(Slow(), 1, options=options)
+    options: dict[str, Any] = {"engine": "process", "num_workers": 1, "start_method": "fork"}
+    loader = make_loader(Slow(), 1, **options)
     assert next(iter(loader)).tolist() == [0]
     assert [batch.item() for batch in loader] == list(range(8))
     loader.close()
@@ -459,7 +463,7 @@ def test_the_next_epoch_waits_for_abandoned_requests(
 def test_a_worker_that_dies_with_a_lock_blocks_nobody(root: Path, dropped: bool) -> None:
     """SIGTERM may come while a worker looks whether it is to end; the lock of that stays locked."""
     dataset = open_dataset(root / "lmdb", decode=CROP)
-    loader = make_loader(dataset, BATCH, options=LoaderOptions(engine="process", num_workers=1))
+    loader = make_loader(dataset, BATCH, engine="process", num_workers=1)
     batches = iter(loader)
     next(batches)
     iterator = loader._engine._iterator  # type: ignore[union-attr]
@@ -483,13 +487,13 @@ def test_workers_leave_no_folders_behind(
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys, tempfile, torch\n"
-        "from shardkit import LoaderOptions, make_loader\n"
+        "from shardkit import make_loader\n"
         "class Large:\n"
         "    def __len__(self): return 8\n"
         "    def __getitem__(self, row): return torch.zeros(200_000), 0\n"
         "if __name__ == '__main__':\n"
-        f"    options = LoaderOptions(engine='process', num_workers=2, start_method={method!r})\n"
-        "    loader = make_loader(Large(), 2, options=options)\n"
+        f"    options = dict(engine='process', num_workers=2, start_method={method!r})\n"
+        "    loader = make_loader(Large(), 2, **options)\n"
         "    print(len(list(loader)), len(os.listdir(sys.argv[1])))\n"
         "    assert tempfile.gettempdir() == sys.argv[1]\n"
         "    loader.close()\n"
@@ -512,7 +516,8 @@ def test_workers_leave_no_folders_behind(
 
 FORKED = """
 import os, sys
-from shardkit import LoaderFailed, LoaderOptions, make_loader
+from shardkit import make_loader
+from shardkit.errors import LoaderFailed
 
 class Rows:
     def __len__(self):
@@ -521,10 +526,10 @@ class Rows:
     def __getitem__(self, row):
         return row
 
-options = LoaderOptions(
+options = dict(
     engine=sys.argv[1], num_workers=2, persistent_workers=sys.argv[2] == "persistent"
 )
-loader = make_loader(Rows(), 2, options=options)
+loader = make_loader(Rows(), 2, **options)
 batches = iter(loader)
 rows = next(batches).tolist()
 child = os.fork()

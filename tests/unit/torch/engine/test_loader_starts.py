@@ -14,14 +14,14 @@ ROWS = 8
 
 BEFORE = """
 import threading, torch
-from shardkit import LoaderOptions, UsageError, make_loader, open_dataset
+from shardkit import UsageError, make_loader, open_dataset
 
 def augment(image):
     return torch.from_numpy(image).float() + 1
 
 def loader(**options):
     dataset = open_dataset({place!r}, decode="numpy", transform=augment)
-    return make_loader(dataset, 2, options=LoaderOptions(num_workers=2, **options))
+    return make_loader(dataset, 2, num_workers=2, **options)
 
 def count(loader):
     return sum(len(labels) for _, labels in loader)
@@ -107,6 +107,28 @@ def test_threads_are_used_if_workers_cannot_start(
     assert "using threads, since " in warned
     assert reason in warned
     assert ("if __name__" in warned) == (how == "script")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("stdin", "has no file (<stdin>)"), ("script", "has no `if __name__ == '__main__':` guard")],
+)
+@pytest.mark.slow
+def test_a_start_method_that_needs_the_main_file_is_refused(
+    tmp_path: Path, code: str, how: str, reason: str, method: str
+) -> None:
+    use = f"""
+    try:
+        count(loader(engine="process", start_method={method!r}))
+    except UsageError as error:
+        print(error)
+    """
+    told, _ = run(tmp_path, code + textwrap.dedent(use), how)
+
+    assert told.startswith(f"workers would be started by {method}, but ")
+    assert reason in told
 
 
 @pytest.mark.timeout(300)

@@ -19,7 +19,6 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 from shardkit import (
     CenterCrop,
     IterableShardDataset,
-    LoaderOptions,
     Resize,
     ShardDataset,
     make_loader,
@@ -27,7 +26,7 @@ from shardkit import (
     with_rng,
 )
 from shardkit.torch.data.memory import SHARED_MEMORY
-from shardkit.torch.data.nested import parts
+from shardkit.torch.data.nested import inner_datasets
 from shardkit.torch.engine import preflight
 from shardkit.torch.engine.preflight import (
     batch_bytes,
@@ -127,8 +126,8 @@ def test_a_loader_uses_one_worker_per_cpu(
     assert make_loader(dataset, 2).num_workers == 6
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert make_loader(dataset, 2).num_workers == 2
-    assert make_loader(dataset, 2, options=LoaderOptions(num_workers=5)).num_workers == 5
-    assert make_loader(dataset, 2, options=LoaderOptions(num_workers=0)).num_workers == 0
+    assert make_loader(dataset, 2, num_workers=5).num_workers == 5
+    assert make_loader(dataset, 2, num_workers=0).num_workers == 0
 
 
 # What holds the GIL.
@@ -139,8 +138,8 @@ def test_parts_are_found_through_any_nesting(dataset: ShardDataset) -> None:
     nested: Any = Subset(
         ConcatDataset([Subset(dataset, [0]), ConcatDataset([other, dataset])]), [1]
     )
-    assert list(parts(nested)) == [dataset, other, dataset]
-    assert list(parts(dataset)) == [dataset]
+    assert list(inner_datasets(nested)) == [dataset, other, dataset]
+    assert list(inner_datasets(dataset)) == [dataset]
 
 
 def with_transforms(
@@ -283,7 +282,7 @@ def test_the_soft_limit_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def choice(dataset: Any, **options: Any) -> tuple[str, str]:
-    loader = make_loader(dataset, 8, options=LoaderOptions(**{"num_workers": 2, **options}))
+    loader = make_loader(dataset, 8, **{"num_workers": 2, **options})
     assert loader.reason in repr(loader)
     return loader.engine, loader.reason
 

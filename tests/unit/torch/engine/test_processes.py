@@ -16,9 +16,10 @@ from loading import METHODS
 from pairwise import pairwise
 from torch.utils.data import DataLoader, Dataset, StackDataset
 
-from shardkit import CorruptRecord, CorruptShard, ShardDataset, collate, open_dataset
+from shardkit import ShardDataset, collate, open_dataset
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
+from shardkit.errors import CorruptRecord, CorruptShard
 from shardkit.sources.imagefolder import scan_imagefolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

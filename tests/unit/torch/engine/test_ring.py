@@ -18,7 +18,7 @@ import torch.multiprocessing
 from helpers import DEADLINE
 from torch.utils.data import Dataset
 
-from shardkit import LoaderOptions, make_loader
+from shardkit import make_loader
 from shardkit.torch.data.read_context import new_block
 from shardkit.torch.engine.ring import INLINE_BYTES, Packed, Ring, Slots
 
@@ -454,36 +454,45 @@ def check(block: torch.Tensor, numbers: torch.Tensor) -> None:
     assert torch.equal(block.amin((1, 2)), block.amax((1, 2)))
 
 
+def check_all(block: torch.Tensor, numbers: torch.Tensor, floats: Any) -> None:
+    check(block, numbers)
+    assert_all(floats, float(numbers[0]))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_batches_of_workers_stay_valid(num_workers: int) -> None:
-    options = LoaderOptions(
-        engine="process",
-        num_workers=num_workers,
-        start_method="fork",
-        timeout=DEADLINE,
-        collate_fn=as_blocks,
-    )
-    loader = make_loader(Rows(130), 4, shuffle=True, options=options)
+    options: dict[str, Any] = {
+        "engine": "process",
+        "num_workers": num_workers,
+        "start_method": "fork",
+        "timeout": DEADLINE,
+        "collate_fn": as_blocks,
+    }
+    loader = make_loader(Rows(130), 4, shuffle=True, **options)
     chance = np.random.default_rng(0)
     held: list[Any] = []
     for _ in range(3):
         for block, numbers, floats in loader:
             held.append((block, numbers, floats))
             if chance.random() < 0.7:
-                held.pop(int(chance.integers(len(held))))
-            for kept, kept_numbers, kept_floats in held:
-                check(kept, kept_numbers)
-                assert_all(kept_floats, float(kept_numbers[0]))
+                check_all(*held.pop(int(chance.integers(len(held)))))
+        for batch in held:
+            check_all(*batch)
     loader.close()
-    for kept, kept_numbers, _ in held:  # and beyond the end of the workers
-        check(kept, kept_numbers)
+    for batch in held:  # and beyond the end of the workers
+        check_all(*batch)
 
 
 def test_unknown_objects_from_workers_stay_valid() -> None:
-    options = LoaderOptions(
-        engine="process", num_workers=1, start_method="fork", timeout=DEADLINE, collate_fn=hidden
-    )
-    loader = make_loader(Rows(60), 3, options=options)
+    options: dict[str, Any] = {
+        "engine": "process",
+        "num_workers": 1,
+        "start_method": "fork",
+        "timeout": DEADLINE,
+        "collate_fn": hidden,
+    }
+    loader = make_loader(Rows(60), 3, **options)
     held = list(loader)
     for found, numbers in held:
         check(found.images, numbers)
@@ -491,10 +500,14 @@ def test_unknown_objects_from_workers_stay_valid() -> None:
 
 
 def test_a_loader_continues_after_a_failed_batch() -> None:
-    options = LoaderOptions(
-        engine="process", num_workers=1, start_method="fork", timeout=DEADLINE, collate_fn=as_blocks
-    )
-    loader = make_loader(Rows(40, fails=9), 4, options=options)
+    options: dict[str, Any] = {
+        "engine": "process",
+        "num_workers": 1,
+        "start_method": "fork",
+        "timeout": DEADLINE,
+        "collate_fn": as_blocks,
+    }
+    loader = make_loader(Rows(40, fails=9), 4, **options)
     for _ in range(3):
         loader.set_epoch(0)
         seen = 0

@@ -23,29 +23,28 @@ from loading import close, prints_of
 from torch.utils.data import Dataset
 
 from shardkit import (
-    CorruptRecord,
-    LoaderFailed,
-    LoaderOptions,
-    Order,
     RandomResizedCrop,
-    RankShard,
+    Rank,
     ShardDataset,
-    TransformFailed,
     collate,
     make_loader,
     open_dataset,
     with_rng,
 )
+from shardkit.errors import CorruptRecord, LoaderFailed, TransformFailed
+from shardkit.sampling.order import Order
 from shardkit.torch.data.schedule import BatchSchedule, Request
 from shardkit.torch.engine.fetch import Fetch
+from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.engine.threads import _RUNNING, ThreadEngine
 
 ROWS = 24
 BATCH = 2
 BATCHES = ROWS // BATCH
 
-QUICK = 8.0
-"""Seconds in which a process must end: the engine waits 2 s for threads that hang."""
+QUICK = 30.0
+"""Seconds in which a busy process must end: the engine waits 2 s for threads that hang, which do so
+for `DEADLINE`."""
 
 Hook = Callable[[int], object]
 
@@ -73,7 +72,7 @@ def make_engine(dataset: Any, *, prefetch: int | None = None, **options: Any) ->
 
 def requests(taken: list[Request] | None = None) -> Iterator[Request]:
     """Yield the requests of an epoch in stored order; consumed ones are recorded."""
-    schedule = BatchSchedule(Order(size=ROWS), BATCH, RankShard(rank=0, world_size=1))
+    schedule = BatchSchedule(Order(size=ROWS), BATCH, Rank(rank=0, world_size=1))
     for request in schedule.requests(0):
         if taken is not None:
             taken.append(request)
@@ -228,12 +227,13 @@ def test_small_batches_are_read_at_once_and_equal_single_ones(
         found = []
         for prefetch in (None, 1):
             sizes.clear()
-            options = LoaderOptions(
-                engine="thread", num_workers=2, prefetch_factor=prefetch, with_rows=True
-            )
-            loader = make_loader(
-                dataset, BATCH, samples_per_epoch=16, endless=True, options=options
-            )
+            options: dict[str, Any] = {
+                "engine": "thread",
+                "num_workers": 2,
+                "prefetch_factor": prefetch,
+                "with_rows": True,
+            }
+            loader = make_loader(dataset, BATCH, samples_per_epoch=16, endless=True, **options)
             batches = list(itertools.islice(loader, 30))
             found.append(
                 [list(each.values() if isinstance(each, dict) else each) for each in batches]
@@ -252,9 +252,7 @@ def test_a_fault_among_batches_read_at_once_comes_with_its_own(
     content = bytearray(shard.read_bytes())
     content[int(shards.rows["offset"][7]) + 60] ^= 1
     shard.write_bytes(content)
-    loader = make_loader(
-        open_dataset(copy, decode="torch"), BATCH, options=LoaderOptions(num_workers=1)
-    )
+    loader = make_loader(open_dataset(copy, decode="torch"), BATCH, num_workers=1)
     found: list[Any] = []
     with pytest.raises(CorruptRecord, match="row 7"):
         found.extend(loader)
@@ -270,10 +268,10 @@ def test_a_failing_collate_function_fails_its_own_batch_once(images: Path) -> No
             raise ValueError("third")
         return collate(samples)
 
-    options = LoaderOptions(engine="thread", num_workers=1, collate_fn=refuse)
+    options: dict[str, Any] = {"engine": "thread", "num_workers": 1, "collate_fn": refuse}
     found: list[Any] = []
     with pytest.raises(ValueError, match="third"):
-        found.extend(make_loader(open_dataset(images, decode="torch"), BATCH, options=options))
+        found.extend(make_loader(open_dataset(images, decode="torch"), BATCH, **options))
     assert (len(found), called) == (2, [0, 1, 2])
 
 
@@ -415,7 +413,7 @@ def test_requests_of_an_abandoned_iteration_are_dropped() -> None:
 
 
 def test_a_loader_can_be_used_in_another_thread() -> None:
-    loader = make_loader(Rows(), BATCH, options=LoaderOptions(engine="thread", num_workers=2))
+    loader = make_loader(Rows(), BATCH, engine="thread", num_workers=2)
     begun = iter(loader)
     found = [next(begun).tolist()]
 
@@ -432,7 +430,7 @@ def test_a_loader_can_be_used_in_another_thread() -> None:
 
 SCRIPT = """
 import sys, threading
-from shardkit import LoaderOptions, make_loader
+from shardkit import make_loader
 
 hangs = threading.Event()
 
@@ -447,7 +445,7 @@ class Rows:
             {hang}
         return row
 
-loader = make_loader(Rows(), 4, options=LoaderOptions(engine="thread", num_workers=2, timeout=0.0))
+loader = make_loader(Rows(), 4, engine="thread", num_workers=2, timeout=0.0)
 batches = iter(loader)
 next(batches), next(batches)
 {end}
@@ -477,11 +475,13 @@ def end_of(child: subprocess.Popen[str]) -> tuple[int, str]:
     return child.returncode, told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang", ["threading.Event().wait()", "while True: pass"])
 def test_the_interpreter_ends_cleanly_during_an_epoch(hang: str) -> None:
     assert end_of(begin(hang=hang, end="hangs.wait()")) == (0, "")
 
 
+@pytest.mark.slow
 def test_an_exit_code_is_kept_while_a_transform_hangs() -> None:
     child = begin(hang="threading.Event().wait()", end="hangs.wait(); sys.exit(7)")
     assert end_of(child) == (7, "")

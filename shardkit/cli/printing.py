@@ -1,0 +1,189 @@
+"""Print numbers, tables and progress on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from shardkit.cli.console import say
+from shardkit.cli.run import Run
+from shardkit.errors import Problem
+from shardkit.system.formatting import amount
+from shardkit.system.pool import Progress
+from shardkit.system.text import printable, shortened
+
+_WIDTH = 100
+
+if TYPE_CHECKING:  # measuring loads torch, which converting does not need
+    from shardkit.measure.runner.rounds import Watch
+
+
+def line(name: str, text: str) -> None:
+    """Print a named line of a summary."""
+    say(f"  {name:<9} {text}")
+
+
+def show_text(text: str) -> None:
+    """Print the lines of a text."""
+    for part in text.split("\n"):
+        say(part)
+
+
+def table(rows: Sequence[Sequence[str]], *, limit: int | None = None) -> None:
+    """Print at most ``limit`` rows; the first column is left-aligned, all others right-aligned."""
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows[:limit]:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        say("    " + "  ".join(cells))
+    if limit is not None and len(rows) > limit:
+        say(f"    ... and {len(rows) - limit:,} more (--json prints all)")
+
+
+def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
+    """Print a text in lines of 100 characters.
+
+    Args:
+        text: The text.
+        indent: Start of every line but the first.
+        first: Start of the first line.
+        cut: Whether to break words that are longer than a line, such as paths.
+    """
+    lines = textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=cut,
+        break_on_hyphens=False,
+    )
+    for part in lines:
+        say(part)
+
+
+def some(names: Sequence[str], limit: int = 8, *, counted: bool = True) -> str:
+    """Return the first ``limit`` names, separated by commas, and perhaps the number of all."""
+    text = ", ".join(printable(name) for name in names[:limit])
+    more = f" ... ({len(names):,} in all)" if counted else " ..."
+    return text + (more if len(names) > limit else "")
+
+
+_NOTES = {
+    "orientation": "with an EXIF orientation, which readers do not apply; convert --orient does",
+    "odd": "with harmless JPEG faults, such as extra bytes; readers decode them as Pillow does",
+    "damaged": "with lost JPEG data, due to --tolerate-damage; readers decode them as Pillow does",
+    "dropped": "lost boxes or keypoints that the crop cut off; --resize-mode pad keeps them all",
+    "frames": "with several frames or pages; readers take the first",
+}
+
+
+def show_notes(notes: Mapping[str, int], recipe: Mapping[str, Any]) -> None:
+    """Print a dataset's notes on images that were stored unchanged."""
+    for name, count in notes.items():
+        text = _NOTES.get(name, name)
+        if name == "small" and recipe["resize"]:
+            box = "x".join(map(str, recipe["resize"]))
+            text = f"{'is' if count == 1 else 'are'} smaller than {box}; --enlarge scales them up"
+        line("noted", f"{amount(count, 'image')} {text}")
+
+
+def ignored_counts(ignored: Mapping[str, int]) -> str:
+    """Return the numbers of files that a conversion ignored, by reason."""
+    return "; ".join(f"{count:,} {printable(reason)}" for reason, count in ignored.items())
+
+
+class Bar(tqdm):  # type: ignore[type-arg]
+    """A progress bar on standard error that escapes control characters in names."""
+
+    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
+        """Set the text before the bar."""
+        super().set_description_str(printable(desc or ""), refresh)
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+        """Set the text after the bar."""
+        super().set_postfix_str(printable(s), refresh)
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.write(printable(text), file=self.fp)
+
+
+class Tally:
+    """Adds up progress reports, and may show them in a bar."""
+
+    def __init__(self, run: Run, bar: Bar | None = None) -> None:
+        self._run, self._bar = run, bar
+        self.images = 0
+        self.bytes = 0
+        """Bytes of encoded images read."""
+        self.bad = 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of the run, above 0."""
+        return max(self._run.seconds, 1e-9)
+
+    def __call__(self, progress: Progress) -> None:
+        """Add a report and update the bar."""
+        self.images += progress.images
+        self.bytes += progress.bytes
+        self.bad += progress.bad
+        if (bar := self._bar) is not None:
+            bar.total = progress.total or bar.total
+            rate = self.bytes / 1e6 / self.seconds
+            bar.set_postfix_str(f"{rate:.1f} MB/s read, {self.bad} bad", refresh=False)
+            bar.update(progress.images)
+
+
+@contextlib.contextmanager
+def progress_bar(run: Run, action: str, *, total: int | None = None) -> Iterator[Tally]:
+    """Show progress within the block if standard error is a terminal.
+
+    Args:
+        run: The run, which may be quiet.
+        action: One word for the work.
+        total: Number of images; None if the first report gives it.
+    """
+    hidden = run.output.quiet or None
+    with Bar(total=total, desc=action, unit="img", disable=hidden, leave=False) as bar:
+        yield Tally(run, bar)
+
+
+@contextlib.contextmanager
+def measuring_bar(run: Run, *, unit: str = "measurement") -> Iterator[Watch]:
+    """Show the current measurement within the block if standard error is a terminal.
+
+    Args:
+        run: The run, which may be quiet.
+        unit: Unit of the work.
+    """
+    hidden = run.output.quiet or None
+    shape = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}{postfix}"
+    with Bar(desc="measuring", unit=unit, disable=hidden, leave=False, bar_format=shape) as bar:
+
+        def watch(text: str, done: float, total: float) -> None:
+            bar.total = total
+            bar.set_postfix_str(shortened(text, 50), refresh=False)
+            bar.update(done - bar.n)
+            bar.refresh()
+
+        yield watch
+
+
+def show_problems(problems: Sequence[Problem], *, limit: int | None = None) -> None:
+    """Print bad images, at most ``limit`` for a command that prints all with ``--json``."""
+    for text in problem_lines(problems, limit=limit):
+        say(f"  bad: {text}", err=True)
+
+
+def problem_lines(problems: Sequence[Problem], *, limit: int | None) -> list[str]:
+    """Return bad images as text, at most ``limit``."""
+    texts = [f"{printable(problem.path)}: {problem.reason}" for problem in problems[:limit]]
+    if more := len(problems) - len(texts):
+        texts.append(f"... and {more:,} more (--json prints all)")
+    return texts

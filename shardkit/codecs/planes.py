@@ -1,0 +1,245 @@
+"""Planes: what a JPEG decoder has before it upsamples chroma and converts to RGB.
+
+The record is a Y4M file of one frame, full range. It is finished to RGB exactly as libjpeg does,
+for the region that is needed. This module is the reference for that, in NumPy; the compiled module
+gives the same pixels.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.codecs import turbo
+from shardkit.codecs.turbo import Region
+from shardkit.errors import BadImage, UsageError
+from shardkit.system import compiled
+
+Plane = npt.NDArray[np.uint8]
+"""uint8 of shape (height, width)."""
+
+_HEADER = "YUV4MPEG2 W{} H{} F1:1 Ip A1:1 C{} XCOLORRANGE=FULL\nFRAME\n"
+_PATTERN = re.compile(
+    _HEADER.format(r"([1-9][0-9]{0,8})", r"([1-9][0-9]{0,8})", r"(420jpeg|422|444|mono)").encode()
+)
+_HEADER_BYTES = 128
+"""No header is longer."""
+
+_NAMES = {400: "mono", 420: "420jpeg", 422: "422", 444: "444"}
+"""Y4M's name of each chroma sampling."""
+_HALVES = {"420jpeg": (True, True), "422": (True, False), "444": (False, False)}
+"""Whether chroma has half the width and half the height, rounded up."""
+
+_NARROW = 2
+"""Up to this width, libjpeg repeats samples of chroma instead of interpolating them."""
+
+
+class _Layout(NamedTuple):
+    """The header of a record."""
+
+    width: int
+    height: int
+    chroma: str
+    """Name of the sampling."""
+    start: int
+    """Bytes of the header."""
+
+    @property
+    def sides(self) -> list[tuple[int, int]]:
+        """Height and width of each plane."""
+        luma = self.height, self.width
+        if self.chroma not in _HALVES:
+            return [luma]
+        half_width, half_height = _HALVES[self.chroma]
+        chroma = (self.height + half_height) >> half_height, (self.width + half_width) >> half_width
+        return [luma, chroma, chroma]
+
+
+def is_planes(data: bytes) -> bool:
+    """Return whether the bytes of a stored image are planes."""
+    return data.startswith(_HEADER[:10].encode())
+
+
+def stated_size(record: bytes | memoryview) -> tuple[int, int]:
+    """Return width and height of a record.
+
+    Raises:
+        BadImage: If its header is not one of these records, or its length differs from it.
+    """
+    layout = _layout(record)
+    return layout.width, layout.height
+
+
+def decode(
+    record: bytes | memoryview,
+    region: Region | None = None,
+    out: npt.NDArray[np.uint8] | None = None,
+) -> npt.NDArray[np.uint8]:
+    """Return a region of a record as RGB, equal to libjpeg's decode of the JPEG in every byte.
+
+    Args:
+        record: The record.
+        region: The region, inside the image; None for all of it.
+        out: Array for the pixels, of exactly their shape; None allocates it.
+
+    Returns:
+        uint8 of shape (height, width, 3); ``out`` if given.
+
+    Raises:
+        BadImage: If the record is damaged.
+    """
+    layout = _layout(record)
+    if region is None:
+        region = Region(0, 0, layout.width, layout.height)
+    if out is None:
+        out = np.empty((region.height, region.width, 3), np.uint8)
+    if not compiled.finish_planes(record, (layout.width, layout.height), region, out):
+        out[:] = _finish(record, layout, region)
+    return out
+
+
+def require_jpeg_planes() -> None:
+    """Refuse to store planes if nothing can read those of a JPEG.
+
+    Raises:
+        UsageError: If so, or if an environment variable does not name a TurboJPEG library.
+    """
+    if not (compiled.is_available() or turbo.available()):
+        raise UsageError(
+            "--encode planes requires the compiled module or TurboJPEG, and both are missing: "
+            "pip install 'shardkit[turbo]'"
+        )
+
+
+def from_jpeg(data: bytes) -> bytes | None:
+    """Return the record with exactly the planes of a JPEG's decoder.
+
+    Returns:
+        None if libjpeg warns of the JPEG, or it has no such planes: it is not 8-bit gray or YCbCr
+        with the sampling 4:2:0, 4:2:2 or 4:4:4.
+
+    Raises:
+        UsageError: As `require_jpeg_planes`.
+    """
+    require_jpeg_planes()
+    read = compiled.jpeg_planes if compiled.is_available() else turbo.decode_planes
+    planes = read(data)
+    if planes is None:
+        return None
+    width, height, sampling, content = planes
+    return _HEADER.format(width, height, _NAMES[sampling]).encode() + content
+
+
+def from_rgb(pixels: npt.NDArray[np.uint8], chroma: str) -> bytes:
+    """Return RGB as a record, converted and subsampled with libjpeg's arithmetic.
+
+    Args:
+        pixels: uint8 of shape (height, width, 3). Gray pixels have no chroma.
+        chroma: ``420`` or ``444``.
+    """
+    height, width, _ = pixels.shape
+    red, green, blue = np.moveaxis(pixels.astype(np.int32), 2, 0)
+    planes = [(19595 * red + 38470 * green + 7471 * blue + 32768) >> 16]
+    name = "mono"
+    if (red != green).any() or (green != blue).any():
+        name = _NAMES[int(chroma)]
+        middle = (128 << 16) + 32767
+        planes += [
+            (-11059 * red - 21709 * green + 32768 * blue + middle) >> 16,
+            (32768 * red - 27439 * green - 5329 * blue + middle) >> 16,
+        ]
+    if name == "420jpeg":
+        planes[1:] = map(_halved, planes[1:])
+    content = [plane.astype(np.uint8).tobytes() for plane in planes]
+    return b"".join([_HEADER.format(width, height, name).encode(), *content])
+
+
+def _layout(record: bytes | memoryview) -> _Layout:
+    match = _PATTERN.match(bytes(record[:_HEADER_BYTES]))
+    if match is None:
+        raise BadImage("it has no header of a Y4M file as shardkit writes it")
+    layout = _Layout(int(match[1]), int(match[2]), match[3].decode(), match.end())
+    size = layout.start + sum(height * width for height, width in layout.sides)
+    if len(record) != size:
+        raise BadImage(
+            f"it has {len(record):,} bytes; its header states {layout.width} x {layout.height} "
+            f"pixels of {layout.chroma}, which take {size:,}"
+        )
+    return layout
+
+
+def _planes(record: bytes | memoryview, layout: _Layout) -> list[Plane]:
+    planes, start = [], layout.start
+    for height, width in layout.sides:
+        plane = np.frombuffer(record, np.uint8, height * width, start)
+        planes.append(plane.reshape(height, width))
+        start += height * width
+    return planes
+
+
+def _finish(record: bytes | memoryview, layout: _Layout, region: Region) -> npt.NDArray[np.int32]:
+    """Return RGB of shape (height, width, 3)."""
+    rows = np.arange(region.top, region.top + region.height)
+    columns = np.arange(region.left, region.left + region.width)
+    luma, *chroma = _planes(record, layout)
+    y = luma[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].astype(np.int32)
+    if not chroma:
+        return np.repeat(y[:, :, None], 3, 2)
+    halves = _HALVES[layout.chroma]
+    blue, red = (_upsampled(plane, rows, columns, halves) - 128 for plane in chroma)
+    color = (
+        y + ((91881 * red + 32768) >> 16),
+        y + ((-22554 * blue - 46802 * red + 32768) >> 16),
+        y + ((116130 * blue + 32768) >> 16),
+    )
+    return np.stack(color, 2).clip(0, 255)
+
+
+def _upsampled(
+    plane: Plane,
+    rows: npt.NDArray[np.int64],
+    columns: npt.NDArray[np.int64],
+    halves: tuple[bool, bool],
+) -> npt.NDArray[np.int32]:
+    """Return chroma at some rows and columns of the image: libjpeg's triangle filter.
+
+    Each value is three parts of its nearest sample and one part of the next nearest, in both
+    directions. Where the sum is exactly between two values, it is rounded up and down by turns.
+    """
+    half_width, half_height = halves
+    if half_width and plane.shape[1] <= _NARROW:
+        return plane[rows // (1 + half_height)][:, columns // 2].astype(np.int32)
+    if half_height:
+        near, far = _neighbors(rows, plane.shape[0])
+        sums = 3 * plane[near].astype(np.int32) + plane[far]
+    else:
+        sums = plane[rows].astype(np.int32)
+    if not half_width:
+        return sums[:, columns]
+    near, far = _neighbors(columns, plane.shape[1])
+    sums = 3 * sums[:, near] + sums[:, far]
+    if half_height:
+        return (sums + np.where(columns % 2, 7, 8)) >> 4
+    return (sums + np.where(columns % 2, 2, 1)) >> 2
+
+
+def _neighbors(
+    positions: npt.NDArray[np.int64], count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the nearest and the next nearest of ``count`` samples, at half the positions."""
+    near = positions // 2
+    return near, np.clip(near + np.where(positions % 2, 1, -1), 0, count - 1)
+
+
+def _halved(plane: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Return the means of 2 x 2 samples; sums between two values are rounded up and down by turns.
+
+    The last row and column of odd sides are repeated.
+    """
+    height, width = plane.shape
+    plane = np.pad(plane, ((0, height % 2), (0, width % 2)), "edge")
+    sums = plane[::2, ::2] + plane[::2, 1::2] + plane[1::2, ::2] + plane[1::2, 1::2]
+    return (sums + 1 + np.arange(sums.shape[1]) % 2) >> 2

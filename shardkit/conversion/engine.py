@@ -1,0 +1,314 @@
+"""The engine of all conversions: carry out tasks, assemble their results, publish the dataset.
+
+`convert`, `append`, `merge` and `attach` plan: they decide on the tasks, or on the shards to link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from shardkit.conversion.assemble import Assembly, Piece
+from shardkit.conversion.build import ShardTask
+from shardkit.conversion.build_all import Builder
+from shardkit.conversion.disk import DiskReservation
+from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.plan import Plan, SplitPlan
+from shardkit.conversion.staging import StagingDirectory
+from shardkit.conversion.task import Built, ShardResult, Task, load_facts, load_result
+from shardkit.dataset.facts import FACT
+from shardkit.dataset.index import Index, IndexPart
+from shardkit.dataset.manifest import FACTS_NAME, ShardEntry
+from shardkit.errors import BadImages, ConversionFailed, DiskFull, Problem
+from shardkit.recipe import TOO_SMALL
+from shardkit.system.files import as_name, sync
+from shardkit.system.npy import NpyWriter
+from shardkit.system.text import as_command
+
+_Task = TypeVar("_Task", bound=Task)
+
+
+@dataclass
+class Work(Generic[_Task]):
+    """One dataset in progress: its tasks and their results."""
+
+    split: str
+    folder: Path
+    """Folder of the dataset."""
+    tasks: Sequence[_Task]
+    problems: Collection[Problem] = ()
+    """Files that the scan could not list."""
+    ignored: Iterable[Problem] = ()
+    """Files of the source that are not images."""
+    results: dict[Path, ShardResult] = field(default_factory=dict)
+    """The result of each finished task, by the folder of its part."""
+    indexes: dict[Path, tuple[Index, range]] = field(default_factory=dict)
+    """Where the index of a task is, by its folder, if it is not there: an index and rows of it."""
+
+    @property
+    def shards(self) -> list[ShardEntry]:
+        """The finished shards, in order."""
+        entries = (self.results[task.part].entry for task in self.tasks)
+        return [entry for entry in entries if entry is not None]
+
+    @property
+    def skipped(self) -> list[Problem]:
+        """The bad files, by path."""
+        bad = [problem for result in self.results.values() for problem in result.bad]
+        return sorted([*self.problems, *bad], key=lambda problem: problem.path)
+
+    def piece(self) -> Piece:
+        """Return what an assembly needs of the finished shards."""
+        notes = Counter[str]()
+        for result in self.results.values():
+            notes.update(result.notes)
+        return Piece(
+            shards=self.shards,
+            index=self._index(),
+            notes=notes,
+            skipped=self.skipped,
+            ignored=self.ignored,
+        )
+
+    def _index(self) -> Iterator[IndexPart]:
+        for task, shard in zip(self.tasks, self.shards, strict=True):
+            here = Index(task.part, shard.rows, task.schema), range(shard.rows)
+            index, rows = self.indexes.get(task.part, here)
+            yield from index.pieces(rows)
+
+
+@contextlib.contextmanager
+def publishing(
+    staging: StagingDirectory, fingerprint: ConversionFingerprint, *, force: bool
+) -> Iterator[bool]:
+    """Start a run, or resume one; at the end of the block, publish the dataset in ``staging``.
+
+    Yields whether the block must make the dataset. An earlier run may have been interrupted while
+    it published the same one. If the block saves no manifest, nothing is published.
+
+    Args:
+        staging: The staging directory.
+        fingerprint: Everything that determines the result.
+        force: Discard another unfinished run.
+
+    Raises:
+        UsageError: If there is another unfinished run.
+    """
+    staging.start(fingerprint, force=force)
+    is_ready = staging.is_ready
+    yield not is_ready
+    if is_ready or staging.is_complete:
+        staging.publish()
+
+
+def shard_task(
+    plan: Plan, split: SplitPlan, shard: int, staging: StagingDirectory, *, first: int = 0
+) -> ShardTask:
+    """Return the task that builds a shard in a staging directory.
+
+    Args:
+        plan: The plan.
+        split: The shard's split.
+        shard: Position of the shard in the plan of the split.
+        staging: The staging directory.
+        first: Number of the first shard of the plan.
+    """
+    number = first + shard
+    return ShardTask(
+        split=split.name,
+        number=number,
+        folder=staging.dataset / as_name(split.name),
+        part=staging.state / "parts" / as_name(split.name) / f"{number:06d}",
+        format=plan.options.to,
+        recipe=plan.options.recipe,
+        schema=plan.scan.schema,
+        source=split.shard_source(shard),
+        meta=split.meta,
+        software=plan.software,
+        keep=plan.options.on_error == "skip",
+    )
+
+
+def prepare(
+    split: SplitPlan,
+    plan: Plan,
+    staging: StagingDirectory,
+    *,
+    first: int = 0,
+    facts: bool = False,
+) -> Work[ShardTask]:
+    """Return the work to build the shards of a split.
+
+    Args:
+        split: The plan of the split.
+        plan: The plan.
+        staging: The staging directory.
+        first: Number of the first shard.
+        facts: Whether to measure the images, too.
+    """
+    folder = staging.dataset / as_name(split.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = [shard_task(plan, split, shard, staging, first=first) for shard in range(split.shards)]
+    return Work(
+        split.name,
+        folder,
+        [replace(task, facts=facts) for task in tasks],
+        problems=plan.scan.problems.get(split.name, ()),
+        ignored=plan.scan.ignored.get(split.name, ()),
+    )
+
+
+def run(works: Sequence[Work[_Task]], builder: Builder) -> Iterator[tuple[_Task, Built]]:
+    """Carry out all tasks without a result; add and yield the results."""
+    done, tasks = divide(works)
+    of_part = {task.part: work for work in works for task in work.tasks}
+    for task, built in builder.run(done, tasks):
+        of_part[task.part].results[task.part] = built.result
+        yield task, built
+
+
+def divide(works: Sequence[Work[_Task]]) -> tuple[list[_Task], list[_Task]]:
+    """Return the tasks without a result: those that an earlier run seems to have finished first."""
+    done: list[_Task] = []
+    others: list[_Task] = []
+    for work in works:
+        for task in work.tasks:
+            if task.part not in work.results:
+                (done if load_result(task) else others).append(task)
+    return done, others
+
+
+def build(
+    works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingDirectory, builder: Builder
+) -> int:
+    """Build all shards; return the number of shards kept from an earlier run.
+
+    Raises:
+        BadImages: If images are bad, and may not or cannot be left out.
+        DiskFull: If the disk lacks space.
+    """
+    sizes = {
+        task.part: size
+        for work, split in zip(works, plan.splits, strict=True)
+        for task, size in zip(work.tasks, split.shard_bytes, strict=True)
+    }
+    done, tasks = divide(works)
+    staging.prune({task.path for task in done})
+    needs = [0] * len(done) + [sizes[task.part] for task in tasks]
+    recipe = plan.options.recipe
+    ahead, copies = builder.workers, plan.storage.copies
+    space = DiskReservation(staging.folder, needs, ahead=ahead, copies=copies)
+    kept = 0
+    kept_as_it_is = recipe.keeps_bytes and plan.scan.exact_sizes
+    with space.reserved(exact=kept_as_it_is or recipe.raw_shape is not None):
+        try:
+            for _, built in run(works, builder):
+                kept += built.kept
+                entry = built.result.entry
+                space.release(entry.bytes if entry and not built.kept else 0)
+        except DiskFull as error:
+            raise DiskFull(f"{error} {space.need()}") from error
+    require_good(works, plan, staging)
+    return kept
+
+
+def collect(works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingDirectory) -> None:
+    """Load the results of all shards, which jobs have built.
+
+    Raises:
+        BadImages: As `build`.
+        ConversionFailed: If shards are missing.
+    """
+    tasks = [(work, task) for work in works for task in work.tasks]
+    missing = []
+    for number, (work, task) in enumerate(tasks):
+        if (result := load_result(task)) is None:
+            missing.append(number)
+        else:
+            work.results[task.part] = result
+    require_done(missing, len(tasks), staging.target)
+    staging.prune({task.path for _, task in tasks})
+    require_good(works, plan, staging)
+
+
+def require_done(missing: Sequence[int], tasks: int, target: Path | str) -> None:
+    """Refuse to commit while tasks are not done.
+
+    Raises:
+        ConversionFailed: If there are any. The message names them.
+    """
+    if missing:
+        more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
+        raise ConversionFailed(
+            f"{len(missing):,} of {tasks:,} tasks are not done: "
+            f"{', '.join(map(str, missing[:_NAMED]))}{more}. Build them with "
+            f"{as_command('work', target, '--claim')}, then commit again."
+        )
+
+
+_NAMED = 20
+"""Tasks that a message names; it counts the others."""
+
+
+def require_good(works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingDirectory) -> None:
+    """Raise if images are bad, unless they may be left out and others remain."""
+    problems = [
+        Problem(path="/".join(filter(None, (work.split, problem.path))), reason=problem.reason)
+        for work in works
+        for problem in work.skipped
+    ]
+    shards = sum(shard.rows > 0 for work in works for shard in work.shards)
+    skip = plan.options.on_error == "skip"
+    if not problems or (skip and shards):
+        return
+    count = f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}"
+    small = sum(TOO_SMALL in problem.reason for problem in problems)
+    if small:
+        count += f", {small} of them too small ({TOO_SMALL} accepts these)"
+    if skip or not shards:
+        staging.discard()
+        remedy = "No good image is left." if skip else f"{_FIX}."
+        message = f"{count}; nothing was written. {remedy}"
+    else:
+        staging.save_bad_files([problem.path for problem in problems])
+        kept = f"{shards} shard{'s' if shards > 1 else ''} without bad files"
+        message = (
+            f"{count}; no dataset was written. {_FIX}: a rerun reuses {kept} unless files are "
+            "removed, since each shard records the total number of images. (To give up, remove "
+            f"{staging.folder}.)"
+        )
+    error = BadImages(f"{message} The first is {problems[0].path}: {problems[0].reason}")
+    error.problems = tuple(problems)
+    raise error
+
+
+_FIX = "Fix bad files, or leave them out with --on-error skip"
+
+
+def assembly(work: Work[ShardTask], plan: Plan) -> Assembly:
+    """Return the assembly of a split's dataset, without its pieces."""
+    (split,) = (split for split in plan.splits if split.name == work.split)
+    return Assembly(
+        folder=work.folder,
+        format=plan.options.to,
+        schema=plan.scan.schema,
+        raw_shape=plan.options.recipe.raw_shape,
+        recipe=split.meta["recipe"],
+        source=split.meta["source"],
+        software=plan.software,
+    )
+
+
+def save_facts(work: Work[ShardTask]) -> None:
+    """Write the facts of a split next to its shards, if any were measured."""
+    path = work.folder / FACTS_NAME
+    if any((task.part / FACTS_NAME).exists() for task in work.tasks):
+        with closing(NpyWriter(path, FACT)) as writer:
+            for task, shard in zip(work.tasks, work.shards, strict=True):
+                writer.append(load_facts(task, shard.rows))
+        sync(path)

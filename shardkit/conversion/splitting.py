@@ -1,0 +1,103 @@
+"""Divide the rows of a dataset into train, val and test without copying (`shardkit split`)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.dataset.opened import OpenedDataset
+from shardkit.dataset.selection import LIST_HEAD
+from shardkit.dataset.source import DatasetSource
+from shardkit.errors import UsageError
+from shardkit.options import about, option, part, takes
+from shardkit.sources.divided import SIDES, Divided, Division, DivisionOptions
+from shardkit.system.files import is_temporary, remove_leftovers, require_local, write_atomically
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions(DivisionOptions):
+    """The options of `split`."""
+
+    seed: int = option(0, help="Seed of the division.", metavar="N")
+
+
+@dataclass(frozen=True)
+class SplitArguments(SplitOptions):
+    """The arguments of `split`."""
+
+    directory: str | Path = field(metadata=about("The dataset."))
+
+
+@takes(SplitArguments)
+def split(options: SplitArguments) -> dict[str, npt.NDArray[np.int64]]:
+    """Divide the rows of the dataset in ``directory``, for ``dataset.select(rows)``.
+
+    The split of a row depends only on its source path and the seed, so images that are added later
+    move no others, and fractions are approximate. ``stratify`` divides the images of each class
+    exactly; images that are added may then move a few. With ``group``, fractions are those of
+    groups, and with ``stratify`` those of images, as far as groups permit.
+
+    Returns:
+        Rows of ``train``, ``val`` and ``test``, in order: int64 of shape (N,).
+
+    Raises:
+        UsageError: If there is no dataset, it has splits, an option is invalid, or one of the three
+            would be empty.
+        CorruptDataset: If the manifest or index is damaged.
+    """
+    scan = Divided(DatasetSource(options.directory), part(options, Division)).scan()
+    return {
+        side: np.fromiter((entry.place for entry in images.entries), np.int64, len(images))
+        for side, images in scan.splits.items()
+    }
+
+
+def save_rows(
+    rows: dict[str, npt.NDArray[np.int64]], directory: Path, target: Path, *, force: bool = False
+) -> dict[str, Path]:
+    """Write lists of rows to text files, which ``convert dataset --rows`` and NumPy read.
+
+    Args:
+        rows: From `split`.
+        directory: The dataset, whose content digest each file states.
+        target: Folder for ``train.txt`` and the others.
+        force: Whether to replace or remove other lists there.
+
+    Returns:
+        The file of each side.
+
+    Raises:
+        UsageError: If the folder cannot be used, or has other files or lists.
+    """
+    require_local(target)
+    head = f"{LIST_HEAD}{OpenedDataset(directory).manifest.content_digest}\n"
+    texts = {target / f"{side}.txt": head + _lines(numbers) for side, numbers in rows.items()}
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        lists = {f"{side}.txt" for side in SIDES}
+        names = sorted(os.listdir(target))
+        if others := [name for name in names if name not in lists and not is_temporary(name)]:
+            listing = ", ".join(others[:5]) + (" ..." if len(others) > 5 else "")
+            raise UsageError(f"{target} holds other files ({listing}); choose a new folder")
+        former = [target / name for name in names if name in lists and target / name not in texts]
+        if former and not force:
+            raise UsageError(f"{former[0]} is a list of another split; --force removes it")
+        for path, text in texts.items():
+            if not force and path.exists() and path.read_bytes() != text.encode():
+                raise UsageError(f"{path} exists already, with other rows; --force replaces it")
+        for path, text in texts.items():
+            remove_leftovers(path)
+            write_atomically(path, text.encode())
+        for path in former:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+    return dict(zip(rows, texts, strict=True))
+
+
+def _lines(rows: npt.NDArray[np.int64]) -> str:
+    return "".join(f"{row}\n" for row in rows.tolist())

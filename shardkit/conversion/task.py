@@ -1,0 +1,232 @@
+"""A task of a conversion, and what it leaves: a part of the index, and the result that ends it.
+
+A task builds one shard, or indexes one archive. It may run anywhere, and more than once: each run
+saves the same result, and an intact one is not made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import secrets
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from shardkit.contracts import Images
+from shardkit.conversion.disk import as_failure
+from shardkit.dataset.facts import FACT, Facts
+from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, save_index
+from shardkit.dataset.manifest import FACTS_NAME, ShardEntry, build_typed
+from shardkit.errors import ConversionFailed, Problem
+from shardkit.kinds.field import Schema
+from shardkit.recipe import Recipe
+from shardkit.record import dump_json, load_json
+from shardkit.system.files import has_sha256, read_small, sha256_of, sync, write_atomically
+from shardkit.system.npy import StoredValues, save_npy
+from shardkit.system.pool import Meter
+from shardkit.system.safe_paths import UNFIT
+
+_RESULT = "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardResult:
+    """What a finished shard or archive adds to the manifest."""
+
+    entry: ShardEntry | None
+    """None if bad images prevented the shard."""
+    bad: list[Problem]
+    notes: dict[str, int]
+
+
+class Built(NamedTuple):
+    """The outcome of a task."""
+
+    result: ShardResult
+    kept: bool
+    """Whether an earlier run made it, and it is intact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """One shard to build or archive to index, with everything that a worker process needs."""
+
+    folder: Path
+    """Folder of the finished shard, or of the dataset."""
+    part: Path
+    """Folder for its part of the index, and for its result."""
+    recipe: Recipe
+    schema: Schema
+    """The fields of all records."""
+    source: Images
+    workers: int = 1
+    """Processes that may work on it: more than one if fewer tasks than workers are left."""
+
+    entry_type: ClassVar[type[ShardEntry]] = ShardEntry
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of the shard in the manifest."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """SHA-256 of everything that determines the result."""
+
+    @abstractmethod
+    def is_current(self, entry: ShardEntry) -> bool:
+        """Return whether the shard is there, by its size."""
+
+    @abstractmethod
+    def is_intact(self, entry: ShardEntry) -> bool:
+        """Return whether the shard has the bytes of its entry."""
+
+    def require_same_machine(self) -> None:  # noqa: B027 - most tasks run anywhere
+        """Refuse to run on a machine where the result would differ.
+
+        Raises:
+            UsageError: If it would.
+        """
+
+    @abstractmethod
+    def make(self) -> ShardResult:
+        """Make the shard or index; save part and result, if there is a shard."""
+
+
+def carry_out(task: Task) -> Built:
+    """Carry out a task, or find its result intact.
+
+    Raises:
+        ConversionFailed: If a file cannot be written, or differs from the input when read back.
+    """
+    try:
+        result = load_result(task)
+        if result is None or not _is_intact(task, result):
+            return Built(task.make(), kept=False)
+    except OSError as error:
+        raise as_failure(error, task.folder) from error
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise ConversionFailed(f"{error}: memory ran out. {FEWER}") from error
+    meter = Meter()
+    meter.add(images=len(task.source))
+    meter.flush()
+    return Built(result, kept=True)
+
+
+FEWER = "Rerun the same command with fewer --workers: finished shards are kept."
+"""Remedy for a lack of memory."""
+
+
+def load_result(task: Task) -> ShardResult | None:
+    """Return the result of an earlier run from the same input, if the shard has the right size."""
+    result = saved_result(task)
+    return result if result and result.entry and task.is_current(result.entry) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SavedResult:
+    """What the file of a result states in addition to the shard; the file may be anybody's."""
+
+    bad: tuple[Problem, ...]
+    notes: dict[str, int]
+
+
+def saved_result(task: Task) -> ShardResult | None:
+    """Return the result of an earlier run from the same input, or None; ignore the shard."""
+    try:
+        value = load_json(read_small(task.part / _RESULT))
+        if value["made_of"] != task.digest:
+            return None
+        entry = build_typed(task.entry_type, value["entry"])
+        saved = build_typed(_SavedResult, {name: value[name] for name in ("bad", "notes")})
+    except (*UNFIT, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    if entry.name != task.name or entry.rows + len(saved.bad) != len(task.source):
+        return None
+    return ShardResult(entry=entry, bad=list(saved.bad), notes=saved.notes)
+
+
+def _is_intact(task: Task, result: ShardResult) -> bool:
+    """Return whether a shard and its part of the index still have the bytes written."""
+    try:
+        files = load_json(read_small(task.part / _RESULT))["part"]
+        return (
+            result.entry is not None
+            and task.is_intact(result.entry)
+            and all(
+                has_sha256(task.part / name, digest, task.part) for name, digest in files.items()
+            )
+        )
+    except (*UNFIT, ValueError, TypeError, KeyError, AttributeError):
+        return False
+
+
+def load_part(task: Task, rows: int) -> IndexPart:
+    """Return a finished task's part of the index."""
+    return Index(task.part, rows, task.schema).part()
+
+
+def load_facts(task: Task, rows: int) -> Facts:
+    """Return the facts of a finished shard; all zero if it was built without."""
+    try:
+        return StoredValues(task.part / FACTS_NAME, FACT, rows)[:]
+    except (*UNFIT, ValueError):
+        return np.zeros(rows, FACT)
+
+
+def save_result(
+    task: Task, result: ShardResult, index: IndexPart, facts: Sequence[Facts] = ()
+) -> None:
+    """Save index, facts and result of a finished task."""
+    with new_part(task) as part:
+        names = save_index([index], part, task.schema)
+        if facts:
+            measured = np.concatenate(facts)
+            measured["checksum"] = np.where(measured["version"], index.rows["checksum"], 0)
+            save_npy(part / FACTS_NAME, measured)
+            names.append(FACTS_NAME)
+        finish_part(part, task, result, names)
+
+
+@contextlib.contextmanager
+def new_part(task: Task) -> Iterator[Path]:
+    """Yield a folder for a task's part of the index and result, and put it in place at the end."""
+    task.part.parent.mkdir(parents=True, exist_ok=True)
+    new = task.part.with_name(f".{task.part.name}.{secrets.token_hex(8)}")
+    try:
+        new.mkdir()
+        yield new
+        while True:  # another job may build the same shard, and save the same part
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(task.part)
+            try:
+                new.rename(task.part)
+                break
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    sync(task.part.parent)
+
+
+def finish_part(part: Path, task: Task, result: ShardResult, names: Iterable[str]) -> None:
+    """Sync the files of a part, and save the result, which marks the task as done."""
+    digests = {}
+    for name in names:
+        sync(part / name)
+        digests[name] = sha256_of(part / name)
+    for folder in {(part / name).parent for name in digests} | {part / INDEX_DIRECTORY}:
+        sync(folder)
+    value = {"made_of": task.digest, "part": digests, **asdict(result)}
+    write_atomically(part / _RESULT, dump_json(value))

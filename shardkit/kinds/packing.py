@@ -1,0 +1,70 @@
+"""Values of users as parts of records, and the fields that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardkit.codecs.decode_errors import raise_interruption
+from shardkit.errors import BadImage
+from shardkit.kinds.field import Field, Schema, all_kinds
+from shardkit.kinds.values import as_numpy
+from shardkit.record import META_FIELD, Record, dump_json
+from shardkit.system.text import shortened
+
+_LONGEST = 200
+"""Maximum characters of a message of an exception of a library."""
+
+
+def infer_field(name: str, value: Any) -> Field | None:
+    """Return the field of a value, or None if that is unclear.
+
+    Raises:
+        ValueError: If no field can store it.
+    """
+    value = as_numpy(value)
+    for kind in all_kinds():
+        if kind.is_named_so and kind.name == name:
+            return Field(name)
+    fields = (kind.infer(value) for kind in all_kinds())
+    return next((field for field in fields if field is not None), None)
+
+
+def pack(name: str, field: Field, value: Any) -> tuple[str | None, Any]:
+    """Return the stored name and bytes of a value, or None and its value in the metadata.
+
+    Raises:
+        BadImage: If the value is not one of the field.
+    """
+    try:
+        return field.type.pack(name, field, value)
+    except BadImage as error:
+        raise BadImage(f"{name}: {error}") from error
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        raise_interruption(error)
+        reason = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            reason = f"{error.filename} cannot be read: {error.strerror}"
+        raise BadImage(f"{name}: {shortened(reason, _LONGEST)}") from error
+
+
+def with_fields(record: Record, schema: Schema, values: Mapping[str, Any]) -> Record:
+    """Return a record with more fields.
+
+    Raises:
+        BadImage: If a value is not one of its field.
+    """
+    fields = dict(record.fields)
+    meta: dict[str, Any] = {}
+    for name, value in values.items():
+        field = schema[name]
+        if isinstance(value, str) and field.type.stored_apart:  # `pack` would take it for a path
+            raise BadImage(f"{name}: it is a text, not a value of the kind {field.kind}")
+        stored, content = pack(name, field, value)
+        if stored:
+            fields[stored] = content
+        else:
+            meta[name] = content
+    if meta:
+        fields[META_FIELD] = dump_json({**record.meta, **meta})
+    return Record(record.key, fields)

@@ -1,0 +1,693 @@
+/* The functions of shardkit._native that convert and verify: from Python's objects to convert.h. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert.h"
+#include "module.h"
+
+#define MOST_READ ((int64_t)64 << 20) /* larger files are left to Python, which looks before */
+#define MOST_FIELDS 32
+#define BLOCK 512
+
+static int is_aligned(const Py_buffer *buffer, size_t size) {
+    return (uintptr_t)buffer->buf % size == 0;
+}
+
+/* Raise unless a buffer holds `count` values of `size` bytes. */
+static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
+    if ((size_t)buffer->len / size == count && (size_t)buffer->len % size == 0 &&
+        is_aligned(buffer, size > 8 || size == 0 ? 4 : size))
+        return 1;
+    PyErr_Format(PyExc_ValueError, "%s does not hold %zu values of %zu bytes", name, count, size);
+    return 0;
+}
+
+static void release(Py_buffer *buffers, size_t count) {
+    for (size_t n = 0; n < count; n++)
+        if (buffers[n].obj != NULL) PyBuffer_Release(buffers + n);
+}
+
+/* ---- read_images ---- */
+
+typedef struct {
+    const char *path;
+    uint8_t *data;
+    int64_t size, stamp;
+    int was_read;
+} source_file;
+
+/* What a call of read_images fills for each file. */
+typedef struct {
+    sk_image *images;
+    uint8_t *codes;
+    const int16_t *waves;  /* NULL, or */
+    sk_measures *measures; /* of each JPEG that is decoded */
+} inspected;
+
+static void read_all(source_file *files, size_t count, int decode, const inspected *out) {
+    for (size_t n = 0; n < count; n++) {
+        source_file *file = files + n;
+        if (file->data == NULL) continue;
+        out->codes[n] = (uint8_t)sk_read_file(file->path, file->size, file->stamp, file->data);
+        file->was_read = out->codes[n] == SK_DONE;
+        if (file->was_read)
+            out->codes[n] = (uint8_t)sk_inspect(
+                file->data, (size_t)file->size, decode, out->images + n, out->waves,
+                out->waves == NULL ? NULL : out->measures + n);
+    }
+}
+
+static PyObject *read_files(PyObject *paths, const int64_t *sizes, const int64_t *stamps,
+                            int decode, const inspected *out) {
+    Py_ssize_t count = PyTuple_Size(paths);
+    PyObject *contents = PyList_New(count);
+    source_file *files = calloc((size_t)count + 1, sizeof *files);
+    int fine = contents != NULL && files != NULL;
+    if (files == NULL) PyErr_NoMemory();
+    for (Py_ssize_t n = 0; fine && n < count; n++) {
+        source_file *file = files + n;
+        PyObject *content;
+        char *path;
+        out->codes[n] = SK_UNSUPPORTED;
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(paths, n), &path, NULL) < 0) {
+            fine = 0;
+            break;
+        }
+        file->path = path;
+        file->size = sizes[n];
+        file->stamp = stamps[n];
+        if (sizes[n] > 0 && sizes[n] <= MOST_READ) {
+            if ((content = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)sizes[n])) == NULL) {
+                fine = 0;
+                break;
+            }
+            file->data = (uint8_t *)PyBytes_AsString(content);
+            PyList_SetItem(contents, n, content);
+        } else {
+            PyList_SetItem(contents, n, Py_NewRef(Py_None));
+        }
+    }
+    if (fine) {
+        Py_BEGIN_ALLOW_THREADS
+        read_all(files, (size_t)count, decode, out);
+        Py_END_ALLOW_THREADS
+        for (Py_ssize_t n = 0; n < count; n++)
+            if (files[n].data != NULL && !files[n].was_read)
+                PyList_SetItem(contents, n, Py_NewRef(Py_None));
+    }
+    free(files);
+    if (fine) return contents;
+    Py_XDECREF(contents);
+    return NULL;
+}
+
+PyDoc_STRVAR(read_images_doc,
+             "read_images(paths, sizes, stamps, decode, images, codes, waves, measures)\n--\n\n"
+             "Read and inspect image files; see shardkit/system/compiled.py.");
+
+/* Return whether buffers hold waves, and space for the measures of `count` images; else raise. */
+static int hold_measures(const Py_buffer *waves, const Py_buffer *measures, size_t count) {
+    return holds(waves, "waves", SK_WAVES, sizeof(int16_t)) && is_aligned(measures, 8) &&
+           holds(measures, "measures", count, sizeof(sk_measures));
+}
+
+static PyObject *read_images(PyObject *module, PyObject *arguments) {
+    Py_buffer buffers[6] = {{0}};
+    PyObject *paths, *kept = NULL, *result = NULL;
+    int decode;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "Oy*y*pw*w*z*w*:read_images", &paths, &buffers[0], &buffers[1],
+                          &decode, &buffers[2], &buffers[3], &buffers[4], &buffers[5]))
+        return NULL;
+    /* Another thread may change a list while the GIL is released. */
+    if ((kept = PySequence_Tuple(paths)) != NULL) {
+        size_t count = (size_t)PyTuple_Size(kept);
+        if (holds(&buffers[0], "sizes", count, 8) && holds(&buffers[1], "stamps", count, 8) &&
+            holds(&buffers[2], "images", count, sizeof(sk_image)) &&
+            holds(&buffers[3], "codes", count, 1) &&
+            (buffers[4].buf == NULL || hold_measures(&buffers[4], &buffers[5], count))) {
+            inspected out = {buffers[2].buf, buffers[3].buf, buffers[4].buf, buffers[5].buf};
+            result = read_files(kept, buffers[0].buf, buffers[1].buf, decode, &out);
+        }
+        Py_DECREF(kept);
+    }
+    release(buffers, 6);
+    return result;
+}
+
+PyDoc_STRVAR(inspect_jpeg_doc, "inspect_jpeg(data)\n--\n\n"
+                               "Return width and height of an ordinary JPEG, or None.");
+
+static PyObject *inspect_jpeg(PyObject *module, PyObject *data) {
+    char *bytes;
+    Py_ssize_t size;
+    sk_image image = {0};
+    (void)module;
+    if (PyBytes_AsStringAndSize(data, &bytes, &size) < 0) return NULL;
+    if (sk_inspect_jpeg((const uint8_t *)bytes, (size_t)size, 0, &image, NULL, NULL) !=
+        SK_DONE)
+        return Py_NewRef(Py_None);
+    return Py_BuildValue("II", image.width, image.height);
+}
+
+PyDoc_STRVAR(jpeg_planes_doc, "jpeg_planes(data)\n--\n\n"
+                              "Return width, height, sampling and planes of a JPEG, or None.");
+
+static PyObject *jpeg_planes(PyObject *module, PyObject *data) {
+    char *bytes;
+    Py_ssize_t size;
+    sk_jpeg_planes planes;
+    enum sk_code code;
+    PyObject *result = NULL;
+    (void)module;
+    if (PyBytes_AsStringAndSize(data, &bytes, &size) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    code = sk_jpeg_planes_of((const uint8_t *)bytes, (size_t)size, &planes);
+    Py_END_ALLOW_THREADS
+    result = code != SK_DONE
+                ? Py_NewRef(Py_None)
+                : Py_BuildValue("IIiy#", planes.width, planes.height, planes.sampling,
+                                (const char *)planes.data, (Py_ssize_t)planes.size);
+    free(planes.data);
+    return result;
+}
+
+PyDoc_STRVAR(measure_doc, "measure(pixels, width, height, waves, measures)\n--\n\n"
+                          "Measure RGB pixels; see shardkit/codecs/measures.py.");
+PyDoc_STRVAR(measure_png_doc, "measure_png(rows, width, height, channels, waves, measures)\n--\n\n"
+                              "Measure the unpacked rows of an ordinary PNG.");
+PyDoc_STRVAR(measure_jpeg_doc,
+             "measure_jpeg(data, width, height, waves, measures)\n--\n\n"
+             "Measure an ordinary JPEG of that size; see shardkit/system/compiled.py.");
+
+enum content { PIXELS, PNG_ROWS, JPEG };
+
+/* Whether `length` bytes are those of the pixels of an image, or of its rows. */
+static int has_size(uint64_t length, uint64_t width, uint64_t height, unsigned channels, int filters) {
+    uint64_t row = channels * width + (filters ? 1 : 0);
+    return (channels == 1 || channels == 3) && width && height && width <= INT32_MAX &&
+           length / height == row && length % height == 0;
+}
+
+/* Measure pixels, rows or a JPEG; return whether that was possible. */
+static PyObject *measure_one(PyObject *arguments, enum content kind) {
+    Py_buffer buffers[3] = {{0}};
+    unsigned int width, height, channels = 3;
+    enum sk_code code = SK_UNSUPPORTED;
+    int fits;
+    if (!(kind == PNG_ROWS ? PyArg_ParseTuple(arguments, "y*IIIy*w*", &buffers[0], &width, &height,
+                                              &channels, &buffers[1], &buffers[2])
+                           : PyArg_ParseTuple(arguments, "y*IIy*w*", &buffers[0], &width, &height,
+                                              &buffers[1], &buffers[2])))
+        return NULL;
+    fits = hold_measures(&buffers[1], &buffers[2], 1);
+    if (fits && kind != JPEG &&
+        !has_size((uint64_t)buffers[0].len, width, height, channels, kind == PNG_ROWS)) {
+        PyErr_SetString(PyExc_ValueError, "the content does not have that size");
+        fits = 0;
+    }
+    if (fits) {
+        const uint8_t *data = buffers[0].buf;
+        size_t length = (size_t)buffers[0].len;
+        sk_measures *out = buffers[2].buf;
+        Py_BEGIN_ALLOW_THREADS
+        if (kind == JPEG) {
+            code = sk_measure_jpeg(data, length, width, height, buffers[1].buf, out);
+        } else if (kind == PNG_ROWS) {
+            code = sk_measure_png(data, width, height, channels, buffers[1].buf, out);
+        } else {
+            sk_memory work = {NULL, 0};
+            code = sk_measure(data, width, height, buffers[1].buf, &work, out);
+            sk_release(&work);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    release(buffers, 3);
+    return fits ? PyBool_FromLong(code == SK_DONE) : NULL;
+}
+
+static PyObject *measure(PyObject *module, PyObject *arguments) {
+    (void)module;
+    return measure_one(arguments, PIXELS);
+}
+
+static PyObject *measure_jpeg(PyObject *module, PyObject *arguments) {
+    (void)module;
+    return measure_one(arguments, JPEG);
+}
+
+static PyObject *measure_png(PyObject *module, PyObject *arguments) {
+    (void)module;
+    return measure_one(arguments, PNG_ROWS);
+}
+
+/* ---- walk_tar, walk_lmdb ---- */
+
+static PyObject *as_bytes(const void *data, size_t size) {
+    return PyBytes_FromStringAndSize(data, (Py_ssize_t)size);
+}
+
+/* Return (metadata's range, names, raw header, keys, ends, offsets, lengths). */
+static PyObject *table_of(const sk_table *table) {
+    size_t count = table->rows * (size_t)table->names;
+    PyObject *names = PyList_New(table->names);
+    PyObject *offsets = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(8 * count));
+    PyObject *lengths = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(8 * count));
+    int fine = names != NULL && offsets != NULL && lengths != NULL;
+    PyObject *result = NULL;
+    if (fine) {
+        int64_t *to = (int64_t *)PyBytes_AsString(offsets);
+        int64_t *size = (int64_t *)PyBytes_AsString(lengths);
+        for (size_t row = 0; row < table->rows; row++)
+            for (int n = 0; n < table->names; n++) {
+                *to++ = table->ranges[row * SK_NAMES + (size_t)n].offset;
+                *size++ = table->ranges[row * SK_NAMES + (size_t)n].length;
+            }
+        for (int n = 0; fine && n < table->names; n++) {
+            PyObject *name = as_bytes(table->name[n], strlen(table->name[n]));
+            fine = name != NULL;
+            if (fine) PyList_SetItem(names, n, name);
+        }
+    }
+    if (fine)
+        result = Py_BuildValue(
+            "LLONNOO", (long long)table->meta.offset, (long long)table->meta.length, names,
+            as_bytes(table->raw_header, table->has_raw ? SK_RAW_HEADER : 0),
+            as_bytes(table->keys, table->keys_size), offsets, lengths);
+    if (result != NULL) {
+        PyObject *ends = as_bytes(table->ends, 8 * table->rows);
+        PyObject *both = ends == NULL ? NULL : Py_BuildValue("NN", result, ends);
+        if (both == NULL) Py_DECREF(result);
+        result = both;
+    }
+    Py_XDECREF(names);
+    Py_XDECREF(offsets);
+    Py_XDECREF(lengths);
+    return result;
+}
+
+static PyObject *finish_walk(enum sk_code code, sk_table *table) {
+    PyObject *result = NULL;
+    if (code == SK_DONE)
+        result = table_of(table);
+    else if (code == SK_MEMORY)
+        PyErr_NoMemory();
+    else
+        result = Py_NewRef(Py_None);
+    sk_free_table(table);
+    return result;
+}
+
+PyDoc_STRVAR(walk_tar_doc, "walk_tar(file, size, start, stop)\n--\n\n"
+                           "Return the table of a tar file, or None; see shardkit/formats/table.py.");
+
+static PyObject *walk_tar(PyObject *module, PyObject *arguments) {
+    long long size, start, stop;
+    sk_table table;
+    enum sk_code code;
+    int file;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "iLLL:walk_tar", &file, &size, &start, &stop)) return NULL;
+    memset(&table, 0, sizeof table);
+    Py_BEGIN_ALLOW_THREADS
+    code = sk_walk_tar(file, size, start, stop, &table);
+    Py_END_ALLOW_THREADS
+    return finish_walk(code, &table);
+}
+
+PyDoc_STRVAR(walk_lmdb_doc, "walk_lmdb(file, size)\n--\n\n"
+                            "Return the table of an LMDB file, or None; see shardkit/formats/table.py.");
+
+static PyObject *walk_lmdb(PyObject *module, PyObject *arguments) {
+    long long size;
+    sk_table table;
+    enum sk_code code;
+    int file;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "iL:walk_lmdb", &file, &size)) return NULL;
+    memset(&table, 0, sizeof table);
+    Py_BEGIN_ALLOW_THREADS
+    code = sk_walk_lmdb(file, size, &table);
+    Py_END_ALLOW_THREADS
+    return finish_walk(code, &table);
+}
+
+/* ---- index_records ---- */
+
+static PyObject *paths_of(const sk_records *records, const sk_range *paths) {
+    PyObject *result = PyList_New((Py_ssize_t)records->count);
+    for (size_t n = 0; result != NULL && n < records->count; n++) {
+        PyObject *path = records->codes[n] == SK_DONE
+                             ? PyUnicode_DecodeASCII((const char *)records->text + paths[n].offset,
+                                                     (Py_ssize_t)paths[n].length, NULL)
+                             : PyUnicode_FromStringAndSize(NULL, 0);
+        if (path == NULL)
+            Py_CLEAR(result);
+        else
+            PyList_SetItem(result, (Py_ssize_t)n, path);
+    }
+    return result;
+}
+
+/* Check that the keys of a part of a table are inside their text. */
+static int are_inside(const sk_records *records, size_t size) {
+    int64_t before = records->keys_start;
+    if (before < 0) return 0;
+    for (size_t n = 0; n < records->count; n++) {
+        if (records->ends[n] < before || (uint64_t)records->ends[n] > size) return 0;
+        before = records->ends[n];
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(index_records_doc,
+             "index_records(file, names, kinds, offsets, lengths, labels, keys, ends, keys_start, "
+             "known, known_start, rows, checksums, codes)\n--\n\n"
+             "Return the path of each record, and fill its row, checksum and code; see "
+             "shardkit/dataset/index_builder.py.");
+
+static PyObject *index_records(PyObject *module, PyObject *arguments) {
+    enum { KINDS, OFFSETS, LENGTHS, LABELS, KEYS, ENDS, KNOWN, ROWS, CHECKSUMS, CODES, COUNT };
+    Py_buffer buffers[COUNT] = {{0}};
+    const char *names[SK_NAMES];
+    PyObject *given, *result = NULL;
+    sk_records records;
+    sk_range *paths = NULL;
+    long long keys_start, known_start;
+    Py_ssize_t columns;
+    size_t count;
+    int file;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "iO!y*y*y*z*y*y*Ly*Lw*z*w*:index_records", &file, &PyTuple_Type,
+                          &given, &buffers[KINDS], &buffers[OFFSETS], &buffers[LENGTHS],
+                          &buffers[LABELS], &buffers[KEYS], &buffers[ENDS], &keys_start,
+                          &buffers[KNOWN], &known_start, &buffers[ROWS], &buffers[CHECKSUMS],
+                          &buffers[CODES]))
+        return NULL;
+    columns = PyTuple_Size(given);
+    count = (size_t)buffers[CODES].len;
+    if (columns < 1 || columns > SK_NAMES) {
+        PyErr_SetString(PyExc_ValueError, "the number of names is out of range");
+        goto done;
+    }
+    for (Py_ssize_t n = 0; n < columns; n++) {
+        char *name;
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(given, n), &name, NULL) < 0) goto done;
+        names[n] = name;
+    }
+    if (!holds(&buffers[KINDS], "kinds", (size_t)columns, 1) ||
+        !holds(&buffers[OFFSETS], "offsets", count * (size_t)columns, 8) ||
+        !holds(&buffers[LENGTHS], "lengths", count * (size_t)columns, 8) ||
+        (buffers[LABELS].buf != NULL && !holds(&buffers[LABELS], "labels", count, 8)) ||
+        !holds(&buffers[ENDS], "ends", count, 8) || !holds(&buffers[ROWS], "rows", count, SK_ENTRY) ||
+        (buffers[CHECKSUMS].buf != NULL && !holds(&buffers[CHECKSUMS], "checksums", count, 4)))
+        goto done;
+    if (buffers[CHECKSUMS].buf != NULL && buffers[CHECKSUMS].readonly) {
+        PyErr_SetString(PyExc_ValueError, "checksums are read-only");
+        goto done;
+    }
+    memset(&records, 0, sizeof records);
+    records.file = file;
+    records.count = count;
+    records.columns = (int)columns;
+    records.names = names;
+    records.kinds = buffers[KINDS].buf;
+    records.offsets = buffers[OFFSETS].buf;
+    records.lengths = buffers[LENGTHS].buf;
+    records.labels = buffers[LABELS].buf;
+    records.keys = buffers[KEYS].buf;
+    records.ends = buffers[ENDS].buf;
+    records.keys_start = keys_start;
+    records.known = buffers[KNOWN].buf;
+    records.known_start = known_start;
+    records.known_size = buffers[KNOWN].len;
+    records.rows = buffers[ROWS].buf;
+    records.checksums = buffers[CHECKSUMS].buf;
+    records.codes = buffers[CODES].buf;
+    if (known_start < 0) {
+        PyErr_SetString(PyExc_ValueError, "known_start is negative");
+        goto done;
+    }
+    if (!are_inside(&records, (size_t)buffers[KEYS].len)) {
+        PyErr_SetString(PyExc_ValueError, "a key is outside the text of the keys");
+        goto done;
+    }
+    if ((paths = calloc(count + 1, sizeof *paths)) == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    records.paths = paths;
+    Py_BEGIN_ALLOW_THREADS
+    sk_index(&records);
+    Py_END_ALLOW_THREADS
+    result = paths_of(&records, paths);
+    free(records.text);
+    free(paths);
+done:
+    release(buffers, COUNT);
+    return result;
+}
+
+/* ---- record_checksums, tar_members: from records, which are Python objects ---- */
+
+/* One field of a record, borrowed from it. */
+typedef struct {
+    const char *name, *value;
+    Py_ssize_t name_size, size;
+} field;
+
+/* The key and the fields of a record, sorted by name. */
+typedef struct {
+    PyObject *key_object, *fields_object;
+    const char *key;
+    Py_ssize_t key_size;
+    field fields[MOST_FIELDS];
+    int count;
+} parts;
+
+static void drop(parts *parts) {
+    Py_CLEAR(parts->key_object);
+    Py_CLEAR(parts->fields_object);
+}
+
+static int precedes(const field *one, const field *other) {
+    Py_ssize_t both = one->name_size < other->name_size ? one->name_size : other->name_size;
+    int order = memcmp(one->name, other->name, (size_t)both);
+    return order < 0 || (order == 0 && one->name_size < other->name_size);
+}
+
+/* Get the parts of a record; returns 0 if it is not an ordinary one, with or without an error. */
+static int take_apart(PyObject *record, parts *parts) {
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    parts->count = 0;
+    parts->fields_object = NULL;
+    if ((parts->key_object = PyObject_GetAttrString(record, "key")) == NULL) return 0;
+    if ((parts->fields_object = PyObject_GetAttrString(record, "fields")) == NULL) return 0;
+    if (!PyUnicode_Check(parts->key_object) || !PyDict_Check(parts->fields_object)) return 0;
+    if ((parts->key = PyUnicode_AsUTF8AndSize(parts->key_object, &parts->key_size)) == NULL) return 0;
+    while (PyDict_Next(parts->fields_object, &at, &name, &value)) {
+        field item;
+        int place = parts->count;
+        if (place == MOST_FIELDS || !PyUnicode_Check(name) || !PyBytes_Check(value)) return 0;
+        if ((item.name = PyUnicode_AsUTF8AndSize(name, &item.name_size)) == NULL) return 0;
+        item.value = PyBytes_AsString(value);
+        item.size = PyBytes_Size(value);
+        for (; place > 0 && precedes(&item, &parts->fields[place - 1]); place--)
+            parts->fields[place] = parts->fields[place - 1];
+        parts->fields[place] = item;
+        parts->count++;
+    }
+    return 1;
+}
+
+static uint32_t checksum_of(const parts *parts) {
+    uint32_t total = sk_crc32(0, (const uint8_t *)parts->key, (size_t)parts->key_size);
+    for (int n = 0; n < parts->count; n++) {
+        const field *item = parts->fields + n;
+        total = sk_crc32(total, (const uint8_t *)item->name, (size_t)item->name_size);
+        total = sk_crc32(total, (const uint8_t *)item->value, (size_t)item->size);
+    }
+    return total;
+}
+
+PyDoc_STRVAR(record_checksums_doc,
+             "record_checksums(records)\n--\n\n"
+             "Return the checksum of each record, or None; see shardkit/record.py.");
+
+static PyObject *record_checksums(PyObject *module, PyObject *records) {
+    PyObject *kept = PySequence_Tuple(records), *result;
+    Py_ssize_t count = kept == NULL ? 0 : PyTuple_Size(kept);
+    (void)module;
+    if (kept == NULL) return NULL;
+    result = PyList_New(count);
+    for (Py_ssize_t n = 0; result != NULL && n < count; n++) {
+        parts parts;
+        PyObject *value = NULL;
+        if (take_apart(PyTuple_GetItem(kept, n), &parts))
+            value = PyLong_FromUnsignedLong(checksum_of(&parts));
+        drop(&parts);
+        if (value != NULL) {
+            PyList_SetItem(result, n, value);
+            continue;
+        }
+        Py_CLEAR(result);
+        if (!PyErr_Occurred()) result = Py_NewRef(Py_None);
+        break;
+    }
+    Py_DECREF(kept);
+    return result;
+}
+
+/* Bytes that are gathered before they become a piece. */
+typedef struct {
+    uint8_t *data;
+    size_t size, room;
+} gathered;
+
+static uint8_t *space_for(gathered *to, size_t size) {
+    if (to->room - to->size < size) {
+        size_t room = to->room ? to->room : 1 << 16;
+        uint8_t *data;
+        while (room - to->size < size) room *= 2;
+        if ((data = realloc(to->data, room)) == NULL) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+        to->data = data;
+        to->room = room;
+    }
+    to->size += size;
+    return to->data + to->size - size;
+}
+
+static void octal(uint8_t *to, int digits, uint64_t value) {
+    while (digits--) {
+        to[digits] = (uint8_t)('0' + (value & 7));
+        value >>= 3;
+    }
+}
+
+/* Write the header of a member, as _header in shardkit/formats/webdataset.py. */
+static void put_header(uint8_t *to, const parts *parts, const field *field) {
+    uint32_t sum = 0;
+    memset(to, 0, BLOCK);
+    memcpy(to, parts->key, (size_t)parts->key_size);
+    to[parts->key_size] = '.';
+    memcpy(to + parts->key_size + 1, field->name, (size_t)field->name_size);
+    memcpy(to + 100, "0000644\0000000000\0000000000", 24);
+    octal(to + 124, 11, (uint64_t)field->size);
+    memset(to + 136, '0', 11);
+    memset(to + 148, ' ', 8);
+    to[156] = '0';
+    memcpy(to + 257, "ustar\00000", 8);
+    memcpy(to + 329, "0000000\0000000000", 16);
+    for (int n = 0; n < BLOCK; n++) sum += to[n];
+    octal(to + 148, 6, sum);
+    to[154] = 0;
+}
+
+/* Whether the members of a record are ordinary: names that ustar has space for, and no pixels. */
+static int is_ordinary(const parts *parts) {
+    const char *last = parts->key;
+    Py_ssize_t left = parts->key_size;
+    for (Py_ssize_t n = 0; n < parts->key_size; n++) {
+        if ((uint8_t)parts->key[n] >= 0x80 || parts->key[n] == 0) return 0;
+        if (parts->key[n] == '/') {
+            last = parts->key + n + 1;
+            left = parts->key_size - n - 1;
+        }
+    }
+    if (left == 0 || memchr(last, '.', (size_t)left) != NULL || parts->count == 0) return 0;
+    for (int n = 0; n < parts->count; n++) {
+        const field *item = parts->fields + n;
+        if (parts->key_size + 1 + item->name_size > 100 || item->size >= (Py_ssize_t)1 << 32) return 0;
+        if (item->name_size == 3 && memcmp(item->name, "raw", 3) == 0) return 0;
+        for (Py_ssize_t m = 0; m < item->name_size; m++)
+            if ((uint8_t)item->name[m] >= 0x80) return 0;
+    }
+    return 1;
+}
+
+/* Append what is gathered to the list, and start again. */
+static int flush(gathered *waiting, PyObject *pieces) {
+    PyObject *piece;
+    int failed;
+    if (waiting->size == 0) return 1;
+    if ((piece = as_bytes(waiting->data, waiting->size)) == NULL) return 0;
+    failed = PyList_Append(pieces, piece);
+    Py_DECREF(piece);
+    waiting->size = 0;
+    return !failed;
+}
+
+static int put_members(const parts *parts, Py_ssize_t small, gathered *waiting, PyObject *pieces) {
+    for (int n = 0; n < parts->count; n++) {
+        const field *item = parts->fields + n;
+        size_t padding = (size_t)(-item->size & (BLOCK - 1));
+        uint8_t *to = space_for(waiting, BLOCK);
+        if (to == NULL) return 0;
+        put_header(to, parts, item);
+        if (item->size < small) {
+            if ((to = space_for(waiting, (size_t)item->size)) == NULL) return 0;
+            memcpy(to, item->value, (size_t)item->size);
+        } else { /* copying it would take longer than passing it on */
+            PyObject *name = PyUnicode_FromStringAndSize(item->name, item->name_size);
+            PyObject *value = name == NULL ? NULL : PyDict_GetItemWithError(parts->fields_object, name);
+            int fine = value != NULL && flush(waiting, pieces) && PyList_Append(pieces, value) == 0;
+            Py_XDECREF(name);
+            if (!fine) return 0;
+        }
+        if ((to = space_for(waiting, padding)) == NULL) return 0;
+        memset(to, 0, padding);
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(tar_members_doc,
+             "tar_members(records, small)\n--\n\n"
+             "Return the members of records, or None; see shardkit/formats/webdataset.py.");
+
+static PyObject *tar_members(PyObject *module, PyObject *arguments) {
+    gathered waiting = {NULL, 0, 0};
+    PyObject *records, *kept, *pieces;
+    Py_ssize_t small;
+    int state = 1; /* 0: not ordinary, or an error */
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "On:tar_members", &records, &small)) return NULL;
+    if ((kept = PySequence_Tuple(records)) == NULL) return NULL;
+    pieces = PyList_New(0);
+    for (Py_ssize_t n = 0; pieces != NULL && state && n < PyTuple_Size(kept); n++) {
+        parts parts;
+        state = take_apart(PyTuple_GetItem(kept, n), &parts) && is_ordinary(&parts) &&
+                put_members(&parts, small, &waiting, pieces);
+        drop(&parts);
+    }
+    if (pieces != NULL && (!state || !flush(&waiting, pieces))) {
+        Py_CLEAR(pieces);
+        if (!PyErr_Occurred()) pieces = Py_NewRef(Py_None);
+    }
+    free(waiting.data);
+    Py_DECREF(kept);
+    return pieces;
+}
+
+static PyMethodDef methods[] = {
+    {"index_records", index_records, METH_VARARGS, index_records_doc},
+    {"inspect_jpeg", inspect_jpeg, METH_O, inspect_jpeg_doc},
+    {"jpeg_planes", jpeg_planes, METH_O, jpeg_planes_doc},
+    {"measure", measure, METH_VARARGS, measure_doc},
+    {"measure_jpeg", measure_jpeg, METH_VARARGS, measure_jpeg_doc},
+    {"measure_png", measure_png, METH_VARARGS, measure_png_doc},
+    {"read_images", read_images, METH_VARARGS, read_images_doc},
+    {"record_checksums", record_checksums, METH_O, record_checksums_doc},
+    {"tar_members", tar_members, METH_VARARGS, tar_members_doc},
+    {"walk_lmdb", walk_lmdb, METH_VARARGS, walk_lmdb_doc},
+    {"walk_tar", walk_tar, METH_VARARGS, walk_tar_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+int sk_add_convert(PyObject *module) { return PyModule_AddFunctions(module, methods); }

@@ -1,0 +1,243 @@
+/* Finish the planes of a JPEG decoder: upsample chroma and convert to RGB, for a region only. The pixels
+ * are those of libjpeg: triangle ("fancy") upsampling, and color conversion in 16-bit fixed point. The
+ * reference is shardkit/codecs/planes.py, which also describes the record. */
+#include "core.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define VECTORS 1
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2")))
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Columns that rows have room for beyond their end, for whole vectors. */
+#define SLACK 64
+
+/* The planes of a record. */
+typedef struct {
+    const uint8_t *luma, *blue, *red; /* no blue and red: gray */
+    uint32_t width, height, chroma_width, chroma_height;
+    int halves_width, halves_height; /* whether chroma has half the width, or half the height */
+} planes;
+
+static const struct {
+    const char *name;
+    int colored, halves_width, halves_height;
+} modes[] = {{"420jpeg", 1, 1, 1}, {"444", 1, 0, 0}, {"422", 1, 1, 0}, {"mono", 0, 0, 0}};
+
+/* Find the planes of a record that has to be of that size; its bytes are untrusted. */
+static int find_planes(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
+                       planes *out) {
+    char header[128];
+    uint64_t luma = (uint64_t)width * height;
+    int start = snprintf(header, sizeof header, "YUV4MPEG2 W%u H%u F1:1 Ip A1:1 C", width, height);
+    if (luma > SK_MOST_PIXELS || (size_t)start > length || memcmp(data, header, (size_t)start) != 0) return 0;
+    for (size_t n = 0; n < sizeof modes / sizeof *modes; n++) {
+        static const char rest[] = " XCOLORRANGE=FULL\nFRAME\n";
+        size_t name = strlen(modes[n].name), begin = (size_t)start + name + sizeof rest - 1;
+        size_t chroma;
+        if (begin > length || memcmp(data + start, modes[n].name, name) != 0 ||
+            memcmp(data + start + name, rest, sizeof rest - 1) != 0)
+            continue;
+        out->width = width;
+        out->height = height;
+        out->halves_width = modes[n].halves_width;
+        out->halves_height = modes[n].halves_height;
+        out->chroma_width = width - (out->halves_width ? width / 2 : 0);
+        out->chroma_height = height - (out->halves_height ? height / 2 : 0);
+        chroma = modes[n].colored ? (size_t)out->chroma_width * out->chroma_height : 0;
+        if (length - begin != luma + 2 * chroma) return 0;
+        out->luma = data + begin;
+        out->blue = chroma ? out->luma + luma : NULL;
+        out->red = chroma ? out->blue + chroma : NULL;
+        return 1;
+    }
+    return 0;
+}
+
+/* The rounded product of a factor and a number, as libjpeg's tables have it, in 16-bit lanes. */
+INLINE int16_t product(int16_t value, int16_t factor) {
+    return (int16_t)((int16_t)(((2 * value * factor) >> 16) + 1) >> 1);
+}
+
+INLINE uint8_t clamped(int16_t value) { return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value); }
+
+/* Convert pixels. 16-bit lanes suffice if the integer part of each factor is added apart:
+ * 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, and 0.71414 = 1 - 0.28586. */
+INLINE void convert_pixels(const uint8_t *restrict luma, const uint8_t *restrict blue,
+                           const uint8_t *restrict red, uint8_t *restrict out, ptrdiff_t count) {
+    for (ptrdiff_t x = 0; x < count; x++) {
+        int16_t y = luma[x], cb = (int16_t)(blue[x] - 128), cr = (int16_t)(red[x] - 128);
+        int16_t green = (int16_t)((18734 * cr - 22554 * cb + 32768) >> 16);
+        out[3 * x] = clamped((int16_t)(y + cr + product(cr, 26345)));
+        out[3 * x + 1] = clamped((int16_t)(y - cr + green));
+        out[3 * x + 2] = clamped((int16_t)(y + 2 * cb + product(cb, -14942)));
+    }
+}
+
+/* Weigh each value of the nearest row three times, and of the next nearest once. */
+INLINE void sum_rows(const uint8_t *restrict near, const uint8_t *restrict far,
+                     uint16_t *restrict sums, ptrdiff_t count) {
+    for (ptrdiff_t x = 0; x < count; x++) sums[x] = (uint16_t)(3 * near[x] + far[x]);
+}
+
+/* Double the columns of sums; sums[-1] and sums[count] exist. */
+INLINE void double_sums(const uint16_t *restrict sums, uint8_t *restrict out, ptrdiff_t count) {
+    for (ptrdiff_t x = 0; x < count; x++) {
+        out[2 * x] = (uint8_t)((3 * sums[x] + sums[x - 1] + 8) >> 4);
+        out[2 * x + 1] = (uint8_t)((3 * sums[x] + sums[x + 1] + 7) >> 4);
+    }
+}
+
+/* The same for one row, without a vertical part. */
+INLINE void double_values(const uint16_t *restrict values, uint8_t *restrict out, ptrdiff_t count) {
+    for (ptrdiff_t x = 0; x < count; x++) {
+        out[2 * x] = (uint8_t)((3 * values[x] + values[x - 1] + 1) >> 2);
+        out[2 * x + 1] = (uint8_t)((3 * values[x] + values[x + 1] + 2) >> 2);
+    }
+}
+
+/* Working memory for the rows of a region. */
+typedef struct {
+    uint16_t *sums;
+    uint8_t *blue, *red;
+} rows;
+
+/* Upsample the part of a chroma row that covers the columns of a region; returns where they start. */
+INLINE const uint8_t *upsample(const planes *from, const uint8_t *plane, int32_t y,
+                               sk_region region, uint16_t *sums, uint8_t *out) {
+    const int32_t width = (int32_t)from->chroma_width, height = (int32_t)from->chroma_height;
+    const int32_t first = region.left / 2, last = (region.left + region.width - 1) / 2;
+    const int32_t count = last - first + 1;
+    const int32_t begin = first ? first - 1 : 0, end = last + 2 < width ? last + 2 : width;
+    const int32_t nearest = from->halves_height ? y / 2 : y;
+    const uint8_t *near = plane + (size_t)nearest * from->chroma_width;
+
+    if (!from->halves_width) return near + region.left;
+    if (width <= 2) { /* libjpeg repeats the pixels of narrow images */
+        for (int32_t x = 0; x < 2 * count; x++) out[x] = near[first + x / 2];
+        return out + region.left % 2;
+    }
+    sums++;
+    if (from->halves_height) {
+        int32_t next = nearest + (y % 2 ? 1 : -1);
+        next = next < 0 ? 0 : next < height ? next : height - 1;
+        sum_rows(near + begin, plane + (size_t)next * from->chroma_width + begin,
+                 sums + (begin - first), end - begin);
+    } else {
+        for (ptrdiff_t x = begin; x < end; x++) sums[x - first] = near[x];
+    }
+    if (begin == first) sums[-1] = sums[0];
+    if (end == last + 1) sums[count] = sums[count - 1];
+    if (from->halves_height)
+        double_sums(sums, out, count);
+    else
+        double_values(sums, out, count);
+    return out + region.left % 2;
+}
+
+typedef void converter(const uint8_t *luma, const uint8_t *blue, const uint8_t *red, uint8_t *out,
+                       ptrdiff_t count);
+
+INLINE void finish(const planes *from, sk_region region, const rows *work, converter *convert,
+                   uint8_t *out) {
+    for (int32_t y = region.top; y < region.top + region.height; y++, out += 3 * (ptrdiff_t)region.width) {
+        const uint8_t *luma = from->luma + (size_t)y * from->width + region.left;
+        if (from->blue == NULL) {
+            for (ptrdiff_t x = 0; x < region.width; x++)
+                out[3 * x] = out[3 * x + 1] = out[3 * x + 2] = luma[x];
+            continue;
+        }
+        convert(luma, upsample(from, from->blue, y, region, work->sums, work->blue),
+                upsample(from, from->red, y, region, work->sums, work->red), out, region.width);
+    }
+}
+
+static void convert_plain(const uint8_t *luma, const uint8_t *blue, const uint8_t *red, uint8_t *out,
+                          ptrdiff_t count) {
+    convert_pixels(luma, blue, red, out, count);
+}
+
+#ifdef VECTORS
+AVX2 static __m256i load(const uint8_t *from) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)from));
+}
+
+AVX2 static __m256i product16(__m256i value, int16_t factor) {
+    __m256i high = _mm256_mulhi_epi16(_mm256_add_epi16(value, value), _mm256_set1_epi16(factor));
+    return _mm256_srai_epi16(_mm256_add_epi16(high, _mm256_set1_epi16(1)), 1);
+}
+
+/* The sum of two products: pairs of values and of factors, four and four of them. */
+AVX2 static __m256i product_pairs(__m256i pairs) {
+    const __m256i factors = _mm256_set1_epi32((int)((uint32_t)-22554 << 16 | 18734));
+    __m256i sums = _mm256_madd_epi16(pairs, factors);
+    return _mm256_srai_epi32(_mm256_add_epi32(sums, _mm256_set1_epi32(32768)), 16);
+}
+
+/* As convert_pixels, 16 pixels at a time, which compilers do not interleave well: in a third of the
+ * time. */
+AVX2 static void convert_avx2(const uint8_t *luma, const uint8_t *blue, const uint8_t *red,
+                              uint8_t *out, ptrdiff_t count) {
+    /* From eight bytes of red, then green, and eight of blue, to the first 16 and last 8 of 24. */
+    const __m256i red_green = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 8, -1, 1, 9, -1, 2, 10, -1, 3, 11, -1, 4, 12, -1, 5));
+    const __m256i only_blue = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, -1, 0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1, 4, -1));
+    const __m256i red_green_end = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(13, -1, 6, 14, -1, 7, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+    const __m256i only_blue_end = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, 5, -1, -1, 6, -1, -1, 7, -1, -1, -1, -1, -1, -1, -1, -1));
+    const __m256i middle = _mm256_set1_epi16(128);
+    ptrdiff_t x = 0;
+    for (; x + 16 <= count; x += 16, out += 48) {
+        __m256i y = load(luma + x), cb = _mm256_sub_epi16(load(blue + x), middle);
+        __m256i cr = _mm256_sub_epi16(load(red + x), middle);
+        __m256i r = _mm256_add_epi16(_mm256_add_epi16(y, cr), product16(cr, 26345));
+        __m256i b = _mm256_add_epi16(_mm256_add_epi16(y, _mm256_add_epi16(cb, cb)),
+                                     product16(cb, -14942));
+        __m256i g = _mm256_packs_epi32(product_pairs(_mm256_unpacklo_epi16(cr, cb)),
+                                       product_pairs(_mm256_unpackhi_epi16(cr, cb)));
+        g = _mm256_add_epi16(_mm256_sub_epi16(y, cr), g);
+        r = _mm256_packus_epi16(r, g);
+        b = _mm256_packus_epi16(b, b);
+        __m256i first = _mm256_or_si256(_mm256_shuffle_epi8(r, red_green),
+                                        _mm256_shuffle_epi8(b, only_blue));
+        __m256i last = _mm256_or_si256(_mm256_shuffle_epi8(r, red_green_end),
+                                       _mm256_shuffle_epi8(b, only_blue_end));
+        _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(first));
+        _mm_storel_epi64((__m128i *)(out + 16), _mm256_castsi256_si128(last));
+        _mm_storeu_si128((__m128i *)(out + 24), _mm256_extracti128_si256(first, 1));
+        _mm_storel_epi64((__m128i *)(out + 40), _mm256_extracti128_si256(last, 1));
+    }
+    convert_pixels(luma + x, blue + x, red + x, out, count - x);
+}
+
+AVX2 static void finish_avx2(const planes *from, sk_region region, const rows *work, uint8_t *out) {
+    finish(from, region, work, convert_avx2, out);
+}
+#endif
+
+enum sk_code sk_finish_planes(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
+                              sk_region region, sk_memory *memory, uint8_t *out) {
+    const size_t row = (size_t)region.width + SLACK;
+    planes from;
+    rows work;
+    if (!find_planes(data, length, width, height, &from)) return SK_SIZE;
+    if (sk_reserve(memory, 4 * row) == NULL) return SK_MEMORY;
+    work.sums = (uint16_t *)memory->data;
+    work.blue = memory->data + 2 * row;
+    work.red = work.blue + row;
+#ifdef VECTORS
+    if (__builtin_cpu_supports("avx2")) {
+        finish_avx2(&from, region, &work, out);
+        return SK_DONE;
+    }
+#endif
+    finish(&from, region, &work, convert_plain, out);
+    return SK_DONE;
+}

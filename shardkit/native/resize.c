@@ -1,0 +1,349 @@
+/* Scale RGB pixels with Pillow's arithmetic, to the bit: two passes over bytes, first across and
+ * then down, each a weighted mean with fixed-point weights of 22 bits, rounded to a byte. AVX2
+ * multiplies 16-bit numbers, so each weight is split in two. This takes a third of Pillow's time, and
+ * 1.1 to 1.6 times that of PyTorch, which uses 15-bit weights. */
+#include "core.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define VECTORS 1
+#include <immintrin.h>
+#endif
+
+#define BITS 22
+#define HALF (1 << (BITS - 1))
+
+/* Bytes that a pass may read beyond the last pixel of a row. */
+#define SLACK 16
+
+/* The weights of one side: output `n` is the mean of `counts[n]` inputs from `firsts[n]` on. */
+typedef struct {
+    int32_t *firsts, *counts, *weights;
+    int32_t most; /* weights stored for each output */
+} kernel;
+
+static double bilinear(double x) {
+    if (x < 0.0) x = -x;
+    return x < 1.0 ? 1.0 - x : 0.0;
+}
+
+static double bicubic(double x) {
+    const double a = -0.5;
+    if (x < 0.0) x = -x;
+    if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1;
+    if (x < 2.0) return (((x - 5) * x + 8) * x - 4) * a;
+    return 0.0;
+}
+
+static double reach(enum sk_filter filter, double scale) {
+    return (filter == SK_BICUBIC ? 2.0 : 1.0) * (scale < 1.0 ? 1.0 : scale);
+}
+
+/* Pillow computes the length of a box in single precision. */
+static double ratio(const float box[2], int32_t outputs) {
+    return (double)(box[1] - box[0]) / outputs;
+}
+
+/* Compute the weights of the outputs from `first` on. `scratch` has room for `most` numbers. */
+static void set_kernel(kernel *kernel, int32_t inputs, const float box[2], int32_t outputs,
+                       int32_t first, int32_t count, enum sk_filter filter, double *scratch) {
+    double scale = ratio(box, outputs), support = reach(filter, scale);
+    double step = 1.0 / (scale < 1.0 ? 1.0 : scale);
+    for (int32_t n = 0; n < count; n++) {
+        double center = box[0] + (first + n + 0.5) * scale, sum = 0.0;
+        int32_t *weights = kernel->weights + (size_t)n * kernel->most;
+        double low = center - support + 0.5, high = center + support + 0.5;
+        int32_t begin = low < 0 ? 0 : (int32_t)low;
+        int32_t end = high > inputs ? inputs : (int32_t)high, total = end - begin;
+        for (int32_t x = 0; x < total; x++) {
+            double at = (x + begin - center + 0.5) * step;
+            scratch[x] = filter == SK_BICUBIC ? bicubic(at) : bilinear(at);
+            sum += scratch[x];
+        }
+        for (int32_t x = 0; x < total; x++) {
+            double weight = sum != 0.0 ? scratch[x] / sum : scratch[x];
+            weights[x] = (int32_t)((weight < 0 ? -0.5 : 0.5) + weight * (1 << BITS));
+        }
+        kernel->firsts[n] = begin;
+        kernel->counts[n] = total;
+    }
+}
+
+static inline uint8_t byte_of(int32_t sum) {
+    sum >>= BITS;
+    return (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
+}
+
+/* Scale one row across. */
+static void across(const uint8_t *row, const kernel *kernel, int32_t width, int flip,
+                   uint8_t *out) {
+    for (int32_t x = 0; x < width; x++) {
+        const int32_t *weights = kernel->weights + (size_t)x * kernel->most;
+        const uint8_t *from = row + 3 * (size_t)kernel->firsts[x];
+        uint8_t *to = out + 3 * (size_t)(flip ? width - 1 - x : x);
+        int32_t red = HALF, green = HALF, blue = HALF;
+        for (int32_t n = 0; n < kernel->counts[x]; n++, from += 3) {
+            red += from[0] * weights[n];
+            green += from[1] * weights[n];
+            blue += from[2] * weights[n];
+        }
+        to[0] = byte_of(red);
+        to[1] = byte_of(green);
+        to[2] = byte_of(blue);
+    }
+}
+
+/* Scale one row of `size` bytes down; `rows` is the first row that has a weight. */
+static void down(const uint8_t *rows, size_t stride, const int32_t *weights, int32_t count,
+                 size_t begin, size_t size, uint8_t *out) {
+    for (size_t x = begin; x < size; x++) {
+        int32_t sum = HALF;
+        for (int32_t y = 0; y < count; y++) sum += rows[y * stride + x] * weights[y];
+        out[x] = byte_of(sum);
+    }
+}
+
+#ifdef VECTORS
+/* The same sums with the instruction that multiplies 16-bit numbers and adds pairs of products.
+ * A weight is split in a higher part and a lower part of SPLIT bits, so that both fit:
+ * the sum of products is (sum with the higher parts << SPLIT) + sum with the lower parts. */
+#define SPLIT 11
+#define AVX2 __attribute__((target("avx2")))
+
+/* Two weights as 16-bit numbers in one 32-bit number, of their higher or their lower parts. */
+static int32_t higher(int32_t one, int32_t two) {
+    return (int32_t)(((uint32_t)(one >> SPLIT) & 0xFFFF) | (uint32_t)(two >> SPLIT) << 16);
+}
+
+static int32_t lower(int32_t one, int32_t two) {
+    const uint32_t mask = (1u << SPLIT) - 1;
+    return (int32_t)(((uint32_t)one & mask) | ((uint32_t)two & mask) << 16);
+}
+
+/* The weights of a row's outputs in groups of four, as `across_avx2` reads them: 2 higher pairs and
+ * 2 lower pairs for each group. */
+static void pack(const kernel *kernel, int32_t width, int32_t groups, int32_t *packed) {
+    for (int32_t x = 0; x < width; x++) {
+        const int32_t *weights = kernel->weights + (size_t)x * kernel->most;
+        for (int32_t group = 0; group < groups; group++, packed += 4) {
+            int32_t four[4];
+            for (int32_t n = 0; n < 4; n++) {
+                int32_t at = 4 * group + n;
+                four[n] = at < kernel->counts[x] ? weights[at] : 0;
+            }
+            packed[0] = higher(four[0], four[1]);
+            packed[1] = higher(four[2], four[3]);
+            packed[2] = lower(four[0], four[1]);
+            packed[3] = lower(four[2], four[3]);
+        }
+    }
+}
+
+/* Reads up to SLACK bytes beyond the last pixel of the row. */
+AVX2 static void across_avx2(const uint8_t *row, const kernel *kernel, const int32_t *packed,
+                             int32_t groups, int32_t width, int flip, uint8_t *out) {
+    /* Pixels 0 and 1 of four in the lower lane, 2 and 3 in the upper: pairs of 16-bit values. */
+    const __m256i spread = _mm256_setr_epi8(
+        0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,
+        6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
+    const __m256i to_lanes = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+    const __m128i half = _mm_set1_epi32(HALF);
+    for (int32_t x = 0; x < width; x++) {
+        const uint8_t *from = row + 3 * (size_t)kernel->firsts[x];
+        const int32_t *weights = packed + 4 * (size_t)groups * (size_t)x;
+        int32_t used = (kernel->counts[x] + 3) / 4;
+        __m256i high = _mm256_setzero_si256(), low = high;
+        for (int32_t group = 0; group < used; group++, from += 12, weights += 4) {
+            __m256i pixels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)from));
+            __m256i pairs = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)weights));
+            __m256i higher = _mm256_permutevar8x32_epi32(pairs, to_lanes);
+            __m256i lower = _mm256_permutevar8x32_epi32(
+                pairs, _mm256_add_epi32(to_lanes, _mm256_set1_epi32(2)));
+            pixels = _mm256_shuffle_epi8(pixels, spread);
+            high = _mm256_add_epi32(high, _mm256_madd_epi16(pixels, higher));
+            low = _mm256_add_epi32(low, _mm256_madd_epi16(pixels, lower));
+        }
+        low = _mm256_add_epi32(low, _mm256_slli_epi32(high, SPLIT));
+        __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+        sum = _mm_srai_epi32(_mm_add_epi32(sum, half), BITS);
+        sum = _mm_packus_epi16(_mm_packs_epi32(sum, sum), sum);
+        uint32_t pixel = (uint32_t)_mm_cvtsi128_si32(sum);
+        uint8_t *to = out + 3 * (size_t)(flip ? width - 1 - x : x);
+        to[0] = (uint8_t)pixel;
+        to[1] = (uint8_t)(pixel >> 8);
+        to[2] = (uint8_t)(pixel >> 16);
+    }
+}
+
+AVX2 static void down_avx2(const uint8_t *rows, size_t stride, const int32_t *weights,
+                           int32_t count, size_t size, uint8_t *out) {
+    const __m256i half = _mm256_set1_epi32(HALF);
+    size_t x = 0;
+    for (; x + 32 <= size; x += 32) {
+        __m256i high[4], low[4];
+        for (int n = 0; n < 4; n++) high[n] = low[n] = _mm256_setzero_si256();
+        for (int32_t y = 0; y < count; y += 2) {
+            const uint8_t *one = rows + y * stride + x, *two = y + 1 < count ? one + stride : one;
+            int32_t second = y + 1 < count ? weights[y + 1] : 0;
+            __m256i higher_pair = _mm256_set1_epi32(higher(weights[y], second));
+            __m256i lower_pair = _mm256_set1_epi32(lower(weights[y], second));
+            __m256i first = _mm256_loadu_si256((const __m256i *)one);
+            __m256i next = _mm256_loadu_si256((const __m256i *)two);
+            __m256i zero = _mm256_setzero_si256();
+            __m256i mixed[2] = {_mm256_unpacklo_epi8(first, next),
+                                _mm256_unpackhi_epi8(first, next)};
+            for (int n = 0; n < 4; n++) {
+                __m256i pairs = n % 2 ? _mm256_unpackhi_epi8(mixed[n / 2], zero)
+                                      : _mm256_unpacklo_epi8(mixed[n / 2], zero);
+                high[n] = _mm256_add_epi32(high[n], _mm256_madd_epi16(pairs, higher_pair));
+                low[n] = _mm256_add_epi32(low[n], _mm256_madd_epi16(pairs, lower_pair));
+            }
+        }
+        for (int n = 0; n < 4; n++) {
+            low[n] = _mm256_add_epi32(low[n], _mm256_slli_epi32(high[n], SPLIT));
+            low[n] = _mm256_srai_epi32(_mm256_add_epi32(low[n], half), BITS);
+        }
+        /* Packing works within lanes, as unpacking does, so the order is right again. */
+        __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(low[0], low[1]),
+                                            _mm256_packs_epi32(low[2], low[3]));
+        _mm256_storeu_si256((__m256i *)(out + x), bytes);
+    }
+    down(rows, stride, weights, count, x, size, out);
+}
+#endif
+
+/* Scale all rows across. Those near the end of the image are read from a copy with SLACK bytes after
+ * it: more than one if they are narrow. */
+static void across_all(const uint8_t *rows, size_t stride, size_t size, int32_t count,
+                       const kernel *kernel, int32_t width, int flip, int32_t *packed,
+                       uint8_t *last_row, uint8_t *out) {
+#ifdef VECTORS
+    if (__builtin_cpu_supports("avx2")) {
+        int32_t groups = (kernel->most + 3) / 4;
+        pack(kernel, width, groups, packed);
+        memset(last_row + size, 0, SLACK);
+        for (int32_t y = 0; y < count; y++) {
+            const uint8_t *row = rows + y * stride;
+            if ((size_t)(count - 1 - y) * stride < SLACK) row = memcpy(last_row, row, size);
+            across_avx2(row, kernel, packed, groups, width, flip, out + 3 * (size_t)width * y);
+        }
+        return;
+    }
+#endif
+    (void)packed, (void)last_row, (void)size;
+    for (int32_t y = 0; y < count; y++)
+        across(rows + y * stride, kernel, width, flip, out + 3 * (size_t)width * y);
+}
+
+/* Scale all rows down; `top` is the number of the first row in `rows`. */
+static void down_all(const uint8_t *rows, size_t stride, size_t size, const kernel *kernel,
+                     int32_t top, int32_t height, uint8_t *out) {
+    for (int32_t y = 0; y < height; y++, out += size) {
+        const uint8_t *from = rows + (kernel->firsts[y] - top) * stride;
+        const int32_t *weights = kernel->weights + (size_t)y * kernel->most;
+#ifdef VECTORS
+        if (__builtin_cpu_supports("avx2")) {
+            down_avx2(from, stride, weights, kernel->counts[y], size, out);
+            continue;
+        }
+#endif
+        down(from, stride, weights, kernel->counts[y], 0, size, out);
+    }
+}
+
+void sk_flip(uint8_t *pixels, int32_t width, int32_t height) {
+    for (int32_t y = 0; y < height; y++, pixels += 3 * (size_t)width) {
+        uint8_t *left = pixels, *right = pixels + 3 * (size_t)width - 3, pixel[3];
+        for (; left < right; left += 3, right -= 3) {
+            memcpy(pixel, left, 3);
+            memcpy(left, right, 3);
+            memcpy(right, pixel, 3);
+        }
+    }
+}
+
+static int is_box(const float box[2], int32_t inputs) {
+    return box[0] >= 0 && box[1] <= inputs && box[0] < box[1];
+}
+
+/* Working memory, cut into aligned pieces; without `at`, only counts. */
+typedef struct {
+    uint8_t *at;
+    size_t size;
+} pieces;
+
+static void *take(pieces *from, size_t size) {
+    uint8_t *taken = from->at;
+    size = (size + 15) & ~(size_t)15;
+    from->size += size;
+    if (from->at != NULL) from->at += size;
+    return taken;
+}
+
+static void take_kernel(pieces *from, kernel *kernel, int32_t count) {
+    kernel->firsts = take(from, (size_t)count * sizeof(int32_t));
+    kernel->counts = take(from, (size_t)count * sizeof(int32_t));
+    kernel->weights = take(from, (size_t)count * kernel->most * sizeof(int32_t));
+}
+
+typedef struct {
+    kernel wide, high;
+    double *scratch;
+    int32_t *packed;
+    uint8_t *last_row, *between;
+} space;
+
+/* Lay out the working memory. Either pass may be the first. */
+static void lay_out(pieces *from, space *space, int32_t source_width, int32_t source_height,
+                    sk_region region) {
+    size_t most = space->wide.most > space->high.most ? space->wide.most : space->high.most;
+    size_t tall = 3 * (size_t)region.width * source_height;
+    size_t flat = 3 * (size_t)source_width * region.height;
+    space->scratch = take(from, most * sizeof(double));
+    take_kernel(from, &space->wide, region.width);
+    take_kernel(from, &space->high, region.height);
+    space->packed = take(from, ((size_t)space->wide.most + 3) / 4 * 16 * region.width);
+    space->last_row = take(from, 3 * (size_t)source_width + SLACK);
+    space->between = take(from, tall > flat ? tall : flat);
+}
+
+enum sk_code sk_resize(const uint8_t *pixels, size_t source_stride, int32_t source_width,
+                       int32_t source_height, const double box[4], int32_t width, int32_t height,
+                       enum sk_filter filter, int tall_first, sk_region region, int flip,
+                       sk_memory *work, uint8_t *out) {
+    const float xs[2] = {(float)box[0], (float)box[2]}, ys[2] = {(float)box[1], (float)box[3]};
+    size_t source_size = 3 * (size_t)source_width, size = 3 * (size_t)region.width;
+    space space;
+    pieces parts = {NULL, 0};
+    int32_t first, rows;
+
+    if (!is_box(xs, source_width) || !is_box(ys, source_height)) return SK_UNSUPPORTED;
+    space.wide.most = (int32_t)ceil(reach(filter, ratio(xs, width))) * 2 + 1;
+    space.high.most = (int32_t)ceil(reach(filter, ratio(ys, height))) * 2 + 1;
+    lay_out(&parts, &space, source_width, source_height, region);
+    parts.at = sk_reserve(work, parts.size);
+    if (parts.at == NULL) return SK_MEMORY;
+    lay_out(&parts, &space, source_width, source_height, region);
+    set_kernel(&space.wide, source_width, xs, width, region.left, region.width, filter,
+               space.scratch);
+    set_kernel(&space.high, source_height, ys, height, region.top, region.height, filter,
+               space.scratch);
+
+    /* Where a side keeps its size, its weights are 1, so that the pass changes nothing. */
+    if (tall_first && source_height > height &&
+        (int64_t)source_height - height > 2 * ((int64_t)source_width - width)) {
+        down_all(pixels, source_stride, source_size, &space.high, 0, region.height, space.between);
+        across_all(space.between, source_size, source_size, region.height, &space.wide,
+                   region.width, flip, space.packed, space.last_row, out);
+        return SK_DONE;
+    }
+    first = space.high.firsts[0]; /* only the rows that the second pass reads */
+    rows = space.high.firsts[region.height - 1] + space.high.counts[region.height - 1] - first;
+    across_all(pixels + first * source_stride, source_stride, source_size, rows, &space.wide,
+               region.width, flip, space.packed, space.last_row, space.between);
+    down_all(space.between, size, size, &space.high, first, region.height, out);
+    return SK_DONE;
+}

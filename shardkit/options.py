@@ -1,0 +1,342 @@
+"""Options: each is stated once, as a field of a frozen dataclass, and all else derives from it.
+
+Signatures, docstrings, commands, manifests and suggested commands ask the functions below. They
+know neither Click nor what an option means.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from shardkit.errors import UsageError
+
+_P = ParamSpec("_P")
+_Type = TypeVar("_Type")
+_Options = TypeVar("_Options")
+_Options_co = TypeVar("_Options_co", covariant=True)
+_Self = TypeVar("_Self")
+_Result = TypeVar("_Result")
+
+_WIDTH = 96
+"""Columns of the generated part of a docstring."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option, as `option` states it."""
+
+    help: str
+    """In terms of the command line: other options are ``--flags``."""
+    heading: str = ""
+    """Its heading in the help; "" is `HEADING` of the class."""
+    choices: tuple[str, ...] = ()
+    minimum: int | None = None
+    """The smallest value of an integer."""
+    is_positive: bool = False
+    """Whether a number must be above 0."""
+    metavar: str | None = None
+    shown: str = ""
+    """What the default means, if None stands for it on the command line."""
+    parse: Callable[[Any], Any] | None = None
+    """Returns the value that a user's stands for, or the value itself."""
+    spell: Callable[[Any], str] = str
+    """Returns the user's text for a value."""
+    requires: str = ""
+    """Another option, without which this one has no effect."""
+    left_out: bool = False
+    """Whether descriptions leave it out at its default."""
+    stored: str | None = None
+    """Its name in the description of a source; "" for none, and None for `name`."""
+    store: Callable[[Any], Any] = lambda value: value
+    """Returns the JSON value for that description, None to leave it out; of that value, itself."""
+    is_repeated: bool = False
+    """Whether the command takes it several times."""
+    is_keyword_only: bool = False
+    """Whether only Python has it."""
+    name: str = ""
+    default: Any = None
+    type: str = ""
+    """The field's type, as written."""
+
+    @property
+    def flag(self) -> str:
+        """The option of a command."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+def option(default: Any, *, help: str, **details: Any) -> Any:  # noqa: A002
+    """Return a dataclass field that is an option.
+
+    Args:
+        default: The field's default.
+        help: Its description.
+        **details: See `Option`.
+    """
+    return field(default=default, metadata=about(help, **details))
+
+
+def about(help: str, **details: Any) -> dict[str, Any]:  # noqa: A002
+    """Return the metadata of an option that users must give: ``field(metadata=about(...))``.
+
+    `option` cannot make such a field: to type checkers, any call but that of ``field`` is a
+    default.
+
+    Args:
+        help: Its description.
+        **details: See `Option`.
+    """
+    return {"option": Option(help=help, **details)}
+
+
+def same_option(kind: type[Any], name: str, **details: Any) -> Any:
+    """Return a dataclass field that is the same option as one of another class.
+
+    Args:
+        kind: The other class.
+        name: The option's name.
+        **details: What differs: ``default``, or see `Option`.
+    """
+    (source,) = (item for item in fields(kind) if item.name == name)
+    default = details.pop("default", source.default)
+    stated = replace(source.metadata["option"], heading=_heading(kind, source), **details)
+    return field(default=default, metadata={"option": stated})
+
+
+def options_of(kind: type[Any]) -> tuple[Option, ...]:
+    """Return the options of a class, in order. Its attribute ``HEADING`` is that of the help."""
+    return tuple(
+        Option(
+            **{
+                **vars(item.metadata["option"]),
+                "name": item.name,
+                "heading": _heading(kind, item),
+                "default": item.default,
+                "type": item.type,
+            }
+        )
+        for item in fields(kind)
+        if "option" in item.metadata
+    )
+
+
+def _heading(kind: type[Any], item: Field[Any]) -> str:
+    """Return an option's heading, of the class that states it."""
+    (owner, *_) = (base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
+    heading: str = item.metadata["option"].heading or getattr(owner, "HEADING", "")
+    return heading
+
+
+def require_valid(values: Any) -> None:
+    """Parse and check an object's options, in its ``__post_init__``.
+
+    Raises:
+        UsageError: If a text cannot be parsed, a choice is unknown, a number too small, or an
+            option has no effect.
+    """
+    for item in options_of(type(values)):
+        value = getattr(values, item.name)
+        if item.parse is not None and value is not None:
+            value = item.parse(value)
+            object.__setattr__(values, item.name, value)
+        if item.choices and value not in (*item.choices, item.default):
+            raise UsageError(
+                f"{item.name}={value!r} is unknown; choose from {', '.join(item.choices)}"
+            )
+        if item.minimum is not None and value is not None:
+            require_integer(item.name, value, item.minimum)
+        if item.is_positive and value is not None and not _is_positive(value):
+            raise UsageError(f"{item.name}={value!r} is not a number above 0")
+        if item.requires and value != item.default and getattr(values, item.requires) is None:
+            raise UsageError(f"{item.name}= requires {item.requires}=")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
+
+
+def require_integer(option: str, value: object, minimum: int | None = None) -> int:
+    """Return the value of an option.
+
+    Raises:
+        UsageError: If it is not an integer, or less than the minimum.
+    """
+    if type(value) is not int or (minimum is not None and value < minimum):
+        range_ = "" if minimum is None else f" from {minimum} on"
+        raise UsageError(f"{option}={value!r} is not an integer{range_}")
+    return value
+
+
+def make(kind: type[_Type], given: dict[str, Any]) -> _Type:
+    """Take the options of a class, as a command gives them, out of ``given``; return an object.
+
+    Raises:
+        UsageError: If a value is out of range.
+    """
+    values = {}
+    for item in options_of(kind):
+        if item.name in given:
+            value = given.pop(item.name)
+            values[item.name] = item.default if value is None and item.shown else value
+    return kind(**values)
+
+
+def describe(values: Any) -> dict[str, Any]:
+    """Return the fields of an object as JSON values; `restored` is the inverse."""
+    hidden = {item.name: item.default for item in options_of(type(values)) if item.left_out}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(values).items()
+        if name not in hidden or value != hidden[name]
+    }
+
+
+def restored(kind: type[_Type], described: Mapping[str, Any]) -> _Type:
+    """Return the object that `describe` described.
+
+    Raises:
+        UsageError: If a value is out of range.
+        TypeError: If ``described`` does not describe such an object.
+    """
+    for item in options_of(kind):
+        if item.parse is not None and isinstance(described.get(item.name), str):
+            raise TypeError(f"{item.name} is a text, which only users write")
+    values = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in described.items()
+    }
+    return kind(**values)
+
+
+def changed(values: Any) -> dict[str, Any]:
+    """Return the options of an object that are not at their defaults, by name."""
+    return {
+        item.name: getattr(values, item.name)
+        for item in options_of(type(values))
+        if item.default is not MISSING and getattr(values, item.name) != item.default
+    }
+
+
+def part(values: Any, kind: type[_Type]) -> _Type:
+    """Return an object of another dataclass, with the values of the fields that both have."""
+    return kind(
+        **{
+            item.name: getattr(values, item.name)
+            for item in fields(kind)  # type: ignore[arg-type]
+            if hasattr(values, item.name)
+        }
+    )
+
+
+def words(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command that give options of a class these values."""
+    result = []
+    for item in options_of(kind):
+        if item.name in values:
+            value = values[item.name]
+            result += [item.flag] if value is True else [item.flag, item.spell(value)]
+    return result
+
+
+class Takes(Protocol[_P, _Options_co]):
+    """A decorator: a function of one dataclass becomes a function of its fields."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[_Options_co], _Result], /
+    ) -> Callable[_P, _Result]: ...  # a function
+
+    @overload
+    def __call__(
+        self, function: Callable[[_Self, _Options_co], _Result], /
+    ) -> Callable[Concatenate[_Self, _P], _Result]: ...  # a method
+
+
+def takes(kind: Callable[_P, _Options]) -> Takes[_P, _Options]:
+    """Return a decorator of functions and methods: they are called with the fields of a dataclass.
+
+    The fields and their help become the function's signature and the ``Args`` of its docstring, so
+    ``help`` lists them, and type checkers refuse other names.
+
+    Args:
+        kind: The dataclass. All of its fields are options.
+    """
+    signature = inspect.signature(kind)
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        plain = inspect.signature(function)
+        before = list(plain.parameters.values())[:-1]  # self, of a method
+        count = len(before)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                signature.bind(*args[count:], **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__qualname__}() {error}") from None
+            arguments = kind(*args[count:], **kwargs)
+            _refuse_empty_paths(arguments)
+            return function(*args[:count], arguments)
+
+        parameters = [*before, *signature.parameters.values()]
+        taken = _Signature(parameters, return_annotation=plain.return_annotation)
+        vars(call)["__signature__"] = taken
+        call.__annotations__ = {item.name: item.annotation for item in parameters}
+        call.__annotations__["return"] = taken.return_annotation
+        if call.__doc__ is not None:  # without -OO
+            call.__doc__ = _with_arguments(call.__doc__, kind, signature.parameters)
+        return call
+
+    return decorate
+
+
+class _Signature(inspect.Signature):
+    """A signature of many parameters, which `help` shows on a line each, as of Python 3.13."""
+
+    def __str__(self) -> str:
+        names = [str(item) for item in self.parameters.values()]
+        kinds = [item.kind for item in self.parameters.values()]
+        if inspect.Parameter.KEYWORD_ONLY in kinds:
+            names.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+        lines = "".join(f"\n    {name}," for name in names)
+        text = f"({lines}\n) -> {inspect.formatannotation(self.return_annotation)}"
+        return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations are texts, so quoted
+
+
+def _refuse_empty_paths(values: Any) -> None:
+    """Refuse an empty path, as of an unset variable, which `Path` takes for the current folder."""
+    for item in options_of(type(values)):
+        value = getattr(values, item.name)
+        if "Path" in item.type and isinstance(value, str) and not value:
+            raise UsageError(f"{item.name} is empty: give a path or URL", where=item.name)
+
+
+def _with_arguments(doc: str, kind: Any, order: Iterable[str]) -> str:
+    """Return a docstring with the help of each option."""
+    items = {item.name: item for item in options_of(kind)}
+    lines = "".join(f"\n{_line(items[name])}" for name in order)
+    head, *rest = re.split(r"(?=\n\n(?:Returns|Raises):)", inspect.cleandoc(doc), maxsplit=1)
+    return f"{head}\n\nArgs:{lines}{''.join(rest)}"
+
+
+def _line(item: Option) -> str:
+    """Return an entry of a docstring's arguments."""
+    text = item.help
+    if item.choices:
+        text += f" One of {', '.join(f'``{name}``' for name in item.choices)}."
+    if item.shown and item.default is None:
+        text += f" Default: {item.shown}."
+    text = re.sub(
+        r"(``.*?``|`.*?`)|--([a-z][a-z-]*)",
+        lambda match: match[1] or f"``{match[2].replace('-', '_')}``",
+        text,
+    )
+    return textwrap.fill(
+        f"{item.name}: {text}", _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8
+    )

@@ -1,0 +1,544 @@
+"""Operations of the optional compiled module, `shardkit._native`; no other module calls it.
+
+Python implements the same and is the reference for every byte and every message. So an operation
+returns what is left to Python: everything without the module, and all that the module does not
+support or finds damaged. It answers with `None` if it did nothing, or with positions in a batch.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+
+from shardkit.system import native
+
+Bytes = bytes | bytearray | memoryview
+Integers = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+
+TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
+"""Whether Pillow scales the height before the width if it shrinks by more than twice as many pixels
+(from version 13 on, python-pillow/Pillow#9549). The order changes rounding, by up to 26 levels."""
+
+CROP_NUMBERS = 7
+"""Numbers of a crop: left, top, width, height, flip, and height and width of the scaled image."""
+
+_WHITE = 255, 255, 255
+
+_MOST_SIDE = 65535
+"""Maximum side of a sample: that of a JPEG."""
+
+
+def is_available() -> bool:
+    """Return whether the module is installed and not disabled."""
+    return native.module() is not None
+
+
+# ---- Reading a batch ----
+
+
+class CropTable(NamedTuple):
+    """The crops of a batch of images, and how they are scaled."""
+
+    numbers: npt.NDArray[np.int32]
+    """One row of `CROP_NUMBERS` for each image, C-contiguous."""
+    bicubic: bool
+    oversample: float
+    """As in `shardkit.torch.data.ops.ImageOp`."""
+
+
+class View(NamedTuple):
+    """The samples that one view of a batch of images makes of them."""
+
+    out: Pixels
+    """Destination, uint8 of shape (N, height, width, 3), C-contiguous. Images that are left to
+    Python are undefined there."""
+    table: CropTable | None
+    """The crop of each image; None for full images of the size of ``out``."""
+
+
+class DecodingOptions(Protocol):
+    """A `shardkit.codecs.image.Decoding`."""
+
+    @property
+    def fast(self) -> bool:
+        """Whether JPEGs may use the fast inverse DCT."""
+
+    @property
+    def background(self) -> tuple[int, int, int]:
+        """Color under transparent pixels."""
+
+
+class IndexedRows(Protocol):
+    """Rows of a dataset and their entries in the index: a `shardkit.dataset.located.LocatedRows`.
+
+    Every operation checks each number of an entry, since it may be damaged.
+    """
+
+    array: Integers
+    """The rows, to `mark` the one being read."""
+    entries: memoryview
+    """The entries of the index, end to end."""
+    verifies: bool
+    """Whether to compare checksums."""
+
+    def __len__(self) -> int: ...
+
+    def descriptors(self) -> npt.NDArray[np.int32]:
+        """Return the file descriptor of each row's shard."""
+
+    def maps(self) -> list[Any] | None:
+        """Return the map of each row's shard, from `map_file`; None to copy nothing from maps."""
+
+
+def fill(
+    rows: IndexedRows,
+    out: Pixels,
+    table: CropTable | None = None,
+    *,
+    decoding: DecodingOptions | None = None,
+    mark: Integers | None = None,
+) -> Sequence[int]:
+    """Read, check, decode, crop and scale images into ``out``, and return those left to Python.
+
+    Args:
+        rows: The images.
+        out: As in `View`.
+        table: As in `View`.
+        decoding: Options of decoding; None for the defaults.
+        mark: Receives the row being read, shape (1,).
+
+    Returns:
+        Positions in the batch, ascending.
+    """
+    return fill_views(rows, [View(out, table)], decoding=decoding, mark=mark)[0]
+
+
+def fill_views(
+    rows: IndexedRows,
+    views: Sequence[View],
+    *,
+    decoding: DecodingOptions | None = None,
+    mark: Integers | None = None,
+) -> list[Sequence[int]]:
+    """Fill views of the same images as `fill` does; each image is read once, and decoded once.
+
+    One call releases the GIL once. In Python, a batch of 64 raw images takes about 3 ms, of which
+    1 ms is Python that holds the GIL, in 64 parts.
+
+    Returns:
+        Positions in the batch of the images left to Python, ascending, for each view.
+    """
+    compiled = native.module()
+    sides = [side for view in views for side in view.out.shape[1:3]]
+    if compiled is None or not all(0 < side <= _MOST_SIDE for side in sides):
+        return [range(len(rows))] * len(views)
+    fast = decoding is not None and decoding.fast
+    background = _WHITE if decoding is None else decoding.background
+    codes = np.empty((len(views), len(rows)), np.uint8)
+    files, array = rows.descriptors(), None if mark is None else np.ascontiguousarray(rows.array)
+    calls = []
+    for view, view_codes in zip(views, codes, strict=True):
+        out, table = view
+        numbers, bicubic, oversample = (None, False, 1.0) if table is None else table
+        maps = rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None
+        shape, verify = out.shape[1:3], (rows.verifies, rows.verifies)
+        stored = rows.entries, files, maps, numbers, array, mark, *verify, fast, background
+        calls.append((out, *shape, *stored, bicubic, TALL_FIRST, oversample, view_codes))
+    if len(calls) == 1:
+        compiled.fill(*calls[0])
+    else:
+        compiled.fill_views(*calls)
+    return list(map(_left, codes))
+
+
+def fill_values(
+    rows: IndexedRows, out: npt.NDArray[np.uint8], mark: Integers | None = None
+) -> Sequence[int]:
+    """Read and check arrays of one size into ``out``, and return those left to Python.
+
+    Args:
+        rows: The arrays.
+        out: uint8 of shape (N, bytes), C-contiguous.
+        mark: As for `fill`.
+
+    Returns:
+        Positions in the batch, ascending.
+    """
+    compiled = native.module()
+    if compiled is None:
+        return range(len(rows))
+    codes = np.empty(len(rows), np.uint8)
+    compiled.fill_values(
+        out,
+        out.shape[1],
+        rows.entries,
+        rows.descriptors(),
+        rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None,
+        None if mark is None else np.ascontiguousarray(rows.array),
+        mark,
+        rows.verifies,
+        codes,
+    )
+    return _left(codes)
+
+
+def read_stored(
+    rows: IndexedRows, mark: Integers | None = None
+) -> tuple[list[bytes | None], Sequence[int]]:
+    """Return the stored bytes of a batch, and the positions left to Python, whose bytes are wrong.
+
+    Args:
+        rows: Images, or other fields of bytes, whose entries `survey` accepts.
+        mark: As for `fill`.
+    """
+    compiled = native.module()
+    if compiled is None:
+        return [None] * len(rows), range(len(rows))
+    codes = np.empty(len(rows), np.uint8)
+    values: list[bytes | None] = compiled.read_stored(
+        rows.entries,
+        rows.descriptors(),
+        None if mark is None else np.ascontiguousarray(rows.array),
+        mark,
+        rows.verifies,
+        codes,
+    )
+    return values, _left(codes)
+
+
+def _left(codes: npt.NDArray[np.uint8]) -> list[int]:
+    return np.flatnonzero(codes).tolist() if codes.any() else []
+
+
+def map_file(descriptor: int, size: int) -> Any | None:
+    """Map a file, for `fill` and `fill_values`; return None if it cannot be mapped.
+
+    Python must not touch the pages: if the file is truncated, they raise SIGBUS. The module touches
+    them in a helper process (``native/copy.c``).
+    """
+    compiled = native.module()
+    return None if compiled is None else compiled.map_file(descriptor, size)
+
+
+def survey(
+    entries: memoryview, sizes: Integers, kinds: int, size: tuple[int, int], most_pixels: int
+) -> tuple[int, int, int, int] | None:
+    """Return the most bytes and pixels of the images of a batch, and width and height of all.
+
+    Args:
+        entries: The entries of the index, end to end.
+        sizes: Bytes of each row's shard.
+        kinds: Number of the first kinds in `shardkit.record.STORED_KINDS` that are usual; planes
+            always are.
+        size: Width and height of raw pixels.
+        most_pixels: Maximum pixels of an image.
+
+    Returns:
+        Width and height are 0 if they differ. None if any entry is damaged or unusual.
+    """
+    compiled = native.module()
+    if compiled is None:
+        return None
+    usual: tuple[int, int, int, int] | None
+    usual = compiled.survey(entries, sizes, kinds, *size, most_pixels)
+    return usual
+
+
+def check_entries(entries: npt.NDArray[Any], kinds: int) -> npt.NDArray[np.bool_] | None:
+    """Return whether each entry of an index has a wrong check, or a kind from ``kinds`` on."""
+    compiled = native.module()
+    if compiled is None:
+        return None
+    damaged = np.empty(len(entries), np.bool_)
+    compiled.check_entries(entries.tobytes(), kinds, damaged)
+    return damaged
+
+
+# ---- Pixels ----
+
+
+def resize(
+    pixels: Pixels, box: tuple[float, float, float, float], size: tuple[int, int], filter_: str
+) -> Pixels | None:
+    """Scale a box of an image as Pillow does, bit for bit, in a third of the time.
+
+    Args:
+        pixels: uint8 of shape (height, width, 3).
+        box: Left, top, right and bottom, inside the image.
+        size: Height and width.
+        filter_: Name of the filter; the module has ``bilinear`` and ``bicubic``.
+
+    Returns:
+        uint8 of shape (height, width, 3), or None.
+    """
+    compiled = native.module()
+    if compiled is None or filter_ not in ("bilinear", "bicubic"):
+        return None
+    height, width = pixels.shape[:2]
+    out = np.empty((*size, 3), np.uint8)
+    options = filter_ == "bicubic", TALL_FIRST
+    pixels = np.ascontiguousarray(pixels)
+    scaled = compiled.resize(pixels, width, height, box, out, size[1], size[0], *options)
+    return out if scaled else None
+
+
+def finish_planes(
+    record: Bytes, size: tuple[int, int], region: tuple[int, int, int, int], out: Pixels
+) -> bool:
+    """Convert a region of a record of planes to RGB in ``out``; return whether it did.
+
+    Args:
+        record: See `shardkit.codecs.planes`.
+        size: Width and height that its header must state.
+        region: Left, top, width and height.
+        out: uint8 of shape (height, width, 3).
+    """
+    compiled = native.module()
+    if compiled is None or not out.flags.c_contiguous:
+        return False
+    return bool(compiled.finish_planes(record, *size, region, out))
+
+
+def draw_crops(
+    draws: tuple[int, npt.NDArray[np.uint64]],
+    sizes: tuple[Integers, Integers],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    flip: float,
+) -> npt.NDArray[np.int32] | None:
+    """Return crops as rows of `CROP_NUMBERS`; see `shardkit.torch.data.ops.RandomResizedCrop`.
+
+    Args:
+        draws: Key of the random numbers, and the number of each sample.
+        sizes: Widths and heights of the images in pixels.
+        scale: Range of the area, as a fraction of the image.
+        ratio: Range of width divided by height.
+        flip: Probability of a horizontal flip.
+    """
+    compiled = native.module()
+    if compiled is None:
+        return None
+    key, numbers = draws
+    logs = math.log(ratio[0]), math.log(ratio[1])
+    crops = np.empty((len(numbers), CROP_NUMBERS), np.int32)
+    ranges = tuple(scale), tuple(ratio), logs, flip
+    done = compiled.draw_crops(key, numbers, *sizes, *ranges, crops)
+    return crops if done else None
+
+
+def decode_png(data: Bytes, background: tuple[int, int, int] | None) -> npt.NDArray[Any] | None:
+    """Decode an ordinary PNG as `shardkit.codecs.image.decode` does, or as its ``decode_mask``.
+
+    Args:
+        data: The encoded image.
+        background: Color under transparent pixels; None for values as they are stored.
+
+    Returns:
+        uint8 of shape (height, width, 3), or values, perhaps uint16; None if it did nothing.
+    """
+    compiled = native.module()
+    decoded = None if compiled is None else compiled.decode_png(data, bytes(background or ()))
+    if decoded is None:
+        return None
+    height, width, channels, content = decoded
+    wide = len(content) > height * width * channels
+    pixels = np.frombuffer(content, np.uint16 if wide else np.uint8)
+    return pixels.reshape((height, width) if channels == 1 else (height, width, channels))
+
+
+# ---- Images of a conversion ----
+#
+# In Python, a 2-KB file costs about 100 us, of which reading is 10. These handle what is common
+# (plain PNGs; JPEGs without EXIF, extra frames, warnings), or exactly what shardkit writes.
+
+Measures = npt.NDArray[Any]
+"""Receives `shardkit.codecs.measures.MEASURES`."""
+Waves = npt.NDArray[np.int16]
+"""`shardkit.codecs.measures.WAVES`."""
+
+
+def inspect_jpeg(data: bytes) -> tuple[int, int] | None:
+    """Return width and height of a JPEG without EXIF data and further frames."""
+    compiled = native.module()
+    if compiled is None:
+        return None
+    size: tuple[int, int] | None = compiled.inspect_jpeg(data)
+    return size
+
+
+def jpeg_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
+    """Return width, height, sampling (420, 422, 444, or 400 for gray) and the planes of a JPEG.
+
+    None if it has a warning or no such planes, or without the module.
+    """
+    compiled = native.module()
+    if compiled is None:
+        return None
+    found: tuple[int, int, int, bytes] | None = compiled.jpeg_planes(data)
+    return found
+
+
+class FileHeader(NamedTuple):
+    """Header of an image file: ``sk_image`` in ``native/convert.h``."""
+
+    width: int
+    height: int
+    kind: int
+    """Position in `shardkit.record.STORED_KINDS`."""
+    decodes: int
+    """Whether the image certainly decodes."""
+    channels: int
+    """Of a PNG, whose packed pixels are one range: offset and size, or 0."""
+    packed: int
+    packed_size: int
+
+
+_HEADER = np.dtype(
+    list(zip(FileHeader._fields, ("<u4", "<u4", "u1", "u1", "<u2", "<u4", "<u4"), strict=True))
+)
+
+
+class ImageFiles(NamedTuple):
+    """Image files that the module has read: one item for each."""
+
+    contents: list[bytes | None]
+    """None for files that are left."""
+    headers: list[FileHeader]
+    codes: list[int]
+    """0 if the file needs no other look; otherwise Python reads its metadata."""
+
+
+def read_images(
+    paths: Sequence[bytes],
+    stats: tuple[Integers, Integers],
+    *,
+    decode: bool,
+    measures: Measures | None,
+    waves: Waves,
+) -> ImageFiles | None:
+    """Read and inspect image files.
+
+    Args:
+        paths: The files.
+        stats: Size and modification time in nanoseconds of each; other files are left.
+        decode: Whether to check the pixels.
+        measures: Receives the measures of images that are decoded; None for none.
+        waves: See `Waves`.
+    """
+    compiled = native.module()
+    if compiled is None:
+        return None
+    headers, codes = np.zeros(len(paths), _HEADER), np.zeros(len(paths), np.uint8)
+    contents = compiled.read_images(
+        paths,
+        *stats,
+        decode,
+        headers.view(np.uint8),
+        codes,
+        None if measures is None else waves,
+        bytearray() if measures is None else measures.view(np.uint8),
+    )
+    return ImageFiles(contents, list(map(FileHeader._make, headers.tolist())), codes.tolist())
+
+
+def measure(pixels: Pixels, waves: Waves, measures: Measures) -> bool:
+    """Measure pixels of shape (height, width, 3), C-contiguous; return whether it did."""
+    compiled = native.module()
+    if compiled is None:
+        return False
+    height, width = pixels.shape[:2]
+    return bool(compiled.measure(pixels, width, height, waves, measures.view(np.uint8)))
+
+
+def measure_jpeg(data: Bytes, size: tuple[int, int], waves: Waves, measures: Measures) -> bool:
+    """Measure an ordinary JPEG of that width and height; return whether it did."""
+    compiled = native.module()
+    if compiled is None:
+        return False
+    return bool(compiled.measure_jpeg(data, *size, waves, measures.view(np.uint8)))
+
+
+def measure_png(rows: bytes, shape: tuple[int, int, int], waves: Waves, measures: Measures) -> bool:
+    """Measure the unpacked rows of a PNG of that width, height and channels."""
+    compiled = native.module()
+    if compiled is None or shape[2] not in (1, 3):
+        return False
+    return bool(compiled.measure_png(rows, *shape, waves, measures.view(np.uint8)))
+
+
+# ---- Shards and records ----
+
+WalkResult = tuple[tuple[int, int, list[bytes], bytes, bytes, bytes, bytes], bytes]
+"""What a walk found; see `shardkit.formats.table.as_walked`."""
+
+
+def crc32(data: Bytes) -> int:
+    """Return the CRC-32 of ``data``, as zlib does."""
+    compiled = native.module()
+    return zlib.crc32(data) if compiled is None else compiled.crc32(data, 0)
+
+
+def record_checksums(records: Sequence[object]) -> list[int] | None:
+    """Return `shardkit.record.checksums` of records."""
+    compiled = native.module()
+    checksums: list[int] | None = None if compiled is None else compiled.record_checksums(records)
+    return checksums
+
+
+def tar_members(records: Sequence[object], small: int) -> list[bytes] | None:
+    """Return records as tar members; those below ``small`` bytes are joined with others."""
+    compiled = native.module()
+    members: list[bytes] | None = None if compiled is None else compiled.tar_members(records, small)
+    return members
+
+
+def walk_tar(descriptor: int, size: int, start: int, stop: int) -> WalkResult | None:
+    """Find the fields of all records of a tar file between two offsets."""
+    compiled = native.module()
+    walked: WalkResult | None = (
+        None if compiled is None else compiled.walk_tar(descriptor, size, start, stop)
+    )
+    return walked
+
+
+def walk_lmdb(descriptor: int, size: int) -> WalkResult | None:
+    """Find the fields of all records of an LMDB file."""
+    compiled = native.module()
+    walked: WalkResult | None = None if compiled is None else compiled.walk_lmdb(descriptor, size)
+    return walked
+
+
+def index_records(
+    descriptor: int,
+    kinds: Mapping[str, int],
+    table: tuple[Integers, Integers, Integers | None, bytes, Integers, int],
+    memory: tuple[bytes | memoryview, int],
+    out: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32] | None],
+) -> tuple[list[str], npt.NDArray[np.uint8]] | None:
+    """Index records of a shard, reading one at a time.
+
+    Args:
+        descriptor: The shard's file.
+        kinds: Name and number of each field of `shardkit.formats.table.Table`.
+        table: Its offsets, lengths, labels, text, ends and start.
+        memory: Bytes of the file that are in memory, and their offset.
+        out: Receives the index, and the checksums if they are needed.
+
+    Returns:
+        The source paths, and a code for each record: 0 if its index is valid, else it is left.
+    """
+    compiled = native.module()
+    if compiled is None:
+        return None
+    codes = np.zeros(len(table[0]), np.uint8)
+    numbers = bytes(kind & 0xFF for kind in kinds.values())
+    names = tuple(name.encode() for name in kinds)
+    paths = compiled.index_records(descriptor, names, numbers, *table, *memory, *out, codes)
+    return paths, codes

@@ -1,0 +1,134 @@
+"""`OrderOptions`: which samples the batches of an epoch hold, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from shardkit.errors import UsageError
+from shardkit.options import option
+from shardkit.sampling.epochs import Epochs
+from shardkit.sampling.order import BlockShuffle
+from shardkit.sampling.ranks import Rank
+from shardkit.torch.data import nested
+from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.ops import ImageOp
+from shardkit.torch.data.samplers import make_order
+from shardkit.torch.data.schedule import BatchSchedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOrder:
+    """The order of the rows, and this rank's subset."""
+
+    shuffle: bool | BlockShuffle | None = option(
+        None,
+        help="False reads in stored order, True fully shuffles each epoch, and `BlockShuffle` "
+        "shuffles blocks of neighboring rows. None is False, or for a loader of an iterable "
+        "dataset its setting, like None of the two following arguments.",
+    )
+    seed: int | None = option(
+        None, help="Selects the order and the random numbers of each epoch; None is 0."
+    )
+    rank: Rank | None = option(
+        None,
+        help="This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.rank is not None and not isinstance(self.rank, Rank):
+            raise UsageError(f"rank={self.rank!r} is not a shardkit.Rank(...)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions(RowOrder):
+    """The order of a loader, and what its epochs hold."""
+
+    sampler: Any = option(
+        None,
+        help="Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`, "
+        "`Mixture`, or a sampler of PyTorch that yields rows. Its random numbers depend on "
+        "seed and epoch, and ranks divide its rows.",
+    )
+    drop_last: bool | None = option(
+        None, help="Whether to leave out a last, smaller batch; None is the setting of ``rank``."
+    )
+    samples_per_epoch: int | None = option(
+        None,
+        help="Samples in an epoch, of all ranks; the next epoch continues where this one ended. "
+        "None is the length of the dataset or sampler.",
+    )
+    aug_repeats: int = option(
+        1,
+        help="Repeated augmentation: each sample comes so often, with different random numbers, "
+        "in neighboring ranks of the same step.",
+    )
+    views: int | Sequence[ImageOp] = option(
+        1,
+        help="If more than 1, each batch is a tuple of so many batches of the same samples, with "
+        "different random numbers. A list of operations, such as ``[RandomResizedCrop(224), "
+        "RandomResizedCrop(96)]``, sets the ``decode`` of each view; each image is decoded once. "
+        "(With an int, a batch of `EpochBatchSampler` holds the views one after the other, and "
+        "``images.chunk(views)`` separates them.)",
+    )
+    endless: bool = option(
+        False, help="Whether an iteration continues with the next epoch instead of ending."
+    )
+
+    def schedule(self, dataset: Any, batch_size: int) -> BatchSchedule:
+        """Return the batches of a dataset with a length and rows.
+
+        Raises:
+            UsageError: If options contradict each other or the dataset.
+        """
+        self._check_ops(dataset)
+        shuffle = False if self.shuffle is None else self.shuffle
+        seed = 0 if self.seed is None else self.seed
+        rank = self.rank or Rank()
+        if self.drop_last is not None:
+            rank = replace(rank, drop_last=self.drop_last)
+        order = make_order(dataset, shuffle, seed, self.sampler)
+        epochs = Epochs(
+            samples_per_epoch=self.samples_per_epoch,
+            aug_repeats=self.aug_repeats,
+            views=len(self.ops) or cast(int, self.views),
+        )
+        repeats = nested.row_repeats(dataset)
+        schedule = BatchSchedule(order, batch_size, rank, epochs, repeats)
+        schedule.endless = schedule.require_endless(self.endless)
+        return schedule
+
+    @property
+    def ops(self) -> tuple[ImageOp, ...]:
+        """The operation of each view; empty if ``views`` is a number."""
+        return tuple(self.views) if isinstance(self.views, (list, tuple)) else ()
+
+    @property
+    def view_ops(self) -> tuple[ImageOp | None, ...]:
+        """The operation of each view, None for the dataset's own; empty for one batch."""
+        return self.ops or (None,) * (cast(int, self.views) if self.views != 1 else 0)
+
+    def _check_ops(self, dataset: Any) -> None:
+        """Check that operations in ``views`` can be the ``decode`` of a dataset.
+
+        Raises:
+            UsageError: If not.
+        """
+        if isinstance(self.views, (list, tuple)) and not self.views:
+            raise UsageError("views=[] has no operation: views=1 reads the dataset's own samples")
+        for number, op in enumerate(self.ops):
+            if not isinstance(op, ImageOp):
+                raise UsageError(
+                    f"views[{number}]={op!r} is not an operation: use "
+                    "views=[RandomResizedCrop(224), RandomResizedCrop(96)], or views=2 for two "
+                    "draws of the dataset's own samples"
+                )
+        for part in nested.leaves(dataset) if self.ops else ():
+            if isinstance(part, ShardDataset):
+                part.with_decode(self.ops[0])
+            elif not nested.has_shards(part):
+                raise UsageError(
+                    f"views= sets the operation of each view for datasets of shardkit, not "
+                    f"{type(part).__name__}: use views={len(self.ops)}, and crop in your dataset"
+                )

@@ -1,0 +1,470 @@
+"""A dataset in memory: decoded once; batches are then selected, cropped and flipped at once.
+
+PyTorch does this on the device that holds the rows. Only the crops, a few numbers for each sample,
+are drawn on the CPU, as for any other loader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardkit.errors import UsageError
+from shardkit.sampling.order import BatchDraws, Positions, sample_number
+from shardkit.sampling.ranks import Rank
+from shardkit.system import formatting
+from shardkit.system.machine import free_memory
+from shardkit.torch.data import nested
+from shardkit.torch.data.collate import BatchView, Values, collate
+from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.ops import ImageOp, RandomCrop
+from shardkit.torch.data.order_options import OrderOptions
+from shardkit.torch.data.read_context import Allocate, ReadContext, draws_key, new_block, reading
+from shardkit.torch.data.schedule import Request
+from shardkit.torch.engine.fetch import Fetch, seeded_for_collate
+from shardkit.torch.engine.options import LoaderOptions
+from shardkit.torch.engine.preflight import default_workers, local_ranks
+from shardkit.torch.engine.threads import ThreadEngine
+
+_FILL_BYTES = 8 << 20
+"""Bytes to decode in one batch."""
+
+
+class ResidentFetch(Fetch):
+    """Reads batches of rows that this process holds decoded.
+
+    Batches equal those of `Fetch`. They are copies: changing one changes no other.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[Sequence[Any]], Any],
+        *,
+        resident: str,
+        with_rows: bool,
+        views: Sequence[ImageOp | None] = (),
+    ) -> None:
+        """Decode the dataset.
+
+        Args:
+            dataset: A `ShardDataset`, or a ``Subset`` or ``ConcatDataset`` of some.
+            collate: As for `Fetch`.
+            resident: ``cpu`` or ``cuda``.
+            with_rows: As for `Fetch`.
+            views: As for `Fetch`, without operations.
+
+        Raises:
+            UsageError: If the dataset does not fit, or its batches cannot be made of tensors.
+        """
+        if any(view is not None for view in views):
+            raise UsageError(
+                "resident= holds images of one size, which the operations in views= do not share: "
+                "set views=2 with decode=RandomCrop(...), or leave resident= out"
+            )
+        super().__init__(dataset, collate, with_rows=with_rows, views=views)
+        self._device = device = _device(resident)
+        self._parts: list[_Part] = []
+        self._part_of, self._place_of = np.zeros((2, len(dataset)), np.int64)
+        for portion in nested.portions(dataset, list(range(len(dataset)))):
+            if portion.rows:
+                rows, places = np.unique(portion.rows, return_inverse=True)
+                self._part_of[portion.places] = len(self._parts)
+                self._place_of[portion.places] = places
+                self._parts.append(_Part(portion.dataset, rows, device))
+        _require_same_fields(self._parts)
+        _require_memory(sum(part.bytes for part in self._parts), device)
+        for part in self._parts:
+            part.fill()
+
+    def __call__(
+        self,
+        request: Request,
+        *,
+        allocate: Allocate | None = None,
+        alone: bool = True,
+        mark: object = None,
+    ) -> Any:
+        """Return the batch of ``request``."""
+        views = [request.of_view(view, self.views) for view in range(self.views)]
+        with reading(ReadContext(request.seed, request.epoch, allocate, alone)):
+            batches = [self._batch(view, alone=alone) for view in views]
+        return tuple(batches) if self.ops else batches[0]
+
+    def batches_at_once(self, batch_size: int) -> int:
+        """Return 1: reading several batches at once saves nothing."""
+        return 1
+
+    def _batch(self, request: Request, *, alone: bool) -> Any:
+        is_default = self.collate is collate
+        samples = self._samples(request, is_default=is_default)
+        with nullcontext() if is_default else seeded_for_collate(request, alone=alone):
+            batch = self.collate(samples)
+        return self._with_rows_added(batch, request)
+
+    def _samples(self, request: Request, *, is_default: bool) -> BatchView:
+        """Return the samples of a batch; those of several datasets are put in order."""
+        part_of, places = self._part_of[request.rows], self._place_of[request.rows]
+        if len(self._parts) == 1:
+            columns = self._parts[0].read(request, places, slice(None))
+        else:
+            order = np.argsort(part_of, kind="stable")
+            groups = np.split(order, np.flatnonzero(np.diff(part_of[order])) + 1)
+            blocks = [self._parts[part_of[g[0]]].read(request, places[g], g) for g in groups]
+            back = torch.from_numpy(np.argsort(order)).to(self._device)
+            columns = [
+                torch.cat(parts).index_select(0, back) for parts in zip(*blocks, strict=True)
+            ]
+        return self._parts[0].view(columns, is_default=is_default)
+
+
+class _Part:
+    """The rows of one dataset that are in memory."""
+
+    def __init__(self, dataset: Any, rows: Positions, device: torch.device) -> None:
+        """Determine the memory of each field; `fill` allocates and fills it."""
+        _require_tensors(dataset)
+        self.dataset: ShardDataset = dataset
+        self._whole, crops = dataset.select(rows).without_crops()
+        _require_one_size(self._whole, crops if isinstance(dataset.decode, ImageOp) else ())
+        assert self._whole.selected is not None
+        self._stored: Positions = self._whole.selected
+        first = self._whole[:1]
+        self._types = {name: type(value) for name, value in self._by_field(first[0]).items()}
+        self.fields: dict[str, _Field] = {}
+        for name, block in self._by_field(first.batch).items():
+            if not isinstance(block, torch.Tensor):
+                raise UsageError(
+                    f"resident= holds tensors, and PyTorch has no type for {name!r}: leave the "
+                    "field out with fields="
+                )
+            store = block, len(rows), device, self._is_image(name)
+            op = crops.get(name)
+            self.fields[name] = _Field(*store) if op is None else _CroppedField(*store, op=op)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(field.bytes for field in self.fields.values())
+
+    def fill(self) -> None:
+        """Decode all rows, with the threads and the readahead of another loader."""
+        for field in self.fields.values():
+            field.allocate()
+        row = sum(field.row_bytes for field in self.fields.values())
+        at_once = min(len(self._whole), _FILL_BYTES // max(1, row) + 1)
+        schedule = OrderOptions(rank=Rank(rank=0, world_size=1)).schedule(self._whole, at_once)
+        schedule.lookahead = self._whole.lookahead
+        settings = LoaderOptions().resolved(default_workers(), pinned=False)
+        engine = ThreadEngine(Fetch(self._whole, collate, with_rows=False), settings)
+        start = 0
+        for request, batch in engine.run(schedule.requests(0)):
+            for name, block in self._by_field(batch).items():
+                if not self.fields[name].put(start, block):
+                    raise UsageError(
+                        f"resident= needs values of one shape and type, and those of {name!r} in "
+                        f"{self.dataset.path} differ: leave the field out with fields="
+                    )
+            start += len(request.rows)
+
+    def read(
+        self, request: Request, places: Positions, group: slice | Positions
+    ) -> list[torch.Tensor]:
+        """Return the bytes of each field.
+
+        Args:
+            request: The batch.
+            places: Places of the rows among those in memory.
+            group: Positions of the rows in the batch.
+        """
+        samples = self._stored[places]
+        if request.repeats is not None:
+            samples = sample_number(samples, request.repeats[group])
+        draws = BatchDraws(draws_key(self.dataset.view, request.seed, request.epoch), samples)
+        return [field.take(places, draws) for field in self.fields.values()]
+
+    def view(self, columns: Sequence[torch.Tensor], *, is_default: bool) -> BatchView:
+        """Return samples.
+
+        Args:
+            columns: The bytes of each field.
+            is_default: Whether the collate function is the default one, which uses blocks only.
+        """
+        values = []
+        for (name, field), column in zip(self.fields.items(), columns, strict=True):
+            block, kind = field.block(column), self._types[name]
+            samples: Any = block
+            if not is_default and kind is not torch.Tensor:
+                samples = block.tolist() if kind is int else block.cpu().numpy()
+            values.append(Values(samples, block))
+        return BatchView(values, self.dataset.layout)
+
+    def _is_image(self, name: str) -> bool:
+        """Return whether values are tensors of shape (3, height, width) in channels-last memory."""
+        kind = self.dataset.schema[name].type if name in self.dataset.schema else None
+        is_picture = kind is not None and kind.is_picture and not kind.follows
+        return is_picture and self._types[name] is torch.Tensor
+
+    def _by_field(self, batch: Any) -> dict[str, Any]:
+        """Return the values of a sample or of a batch by field."""
+        if isinstance(batch, dict):
+            return batch
+        return dict(zip(self.dataset.fields, batch, strict=True))
+
+
+class _Field:
+    """The values of a field: the bytes of each row, end to end."""
+
+    def __init__(
+        self, block: torch.Tensor, rows: int, device: torch.device, is_image: bool
+    ) -> None:
+        """Determine how values are stored.
+
+        Args:
+            block: The value of one row, in a batch.
+            rows: Number of rows.
+            device: Where to store them.
+            is_image: Whether a value is an image in channels-last memory.
+        """
+        self._is_image, self._rows, self._device = is_image, rows, device
+        self._stored, self._dtype = tuple(self._in_stored_order(block).shape[1:]), block.dtype
+        self._shape = self._stored
+        """Shape of a value in a batch, in the order of its bytes."""
+        self._data = torch.empty(0)
+        self.row_bytes = block.nbytes
+        """Bytes of a stored value."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all rows."""
+        return self._rows * self.row_bytes
+
+    @property
+    def type(self) -> tuple[Any, ...]:
+        """Type and shape of a value in a batch."""
+        return self._dtype, self._shape
+
+    def allocate(self) -> None:
+        """Allocate black memory."""
+        if self._device.type == "cpu":  # NumPy asks for huge pages, which save a quarter of reading
+            self._data = torch.from_numpy(np.empty(self.bytes, np.uint8)).zero_()
+        else:
+            self._data = torch.zeros(self.bytes, dtype=torch.uint8, device=self._device)
+
+    def put(self, start: int, block: torch.Tensor) -> bool:
+        """Store the values of rows from ``start`` on; return whether they fit."""
+        values = self._in_stored_order(block)
+        if (values.dtype, tuple(values.shape[1:])) != (self._dtype, self._stored):
+            return False
+        flat = values.reshape(len(values), -1).contiguous().view(torch.uint8)
+        self._put(slice(start, start + len(values)), flat)
+        return True
+
+    def take(self, places: Positions, draws: BatchDraws) -> torch.Tensor:
+        """Return the bytes of the values at ``places``, of shape (N, bytes), in new memory."""
+        return self._select(self._data.view(self._rows, self.row_bytes), places)
+
+    def block(self, values: torch.Tensor) -> torch.Tensor:
+        """Return bytes that `take` returned as a batch has them."""
+        block = values.view(self._dtype).view(len(values), *self._shape)
+        return block.permute(0, 3, 1, 2) if self._is_image else block
+
+    def _put(self, rows: slice, values: torch.Tensor) -> None:
+        self._data.view(self._rows, self.row_bytes)[rows] = values
+
+    def _in_stored_order(self, block: torch.Tensor) -> torch.Tensor:
+        return block.permute(0, 2, 3, 1) if self._is_image else block
+
+    def _select(self, source: torch.Tensor, places: Positions) -> torch.Tensor:
+        """Return the bytes at ``places`` of the first axis of ``source``, of shape (N, bytes)."""
+        out = _new_block((len(places), math.prod(source.shape[1:])), self._device)
+        index = torch.from_numpy(places).to(self._device)
+        torch.index_select(source, 0, index, out=out.view(len(places), *source.shape[1:]))
+        return out
+
+
+class _CroppedField(_Field):
+    """Images or masks with black margins, so that each random crop is a part of the memory.
+
+    The right margin of a line is the left one of the next, and the lower margin of an image is the
+    upper one of the next.
+    """
+
+    def __init__(self, *store: Any, op: RandomCrop) -> None:
+        """Determine how images are stored: the arguments of `_Field`, and their crop."""
+        super().__init__(*store)
+        self._op = op
+        self._height, self._width = self._stored[:2]
+        self._pixel = self.row_bytes // (self._height * self._width)
+        self._across, self._down = op.margins(self._width, self._height)
+        self._line, self._lines = self._width + self._across, self._height + self._down
+        self._shape = (*op.fixed_size, *self._stored[2:])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all rows with their margins."""
+        return self._pixel * (self._line * (self._lines * self._rows + self._down) + self._across)
+
+    def take(self, places: Positions, draws: BatchDraws) -> torch.Tensor:
+        """Return the bytes of the crops of the images at ``places``, as `_Field.take`."""
+        widths, heights = np.full((2, len(places)), [[self._width], [self._height]])
+        numbers = self._op.numbers(widths, heights, lambda: draws)
+        assert numbers is not None, "the class is RandomCrop itself"
+        lefts, tops, flips = numbers[:, 0], numbers[:, 1], numbers[:, 4]
+        starts = (places * self._lines + self._down + tops) * self._line + self._across + lefts
+        order = np.argsort(flips, kind="stable")
+        spans = self._select(self._spans(), starts[order])  # from the first to the last pixel
+        height, width = self._op.fixed_size
+        line = self._line * self._pixel
+        crops = spans.as_strided(
+            (len(places), height, width, self._pixel), (spans.shape[1], line, self._pixel, 1)
+        )
+        flipped = crops[len(places) - int(flips.sum()) :]
+        flipped.copy_(flipped.flip(2))
+        return self._select(crops.flatten(2), np.argsort(order))
+
+    def _spans(self) -> torch.Tensor:
+        """Return the bytes of a crop that starts at each pixel: overlapping views of the memory.
+
+        Copying them, with the pixels between the lines of a crop, takes less time than the lines.
+        """
+        height, width = self._op.fixed_size
+        pixels = (height - 1) * self._line + width
+        count = self.bytes // self._pixel - pixels + 1
+        return self._data.as_strided((count, pixels * self._pixel), (self._pixel, 1))
+
+    def _put(self, rows: slice, values: torch.Tensor) -> None:
+        line = self._line * self._pixel
+        shape = self._rows, self._height, self._width * self._pixel
+        start = self._down * line + self._across * self._pixel
+        images = self._data.as_strided(shape, (self._lines * line, line, 1), start)
+        images[rows] = values.view(-1, *shape[1:])
+
+
+def _new_block(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Return uninitialized bytes: reused main memory, or memory of PyTorch's own pool."""
+    if device.type == "cpu":
+        return new_block(shape, shared=True)
+    return torch.empty(shape, dtype=torch.uint8, device=device)
+
+
+def _device(resident: str) -> torch.device:
+    """Return the device that ``resident`` names.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if resident == "cuda" and not torch.cuda.is_available():
+        raise UsageError("resident='cuda' needs a CUDA device, and there is none: use 'cpu'")
+    return torch.device(resident)
+
+
+def _require_tensors(dataset: Any) -> None:
+    """Refuse a dataset whose samples are not tensors, or not the same in each epoch.
+
+    Raises:
+        UsageError: With the reason.
+    """
+    if not isinstance(dataset, ShardDataset):
+        raise UsageError(
+            f"resident= reads datasets of shardkit, not {type(dataset).__name__}: leave it out"
+        )
+    for name, function in dataset.functions().items():
+        called = getattr(function, "__name__", type(function).__name__)
+        raise UsageError(
+            f"resident= decodes each sample once, so the {name} {called} cannot run for each "
+            "epoch: apply it to the batches, or leave resident= out"
+        )
+    for name in dataset.fields:
+        if name in dataset.layout.listed:
+            raise UsageError(
+                f"resident= holds tensors, and values of {name!r} ({dataset.schema[name].kind}) "
+                "differ in shape: leave the field out with fields="
+            )
+    for decode in dataset.picture_decodes.values():
+        if not isinstance(decode, ImageOp) and decode not in ("torch", "numpy"):
+            raise UsageError(
+                f'resident= holds tensors, and the dataset has decode={decode!r}: use "torch", or '
+                "an operation such as RandomCrop(32, padding=4)"
+            )
+        if isinstance(decode, ImageOp) and decode.random and type(decode) is not RandomCrop:
+            raise UsageError(
+                f"resident= cannot draw {decode} from decoded images: use RandomCrop, or leave "
+                "resident= out"
+            )
+
+
+def _require_one_size(dataset: ShardDataset, same: Iterable[str]) -> None:
+    """Refuse images of several sizes.
+
+    Args:
+        dataset: The dataset.
+        same: Fields that share their crops, so that all must have the same size.
+
+    Raises:
+        UsageError: With the remedy.
+    """
+    size_of = {}
+    for name in dataset.picture_decodes:
+        missing = len(dataset) - int(dataset.has(name).sum())
+        if missing:
+            raise UsageError(
+                f"resident= needs {name!r} in each row, and {formatting.amount(missing, 'row')} "
+                f"of {dataset.path} lack it: use dataset.select(dataset.has({name!r}))"
+            )
+        sizes = dataset.sample_sizes(name)
+        if len(sizes) > 1:
+            shown = " and ".join(f"{width} x {height}" for height, width in sizes[:2])
+            raise UsageError(
+                f"resident= needs images of one size, and {name!r} has {len(sizes)} sizes, such "
+                f"as {shown}: use decode=Resize((HEIGHT, WIDTH)) or CenterCrop(SIDE), or convert "
+                "with --resize HxW --enlarge"
+            )
+        size_of[name] = sizes[0]
+    first, *others = same or [""]
+    for name in others:
+        if size_of[name] != size_of[first]:
+            raise UsageError(
+                f"{first!r} and {name!r} differ in size, so no crop fits both: set "
+                f"decode={{{first!r}: ..., {name!r}: ...}} to treat them separately"
+            )
+
+
+def _require_same_fields(parts: list[_Part]) -> None:
+    """Refuse datasets whose samples differ in fields, types or shapes.
+
+    Raises:
+        UsageError: If there are such.
+    """
+    for part in parts[1:]:
+        types = [{name: field.type for name, field in p.fields.items()} for p in (parts[0], part)]
+        if types[0] != types[1] or parts[0].dataset.layout != part.dataset.layout:
+            raise UsageError(
+                f"resident= needs samples of one type and shape, and those of "
+                f"{parts[0].dataset.path} and {part.dataset.path} differ: {types[0]} and {types[1]}"
+            )
+
+
+def _require_memory(needed: int, device: torch.device) -> None:
+    """Refuse a dataset that does not fit.
+
+    Raises:
+        UsageError: With the bytes that it needs, and those that are free.
+    """
+    if device.type == "cuda":
+        free, ranks = torch.cuda.mem_get_info(device)[0], 1
+    else:
+        free, ranks = free_memory(), local_ranks()
+    if needed * ranks <= free:
+        return
+    of_ranks = f" for each of {ranks} ranks" if ranks > 1 else ""
+    raise UsageError(
+        f"resident={device.type!r} needs {formatting.size(needed)} of memory{of_ranks}, and "
+        f"{formatting.size(free)} are free: leave resident= out, or store smaller images (convert "
+        "--resize)"
+    )

@@ -1,0 +1,272 @@
+"""Every command prints one JSON object with ``--json``: also if it fails or is used wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+from buckets import BUCKET, Bucket
+from helpers import (
+    DEADLINE,
+    invoke,
+    make_dataset,
+    make_folder,
+    make_tree,
+    run_main,
+    shardkit_command,
+    wait_until,
+)
+
+from shardkit.cli.main import cli
+from shardkit.cli.run import error_fields
+from shardkit.dataset.manifest import MANIFEST_NAME
+from shardkit.errors import UsageError
+
+COMMON = ["exit_code", "seconds", "error"]
+ALONE = "--workers 1"
+CROP = "--decode CenterCrop(8)"
+
+
+class Row(NamedTuple):
+    """How a command succeeds and fails; IN is the folder of inputs, OUT is new."""
+
+    success: str
+    fields: str
+    """The fields that it prints."""
+    failure: str
+    """Words with which it exits with 1."""
+    fault: str = "CorruptDataset"
+    """The error; "" if it finished, and found something."""
+    is_slow: bool = False
+
+
+TABLE = {
+    "convert imagefolder": Row(
+        f"IN/photos OUT --to lmdb {ALONE}",
+        "bytes_read reused_shards unchanged datasets",
+        f"IN/broken OUT --to lmdb {ALONE}",
+        "BadImages",
+    ),
+    "work": Row("IN/planned --claim", "tasks", "IN/planned-broken --claim", "BadImages"),
+    "commit": Row(
+        "IN/built",
+        "bytes_read reused_shards unchanged datasets",
+        "IN/unbuilt",
+        "ConversionFailed",
+    ),
+    "attach": Row(
+        f"IN/x.tar OUT {ALONE}",
+        "path kept unchanged remembered rows",
+        f"IN/broken.tar OUT {ALONE}",
+        "BadImages",
+    ),
+    "upload": Row(f"IN/made s3://{BUCKET}/x", "url uploaded bytes", f"IN/bad s3://{BUCKET}/y"),
+    "verify": Row(f"IN/made {ALONE}", "ok level findings", f"IN/damaged {ALONE}", ""),
+    "repair": Row(
+        f"IN/made --from IN/photos {ALONE}",
+        "ok files intact findings",
+        f"IN/repaired --from IN/lost {ALONE}",
+        "",
+    ),
+    "index": Row("IN/made", "rows", "IN/damaged", "CorruptShard"),
+    "diff": Row("IN/made IN/made", "equal bytes_read splits", "IN/made IN/other", ""),
+    "info": Row("IN/made", "datasets", "IN/bad"),
+    "show": Row("IN/made 1", "records", "IN/damaged 1", "CorruptShard"),
+    "report": Row(
+        f"IN/made {ALONE}",
+        "datasets findings normalize",
+        f"IN/made --fail-on exact-duplicate {ALONE}",
+        "",
+    ),
+    "append": Row(
+        f"IN/grown --from IN/more {ALONE}",
+        "images rows left_out",
+        f"IN/other --from IN/broken {ALONE}",
+        "BadImages",
+    ),
+    "merge": Row("IN/made IN/other OUT", "rows shards", "IN/made IN/bad OUT"),
+    "split": Row("IN/made --val 0.4 --stratify --out OUT", "splits", "IN/bad --val 0.4 --out OUT"),
+    "export": Row("IN/made OUT", "records files bytes left_out", "IN/damaged OUT", "CorruptShard"),
+    "index-export": Row("IN/attached OUT --as dali", "tool samples path", "IN/bad OUT --as dali"),
+    "doctor": Row("", "findings diagnosis profile", "IN/bad", is_slow=True),
+    "tune": Row(
+        f"IN/made {CROP} --batch-size 2 --budget 1s", "ranking paste", "IN/bad", is_slow=True
+    ),
+    "bench": Row(
+        f"IN/made {CROP} --rounds 1 --seconds 0.05 --cache warm",
+        "shardkit_bench headline",
+        "IN/bad",
+        is_slow=True,
+    ),
+    "ablation": Row(
+        f"IN/made {CROP} --rounds 1 --seconds 0.05 --workers 1 --batch-size 2",
+        "shardkit_bench headline",
+        "IN/bad",
+        is_slow=True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("inputs")
+    photos = make_folder(base / "photos", each=5)
+    shutil.copy(photos / "cat/000.jpg", photos / "cat/copy.jpg")
+    make_folder(base / "more", ["cat", "dog"], each=7)
+    for path in (base / "more").glob("*/00[0-4].*"):
+        path.unlink()
+    make_tree(shutil.copytree(photos, base / "broken"), {"cat/bad.jpg": b"x"})
+    (shutil.copytree(photos, base / "lost") / "cat/000.jpg").unlink()
+    for name, source in (("made", photos), ("other", base / "more"), ("grown", photos)):
+        make_dataset(source, base / name)
+    for name in ("damaged", "bad"):
+        shutil.copytree(base / "made", base / name)
+    for path in (base / "damaged").glob("shard-*"):
+        os.truncate(path, 9000)
+    shutil.copytree(base / "damaged", base / "repaired")
+    flip(base / "bad" / MANIFEST_NAME)
+    plans = {
+        "planned": photos,
+        "planned-broken": base / "broken",
+        "built": photos,
+        "unbuilt": photos,
+    }
+    for name, source in plans.items():
+        invoke("convert", "imagefolder", source, base / name, "--to", "lmdb", "--plan-only")
+    invoke("work", base / "built", "--claim")
+    for name, members in (("x", ["000.jpg"]), ("broken", ["000.jpg", "bad.jpg"])):
+        with tarfile.open(base / f"{name}.tar", "w") as tar:
+            for member in members:
+                tar.add(base / "broken/cat" / member, member)
+    assert invoke("attach", base / "x.tar", base / "attached").exit_code == 0
+    return base
+
+
+def flip(path: Path) -> None:
+    """Change a byte in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def printed(name: str, words: str, inputs: Path, out: Path) -> dict[str, Any]:
+    """Run a command; return the only object that it prints, with its exit code."""
+    places = {"IN": str(inputs), "OUT": str(out)}
+    given = [*name.split(), *words.split(), "--json"]
+    for short, place in places.items():
+        given = [word.replace(short, place) if word.startswith(short) else word for word in given]
+    done = run_main(*given)
+    value: dict[str, Any] = json.loads(done.stdout)
+    assert list(value)[: len(COMMON)] == COMMON
+    assert value["exit_code"] == done.returncode, done.stderr
+    assert value["seconds"] >= 0
+    return value
+
+
+def rows(*, is_slow: bool) -> list[Any]:
+    return [
+        pytest.param(name, row, id=name, marks=[pytest.mark.slow] * (is_slow and row.is_slow))
+        for name, row in TABLE.items()
+    ]
+
+
+@pytest.mark.parametrize(("name", "row"), rows(is_slow=True))
+def test_success(name: str, row: Row, inputs: Path, tmp_path: Path, bucket: Bucket) -> None:
+    value = printed(name, row.success, inputs, tmp_path / "out")
+    assert (value["exit_code"], value["error"]) == (0, None)
+    assert not set(row.fields.split()) - value.keys()
+
+
+@pytest.mark.parametrize(("name", "row"), rows(is_slow=False))
+def test_failure(name: str, row: Row, inputs: Path, tmp_path: Path, bucket: Bucket) -> None:
+    value = printed(name, row.failure, inputs, tmp_path / "out")
+    assert value["exit_code"] == 1
+    error = value["error"]
+    assert (error["type"] if error else "") == row.fault, error
+    if error:
+        assert list(error) == ["type", "what", "where", "remedy"]
+    if row.fault == "BadImages":
+        (bad,) = value["tasks"][0]["bad"] if name == "work" else value["bad"]
+        assert bad["path"].endswith("bad.jpg")
+
+
+@pytest.mark.parametrize(("name", "row"), rows(is_slow=False))
+def test_usage_error(name: str, row: Row, inputs: Path, tmp_path: Path) -> None:
+    value = printed(name, "--zzz", inputs, tmp_path / "out")
+    error = value["error"]
+    assert (value["exit_code"], error["type"]) == (2, "NoSuchOption")
+    assert error["where"] == "--zzz"
+    assert f"{name} " in error["remedy"] or name == "attach"
+
+
+def test_the_table_has_all_commands() -> None:
+    names = {name.partition(" ")[0] for name in TABLE}
+    assert names == set(cli.list_commands(click.Context(cli)))
+
+
+def test_where_and_remedy_are_told_apart(tmp_path: Path) -> None:
+    for words, what, where, remedy in (
+        ("verify nowhere", "nowhere is not a shardkit dataset: the dir", "nowhere", None),
+        ("verfy x", "No such command 'verfy'", None, "Did you mean verify?"),
+        ("upload a b", "b is not a URL", "b", "give az://, gs:// or s3://"),
+        (
+            "convert imagefolder a b --tto lmdb",
+            "No such option '--tto'",
+            "--tto",
+            "Did you mean one of: '--test', '--to'?",
+        ),
+        ("convert imagefolder /a/b c --to lmdb", "the source folder /a/b does", "/a/b", None),
+    ):
+        error = printed(words, "", tmp_path, tmp_path / "out")["error"]
+        assert error["what"].startswith(what)
+        assert (error["where"], error["remedy"]) == (where, remedy)
+
+
+def test_the_place_of_an_error_is_not_looked_for_in_its_message(
+    inputs: Path, tmp_path: Path
+) -> None:
+    error = pickle.loads(pickle.dumps(UsageError("/a is not /b", where="/c")))
+    assert error_fields(error, str(error))["where"] == "/c"
+    for words, where in (
+        (("info", ""), "DATASET"),
+        (("convert", "imagefolder", "", tmp_path / "out", "--to", "lmdb"), "SRC"),
+        (("convert", "imagefolder", inputs / "photos", inputs / "made", "--to", "hdf5"), "made"),
+        (("convert", "hdf5", inputs / "none.h5", tmp_path / "out", "--to", "lmdb"), "none.h5"),
+        (("info", inputs / "bad"), f"bad/{MANIFEST_NAME}"),
+    ):
+        done = run_main(*words, "--json")
+        error = json.loads(done.stdout)["error"]
+        assert error["where"].endswith(where), error
+
+
+def test_a_remedy_in_parentheses_has_none() -> None:
+    fields = error_fields(KeyboardInterrupt(), "interrupted. (Rerun the command to resume.)")
+    assert (fields["what"], fields["remedy"]) == ("interrupted", "Rerun the command to resume.")
+
+
+@pytest.mark.slow
+def test_a_signal_is_an_error(inputs: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    script = (
+        f"import time; from pathlib import Path; Path({str(started)!r}).touch(); time.sleep(99)"
+    )
+    (tmp_path / "slow.py").write_text(f"def transform(image):\n    {script}\n    return image\n")
+    words = ("bench", inputs / "made", "--transform", "slow:transform", "--json", "--quiet")
+    command = shardkit_command(*words)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        wait_until(started.exists, "the measurement")
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=DEADLINE)
+    value = json.loads(output)
+    assert (value["exit_code"], process.returncode) == (143, 143)
+    assert value["error"]["what"] == "interrupted."

@@ -1,0 +1,296 @@
+"""Planes: the same pixels as Pillow's decode, from both implementations, and refused records."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hostile import jpegs
+from PIL import Image, ImageFile
+
+from shardkit.codecs import planes
+from shardkit.codecs.image import decode
+from shardkit.codecs.turbo import Region
+from shardkit.errors import BadImage, UsageError
+from shardkit.recipe import Recipe
+from shardkit.record import Record
+from shardkit.system import compiled
+
+ROOT = Path(__file__).parents[3]
+LIBRARIES = sorted((ROOT / ".venv/turbojpeg").glob("*.libs/libturbojpeg*"))
+
+SIDES = [(1, 1), (2, 1), (1, 2), (3, 3), (4, 5), (5, 4), (7, 9), (16, 16), (17, 15), (31, 33)]
+"""Widths and heights around blocks, and where libjpeg does not interpolate chroma."""
+LONG = [(65500, 1), (1, 65500), (65500, 3), (5, 65499)]
+CODINGS: list[dict[str, Any]] = [
+    {},
+    {"quality": 5},
+    {"quality": 100},
+    {"progressive": True},
+    {"restart_marker_blocks": 1},
+]
+
+needs_module = pytest.mark.skipif(not compiled.is_available(), reason="the module is not built")
+
+
+def noise(width: int, height: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def jpeg(pixels: npt.NDArray[np.uint8], **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", **{"quality": 90, **options})
+    return buffer.getvalue()
+
+
+def record_of(data: bytes) -> bytes:
+    record = planes.from_jpeg(data)
+    assert record is not None
+    return record
+
+
+def require_equal(record: bytes, expected: npt.NDArray[Any]) -> None:
+    """Compare both implementations with RGB, of the image and of random crops."""
+    height, width, _ = expected.shape
+    draw = random.Random(width * height)
+    assert planes.stated_size(record) == (width, height)
+    layout = planes._layout(record)
+    for number in range(6):
+        region = Region(0, 0, width, height)
+        if number:
+            across, down = draw.randint(1, width), draw.randint(1, height)
+            left, top = draw.randint(0, width - across), draw.randint(0, height - down)
+            region = Region(left, top, across, down)
+        cut = expected[region.top :, region.left :][: region.height, : region.width]
+        np.testing.assert_array_equal(planes.decode(record, region), cut)
+        np.testing.assert_array_equal(planes._finish(record, layout, region), cut)
+
+
+def pillow(data: bytes) -> npt.NDArray[np.uint8]:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+@needs_module
+@pytest.mark.parametrize("sampling", ["4:4:4", "4:2:2", "4:2:0"])
+def test_pixels_equal_pillow_s(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile, "MAXBLOCK", 1 << 24)
+    for width, height in SIDES:
+        for coding in CODINGS:
+            data = jpeg(noise(width, height), subsampling=sampling, **coding)
+            require_equal(record_of(data), pillow(data))
+    for width, height in LONG:
+        data = jpeg(noise(width, height), subsampling=sampling)
+        require_equal(record_of(data), pillow(data))
+
+
+@needs_module
+@pytest.mark.parametrize("side", SIDES)
+def test_gray_has_one_plane(side: tuple[int, int]) -> None:
+    data = jpeg(noise(*side)[:, :, 0])
+    record = record_of(data)
+    assert b" Cmono " in record
+    assert len(record) == record.index(b"FRAME\n") + 6 + side[0] * side[1]
+    require_equal(record, pillow(data))
+
+
+@needs_module
+def test_photographs_equal_pillow_s() -> None:
+    paths = sorted((ROOT / "sample_data").glob("*/*.jpg"))
+    assert paths
+    for path in paths[:12]:
+        data = path.read_bytes()
+        require_equal(record_of(data), pillow(data))
+
+
+@needs_module
+@pytest.mark.parametrize("mode", ["CMYK", "RGB"])
+def test_other_kinds_of_jpegs_have_no_planes(mode: str) -> None:
+    buffer = io.BytesIO()
+    if mode == "CMYK":
+        Image.fromarray(noise(20, 20)).convert("CMYK").save(buffer, "JPEG")
+    else:
+        Image.fromarray(noise(20, 20)).save(buffer, "JPEG", keep_rgb=True)
+    assert planes.from_jpeg(buffer.getvalue()) is None
+
+
+@needs_module
+def test_other_samplings_and_damage_have_no_planes() -> None:
+    data = jpeg(noise(40, 40), subsampling="4:2:2")
+    factors = data.index(b"\xff\xc0") + 11
+    assert data[factors] == 0x21
+    for luma in (0x12, 0x41, 0x14):  # 4:4:0, 4:1:1 and 4:4:1
+        assert planes.from_jpeg(data[:factors] + bytes([luma]) + data[factors + 1 :]) is None
+    assert planes.from_jpeg(data[: len(data) // 2]) is None
+    assert planes.from_jpeg(b"") is None
+
+
+@needs_module
+def test_gray_may_state_any_sampling() -> None:
+    data = jpeg(noise(37, 21)[:, :, 0])
+    factors = data.index(b"\xff\xc0") + 11
+    for stated in (0x12, 0x22, 0x44, 0x31):
+        patched = data[:factors] + bytes([stated]) + data[factors + 1 :]
+        require_equal(record_of(patched), pillow(patched))
+
+
+@needs_module
+def test_hostile_jpegs_give_their_pixels_or_keep_their_bytes(tmp_path: Path) -> None:
+    fields = Counter[str]()
+    for number, case in enumerate(jpegs.CASES):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        case.make(folder)
+        for path in filter(Path.is_file, folder.rglob("*")):
+            data = path.read_bytes()
+            record = planes.from_jpeg(data)
+            if record is not None and len(record) < 1 << 22:
+                planes.decode(record)
+            stored = Record("a", {"jpg": data, "json": b'{"path":"a.jpg"}'})
+            try:
+                kept = Recipe(tolerate_damage=True).apply(stored)
+            except BadImage:
+                continue
+            result = Recipe(tolerate_damage=True, encode="planes").apply(stored)
+            assert result.meta == kept.meta, case.name
+            field = result.image_field or ""
+            fields[field] += 1
+            if field == "jpg":
+                assert result == kept, case.name
+            else:
+                expected = decode(data, "jpg")
+                np.testing.assert_array_equal(planes.decode(result.fields[field]), expected)
+                assert not kept.meta.keys() & {"damaged", "odd"}, case.name
+    assert min(fields["jpg"], fields["y4m"]) >= 5, fields
+
+
+@pytest.mark.parametrize("sampling", ["420", "444"])
+@pytest.mark.parametrize("side", SIDES)
+def test_from_rgb_reads_back(sampling: str, side: tuple[int, int]) -> None:
+    pixels = noise(*side)
+    record = planes.from_rgb(pixels, sampling)
+    assert planes.stated_size(record) == side
+    decoded = planes.decode(record).astype(int)
+    np.testing.assert_array_equal(
+        decoded, planes._finish(record, planes._layout(record), all_of(side))
+    )
+    if sampling == "444":
+        assert np.abs(decoded - pixels).max() <= 2
+
+
+def all_of(side: tuple[int, int]) -> Region:
+    return Region(0, 0, *side)
+
+
+def test_gray_pixels_are_stored_exactly() -> None:
+    pixels = np.repeat(noise(13, 11)[:, :, :1], 3, 2)
+    record = planes.from_rgb(pixels, "420")
+    assert b" Cmono " in record
+    np.testing.assert_array_equal(planes.decode(record), pixels)
+
+
+def test_the_record_is_this() -> None:
+    pixels = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255]]], np.uint8)
+    header = b"YUV4MPEG2 W3 H1 F1:1 Ip A1:1 C420jpeg XCOLORRANGE=FULL\nFRAME\n"
+    content = bytes([76, 150, 29]) + bytes([64, 255]) + bytes([138, 107])
+    assert planes.from_rgb(pixels, "420") == header + content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record[:-1],
+        lambda record: record + b"\0",
+        lambda record: record.replace(b"W20", b"W21"),
+        lambda record: record.replace(b"W20", b"W020"),
+        lambda record: record.replace(b"W20", b"W-0"),
+        lambda record: record.replace(b"W20", b"W999999999"),
+        lambda record: record.replace(b"C420jpeg", b"C420paldv"),
+        lambda record: record.replace(b"FULL", b"LIMITED"),
+        lambda record: record.replace(b"FRAME\n", b"FRAME \n"),
+        lambda record: record[:20],
+        lambda record: b"",
+    ],
+)
+def test_other_records_are_refused(change: Any) -> None:
+    record = change(planes.from_rgb(noise(20, 10), "420"))
+    with pytest.raises(BadImage):
+        planes.decode(record)
+    out = np.empty((10, 20, 3), np.uint8)
+    assert not compiled.finish_planes(record, (20, 10), (0, 0, 20, 10), out)
+
+
+@needs_module
+@pytest.mark.parametrize(
+    "region", [(-1, 0, 5, 5), (0, -1, 5, 5), (16, 0, 5, 5), (0, 6, 5, 5), (0, 0, 0, 5)]
+)
+def test_the_module_refuses_regions_outside(region: tuple[int, int, int, int]) -> None:
+    record = planes.from_rgb(noise(20, 10), "420")
+    out = np.empty((max(region[3], 0), max(region[2], 0), 3), np.uint8)
+    assert not compiled.finish_planes(record, (20, 10), region, out)
+
+
+def test_nothing_reads_planes_without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "is_available", lambda: False)
+    monkeypatch.setattr("shardkit.codecs.turbo.available", lambda: False)
+    with pytest.raises(UsageError, match=r"pip install 'shardkit\[turbo\]'"):
+        planes.from_jpeg(jpeg(noise(8, 8)))
+
+
+_PRINT = """
+import sys, zlib
+from pathlib import Path
+from shardkit.codecs import planes
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    record = planes.from_jpeg(path.read_bytes())
+    print(path.name, record and (len(record), zlib.crc32(record)))
+"""
+
+
+@needs_module
+@pytest.mark.skipif(not LIBRARIES, reason="TurboJPEG is not installed")
+def test_turbojpeg_gives_the_same_records(tmp_path: Path) -> None:
+    for number, side in enumerate(SIDES):
+        for sampling in ("4:4:4", "4:2:2", "4:2:0"):
+            data = jpeg(noise(*side), subsampling=sampling, progressive=number % 2 == 1)
+            (tmp_path / f"{number}-{sampling}").write_bytes(data)
+        (tmp_path / f"{number}-gray").write_bytes(jpeg(noise(*side)[:, :, 0]))
+    Image.fromarray(noise(9, 9)).convert("CMYK").save(tmp_path / "cmyk", "JPEG")
+    Image.fromarray(noise(9, 9)).save(tmp_path / "rgb", "JPEG", keep_rgb=True)
+    (tmp_path / "cut").write_bytes(jpeg(noise(40, 40))[:-200])
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", _PRINT, str(tmp_path)],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for variables in (
+            {"SHARDKIT_NATIVE": "on"},
+            {"SHARDKIT_NATIVE": "off", "SHARDKIT_TURBOJPEG": str(LIBRARIES[0])},
+        )
+    ]
+    assert printed[0] == printed[1]
+    assert printed[0].count("None") == 3
+
+
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray"])
+def test_the_example_gives_the_same_pixels(subsampling: str) -> None:
+    read = runpy.run_path(str(ROOT / "docs/examples/planes_to_rgb.py"))["read_planes"]
+    for width, height in SIDES:
+        pixels = noise(width, height)
+        data = (
+            jpeg(pixels[..., 0]) if subsampling == "gray" else jpeg(pixels, subsampling=subsampling)
+        )
+        np.testing.assert_array_equal(read(record_of(data)), decode(data, "jpg"))

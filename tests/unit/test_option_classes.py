@@ -1,0 +1,229 @@
+"""Options are stated once: signatures, help and commands derive from the classes."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import pydoc
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from click.testing import CliRunner
+
+import shardkit
+from shardkit import (
+    EpochBatchSampler,
+    IterableShardDataset,
+    ShardDataset,
+    UsageError,
+    make_loader,
+    open_dataset,
+)
+from shardkit.cli.main import cli
+from shardkit.conversion.convert import ConvertArguments, plan_conversion
+from shardkit.options import (
+    about,
+    changed,
+    describe,
+    make,
+    option,
+    options_of,
+    part,
+    require_valid,
+    restored,
+    same_option,
+    takes,
+    words,
+)
+from shardkit.recipe import Recipe
+from shardkit.torch.data.datasets import ReaderOptions
+from shardkit.torch.loader import LoaderArguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paint:
+    HEADING: ClassVar[str] = "Paint"
+
+    color: str = option("red", help="Color; see --gloss.", choices=("red", "blue"))
+    gloss: bool = option(False, help="Shine.", requires="layers", left_out=True)
+    layers: int | None = option(None, help="Coats.", parse=int)
+    hours: float = option(1.5, help="Time to dry.", left_out=True, is_positive=True)
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+
+
+def test_an_option_is_parsed_checked_described_and_spelled() -> None:
+    given: dict[str, Any] = {"layers": "2", "gloss": True, "other": 1}
+    paint = make(Paint, given)
+    assert (paint, given) == (Paint(layers=2, gloss=True), {"other": 1})
+    assert describe(Paint()) == {"color": "red", "layers": None}
+    assert restored(Paint, describe(paint)) == paint
+    assert words(Paint, changed(paint)) == ["--gloss", "--layers", "2"]
+    with pytest.raises(UsageError, match="color='green' is unknown; choose from red, blue"):
+        Paint(color="green")
+    with pytest.raises(UsageError, match="gloss= requires layers="):
+        Paint(gloss=True)
+    hours: Any
+    for hours in (0, -1.0, float("nan"), float("inf"), "2"):
+        with pytest.raises(UsageError, match=r"hours=.* is not a number above 0"):
+            Paint(hours=hours)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Some options."""
+
+    size: int = option(
+        3,
+        help="The size, which is explained in a text that is so long that it continues in a "
+        "second line; see --text, not ``a --flag``.",
+    )
+
+
+@dataclass(frozen=True)
+class Arguments(Options):
+    """The arguments of `double` and `Doubled`."""
+
+    text: str = field(metadata=about("The text."))
+
+
+@takes(Arguments)
+def double(arguments: Arguments) -> str:
+    """Return a text twice.
+
+    Raises:
+        ValueError: Never.
+    """
+    return arguments.text * 2 * arguments.size
+
+
+class Doubled:
+    """A text."""
+
+    @takes(Arguments)
+    def __init__(self, arguments: Arguments) -> None:
+        """Take a text."""
+        self.arguments = arguments
+
+
+def test_functions_and_methods_are_called_with_the_fields() -> None:
+    assert double("a", size=1) == double(text="a", size=1) == "aa"
+    assert Doubled("a").arguments == Arguments("a", size=3)
+    assert pickle.loads(pickle.dumps(double)) is double
+
+
+@pytest.mark.parametrize(
+    ("function", "paths"),
+    [(shardkit.append, ("", "x")), (shardkit.attach, ("x.tar", "")), (shardkit.split, ("",))],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    function: Callable[..., object], paths: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError, match="is empty: give a path or URL"):
+        function(*paths)
+
+
+def test_the_signature_and_the_docstring_have_all_arguments() -> None:
+    assert (
+        str(inspect.signature(double)) == "(\n    text: str,\n    *,\n    size: int = 3,\n) -> str"
+    )
+    assert list(inspect.signature(Doubled).parameters) == ["text", "size"]
+    assert (
+        inspect.getdoc(double)
+        == """Return a text twice.
+
+Args:
+    text: The text.
+    size: The size, which is explained in a text that is so long that it continues in a second
+        line; see ``text``, not ``a --flag``.
+
+Raises:
+    ValueError: Never."""
+    )
+    assert (
+        inspect.getdoc(Doubled.__init__)
+        == (inspect.getdoc(double) or "")
+        .replace("Return a text twice.", "Take a text.")
+        .partition("\n\nRaises")[0]
+    )
+
+
+def test_parts_and_changes_of_options() -> None:
+    arguments = Arguments("a", size=4)
+    assert part(arguments, Options) == Options(size=4)
+    assert changed(arguments) == {"size": 4}
+    assert changed(Arguments("b")) == {}
+
+
+def test_an_option_of_two_classes_is_stated_once() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Wall:
+        color: str = same_option(Paint, "color", metavar="COLOR")
+
+    (same,), (paint, *_) = options_of(Wall), options_of(Paint)
+    assert (same.heading, same.help, same.choices) == ("Paint", paint.help, paint.choices)
+    assert (same.metavar, paint.metavar, Wall().color) == ("COLOR", None, "red")
+
+
+def test_help_lists_every_option_of_a_loader_and_of_a_dataset() -> None:
+    for function, kind in ((make_loader, LoaderArguments), (open_dataset, ReaderOptions)):
+        names = {item.name for item in fields(kind)}
+        assert set(inspect.signature(function).parameters) == names
+        assert all(f"    {name}: " in (function.__doc__ or "") for name in names)
+
+
+def test_help_of_convert_lists_all_options() -> None:
+    text = pydoc.render_doc(shardkit.convert)
+    names = [*inspect.signature(ConvertArguments).parameters]
+    assert all(f"        {name}: " in text for name in names)
+    assert [*inspect.signature(shardkit.convert).parameters] == names
+    assert {"source", "to", "resize", "schema", "val", "workers"} < {*names}
+
+
+def test_a_misspelled_keyword_is_refused(tmp_path: Path) -> None:
+    """By mypy, too: it would report an unused ignore."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'resise'"):
+        shardkit.convert("sample_data", tmp_path / "out", to="lmdb", resise=8)  # type: ignore[call-arg]
+    message = r"make_loader\(\) got an unexpected keyword argument 'shufle'"
+    with pytest.raises(TypeError, match=message):
+        make_loader([1], 1, shufle=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="decod"):
+        open_dataset(tmp_path, decod="torch")  # type: ignore[call-arg]
+    for kind in (ShardDataset, IterableShardDataset):
+        with pytest.raises(TypeError, match="decod"):
+            kind(tmp_path, decod="torch")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="sead"):
+        EpochBatchSampler([1], 1, sead=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing a required argument: 'dataset'"):
+        make_loader()  # type: ignore[call-arg]
+    make_loader(dataset=[1], batch_size=1, engine="thread", num_workers=0)
+
+
+def test_a_required_keyword_is_required() -> None:
+    """By mypy, too."""
+    with pytest.raises(TypeError, match=r"convert\(\) missing a required argument: 'to'"):
+        shardkit.convert("photos", "out")  # type: ignore[call-arg]
+
+
+def test_a_recipe_takes_the_place_of_its_options(tmp_path: Path) -> None:
+    recipe = Recipe(resize=8)
+    plan = plan_conversion("sample_data", tmp_path / "out", to="lmdb", recipe=recipe)
+    assert plan.options.recipe == recipe
+    with pytest.raises(UsageError, match="recipe and encode exclude each other"):
+        plan_conversion("sample_data", tmp_path, to="lmdb", recipe=recipe, encode="png")
+
+
+def test_sources_refuse_unknown_options() -> None:
+    with pytest.raises(UsageError, match="coco has no option rot; it has: root"):
+        shardkit.open_source("coco", "annotations.json", rot="photos")
+
+
+def test_the_command_shows_its_options_under_headings() -> None:
+    text = CliRunner().invoke(cli, ["convert", "imagefolder", "--help"]).output
+    headings = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == ["Shards", "Images", "Source", "Division", "Running", "Output", "Options"]
+    assert text.index("Running:") < text.index("--workers") < text.index("Output:")

@@ -1,0 +1,726 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import Pixels, encoded, exif, jpeg, jpeg_stating, opened, picture, pixels, png
+from hypothesis import given
+from hypothesis import strategies as st
+from pairwise import pairwise
+from PIL import Image, ImageOps
+
+from shardkit.codecs import planes
+from shardkit.codecs.image import decode, sniff
+from shardkit.errors import BadImage, UsageError
+from shardkit.kinds.field import Field
+from shardkit.recipe import FILTERS, RESIZE_MODES, Recipe, parse_size
+from shardkit.record import Record
+
+GREEN = (0, 200, 0)
+
+
+def record(data: bytes, path: str = "cat/a.jpg") -> Record:
+    kind = sniff(data[:32])
+    assert kind is not None
+    meta = json.dumps({"path": path}).encode()
+    return Record("cat/a", {kind: data, "cls": b"3", "json": meta})
+
+
+def applied(data: bytes, **options: Any) -> Record:
+    return Recipe(**options).apply(record(data))
+
+
+def stored_size(data: bytes, **options: Any) -> tuple[int, int]:
+    """Return width and height as stored; the metadata must agree with the pixels."""
+    result = applied(data, **options)
+    width, height = result.meta["width"], result.meta["height"]
+    field = result.image_field
+    assert field is not None
+    if field == "raw":
+        assert len(result.fields[field]) == width * height * 3
+    else:
+        assert opened(result.fields[field]).size == (width, height)
+    return width, height
+
+
+def stored_pixels(data: bytes, **options: Any) -> Pixels:
+    result = applied(data, **options)
+    field = result.image_field
+    assert field is not None
+    if field == "raw":
+        shape = (result.meta["height"], result.meta["width"], 3)
+        return np.frombuffer(result.fields["raw"], np.uint8).reshape(shape)
+    return np.asarray(opened(result.fields[field]))
+
+
+# Nothing at all.
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
+@pytest.mark.parametrize("check", ["decode", "header", "none"])
+def test_bytes_are_stored_unchanged(kind: str, check: str) -> None:
+    data = encoded(kind=kind)
+    result = applied(data, check=check)
+    field = result.image_field
+    assert field is not None
+    assert result.fields[field] == data
+    assert result.meta == {"path": "cat/a.jpg", "width": 24, "height": 16}
+    assert result.label == 3
+    assert result.key == "cat/a"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"resize": 16},  # the shorter side is 16 already
+        {"resize": (16, 24), "resize_mode": "crop"},
+        {"resize": (16, 24), "resize_mode": "stretch"},
+        {"resize": (16, 24), "resize_mode": "pad"},
+        {"resize": (24, 24), "resize_mode": "longer"},
+        {"resize": 500},  # would enlarge
+        {"resize": (500, 500), "resize_mode": "crop"},
+        {"resize": (500, 500), "resize_mode": "longer"},
+        {"resize": (500, 500), "resize_mode": "stretch"},
+        {"encode": "jpeg"},
+        {"orient": True},
+    ],
+    ids=str,
+)
+def test_bytes_are_stored_unchanged_if_no_pixel_must_change(options: dict[str, Any]) -> None:
+    data = jpeg(24, 16)
+    assert applied(data, **options).fields["jpg"] == data
+
+
+@pytest.mark.parametrize("field", ["jpg", "png"])
+def test_quality_re_encodes(field: str) -> None:
+    data = jpeg(24, 16, quality=95) if field == "jpg" else png(24, 16)
+    result = applied(data, quality=50)
+    assert result.fields[field] != data or field == "png"
+    assert stored_size(data, quality=50) == (24, 16)
+
+
+def test_existing_metadata_is_kept() -> None:
+    given = Record("k", {"png": png(), "json": b'{"path":"p","more":[1]}', "txt": b"caption"})
+    result = Recipe(resize=8).apply(given)
+    assert result.meta["more"] == [1]
+    assert result.fields["txt"] == b"caption"
+    assert "cls" not in result.fields
+
+
+# The size, by formulas of their own.
+
+
+def torchvision_resize(width: int, height: int, short: int) -> tuple[int, int]:
+    """Return the size that torchvision.transforms.Resize(short) gives."""
+    if width <= height:
+        return short, int(short * height / width)
+    return int(short * width / height), short
+
+
+SIDES = st.integers(1, 400)
+
+
+@given(SIDES, SIDES, st.integers(1, 300))
+def test_shorter_equals_torchvisions_resize(width: int, height: int, short: int) -> None:
+    change = Recipe(resize=short, enlarge=True)._geometry(width, height)
+    assert change.size == change.canvas == torchvision_resize(width, height, short)
+    small = Recipe(resize=short)._geometry(width, height)
+    expected = change.size if min(width, height) >= short else (width, height)
+    assert small.size == small.canvas == expected
+
+
+@given(SIDES, SIDES, SIDES, SIDES)
+def test_each_mode_gives_the_documented_size(
+    width: int, height: int, box_width: int, box_height: int
+) -> None:
+    for enlarge in (False, True):
+        changes = {
+            mode: Recipe(
+                resize=(box_height, box_width), resize_mode=mode, enlarge=enlarge
+            )._geometry(width, height)
+            for mode in RESIZE_MODES
+        }
+        cover = max(box_width / width, box_height / height)
+        fit = min(box_width / width, box_height / height)
+        for mode, change in changes.items():
+            assert min(change.size) >= 1
+            if not enlarge:
+                assert change.size[0] <= width
+                assert change.size[1] <= height
+            if mode in ("shorter", "crop") and (enlarge or cover <= 1):
+                assert change.size[0] >= box_width
+                assert change.size[1] >= box_height
+                assert close(change.size, width * cover, height * cover)
+            if mode in ("longer", "pad") and (enlarge or fit <= 1):
+                assert change.size[0] <= box_width
+                assert change.size[1] <= box_height
+                assert close(change.size, width * fit, height * fit)
+            if mode in ("shorter", "longer", "stretch"):
+                assert change.canvas == change.size
+        assert changes["pad"].canvas == (box_width, box_height)
+        if enlarge:
+            assert changes["crop"].canvas == changes["stretch"].size == (box_width, box_height)
+        if not enlarge and cover > 1:
+            assert changes["crop"].size == changes["shorter"].size == (width, height)
+
+
+def close(size: tuple[int, int], width: float, height: float) -> bool:
+    """Return whether a size is the given one, rounded down, but at least one pixel."""
+    return all(
+        got == max(1, int(want + 1e-6)) or abs(got - want) < 1e-6
+        for got, want in zip(size, (width, height), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"resize": 20}, (30, 20)),
+        ({"resize": (20, 20), "resize_mode": "longer"}, (20, 13)),
+        ({"resize": (20, 20), "resize_mode": "crop"}, (20, 20)),
+        ({"resize": (20, 20), "resize_mode": "pad"}, (20, 20)),
+        ({"resize": (20, 20), "resize_mode": "stretch"}, (20, 20)),
+        ({"resize": (20, 10), "resize_mode": "stretch"}, (10, 20)),
+        ({"resize": (50, 50), "resize_mode": "crop"}, (50, 40)),
+        ({"resize": (50, 50), "resize_mode": "stretch"}, (50, 40)),
+        ({"resize": (50, 50), "resize_mode": "pad"}, (50, 50)),
+        ({"resize": 80, "enlarge": True}, (120, 80)),
+        ({"resize": 1}, (1, 1)),
+    ],
+    ids=str,
+)
+def test_sizes_of_a_60_by_40_image(options: dict[str, Any], size: tuple[int, int]) -> None:
+    assert stored_size(png(60, 40), **options) == size
+
+
+def test_a_very_long_image_keeps_at_least_one_pixel() -> None:
+    assert stored_size(png(300, 1), resize=(8, 8), resize_mode="longer") == (8, 1)
+    assert stored_size(png(1, 300), resize=(8, 8), resize_mode="pad") == (8, 8)
+
+
+# The pixels, as Pillow alone makes them.
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "CMYK", "1"])
+def test_pixels_are_those_of_a_plain_resize(name: str, mode: str) -> None:
+    kind = {"1": "PPM", "CMYK": "TIFF"}.get(mode, "PNG")
+    options = {"exif": exif(6)} if kind == "PNG" else {}
+    data = encoded(picture(41, 29, mode=mode), kind, **options)
+    upright = ImageOps.exif_transpose(opened(data)).convert("RGB")
+    size = torchvision_resize(*upright.size, 16)
+    expected = np.asarray(upright.resize(size, FILTERS[name]))
+    got = stored_pixels(data, resize=16, filter=name)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("width", [20, 21, 22, 23])
+@pytest.mark.parametrize("height", [13, 14, 15, 16])
+def test_the_crop_equals_torchvisions_center_crop(width: int, height: int) -> None:
+    data = png(width, height)
+    left, top = round((width - 13) / 2), round((height - 13) / 2)
+    if height == 13:  # nothing is scaled
+        expected = pixels(width, height)[top : top + 13, left : left + 13]
+        got = stored_pixels(data, resize=(13, 13), resize_mode="crop")
+        np.testing.assert_array_equal(got, expected)
+    scaled = opened(data).resize(torchvision_resize(width, height, 13), Image.Resampling.BICUBIC)
+    left, top = round((scaled.width - 13) / 2), round((scaled.height - 13) / 2)
+    expected = np.asarray(scaled)[top : top + 13, left : left + 13]
+    got = stored_pixels(data, resize=(13, 13), resize_mode="crop")
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("size", [(10, 10), (11, 8), (8, 11), (7, 4)])
+def test_padding_is_the_background_around_the_center(size: tuple[int, int]) -> None:
+    got = stored_pixels(png(*size), resize=(13, 14), resize_mode="pad", background=GREEN)
+    left, top = (14 - size[0]) // 2, (13 - size[1]) // 2
+    at = got[top : top + size[1] + 1, left : left + size[0] + 1]
+    assert got.shape == (13, 14, 3)
+    assert any(
+        np.array_equal(at[y : y + size[1], x : x + size[0]], pixels(*size))
+        for y in (0, 1)
+        for x in (0, 1)
+    )
+    outside = got.reshape(-1, 3)[(got.reshape(-1, 3) == GREEN).all(axis=1)]
+    assert len(outside) >= 13 * 14 - size[0] * size[1]
+
+
+def test_transparent_pixels_are_composited_over_the_background() -> None:
+    clear = encoded(Image.new("RGBA", (20, 20), (9, 9, 9, 0)), "PNG")
+    got = stored_pixels(clear, resize=(10, 10), background=GREEN)
+    assert (got == GREEN).all()
+    assert (stored_pixels(clear, resize=(10, 10)) == 255).all()
+    half = encoded(Image.new("RGBA", (20, 20), (100, 0, 50, 128)), "PNG")
+    got = stored_pixels(half, resize=(10, 10), background=GREEN)
+    expected = np.array([100 * 128, 200 * 127, 50 * 128]) / 255
+    assert np.abs(got - expected).max() <= 1
+
+
+def test_sixteen_bits_become_eight() -> None:
+    wide = np.full((20, 20), 0x1234, np.uint16)
+    got = stored_pixels(encoded(Image.fromarray(wide), "PNG"), resize=(10, 10))
+    assert (got == 0x12).all()
+
+
+def plain(data: bytes, mode: str, name: str = "bicubic") -> Pixels:
+    """Return a JPEG decoded, rotated, resized to 40x48 and cropped or padded by Pillow."""
+    image, box = ImageOps.exif_transpose(opened(data)).convert("RGB"), (48, 40)
+    if mode == "stretch":
+        return np.asarray(image.resize(box, FILTERS[name]))
+    sides = zip(box, image.size, strict=True)
+    scale = (max if mode in ("shorter", "crop") else min)(new / old for new, old in sides)
+    size = (int(image.width * scale + 1e-6), int(image.height * scale + 1e-6))
+    image = image.resize(size, FILTERS[name])
+    if mode in ("crop", "pad"):
+        left, top = (round((have - want) / 2) for have, want in zip(size, box, strict=True))
+        canvas = Image.new("RGB", box, "white")
+        canvas.paste(image, (-left, -top))
+        image = canvas
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize(
+    ("mode", "orientation", "kind", "subsampling"),
+    pairwise(RESIZE_MODES, [1, 3, 6], ["RGB", "L", "CMYK"], [0, 1, 2]),
+)
+def test_a_large_jpeg_is_resized_as_by_pillow(
+    mode: str, orientation: int, kind: str, subsampling: int
+) -> None:
+    options = {} if kind == "L" else {"subsampling": subsampling}
+    data = encoded(picture(349, 261, mode=kind), "JPEG", exif=exif(orientation), **options)
+    got = stored_pixels(data, resize=(40, 48), resize_mode=mode, encode="png")
+    np.testing.assert_array_equal(got, plain(data, mode))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_filter_resizes_a_large_jpeg_as_pillow_does(name: str) -> None:
+    data = jpeg(523, 349)
+    got = stored_pixels(data, resize=(40, 48), resize_mode="stretch", encode="png", filter=name)
+    np.testing.assert_array_equal(got, plain(data, "stretch", name))
+
+
+def psnr(got: Pixels, expected: Pixels) -> float:
+    error = float(np.mean((got.astype(float) - expected) ** 2))
+    return float(10 * np.log10(255**2 / max(error, 1e-9)))
+
+
+@pytest.mark.parametrize("mode", RESIZE_MODES)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_dct_scaling_resizes_the_exact_box(mode: str, orientation: int) -> None:
+    """At 3/8, 349 x 261 pixels become 131 x 98; taken for the whole image, they are 33 dB off."""
+    ramp = np.add.outer(np.arange(261) % 87, np.arange(349) % 116).astype(np.uint8)
+    data = encoded(Image.fromarray(ramp), "JPEG", quality=98, exif=exif(orientation))
+    options = {"resize": (40, 48), "resize_mode": mode, "encode": "png"}
+    got = stored_pixels(data, dct_scaling=True, **options)
+    exact = stored_pixels(data, **options)
+    assert not np.array_equal(got, exact)
+    assert psnr(got, exact) > 38
+
+
+def test_dct_scaling_affects_only_images_of_twice_the_target() -> None:
+    for data in (jpeg(90, 70), png(349, 261), jpeg(7, 5)):
+        options: dict[str, Any] = {"resize": 36, "encode": "png", "enlarge": True}
+        np.testing.assert_array_equal(
+            stored_pixels(data, dct_scaling=True, **options), stored_pixels(data, **options)
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"resize": 8, "resizer": "torch"}], ids=str)
+def test_dct_scaling_requires_a_resize(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"dct_scaling=? requires"):
+        Recipe(dct_scaling=True, **options)
+
+
+def test_only_a_recipe_with_dct_scaling_mentions_it() -> None:
+    for recipe in (Recipe(resize=8), Recipe(resize=8, dct_scaling=True)):
+        assert recipe.describe().get("dct_scaling", False) == recipe.dct_scaling
+        assert Recipe.restored(recipe.describe()) == recipe
+
+
+# The encoding.
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("JPEG", "jpg"),
+        ("PNG", "png"),
+        ("WEBP", "webp"),
+        ("BMP", "png"),
+        ("GIF", "png"),
+        ("TIFF", "png"),
+        ("PPM", "png"),
+    ],
+)
+def test_changed_images_keep_their_type_or_become_png(kind: str, field: str) -> None:
+    result = applied(encoded(kind=kind), resize=8)
+    assert result.image_field == field
+    assert sniff(result.fields[field][:32]) == field
+    assert len([name for name in result.fields if name not in ("cls", "json")]) == 1
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
+@pytest.mark.parametrize(("encoding", "field"), [("jpeg", "jpg"), ("png", "png"), ("webp", "webp")])
+def test_any_type_is_encoded_as_requested(kind: str, encoding: str, field: str) -> None:
+    data = encoded(kind=kind)
+    result = applied(data, encode=encoding)
+    assert result.image_field == field
+    assert sniff(result.fields[field][:32]) == field
+    if kind == {"jpeg": "JPEG"}.get(encoding, encoding.upper()):
+        assert result.fields[field] == data
+
+
+def test_png_is_lossless() -> None:
+    np.testing.assert_array_equal(stored_pixels(encoded(kind="BMP"), encode="png"), pixels())
+
+
+def test_raw_holds_the_pixels() -> None:
+    options: dict[str, Any] = {"encode": "raw", "resize": (16, 24), "resize_mode": "crop"}
+    result = applied(png(24, 16), **options)
+    assert result.fields["raw"] == pixels(24, 16).tobytes()
+    assert Recipe(**options).raw_shape == (16, 24, 3)
+
+
+def test_raw_images_all_have_one_shape() -> None:
+    for mode in ("crop", "pad", "stretch"):
+        for size in ((60, 40), (40, 60), (33, 21), (24, 16)):
+            got = stored_size(png(*size), encode="raw", resize=(16, 20), resize_mode=mode)
+            assert got == (20, 16)
+
+
+@pytest.mark.parametrize("mode", ["crop", "stretch"])
+def test_an_image_too_small_for_raw_is_bad(mode: str) -> None:
+    options = {"encode": "raw", "resize": (32, 32), "resize_mode": mode}
+    with pytest.raises(BadImage, match=r"24 x 16 pixels, .*--enlarge"):
+        applied(png(24, 16), **options)
+    assert stored_size(png(24, 16), enlarge=True, **options) == (32, 32)
+
+
+def test_raw_pads_small_images() -> None:
+    assert stored_size(png(24, 16), encode="raw", resize=(32, 32), resize_mode="pad") == (32, 32)
+
+
+@pytest.mark.parametrize("encoding", ["webp", "jpeg"])
+def test_an_image_too_large_for_its_encoding_is_bad(encoding: str) -> None:
+    wide = encoded(Image.new("RGB", (65_501, 1)), "PNG")
+    with pytest.raises(BadImage):
+        applied(wide, encode=encoding)
+
+
+# The orientation.
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_orientation_is_noted_if_bytes_are_unchanged(orientation: int) -> None:
+    data = jpeg(24, 16, exif=exif(orientation))
+    result = applied(data)
+    assert result.fields["jpg"] == data
+    assert result.meta["width"], result.meta["height"] == (24, 16)
+    assert result.meta.get("orientation", 1) == orientation
+    assert ("orientation" in result.meta) == (orientation != 1)
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+@pytest.mark.parametrize("options", [{"orient": True}, {"encode": "png"}, {"quality": 95}], ids=str)
+def test_the_orientation_is_applied_if_pixels_change(
+    orientation: int, options: dict[str, Any]
+) -> None:
+    data = encoded(picture(24, 16), "PNG", exif=exif(orientation))
+    if options == {"encode": "png"}:
+        data = encoded(picture(24, 16), "WEBP", lossless=True, exif=exif(orientation))
+    result = applied(data, **options)
+    expected = ImageOps.exif_transpose(opened(data)).convert("RGB")
+    np.testing.assert_array_equal(stored_pixels(data, **options), np.asarray(expected))
+    assert "orientation" not in result.meta
+    assert stored_size(data, **options) == expected.size
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("options", [{"resize": 8}, {"orient": True}, {}], ids=str)
+def test_a_tiff_is_rotated_once(orientation: int, options: dict[str, Any]) -> None:
+    """A reader that applies the noted orientation sees the image upright."""
+    data = encoded(picture(24, 16), "TIFF", exif=exif(orientation))
+    upright = ImageOps.exif_transpose(opened(data))
+    result = applied(data, **options)
+    field = result.image_field
+    assert field is not None
+    seen = decode(result.fields[field], field)
+    if result.meta.get("orientation", 1) == 1:
+        if options.get("resize"):
+            upright = upright.resize(torchvision_resize(*upright.size, 8), Image.Resampling.BICUBIC)
+        np.testing.assert_array_equal(seen, np.asarray(upright))
+    assert seen.shape[:2] == (result.meta["height"], result.meta["width"])
+
+
+def test_the_box_refers_to_the_upright_image() -> None:
+    data = jpeg(40, 20, exif=exif(6))  # upright: 20 wide, 40 high
+    assert stored_size(data, resize=10) == (10, 20)
+    assert stored_size(data, resize=(30, 10), resize_mode="crop") == (10, 30)
+
+
+def test_frames_are_noted() -> None:
+    frames = [picture(24, 16, seed) for seed in range(2)]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert applied(data).meta["frames"] == 2
+    assert "frames" not in applied(encoded(frames[0], "GIF")).meta
+
+
+# Checks.
+
+CUT = jpeg(64, 64)[:-200]
+
+
+def test_each_check_finds_its_kind_of_damage() -> None:
+    with pytest.raises(BadImage):
+        applied(CUT, check="decode")
+    assert applied(CUT, check="header").fields["jpg"] == CUT
+    assert applied(CUT, check="none").fields["jpg"] == CUT
+    headless = b"\xff\xd8\xff\xe0" + bytes(20)
+    for check in ("decode", "header"):
+        with pytest.raises(BadImage):
+            applied(headless, check=check)
+    result = applied(headless, check="none")
+    assert (result.fields["jpg"], result.meta["width"]) == (headless, 0)
+
+
+@pytest.mark.parametrize("check", ["decode", "header", "none"])
+def test_an_image_that_must_change_must_be_intact(check: str) -> None:
+    with pytest.raises(BadImage):
+        applied(CUT, check=check, resize=8)
+
+
+@pytest.mark.parametrize("check", ["decode", "header"])
+def test_a_bomb_is_bad(check: str) -> None:
+    with pytest.raises(BadImage, match=r"over the limit|exceeds limit"):
+        applied(jpeg_stating(60_000, 60_000), check=check)
+
+
+# Planes.
+
+
+def planes_pixels(result: Record) -> Pixels:
+    return decode(result.fields["y4m"], "y4m")
+
+
+@pytest.mark.parametrize("check", ["decode", "header", "none"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"subsampling": 0}, {"progressive": True}, {"exif": exif(6)}],
+    ids=["420", "444", "progressive", "turned"],
+)
+def test_a_jpeg_is_stored_as_its_planes(options: dict[str, Any], check: str) -> None:
+    data = jpeg(31, 17, **options)
+    result = applied(data, encode="planes", check=check)
+    assert result.image_field == "y4m"
+    np.testing.assert_array_equal(planes_pixels(result), np.asarray(opened(data)))
+    assert (result.meta["width"], result.meta["height"]) == (31, 17)
+    assert result.meta.get("orientation") == (6 if "exif" in options else None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png(),
+        encoded(picture(), "WEBP"),
+        encoded(picture(mode="CMYK")),
+        jpeg(keep_rgb=True),
+        encoded(picture(), "BMP"),
+    ],
+    ids=["png", "webp", "cmyk", "rgb", "bmp"],
+)
+def test_images_without_planes_keep_their_bytes(data: bytes) -> None:
+    assert applied(data, encode="planes") == applied(data)
+
+
+def test_tolerated_damage_keeps_its_bytes() -> None:
+    scan = CUT.index(b"\xff\xda")
+    damaged = CUT[: scan + 20] + b"\xff\xd9"
+    result = applied(damaged, encode="planes", tolerate_damage=True)
+    assert result == applied(damaged, tolerate_damage=True)
+    assert "damaged" in result.meta
+    with pytest.raises(BadImage, match="it is damaged"):
+        applied(damaged, encode="planes")
+
+
+def test_planes_that_give_other_pixels_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = planes.from_rgb(pixels(24, 16, seed=9), "420")
+    monkeypatch.setattr(planes, "from_jpeg", lambda data: other)
+    assert applied(jpeg(), encode="planes") == applied(jpeg())
+
+
+@pytest.mark.parametrize("chroma", ["420", "444"])
+@pytest.mark.parametrize("data", [jpeg(50, 40), png(50, 40)], ids=["jpg", "png"])
+def test_changed_pixels_become_planes(data: bytes, chroma: str) -> None:
+    options: dict[str, Any] = {"resize": (20, 25), "resize_mode": "stretch"}
+    result = applied(data, encode="planes", chroma=chroma, **options)
+    expected = stored_pixels(data, encode="png", **options)
+    assert result.fields["y4m"] == planes.from_rgb(expected, chroma)
+    assert (result.meta["width"], result.meta["height"]) == (25, 20)
+
+
+def test_an_applied_orientation_becomes_planes() -> None:
+    data = jpeg(31, 17, exif=exif(6))
+    result = applied(data, encode="planes", orient=True)
+    upright = np.asarray(ImageOps.exif_transpose(opened(data)))
+    assert result.fields["y4m"] == planes.from_rgb(upright, "420")
+    upright_already = applied(jpeg(31, 17), encode="planes", orient=True)
+    assert upright_already == applied(jpeg(31, 17), encode="planes")
+
+
+def test_planes_are_images_of_other_recipes() -> None:
+    stored = applied(jpeg(31, 17), encode="planes")
+    assert Recipe(encode="planes").apply(stored) == stored
+    assert Recipe().apply(stored) == stored
+    expected = stored_pixels(jpeg(31, 17), resize=8, encode="png")
+    resized = Recipe(resize=8).apply(stored)
+    np.testing.assert_array_equal(np.asarray(opened(resized.fields["png"])), expected)
+    cut = Record("a", {**stored.fields, "y4m": stored.fields["y4m"][:-1]})
+    with pytest.raises(BadImage, match="its header states 31 x 17 pixels of 420jpeg"):
+        Recipe().apply(cut)
+
+
+@pytest.mark.parametrize("options", [{}, {"resize": 16}], ids=str)
+def test_other_fields_go_with_planes(options: dict[str, Any]) -> None:
+    schema = {"image": Field("image"), "mask": Field("mask"), "depth": Field("image")}
+    fields = {"jpg": jpeg(31, 17), "mask.png": png(31, 17, mode="L"), "depth.jpg": jpeg(9, 8, 3)}
+    both = Record("a", {**fields, "json": b'{"path":"a.jpg"}'})
+    stored = Recipe(encode="planes", **options).apply(both, schema)
+    others = Recipe(encode="jpeg", **options).apply(both, schema)
+    assert stored.fields.keys() == {"y4m", "mask.png", "depth.y4m", "json"}
+    assert stored.fields["mask.png"] == others.fields["mask.png"]
+    assert stored.meta == others.meta
+
+
+def test_the_manifest_has_chroma_only_if_it_is_set() -> None:
+    assert "chroma" not in Recipe(encode="planes").describe()
+    full = Recipe(encode="planes", chroma="444")
+    assert full.describe()["chroma"] == "444"
+    assert Recipe.restored(full.describe()) == full
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encode": "gif"}, "encode='gif' is unknown; choose from keep, jpeg"),
+        ({"resize_mode": "cover"}, "resize_mode='cover' is unknown"),
+        ({"filter": "nearest"}, "filter='nearest' is unknown"),
+        ({"check": "all"}, "check='all' is unknown"),
+        ({"quality": 0}, "quality 0 is not from 1 to 100"),
+        ({"quality": 101}, "quality 101"),
+        ({"quality": 90, "encode": "png"}, "quality has no effect with the encoding png"),
+        (
+            {"quality": 90, "encode": "raw", "resize": (8, 8), "resize_mode": "crop"},
+            "quality has no effect with the encoding raw",
+        ),
+        ({"quality": 90, "encode": "planes"}, "quality has no effect with the encoding planes"),
+        ({"chroma": "444"}, "--chroma requires --encode planes"),
+        ({"chroma": "411", "encode": "planes"}, "chroma='411' is unknown"),
+        ({"resize": (0, 8)}, "resize"),
+        ({"resize": (8, 70_000)}, "resize"),
+        ({"background": (0, 0, 256)}, "background"),
+        ({"background": (-1, 0, 0)}, "background"),
+        (
+            {"encode": "raw", "resize": (65_535, 65_535), "resize_mode": "crop"},
+            "resize makes raw images of over 4 GiB each",
+        ),
+        ({"encode": "raw"}, "the encoding raw requires images of one size"),
+        ({"encode": "raw", "resize": 8}, "the encoding raw requires images of one size"),
+        ({"encode": "raw", "resize": (8, 8), "resize_mode": "longer"}, "the encoding raw requires"),
+    ],
+    ids=str,
+)
+def test_contradictory_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Recipe(**options)
+
+
+@pytest.mark.parametrize(
+    ("text", "box", "mode"),
+    [
+        ("256", (256, 256), "shorter"),
+        ("224x320", (224, 320), "crop"),
+        ("224X320", (224, 320), "crop"),
+        ("1", (1, 1), "shorter"),
+    ],
+)
+def test_valid_sizes_are_parsed(text: str, box: tuple[int, int], mode: str) -> None:
+    recipe = Recipe(resize=parse_size(text))
+    assert (recipe.resize, recipe.resize_mode) == (box, mode)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "x224", "224x", "224x224x3", "-5", "1.5", "big", "22 4", "²", "224*224", "9" * 5000],
+    ids=lambda text: text[:10],
+)
+def test_invalid_sizes_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--resize"):
+        Recipe(resize=parse_size(text))
+
+
+def test_the_description_is_complete_json() -> None:
+    recipe = Recipe(resize=(8, 9), resize_mode="pad", background=GREEN, quality=80)
+    described = json.loads(json.dumps(recipe.describe()))
+    assert described == {
+        "encode": "keep",
+        "quality": 80,
+        "resize": [8, 9],
+        "resize_mode": "pad",
+        "filter": "bicubic",
+        "enlarge": False,
+        "background": [0, 200, 0],
+        "orient": False,
+        "check": "decode",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "keeps"),
+    [
+        ({}, True),
+        ({"check": "none"}, True),
+        ({"encode": "jpeg"}, False),
+        ({"orient": True}, False),
+        ({"quality": 90}, False),
+        ({"resize": 8}, False),
+    ],
+    ids=str,
+)
+def test_keeps_bytes_is_exact(options: dict[str, Any], keeps: bool) -> None:
+    assert Recipe(**options).keeps_bytes is keeps
+
+
+@pytest.mark.parametrize(
+    ("mode", "enlarge", "noted"),
+    [
+        ("shorter", False, True),
+        ("crop", False, True),
+        ("stretch", False, True),
+        ("longer", False, False),
+        ("pad", False, False),
+        ("crop", True, False),
+    ],
+)
+def test_an_image_that_is_too_small_for_the_box_is_noted(
+    mode: str, enlarge: bool, noted: bool
+) -> None:
+    record = Record("a", {"png": png(40, 12), "json": b"{}"})
+    stored = Recipe(resize=(20, 30), resize_mode=mode, enlarge=enlarge).apply(record)
+    assert ("small" in stored.meta) == noted
+
+
+def test_one_number_is_a_square() -> None:
+    assert Recipe(resize=224).resize == (224, 224)
+    assert Recipe(resize=224) == Recipe(resize=(224, 224), resize_mode="shorter")
+    assert Recipe(resize=(224, 224)).resize_mode == "crop"
+
+
+def test_an_image_is_not_enlarged_beyond_the_limit() -> None:
+    strip = encoded(Image.new("L", (60_000, 1)), "PNG")
+    with pytest.raises(BadImage, match="would become 15360000 x 256 pixels, over the limit"):
+        applied(strip, resize=256, enlarge=True)

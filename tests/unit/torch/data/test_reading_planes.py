@@ -1,0 +1,143 @@
+"""Datasets of planes give the samples of the JPEGs that they were made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import FORMATS, encoded, invoke, jpeg, make_dataset, make_tree, picture, png
+
+from shardkit import CenterCrop, RandomResizedCrop, Resize, make_loader, open_dataset
+from shardkit.dataset.manifest import load_manifest
+from shardkit.errors import CorruptRecord, UsageError
+from shardkit.recipe import Recipe
+from shardkit.system import compiled, native
+from shardkit.torch.data.ops import ImageOp
+
+DECODES = [
+    "pil",
+    "numpy",
+    "torch",
+    CenterCrop(24),
+    CenterCrop(60),
+    CenterCrop(20, resize=26),
+    RandomResizedCrop(24, oversample=float("inf")),
+    RandomResizedCrop((20, 28), filter="bicubic", oversample=float("inf")),
+    Resize((30, 20), oversample=float("inf")),
+    Resize(17, oversample=float("inf")),
+]
+"""Without reduced decoding, which JPEGs alone have."""
+
+pytestmark = pytest.mark.skipif(not compiled.is_available(), reason="it writes planes")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    files: dict[str, bytes | None] = {
+        f"cat/{number}.jpg": jpeg(40 + number, 33 + 2 * number, number, subsampling=number % 3)
+        for number in range(7)
+    }
+    files["dog/gray.jpg"] = encoded(picture(45, 50, mode="L"))
+    files["dog/progressive.jpg"] = jpeg(51, 35, progressive=True)
+    files["dog/a.png"] = png(44, 38)
+    return make_tree(tmp_path_factory.mktemp("source"), files)
+
+
+def samples(path: Path, decode: Any) -> list[Any]:
+    dataset = open_dataset(path, decode=decode)
+    dataset.set_epoch(3)
+    return [
+        (np.asarray(image), label) for image, label in dataset.__getitems__(range(len(dataset)))
+    ]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_samples_equal_those_of_jpegs(
+    source: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = make_dataset(source, tmp_path / "kept", to=to)
+    planes = make_dataset(source, tmp_path / "planes", to=to, recipe=Recipe(encode="planes"))
+    fields = load_manifest(planes).fields
+    assert (fields["y4m"], fields["png"]) == (9, 1)
+    for module in (native.module, lambda: None):
+        monkeypatch.setattr(native, "module", module)
+        for decode in DECODES:
+            pairs = zip(samples(kept, decode), samples(planes, decode), strict=True)
+            for (expected, label), (image, its_label) in pairs:
+                assert its_label == label
+                np.testing.assert_array_equal(image, expected, str(decode))
+
+
+def test_planes_are_never_decoded_reduced(source: Path, tmp_path: Path) -> None:
+    planes = make_dataset(source, tmp_path / "planes", recipe=Recipe(encode="planes"))
+    small: ImageOp = Resize((8, 8))
+    full = dataclasses.replace(small, oversample=float("inf"))
+    for one, two in zip(samples(planes, small), samples(planes, full), strict=True):
+        np.testing.assert_array_equal(one[0], two[0])
+
+
+@pytest.mark.parametrize("module", [True, False])
+def test_each_read_compares_the_checksum(
+    source: Path, tmp_path: Path, module: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_dataset(
+        source, tmp_path / "planes", to="webdataset", recipe=Recipe(encode="planes")
+    )
+    shard = path / load_manifest(path).shards[0].name
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"FRAME\n") + 6] ^= 1  # the corner, which no center crop shows
+    shard.write_bytes(data)
+    if not module:
+        monkeypatch.setattr(native, "module", lambda: None)
+    with pytest.raises(CorruptRecord, match="its checksum does not match"):
+        samples(path, CenterCrop(8))
+
+
+def test_a_loader_reads_planes(source: Path, tmp_path: Path) -> None:
+    path = make_dataset(source, tmp_path / "planes", recipe=Recipe(encode="planes"))
+    loader = make_loader(open_dataset(path, decode=CenterCrop(24)), batch_size=4, seed=0)
+    shapes = [tuple(images.shape) for images, _ in loader]
+    assert sum(shape[0] for shape in shapes) == 10
+    assert {shape[1:] for shape in shapes} == {(3, 24, 24)}
+
+
+def test_only_datasets_with_planes_have_version_2(source: Path, tmp_path: Path) -> None:
+    for name, version in (("keep", 1), ("planes", 2)):
+        path = make_dataset(source, tmp_path / name, recipe=Recipe(encode=name))
+        manifest = json.loads((path / "shardkit.json").read_bytes())
+        assert manifest["format_version"] == version
+
+
+def test_a_recipe_of_planes_has_version_2_without_any(tmp_path: Path) -> None:
+    folder = make_tree(tmp_path / "photos", {"a/1.png": png(8, 8)})
+    path = make_dataset(folder, tmp_path / "made", recipe=Recipe(encode="planes"))
+    manifest = json.loads((path / "shardkit.json").read_bytes())
+    assert (manifest["format_version"], sorted(manifest["fields"])) == (2, ["cls", "json", "png"])
+
+
+def test_the_command_counts_encodings_and_estimates_sizes(source: Path, tmp_path: Path) -> None:
+    words = "convert", "imagefolder", source, tmp_path / "out", "--to", "lmdb", "--encode", "planes"
+    (plan,) = json.loads(invoke(*words, "--dry-run", "--json").stdout)["plan"].values()
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output
+    assert "1 png, 9 y4m" in result.output
+    stored = load_manifest(tmp_path / "out").shards
+    assert 0.5 < plan["estimated_bytes"] / sum(shard.bytes for shard in stored) < 2
+    assert plan["estimated_bytes"] > 2 * sum(path.stat().st_size for path in source.rglob("*.jpg"))
+
+
+def test_without_libraries_nothing_is_converted(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "is_available", lambda: False)
+    monkeypatch.setattr("shardkit.codecs.turbo.available", lambda: False)
+    result = invoke(
+        "convert", "imagefolder", source, tmp_path / "out", "--to", "lmdb", "--encode", "planes"
+    )
+    assert isinstance(result.exception, UsageError)  # exit code 2
+    assert "pip install 'shardkit[turbo]'" in str(result.exception)
+    assert not (tmp_path / "out").exists()

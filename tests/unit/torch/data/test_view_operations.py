@@ -1,0 +1,275 @@
+"""``views=[op, ...]``: each view equals a dataset with that operation; images are decoded once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import jpeg, pixels, png
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+
+from shardkit import (
+    CenterCrop,
+    EpochBatchSampler,
+    IterableShardDataset,
+    RandomResizedCrop,
+    ShardDataset,
+    UsageError,
+    collate,
+    convert,
+    make_loader,
+    open_dataset,
+    with_rng,
+)
+from shardkit.dataset.decode import decode_part
+from shardkit.kinds.field import Field
+from shardkit.sampling.order import Order
+from shardkit.system import native
+from shardkit.torch.data import ops
+from shardkit.torch.data.read_context import ReadContext, reading
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+ROWS, SEED, BATCH = 10, 3, 4
+
+LARGE, SMALL = RandomResizedCrop(40, scale=(0.4, 1)), RandomResizedCrop(12, scale=(0.05, 0.4))
+VIEWS = [LARGE, CenterCrop(24, resize=30), SMALL, LARGE, SMALL, CenterCrop(300), SMALL]
+"""Operations that decode JPEGs at several scales, completely, and with a black border."""
+
+FIELDS = ("image", "mask", "boxes", "label")
+
+ENGINES = [("thread", 0), ("thread", 2), ("process", 2)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted(tmp_path_factory.mktemp("views") / "made")
+
+
+def converted(folder: Path, **options: Any) -> Path:
+    """Return a dataset of JPEGs of several sizes, PNGs and raw pixels, with masks and boxes."""
+    samples: list[dict[str, Any]] = []
+    for number in range(ROWS):
+        width, height = ((130, 97), (97, 200), (250, 33), (96, 93))[number % 4]
+        image: Any = jpeg(width, height, number, quality=88, subsampling=number % 3)
+        if number % 4 == 3:
+            image = pixels(width, height, number) if number < 5 else png(width, height, number)
+        mask = np.arange(width * height).reshape(height, width) % 200
+        boxes = [[1.0, 2.0, width - 3.0, height - 4.0]]
+        sample = {"image": image, "mask": mask.astype(np.uint8), "boxes": boxes}
+        samples.append({**sample, "label": number % 2})
+    schema = {"mask": Field("mask"), "label": Field("label", classes=("a", "b"))}
+    convert(samples, folder, to="lmdb", schema=schema, shuffle=False, **options)
+    return folder
+
+
+def prints(batch: Any) -> Any:
+    """Return the values of a batch as something that can be compared."""
+    if isinstance(batch, torch.Tensor):
+        return batch.dtype, batch.shape, batch.contiguous().numpy().tobytes()
+    return [prints(value) for value in batch]
+
+
+def expected(path: Path, epoch: int, fields: tuple[str, ...] = FIELDS, **changed: Any) -> Any:
+    """Return the batches of an epoch, each view read by itself."""
+    rows = Order(size=ROWS, shuffle=True, seed=SEED).rows(epoch, np.arange(ROWS))
+    batches = []
+    for start in range(0, ROWS, BATCH):
+        places = range(start, min(start + BATCH, ROWS))
+        views = []
+        for view, op in enumerate(VIEWS):
+            dataset = open_dataset(path, decode=op, fields=fields, **changed)
+            repeats = [place * len(VIEWS) + view for place in places]
+            with reading(ReadContext(SEED, epoch, repeats=repeats)):
+                views.append(prints(collate(dataset.__getitems__(rows[places]))))
+        batches.append(views)
+    return batches
+
+
+def opened(path: Path, **options: Any) -> ShardDataset:
+    return open_dataset(path, **{"decode": "torch", "fields": FIELDS, **options})
+
+
+def loaded(dataset: Any, engine: tuple[str, int] = ENGINES[0], **options: Any) -> Any:
+    options = {"shuffle": True, "seed": SEED, "views": VIEWS, **options}
+    return make_loader(dataset, BATCH, engine=engine[0], num_workers=engine[1], **options)
+
+
+@pytest.fixture(params=["native", "python"])
+def implementation(request: pytest.FixtureRequest) -> str:
+    if request.param == "python":
+        request.getfixturevalue("without_native")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("options", [{}, {"jpeg": "fast"}], ids=["exact", "fast"])
+def test_each_view_equals_its_operation_alone(
+    path: Path, implementation: str, options: dict[str, Any]
+) -> None:
+    loader = loaded(opened(path, **options))
+
+    batches = list(loader)
+    assert all(isinstance(batch, tuple) for batch in batches)
+    assert list(map(prints, batches)) == expected(path, 0, **options)
+    assert [prints(batch) for batch in loader] == expected(path, 1, **options)
+
+
+@pytest.fixture(scope="module")
+def planes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if native.module() is None:
+        pytest.skip("nothing here writes planes")
+    return converted(tmp_path_factory.mktemp("views") / "planes", encode="planes")
+
+
+@pytest.mark.usefixtures("implementation")
+def test_planes_are_read_the_same(planes: Path) -> None:
+    assert list(map(prints, loaded(opened(planes)))) == expected(planes, 0)
+
+
+@with_rng
+def noisy(image: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    image //= 2  # in place: the views share no memory
+    return image + torch.from_numpy(rng.integers(0, 9, image.shape, np.uint8))
+
+
+def joint(image: Any, mask: Any) -> Any:
+    image[:, 0] = 0
+    mask[0] = 7
+    return image, mask
+
+
+@pytest.mark.parametrize("transform", [{"image": noisy}, {("image", "mask"): joint}])
+@pytest.mark.usefixtures("implementation")
+def test_transforms_see_each_view(path: Path, transform: Any) -> None:
+    found = list(map(prints, loaded(opened(path, transform=transform))))
+
+    assert found == expected(path, 0, transform=transform)
+
+
+class Wrapped(Dataset[Any]):
+    """Reads its dataset one by one."""
+
+    def __init__(self, dataset: ShardDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.dataset[row]
+
+
+@pytest.mark.parametrize("engine", ENGINES[1:])
+def test_engines_read_the_same(path: Path, engine: tuple[str, int]) -> None:
+    with_rows = loaded(opened(path), engine, with_rows=True)
+
+    assert [[view[:-1] for view in map(prints, batch)] for batch in with_rows] == expected(path, 0)
+    with_rows.close()
+
+
+@pytest.mark.parametrize("kind", ["subset", "concatenated", "selected", "wrapped", "iterable"])
+def test_datasets_inside_others_read_the_same(path: Path, kind: str) -> None:
+    dataset: Any = opened(path)
+    if kind == "subset":
+        dataset = Subset(dataset, range(ROWS))
+    elif kind == "concatenated":
+        dataset = ConcatDataset([dataset.select(range(6)), dataset.select(range(6, ROWS))])
+    elif kind == "selected":
+        dataset = dataset.select(range(ROWS))
+    elif kind == "wrapped":
+        dataset = Wrapped(dataset)
+    else:
+        dataset = IterableShardDataset(dataset)
+
+    assert list(map(prints, loaded(dataset))) == expected(path, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["dataset", "subset", "concatenated"])
+def test_the_dataloader_of_pytorch_reads_the_same(path: Path, kind: str, workers: int) -> None:
+    dataset: Any = opened(path)
+    if kind != "dataset":
+        dataset = Subset(dataset, range(ROWS)) if kind == "subset" else ConcatDataset([dataset])
+    sampler = EpochBatchSampler(dataset, BATCH, shuffle=True, seed=SEED, views=VIEWS)
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=workers, collate_fn=collate)
+
+    assert list(map(prints, loader)) == expected(path, 0)
+
+
+def test_default_collate_returns_a_list_of_views(path: Path) -> None:
+    dataset = opened(path, fields=("image", "label"))
+    sampler = EpochBatchSampler(dataset, BATCH, shuffle=True, seed=SEED, views=VIEWS)
+
+    batches = list(map(prints, DataLoader(dataset, batch_sampler=sampler)))
+    assert batches == expected(path, 0, ("image", "label"))
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_stopped_run_resumes(path: Path, stop: int) -> None:
+    options: dict[str, Any] = {"aug_repeats": 2, "samples_per_epoch": 11}
+    every = list(map(prints, loaded(opened(path), **options)))
+    first = loaded(opened(path), **options)
+    assert [prints(batch) for batch in itertools.islice(first, stop)] == every[:stop]
+
+    resumed = loaded(opened(path), ENGINES[1], **options)
+    resumed.load_state_dict(first.state_dict())
+    assert list(map(prints, resumed)) == every[stop:]
+    first.close()
+
+
+def test_one_operation_is_a_tuple_of_one(path: Path) -> None:
+    plain = loaded(opened(path, decode=LARGE), views=1)
+
+    assert [prints(batch) for (batch,) in loaded(opened(path), views=[LARGE])] == [
+        prints(batch) for batch in plain
+    ]
+
+
+@pytest.mark.usefixtures("without_native")
+def test_python_decodes_once_for_each_scale(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: Counter[Any] = Counter()
+
+    def counting(image: Any, region: Any, how: Any) -> Any:
+        decoded[bytes(image.data)] += 1
+        return decode_part(image, region, how)
+
+    monkeypatch.setattr(ops, "decode_part", counting)
+    unreduced = RandomResizedCrop(40, oversample=float("inf"))
+    for decode, views in (("torch", [unreduced, CenterCrop(24)]), (unreduced, 2)):
+        decoded.clear()
+        list(loaded(opened(path, decode=decode), views=views))
+        assert sorted(decoded.values()) == [1] * ROWS
+    decoded.clear()
+    list(loaded(opened(path)))
+    counts = [number for data, number in decoded.items() if data[:2] != b"\xff\xd8"]
+    assert counts == [1] * (ROWS // 4)  # only JPEGs have several scales
+
+
+@pytest.mark.parametrize(
+    ("options", "views", "message"),
+    [
+        ({}, [], r"^views=\[\] has no operation"),
+        ({}, [LARGE, "torch"], r"^views\[1\]='torch' is not an operation: use views=\["),
+        ({}, [RandomResizedCrop], r"^views\[0\]=<class .* is not an operation"),
+        ({"decode": LARGE}, [SMALL, SMALL], r"too: open it without decode="),
+        ({"decode": "bytes"}, [SMALL, SMALL], r"decode='bytes' too: open it without decode="),
+        ({"fields": ("label",)}, [SMALL, SMALL], r"reads none: fields= is \('label',\)"),
+    ],
+)
+def test_wrong_views_are_refused(path: Path, options: Any, views: Any, message: str) -> None:
+    for make in (make_loader, EpochBatchSampler):
+        with pytest.raises(UsageError, match=message):
+            make(opened(path, **options), BATCH, views=views)
+
+
+def test_datasets_of_others_are_refused(path: Path) -> None:
+    foreign = TensorDataset(torch.zeros(4, 3))
+    with pytest.raises(UsageError, match=r"not TensorDataset: use views=2, and crop"):
+        make_loader(foreign, 2, views=[LARGE, SMALL])
+    with pytest.raises(UsageError, match=r"use make_loader, or views=2"):
+        EpochBatchSampler(Wrapped(opened(path)), 2, views=[LARGE, SMALL])

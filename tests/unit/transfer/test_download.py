@@ -1,0 +1,226 @@
+"""Sources by URL: what is copied, when, and that everything then works on the copies."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from buckets import BUCKET, SECRET, Bucket
+from helpers import invoke, jpeg, make_tree, run_main, tree
+
+from shardkit.conversion.convert import convert
+from shardkit.errors import ShardkitError, UsageError
+from shardkit.registry import open_source
+from shardkit.system.pool import Progress
+from shardkit.transfer.download import download
+
+URL = f"s3://{BUCKET}/in/x-{{00..02}}.tar"
+
+
+def archive(number: int) -> bytes:
+    """Return a tar of two samples."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for sample in range(2):
+            for suffix, data in (("jpg", jpeg(seed=9 * number + sample)), ("cls", b"1")):
+                info = tarfile.TarInfo(f"{number}-{sample}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return made.getvalue()
+
+
+@pytest.fixture
+def archives(bucket: Bucket) -> dict[str, bytes]:
+    """Archives in the bucket, by the path of their copy."""
+    made = {f"x-{number:02d}.tar": archive(number) for number in range(3)}
+    for name, content in made.items():
+        bucket.put(f"in/{name}", content)
+    bucket.put("in/deeper/x-09.tar", archive(9))
+    bucket.put("in/notes.txt", b"other")
+    bucket.requests.clear()
+    return {f"s3/{BUCKET}/in/{name}": content for name, content in made.items()}
+
+
+def copies(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("name", ["x-{00..02}.tar", "x-*.tar", "x-{00,0[1-2]}.tar"])
+def test_every_named_file_is_copied_once(
+    bucket: Bucket, archives: dict[str, bytes], tmp_path: Path, name: str
+) -> None:
+    reports: list[Progress] = []
+
+    found = download(f"s3://{BUCKET}/in/{name}", tmp_path, on_progress=reports.append)
+
+    assert found == tmp_path / "s3" / BUCKET / "in" / name
+    assert copies(tmp_path) == archives
+    assert len(list(open_source("webdataset", found).paths())) == reports[0].total == 3
+    assert sum(each.bytes for each in reports) == sum(map(len, archives.values()))
+    bucket.requests.clear()
+    assert download(f"s3://{BUCKET}/in/{name}", tmp_path) == found
+    assert not bucket.count("GET").keys() & {os.path.basename(path) for path in archives}
+
+
+def test_files_of_a_web_server_are_copied(
+    bucket: Bucket, archives: dict[str, bytes], tmp_path: Path
+) -> None:
+    url = f"{bucket.environment['AWS_ENDPOINT_URL']}/{BUCKET}/in/x-{{00..02}}.tar"
+
+    for _ in range(2):
+        found = download(url, tmp_path)
+
+    assert sorted(copies(tmp_path).values()) == sorted(archives.values())
+    assert len(list(open_source("webdataset", found).paths())) == 3
+    assert max(bucket.count("GET").values()) == 1
+
+
+def test_a_new_version_of_the_same_size_is_copied(
+    bucket: Bucket, archives: dict[str, bytes], tmp_path: Path
+) -> None:
+    download(URL, tmp_path)
+    (path, content), *_ = archives.items()
+    bucket.put("in/x-00.tar", content[::-1])
+    bucket.requests.clear()
+
+    download(URL, tmp_path)
+
+    assert copies(tmp_path) == {**archives, path: content[::-1]}
+    assert {*bucket.count("GET")} == {"x-00.tar"}
+
+
+def test_faults_on_the_way_and_what_a_killed_process_left_do_no_harm(
+    bucket: Bucket, archives: dict[str, bytes], tmp_path: Path
+) -> None:
+    left = tmp_path / "s3" / BUCKET / "in" / ".x-01.tar.part"
+    make_tree(left.parent, {left.name: b"part" * 10_000})
+    bucket.planned = {"x-00.tar": ["short"], "x-01.tar": ["busy"], "x-02.tar": ["reset"]}
+
+    download(URL, tmp_path)
+
+    assert copies(tmp_path) == archives
+
+
+def test_several_readers_copy_each_file_once(
+    bucket: Bucket, archives: dict[str, bytes], tmp_path: Path
+) -> None:
+    from shardkit.stores import fetch
+
+    def copy(_: int) -> int:
+        return fetch.copy(f"s3://{BUCKET}/in", "x-00.tar", tmp_path / "x-00.tar")
+
+    with ThreadPoolExecutor(4) as readers:
+        sizes = sorted(readers.map(copy, range(4)))
+
+    content = next(iter(archives.values()))
+    assert sizes == [0, 0, 0, len(content)]
+    assert copies(tmp_path) == {"x-00.tar": content}
+    assert bucket.count("GET")["x-00.tar"] == 1
+
+
+def test_a_file_that_changes_meanwhile_is_not_kept(
+    bucket: Bucket, archives: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardkit.stores import fetch
+
+    def overwritten(*_: object) -> None:
+        bucket.put("in/x-00.tar", os.urandom(999))
+
+    monkeypatch.setattr(fetch, "_fill", overwritten)
+
+    with pytest.raises(ShardkitError, match=r"in/x-00\.tar changes while it is read; retry"):
+        fetch.copy(f"s3://{BUCKET}/in", "x-00.tar", tmp_path / "x-00.tar")
+
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("{0}/in/x-{{00..03}}.tar", "{0}/in contains no x-03.tar; name files, not a folder"),
+        ("{0}/in/y-*.tar", r"{0}/in contains no y-\*.tar"),
+        ("{0}/*/x-00.tar", "only the last part of a URL may contain"),
+        ("{0}/../x-00.tar", "is not a plain relative path"),
+        ("{0}", "names no bucket or host"),
+        ("http://127.0.0.1:1/in/*.tar", r"does not list its files; name them: \{{000\.\.999\}}"),
+        ("in/x-00.tar", "is not a URL such as s3://"),
+    ],
+)
+def test_a_wrong_url_is_one_line(
+    archives: dict[str, bytes], tmp_path: Path, url: str, message: str
+) -> None:
+    place = f"s3://{BUCKET}"
+    with pytest.raises(UsageError, match=message.format(place)) as caught:
+        download(url.format(place), tmp_path / "copy")
+    assert "\n" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_copies_of_files_that_are_gone_are_refused_and_kept(
+    bucket: Bucket, archives: dict[str, bytes], tmp_path: Path
+) -> None:
+    old = make_tree(tmp_path / "s3" / BUCKET / "in", {"x-77.tar": b"old"}) / "x-77.tar"
+
+    with pytest.raises(UsageError, match=rf"not in s3://{BUCKET}/in, such as x-77.tar; remove"):
+        download(f"s3://{BUCKET}/in/x-*.tar", tmp_path)
+
+    assert old.read_bytes() == b"old"
+
+
+def test_a_link_in_the_folder_is_not_followed(archives: dict[str, bytes], tmp_path: Path) -> None:
+    outside = make_tree(tmp_path / "outside", {})
+    make_tree(tmp_path / "copy", {})
+    (tmp_path / "copy" / "s3").symlink_to(outside)
+
+    with pytest.raises(UsageError, match="copy cannot be used: it is a symbolic link"):
+        download(URL, tmp_path / "copy")
+
+    assert tree(outside) == {}
+
+
+def test_a_url_converts_verifies_and_repairs_like_its_files(
+    bucket: Bucket, archives: dict[str, bytes], tmp_path: Path
+) -> None:
+    local = make_tree(tmp_path, archives) / "s3" / BUCKET / "in" / "x-{00..02}.tar"
+    convert(open_source("webdataset", local), tmp_path / "expected", to="lmdb", seed=0, workers=1)
+    where, cache = tmp_path / "out", ("--cache", tmp_path / "cache", "--workers", 1)
+
+    made = run_main("convert", "webdataset", URL, where, "--to", "lmdb", *cache)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert tree(where) == tree(tmp_path / "expected")
+
+    assert run_main("verify", where, "--against", URL, *cache).returncode == 0
+    (where / "shard-000000.lmdb").write_bytes(b"")
+    assert run_main("repair", where, "--from", URL, *cache).returncode == 0
+    assert tree(where) == tree(tmp_path / "expected")
+    assert max(bucket.count("GET").values()) == 1
+
+    refused = run_main("verify", where, "--against", URL)
+    assert refused.returncode == 2
+    assert f"{URL} is a URL: name a local folder for a copy with --cache" in refused.stderr
+
+
+def test_a_table_by_url_names_files_of_a_local_folder(bucket: Bucket, tmp_path: Path) -> None:
+    photos = make_tree(tmp_path / "photos", {"a.jpg": jpeg(seed=1), "b.jpg": jpeg(seed=2)})
+    bucket.put("list.csv", b"file_name,label\na.jpg,cat\nb.jpg,dog\n")
+    url, where = f"s3://{BUCKET}/list.csv", tmp_path / "out"
+    cache = ("--cache", tmp_path / "cache", "--workers", 1)
+
+    refused = invoke("convert", "table", url, where, "--to", "lmdb", *cache)
+    assert isinstance(refused.exception, UsageError)
+    assert f"of {url}, only the table is copied" in str(refused.exception)
+    made = run_main(
+        "convert", "table", url, where, "--to", "lmdb", "--root", photos, "--label", "label", *cache
+    )
+
+    assert (made.returncode, made.stderr) == (0, "")
+    checked = run_main("verify", where, "--against", f"{url}@{photos}", *cache)
+    assert checked.returncode == 0, checked.stderr
