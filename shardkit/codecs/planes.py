@@ -58,7 +58,7 @@ class _Layout(NamedTuple):
         return [luma, chroma, chroma]
 
 
-def is_planes(data: bytes) -> bool:
+def sniff_planes(data: bytes) -> bool:
     """Return whether the bytes of a stored image are planes."""
     return data.startswith(_HEADER[:10].encode())
 
