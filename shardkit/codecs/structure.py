@@ -43,9 +43,9 @@ _PPM_HEADER_BYTES = 1 << 16
 
 _SIGNATURE = 8
 """Bytes before the first chunk of a PNG file."""
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Values per pixel, by color type of a PNG."""
-_PASSES = (
+PNG_PASSES = (
     (0, 0, 8, 8),
     (4, 0, 8, 8),
     (0, 4, 4, 8),
@@ -57,7 +57,7 @@ _PASSES = (
 """Passes of an interlaced PNG: first column and row, and the steps between columns and rows."""
 _INFLATED = 1 << 20
 """Bytes unpacked at a time."""
-_PLAIN_HEADS = {b"\x08%c\0\0\0" % color: _CHANNELS[color] for color in (0, 2, 4, 6)}
+_PLAIN_HEADS = {b"\x08%c\0\0\0" % color: PNG_CHANNELS[color] for color in (0, 2, 4, 6)}
 """Channels by end of IHDR (8 bits, color type, no interlacing), for images that libraries decode
 without further chunks."""
 _PLAIN_CHUNKS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32, b"tIME": 7}
@@ -269,8 +269,8 @@ def png_is_whole(data: bytes | memoryview) -> bool:
     """Return whether a PNG's packed data contain all rows; Pillow leaves missing rows black."""
     view = memoryview(data)
     width, height, depth, color, _, _, interlaced = struct.unpack_from(">IIBBBBB", view, 16)
-    bits = depth * _CHANNELS.get(color, 1)
-    passes = _PASSES if interlaced else ((0, 0, 1, 1),)
+    bits = depth * PNG_CHANNELS.get(color, 1)
+    passes = PNG_PASSES if interlaced else ((0, 0, 1, 1),)
     missing = 0
     for left, top, step_x, step_y in passes:
         columns, rows = -(-(width - left) // step_x), -(-(height - top) // step_y)
