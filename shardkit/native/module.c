@@ -384,10 +384,11 @@ static PyObject *decode_png(PyObject *module, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "y*y#:decode_png", &data, &ground, &colors)) return NULL;
     code = sk_read_png(data.buf, (size_t)data.len, &png);
     if (code == SK_DONE) {
-        size_t each = colors == 3 ? 3 : sk_png_values(&png);
+        size_t pixel_bytes = colors == 3 ? 3 : sk_png_values(&png);
         sk_region all = {0, 0, (int32_t)png.width, (int32_t)png.height};
         sk_memory work = {NULL, 0};
-        pixels = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(each * png.width * png.height));
+        size_t size = pixel_bytes * png.width * png.height;
+        pixels = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)size);
         if (pixels != NULL) {
             uint8_t *out = (uint8_t *)PyByteArray_AsString(pixels);
             Py_BEGIN_ALLOW_THREADS

@@ -381,8 +381,8 @@ def jpeg_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
     compiled = native.module()
     if compiled is None:
         return None
-    found: tuple[int, int, int, bytes] | None = compiled.jpeg_planes(data)
-    return found
+    planes: tuple[int, int, int, bytes] | None = compiled.jpeg_planes(data)
+    return planes
 
 
 class FileHeader(NamedTuple):
