@@ -15,8 +15,8 @@ from typing import NamedTuple
 from shardkit.errors import BadImage
 
 MAX_SCANS = 500
-"""Maximum scans of a progressive JPEG: each scan, however short, passes over all pixels. Ten are
-usual; 500 take 8 s at the largest size."""
+"""Maximum scans of a JPEG: each scan, however short, passes over all pixels. Ten are usual; 500
+take 8 s at the largest size. Also in ``native/jpeg_guard.c``."""
 
 _MARKER = re.compile(rb"\xff[\x01-\xfe]")
 _LONELY = frozenset((0x01, *range(0xD0, 0xD8)))
@@ -106,12 +106,42 @@ def jpeg_header(data: bytes) -> JpegHeader:
             pieces.append(data[start:at])
         if marker in _FRAMES and size > 2:
             coding = _coding(marker, data[start + 4])
-            if marker in _PROGRESSIVE:
-                _check_scans(data, at)
         elif marker == _START_OF_SCAN:
+            check_scans(data)
             header = b"".join(pieces)
             return JpegHeader(header, any(mark in header for mark in _SPEAKING), coding)
     raise BadImage("it is truncated or damaged in its header, before its first pixel")
+
+
+def check_scans(data: bytes | memoryview) -> None:
+    """Refuse a JPEG with more than `MAX_SCANS` scans.
+
+    Decoders read one scan of an image that is sequential and whose first scan has all components,
+    so the others are not counted.
+
+    Raises:
+        BadImage: If it has more.
+    """
+    at, end, has_several, components = 2, len(data) - 9, False, 0
+    while at < end:
+        if data[at] != 0xFF or not 0 < data[at + 1] < 0xFF:
+            match = _MARKER.search(data, at)
+            if match is None:
+                return
+            at = match.start()
+            continue
+        marker = data[at + 1]
+        if marker == _START_OF_SCAN:
+            if has_several or data[at + 4] < components:
+                scans = bytes(data[at:]).count(b"\xff\xda")
+                if scans > MAX_SCANS:
+                    raise BadImage(f"it has {scans} scans, more than {MAX_SCANS}")
+            return
+        if marker in _BORDERS:
+            return
+        if marker in _FRAMES:
+            has_several, components = marker in _PROGRESSIVE, data[at + 9]
+        at += 2 if marker in _LONELY else 2 + (data[at + 2] << 8 | data[at + 3])
 
 
 def jpeg_pieces(data: bytes) -> list[bytes]:
@@ -321,12 +351,6 @@ def _coding(marker: int, bits: int) -> str:
     hierarchical = "hierarchical " if marker & 4 else ""
     arithmetic = "arithmetic " if marker & 8 else ""
     return f"{bits} bits, {hierarchical}{arithmetic}{_CODINGS[marker & 3]}"
-
-
-def _check_scans(data: bytes, at: int) -> None:
-    scans = data.count(b"\xff\xda", at)
-    if scans > MAX_SCANS:
-        raise BadImage(f"it has {scans} scans, more than {MAX_SCANS}")
 
 
 def _chunks(view: memoryview) -> Iterator[tuple[int, bytes, memoryview]]:

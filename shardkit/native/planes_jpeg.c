@@ -79,7 +79,7 @@ static enum sk_code guarded(struct job *job) {
     jpeg_create_decompress(image);
     image->mem->max_memory_to_use = (long)SK_MOST_MEMORY; /* for the coefficients of several scans */
     jpeg_mem_src(image, (unsigned char *)job->data, job->length);
-    jpeg_read_header(image, TRUE);
+    sk_jpeg_read_header(image);
     out->width = image->image_width;
     out->height = image->image_height;
     out->sampling = sampling_of(image);
