@@ -95,7 +95,9 @@ def test_an_ordinary_conversion_finishes_the_work_of_jobs(
 
 def test_info_states_the_progress(planned: Path) -> None:
     Jobs(Ledger(planned)).build(1)
-    with pytest.raises(NotPublished, match="1 of 5 tasks are done: build .* `shardkit work ") as raised:
+    with pytest.raises(
+        NotPublished, match=r"1 of 5 tasks are done: build .* `shardkit work "
+    ) as raised:
         describe(planned)
     assert (raised.value.done, raised.value.tasks) == (1, 5)
     plan = json.loads(invoke("info", planned, "--json").stdout)["plan"]
