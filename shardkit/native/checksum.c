@@ -12,7 +12,20 @@
 #include <arm_acle.h>
 #endif
 
+#define POLYNOMIAL 0xEDB88320u /* the highest bit is that of x^0, as in all values */
+
 static uint32_t table[8][256];
+static uint32_t squares[64]; /* x^8, squared so many times */
+
+/* The product of two polynomials modulo that of the checksum. */
+static uint32_t product(uint32_t one, uint32_t other) {
+    uint32_t sum = 0;
+    for (; one; one <<= 1) {
+        sum ^= other & (0u - (one >> 31));
+        other = other >> 1 ^ (POLYNOMIAL & (0u - (other & 1)));
+    }
+    return sum;
+}
 #ifdef FOLDING
 static int can_fold, can_fold_wide;
 #endif
@@ -22,12 +35,14 @@ static int can_fold, can_fold_wide;
 void sk_crc32_prepare(void) {
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
-        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? POLYNOMIAL : 0);
         table[0][byte] = crc;
     }
     for (int byte = 0; byte < 256; byte++)
         for (int n = 1; n < 8; n++)
             table[n][byte] = table[n - 1][byte] >> 8 ^ table[0][table[n - 1][byte] & 0xFF];
+    squares[0] = 1u << 23;
+    for (int n = 1; n < 64; n++) squares[n] = product(squares[n - 1], squares[n - 1]);
 #ifdef FOLDING
     can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
     can_fold_wide = can_fold && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq");
@@ -156,4 +171,10 @@ uint32_t sk_crc32(uint32_t crc, const uint8_t *data, size_t length) {
 #endif
     return ~by_table(crc, data, length);
 #endif
+}
+
+uint32_t sk_crc32_shifted(uint32_t value, uint64_t count) {
+    for (int bit = 0; count; bit++, count >>= 1)
+        if (count & 1) value = product(value, squares[bit]);
+    return value;
 }

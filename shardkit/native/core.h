@@ -68,6 +68,10 @@ int sk_copy_mapped(const sk_copy *copies, size_t count, uint8_t *codes);
 void sk_crc32_prepare(void);
 uint32_t sk_crc32(uint32_t crc, const uint8_t *data, size_t length);
 
+/* Return the remainder of a value after `count` more bytes of zeros. A range of bytes contributes
+ * sk_crc32_shifted(~sk_crc32(~0, data, length), following) to the CRC-32 of all, by XOR. */
+uint32_t sk_crc32_shifted(uint32_t value, uint64_t count);
+
 /* jpeg.c: decode a region of a baseline JPEG to RGB.
  *
  * data, length: the encoded image, of any content

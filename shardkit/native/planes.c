@@ -17,11 +17,18 @@
 /* Columns that rows have room for beyond their end, for whole vectors. */
 #define SLACK 64
 
+#define LINE "YUV4MPEG2 W%u H%u F1:1 Ip A1:1 C"
+#define LINE_END " XCOLORRANGE=FULL\nFRAME"
+#define PARAMETERS 4
+#define PARAMETER 16 /* characters, each of 6 bits, lowest byte first: three checksums */
+#define BANDS (PARAMETERS * PARAMETER * 6 / 32)
+
 /* The planes of a record. */
 typedef struct {
     const uint8_t *luma, *blue, *red; /* no blue and red: gray */
     uint32_t width, height, chroma_width, chroma_height;
     int halves_width, halves_height; /* whether chroma has half the width, or half the height */
+    uint32_t checksums[BANDS];       /* of each band of rows */
 } planes;
 
 static const struct {
@@ -29,19 +36,48 @@ static const struct {
     int colored, halves_width, halves_height;
 } modes[] = {{"420jpeg", 1, 1, 1}, {"444", 1, 0, 0}, {"422", 1, 1, 0}, {"mono", 0, 0, 0}};
 
+/* Decode a character of base64; 64 or more if it is none. */
+static uint32_t bits_of(uint8_t character) {
+    if (character >= 'A' && character <= 'Z') return character - 'A';
+    if (character >= 'a' && character <= 'z') return character - 'a' + 26u;
+    if (character >= '0' && character <= '9') return character - '0' + 52u;
+    return character == '+' ? 62 : character == '/' ? 63 : 64;
+}
+
+/* Read the parameters of the frame and the end of its line. */
+static int read_checksums(const uint8_t *line, uint32_t *checksums) {
+    uint8_t bytes[4 * BANDS];
+    size_t count = 0;
+    for (int n = 0; n < PARAMETERS; n++) {
+        if (*line++ != ' ' || *line++ != 'X') return 0;
+        for (int group = 0; group < PARAMETER / 4; group++, line += 4) {
+            uint32_t bits = 0;
+            for (int k = 0; k < 4; k++) {
+                uint32_t next = bits_of(line[k]);
+                if (next > 63) return 0;
+                bits = bits << 6 | next;
+            }
+            for (int k = 2; k >= 0; k--) bytes[count++] = (uint8_t)(bits >> 8 * k);
+        }
+    }
+    for (int n = 0; n < BANDS; n++)
+        checksums[n] = (uint32_t)bytes[4 * n] | (uint32_t)bytes[4 * n + 1] << 8 |
+                       (uint32_t)bytes[4 * n + 2] << 16 | (uint32_t)bytes[4 * n + 3] << 24;
+    return *line == '\n';
+}
+
 /* Find the planes of a record that has to be of that size; its bytes are untrusted. */
 static int find_planes(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
                        planes *out) {
     char header[128];
     uint64_t luma = (uint64_t)width * height;
-    int start = snprintf(header, sizeof header, "YUV4MPEG2 W%u H%u F1:1 Ip A1:1 C", width, height);
-    if (luma > SK_MOST_PIXELS || (size_t)start > length || memcmp(data, header, (size_t)start) != 0) return 0;
+    size_t start = (size_t)snprintf(header, sizeof header, LINE, width, height);
+    if (luma > SK_MOST_PIXELS || start > length || memcmp(data, header, start) != 0) return 0;
     for (size_t n = 0; n < sizeof modes / sizeof *modes; n++) {
-        static const char rest[] = " XCOLORRANGE=FULL\nFRAME\n";
-        size_t name = strlen(modes[n].name), begin = (size_t)start + name + sizeof rest - 1;
-        size_t chroma;
+        size_t name = strlen(modes[n].name), end = start + name + sizeof LINE_END - 1;
+        size_t begin = end + PARAMETERS * (2 + PARAMETER) + 1, chroma;
         if (begin > length || memcmp(data + start, modes[n].name, name) != 0 ||
-            memcmp(data + start + name, rest, sizeof rest - 1) != 0)
+            memcmp(data + start + name, LINE_END, sizeof LINE_END - 1) != 0)
             continue;
         out->width = width;
         out->height = height;
@@ -54,7 +90,7 @@ static int find_planes(const uint8_t *data, size_t length, uint32_t width, uint3
         out->luma = data + begin;
         out->blue = chroma ? out->luma + luma : NULL;
         out->red = chroma ? out->blue + chroma : NULL;
-        return 1;
+        return read_checksums(data + end, out->checksums);
     }
     return 0;
 }
