@@ -485,6 +485,17 @@ def crc32(data: Bytes) -> int:
     return zlib.crc32(data) if compiled is None else compiled.crc32(data, 0)
 
 
+def crc32_contribution(data: Bytes, following: int) -> int | None:
+    """Return what a range of bytes contributes to the CRC-32 of all of them.
+
+    Args:
+        data: The range.
+        following: Number of the bytes that follow it.
+    """
+    compiled = native.module()
+    return None if compiled is None else int(compiled.crc32_contribution(data, following))
+
+
 def record_checksums(records: Sequence[object]) -> list[int] | None:
     """Return `shardkit.record.checksums` of records."""
     compiled = native.module()
