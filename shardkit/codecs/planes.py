@@ -106,13 +106,22 @@ def decode(
     return out
 
 
+def can_read_jpegs() -> bool:
+    """Return whether something can read the planes of JPEGs: the compiled module or TurboJPEG.
+
+    Raises:
+        UsageError: If an environment variable does not name a TurboJPEG library.
+    """
+    return compiled.is_available() or turbo.available()
+
+
 def require_jpeg_planes() -> None:
     """Refuse to store planes if nothing can read those of a JPEG.
 
     Raises:
         UsageError: If so, or if an environment variable does not name a TurboJPEG library.
     """
-    if not (compiled.is_available() or turbo.available()):
+    if not can_read_jpegs():
         raise UsageError(
             "--encode planes requires the compiled module or TurboJPEG, and both are missing: "
             "pip install 'shardkit[turbo]'"
