@@ -1,27 +1,39 @@
-"""Write tests/golden/: tiny datasets of format version 1, which later versions must read.
+"""Write tests/golden/: tiny datasets of each format version, which later versions must read.
 
     python scripts/make_golden.py            write missing datasets
     python scripts/make_golden.py --force    rewrite all datasets, after a change of the layout
 
-The images in tests/golden/source and the masks in tests/golden/masks are drawn once and then only
-read: their encoded bytes depend on the version of Pillow. For each format there is a labeled
-dataset of their bytes, one of raw pixels, and one with fields of all kinds; expected.json lists
+The images in tests/golden/source and tests/golden/more and the masks in tests/golden/masks are
+drawn once and then only read: their encoded bytes depend on the version of Pillow. For each format
+there is a labeled dataset of their bytes, the same after an append, one of raw pixels, one of
+planes (version 2), and one with fields of all kinds; and an attached archive. expected.json lists
 their content, computed without shardkit's readers.
+
+All but the planes were written by commit e13f48d, the last before version 2.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
+import os
 import random
 import shutil
 import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from shardkit.conversion.append import append
+from shardkit.conversion.attach import attach
 from shardkit.conversion.convert import convert, convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.dataset.manifest import load_manifest
@@ -42,13 +54,27 @@ PICTURES = {
 """Path of each picture to its width and height; the classes are bird and cat. The last one is
 noise, and with 3 KB too large for a leaf page of LMDB."""
 
+MORE = {"cat/new.png": (5, 7), "fox/red.jpg": (9, 7)}
+"""What is appended: paths, widths and heights, as in `PICTURES`. The class fox is new."""
+
+PHOTOS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
+    "full/tall.jpg": ((9, 70), "RGB", {"subsampling": "4:4:4"}),
+    "full/wide.jpg": ((40, 3), "RGB", {"subsampling": "4:2:2", "progressive": True}),
+    "half/gray.jpg": ((6, 11), "L", {}),
+    "half/plain.png": ((3, 4), "RGB", {}),
+    "half/tall.jpg": ((21, 67), "RGB", {"subsampling": "4:2:0"}),
+}
+"""Pictures of the dataset of planes, in each sampling: size, mode, and options of saving."""
+
+ARCHIVE = "archive.tar"
+ARCHIVE_TIME = 1_500_000_000
+"""Modification time of the attached archive in seconds, which its manifest states."""
+
 RAW = Recipe(encode="raw", resize=(6, 4), resize_mode="stretch", enlarge=True, filter="box")
 """Height and width are those of the third picture, which therefore keeps its pixels."""
 
-OPTIONS = {
-    "labelled": Recipe(),
-    "raw": RAW,
-}
+OPTIONS = {"labelled": Recipe(), "raw": RAW, "planes": Recipe(encode="planes")}
+SOURCES = {"labelled": "source", "raw": "source", "planes": "photos"}
 
 
 def options(storage: str, kind: str) -> ConvertOptions:
@@ -100,32 +126,74 @@ def samples() -> list[dict[str, Any]]:
 
 def main(arguments: list[str]) -> None:
     """Make what is missing below `GOLDEN`."""
-    source = GOLDEN / "source"
     for number, (path, size) in enumerate(PICTURES.items()):
-        if not (source / path).exists():
-            (source / path).parent.mkdir(parents=True, exist_ok=True)
-            _draw(number, size).save(source / path)
-        mask = GOLDEN / "masks" / f"{number}.png"
-        if not mask.exists():
-            mask.parent.mkdir(exist_ok=True)
-            _draw(number, size).getchannel(0).point([each % 5 for each in range(256)]).save(mask)
-    expected: dict[str, Any] = {"sources": {path: _describe(source / path) for path in PICTURES}}
-    for storage in FORMATS:
-        for kind in OPTIONS:
-            target = GOLDEN / storage / kind
-            if "--force" in arguments and target.exists():
-                shutil.rmtree(target)
-            if not target.exists():
-                convert_scan(scan_imagefolder(source), target, options(storage, kind))
-            expected[f"{storage}/{kind}"] = _shards(target)
-        target = GOLDEN / storage / "fields"
+        _save(_draw(number, size), GOLDEN / "source" / path)
+        mask = _draw(number, size).getchannel(0).point([value % 5 for value in range(256)])
+        _save(mask, GOLDEN / "masks" / f"{number}.png")
+    for number, (path, size) in enumerate(MORE.items()):
+        _save(_draw(len(PICTURES) + number, size), GOLDEN / "more" / path)
+    for number, (path, (size, mode, how)) in enumerate(PHOTOS.items()):
+        _save(_draw(number, size).convert(mode), GOLDEN / "photos" / path, **how)
+    expected: dict[str, Any] = {
+        "sources": {path: _describe("source", path) for path in PICTURES},
+        "more": {path: _describe("more", path) for path in MORE},
+        "photos": {path: _describe("photos", path) for path in PHOTOS},
+    }
+    for name, make in _makers().items():
+        target = GOLDEN / name
         if "--force" in arguments and target.exists():
             shutil.rmtree(target)
         if not target.exists():
-            convert_fields(storage, target)
-        expected[f"{storage}/fields"] = _shards(target)
+            make(target)
+        expected[name] = _shards(target)
     text = json.dumps(expected, indent=1, ensure_ascii=True)
     (GOLDEN / "expected.json").write_text(text + "\n", "ascii")
+
+
+def _makers() -> dict[str, Callable[[Path], object]]:
+    """Return the function that makes each dataset, by its folder below `GOLDEN`."""
+    makers: dict[str, Callable[[Path], object]] = {}
+    for storage in FORMATS:
+        for kind in OPTIONS:
+            makers[f"{storage}/{kind}"] = partial(convert_pictures, storage, kind)
+        makers[f"{storage}/fields"] = partial(convert_fields, storage)
+        makers[f"{storage}/appended"] = partial(append_pictures, storage)
+    return makers | {"attached": attach_pictures}
+
+
+def convert_pictures(storage: str, kind: str, target: Path) -> None:
+    """Make a golden dataset of pictures with one of `OPTIONS`."""
+    convert_scan(scan_imagefolder(GOLDEN / SOURCES[kind]), target, options(storage, kind))
+
+
+def append_pictures(storage: str, target: Path) -> None:
+    """Make the golden dataset of `PICTURES` to which `MORE` were appended."""
+    convert_pictures(storage, "labelled", target)
+    append(target, GOLDEN / "more")
+
+
+def attach_pictures(target: Path) -> None:
+    """Make the attached golden dataset: an archive of pictures with captions, and its index."""
+    target.mkdir()
+    with tarfile.open(target / ARCHIVE, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for path in ("bird/wren.jpg", "cat/tom.png"):
+            for name, content in (
+                (path, (GOLDEN / "source" / path).read_bytes()),
+                (f"{path[:-4]}.txt", f"größe of {path}".encode()),
+            ):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    os.utime(target / ARCHIVE, (ARCHIVE_TIME, ARCHIVE_TIME))
+    with tempfile.TemporaryDirectory() as state:
+        os.environ["XDG_STATE_HOME"] = state  # where attach notes its result
+        attach_archive(target)
+
+
+def attach_archive(folder: Path) -> None:
+    """Attach the archive in ``folder`` as ``folder/index``, by a relative path."""
+    with contextlib.chdir(folder):
+        attach(ARCHIVE, "index", label="folder", keep="txt", workers=1)
 
 
 def convert_fields(storage: str, target: Path) -> None:
@@ -133,7 +201,16 @@ def convert_fields(storage: str, target: Path) -> None:
     convert(samples(), target, to=storage, schema=SCHEMA, shard_samples=3, seed=1)
 
 
+def _save(picture: Image.Image, path: Path, **options: Any) -> None:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(path, **options)
+
+
 def _shards(target: Path) -> dict[str, str]:
+    """Return the SHA-256 of each shard, by its path below ``target``."""
+    if target.name == "attached":
+        return {ARCHIVE: hashlib.sha256((target / ARCHIVE).read_bytes()).hexdigest()}
     return {shard.name: shard.sha256 for shard in load_manifest(target).shards}
 
 
@@ -146,18 +223,21 @@ def _draw(number: int, size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(folder: str, name: str) -> dict[str, Any]:
     """Return what is expected of one picture, wherever it is stored."""
-    name = path.relative_to(GOLDEN / "source").as_posix()
+    path = GOLDEN / folder / name
+    names = {"source": [*PICTURES], "more": [*MORE], "photos": [*PHOTOS]}[folder]
+    classes = ["full", "half"] if folder == "photos" else ["bird", "cat", "fox"]
     with Image.open(path) as image:
         size, pixels = image.size, image.convert("RGB").tobytes()
+    # Decoders of JPEG may differ. Planes may not: they are finished in exact arithmetic.
+    exact = path.suffix == ".png" or folder == "photos"
     return {
-        "key": make_keys(PICTURES)[list(PICTURES).index(name)],
-        "label": sorted({path.split("/")[0] for path in PICTURES}).index(name.split("/")[0]),
+        "key": make_keys(names)[names.index(name)],
+        "label": classes.index(name.split("/", maxsplit=1)[0]),
         "size": size,
         "bytes": hashlib.sha256(path.read_bytes()).hexdigest(),
-        # Only of what is lossless: decoders of JPEG may differ.
-        "pixels": hashlib.sha256(pixels).hexdigest() if path.suffix == ".png" else None,
+        "pixels": hashlib.sha256(pixels).hexdigest() if exact else None,
     }
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs import turbo
+from shardkit.codecs.structure import jpeg_coefficient_bytes
 from shardkit.codecs.turbo import Region
 from shardkit.errors import BadImage, UsageError
 from shardkit.system import compiled
@@ -47,6 +48,10 @@ _NAMES = {400: "mono", 420: "420jpeg", 422: "422", 444: "444"}
 """Y4M's name of each chroma sampling."""
 _HALVES = {"420jpeg": (True, True), "422": (True, False), "444": (False, False)}
 """Whether chroma has half the width and half the height, rounded up."""
+
+_MOST_COEFFICIENTS = 256 << 20
+"""Maximum memory for the coefficients of a JPEG of several scans, in bytes; those of 45 million
+pixels of 4:4:4. Larger ones keep their bytes."""
 
 _NARROW = 2
 """Up to this width, libjpeg repeats samples of chroma instead of interpolating them."""
@@ -118,13 +123,22 @@ def decode(
     return out
 
 
+def can_read_jpegs() -> bool:
+    """Return whether something can read the planes of JPEGs: the compiled module or TurboJPEG.
+
+    Raises:
+        UsageError: If an environment variable does not name a TurboJPEG library.
+    """
+    return compiled.is_available() or turbo.available()
+
+
 def require_jpeg_planes() -> None:
     """Refuse to store planes if nothing can read those of a JPEG.
 
     Raises:
         UsageError: If so, or if an environment variable does not name a TurboJPEG library.
     """
-    if not (compiled.is_available() or turbo.available()):
+    if not can_read_jpegs():
         raise UsageError(
             "--encode planes requires the compiled module or TurboJPEG, and both are missing: "
             "pip install 'shardkit[turbo]'"
@@ -135,13 +149,15 @@ def from_jpeg(data: bytes) -> bytes | None:
     """Return the record with exactly the planes of a JPEG's decoder.
 
     Returns:
-        None if libjpeg warns of the JPEG, or it has no such planes: it is not 8-bit gray or YCbCr
-        with the sampling 4:2:0, 4:2:2 or 4:4:4.
+        None if libjpeg warns of the JPEG, it has no such planes (it is not 8-bit gray or YCbCr with
+        the sampling 4:2:0, 4:2:2 or 4:4:4), or its scans need too much memory.
 
     Raises:
         UsageError: As `require_jpeg_planes`.
     """
     require_jpeg_planes()
+    if jpeg_coefficient_bytes(data) > _MOST_COEFFICIENTS:
+        return None
     read = compiled.jpeg_planes if compiled.is_available() else turbo.decode_planes
     planes = read(data)
     if planes is None:

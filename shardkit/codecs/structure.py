@@ -25,6 +25,8 @@ _BORDERS = (0xD8, 0xD9)
 """Markers of a JPEG's start and end."""
 _START_OF_SCAN = 0xDA
 _SCAN_END = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
+_BLOCK_BYTES = 128
+"""Memory of 8 x 8 coefficients."""
 _METADATA = frozenset((*range(0xE0, 0xF0), 0xFE))
 """Markers of segments that no pixel depends on, except for its color space."""
 _PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
@@ -142,6 +144,33 @@ def check_scans(data: bytes | memoryview) -> None:
         if marker in _FRAMES:
             has_several, components = marker in _PROGRESSIVE, data[at + 9]
         at += 2 if marker in _LONELY else 2 + (data[at + 2] << 8 | data[at + 3])
+
+
+def jpeg_coefficient_bytes(data: bytes) -> int:
+    """Return the bytes of memory that libjpeg needs for the coefficients of a JPEG.
+
+    A JPEG of several scans needs all of them at once; 0 if it has one scan, or a damaged header.
+    """
+    at, components, blocks, progressive = 2, 0, 0, False
+    while match := _MARKER.search(data, at):
+        marker, at = match[0][1], match.end()
+        if marker in _LONELY:
+            continue
+        size = int.from_bytes(data[at : at + 2], "big")
+        segment = data[at + 2 : at + size]
+        at += size
+        if size < 2 or at > len(data) or marker in _BORDERS:
+            break
+        if marker in _FRAMES and size >= 10:
+            _, height, width, components = struct.unpack(">BHHB", segment[:6])
+            sampling = [(factors >> 4, factors & 15) for factors in segment[7::3]]
+            across, down = (max(factors) for factors in zip(*sampling, strict=True))
+            units = -(-width // max(8 * across, 1)) * -(-height // max(8 * down, 1))
+            blocks = units * sum(wide * high for wide, high in sampling)
+            progressive = marker in _PROGRESSIVE
+        elif marker == _START_OF_SCAN and size > 2:
+            return _BLOCK_BYTES * blocks if progressive or segment[0] < components else 0
+    return 0
 
 
 def jpeg_pieces(data: bytes) -> list[bytes]:

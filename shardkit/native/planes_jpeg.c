@@ -77,7 +77,8 @@ static enum sk_code guarded(struct job *job) {
 
     if (setjmp(job->failure.escape)) return job->failure.code;
     jpeg_create_decompress(image);
-    image->mem->max_memory_to_use = (long)SK_MOST_MEMORY; /* for the coefficients of several scans */
+    /* Python allows SK_MOST_MEMORY of coefficients (planes._MOST_COEFFICIENTS); the rest is small. */
+    image->mem->max_memory_to_use = (long)(SK_MOST_MEMORY + SK_MOST_MEMORY / 8);
     jpeg_mem_src(image, (unsigned char *)job->data, job->length);
     sk_jpeg_read_header(image);
     out->width = image->image_width;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from shardkit.codecs import planes
 from shardkit.measure.doctor.checks import fits_in_memory
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import MATTERS, OWN_CODE, WAITS, Profile
@@ -111,7 +112,7 @@ def conversions(profile: Profile) -> Iterator[Remedy]:
         name = f"JPEGs instead of {profile.kind.upper()}s" + f", shorter side {side}" * bool(side)
         recipe = Recipe(encode="jpeg", resize=side or None)
         yield Remedy(name=name, recipe=recipe, price="lossy")
-    if profile.kind == "jpg":
+    if profile.kind == "jpg" and planes.can_read_jpegs():
         name = "planes instead of JPEGs" + f", shorter side {side}" * bool(side)
         kept = (side / profile.side) ** 2 if side else 1.0
         times = kept * _PLANES_BYTES * profile.pixels / profile.stored_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tarfile
 from pathlib import Path
@@ -24,7 +25,7 @@ from helpers import (
 from PIL import Image
 from pyarrow import parquet
 
-from shardkit import export, open_dataset
+from shardkit import CenterCrop, export, make_loader, open_dataset
 from shardkit.codecs import planes
 from shardkit.codecs.image import apply_orientation
 from shardkit.dataset.manifest import load_manifest
@@ -189,3 +190,22 @@ def test_export_as_png_on_request(place: Path, source: Path, tmp_path: Path, lay
     assert (source / "dog/print.jpg").read_bytes() in images
     expected = {np.asarray(image).tobytes() for image in pixels(place).values()}
     assert {np.asarray(opened(data).convert("RGB")).tobytes() for data in images} == expected
+
+
+@pytest.mark.slow
+def test_bench_tune_and_doctor_measure(tmp_path: Path) -> None:
+    files: dict[str, bytes | None] = {f"a/{n}.jpg": jpeg(40, 30, n) for n in range(64)}
+    place = make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made", recipe=PLANES)
+    words = ("--json", "--decode", "CenterCrop(24)", "--batch-size", "8")
+    short = ("--loader", "auto", "--cache", "warm", "--rounds", "1", "--seconds", "0.1")
+    (line,) = json.loads(run("bench", place, *words, *short))["lines"]
+    assert line["problem"] == ""
+    assert line["measured"]["images_per_second"]["median"] > 0
+    tuned = json.loads(run("tune", place, *words, "--budget", "1s", "--out", tmp_path / "tuned"))
+    assert tuned["ranking"]
+    settings = str(tmp_path / "tuned")
+    loader = make_loader(open_dataset(place, decode=CenterCrop(24)), shuffle=True, tuned=settings)
+    assert sum(len(labels) for _, labels in loader) == 64
+    profile = json.loads(run("doctor", place, *words, "--budget", "1s"))["profile"]
+    assert profile["kind"] == "y4m"
+    assert profile["stages"]["decode"]["seconds"] > 0

@@ -1,4 +1,4 @@
-"""The layouts of format version 1 are frozen: what was written once is read, and written, for ever.
+"""The layouts of all format versions are frozen: written once, they are read and written forever.
 
 scripts/make_golden.py made tests/golden. A test that fails here says that files which users have
 would be misread, or that today's files differ from theirs.
@@ -6,11 +6,14 @@ would be misread, or that today's files differ from theirs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import os
 import runpy
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,31 +21,45 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardkit import open_dataset, verify
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
-from shardkit.dataset.manifest import Manifest, load_manifest
+from shardkit import attach, open_dataset, verify
+from shardkit.dataset.manifest import Manifest, load_any_manifest, load_manifest
 from shardkit.dataset.shardset import open_shards
+from shardkit.errors import UsageError
 from shardkit.record import Record
 from shardkit.registry import get_format
-from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system import compiled
 from shardkit.testing import write_shard
 from shardkit.verification.reindex import reindex
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_bytes())
-SOURCES: dict[str, dict[str, Any]] = EXPECTED["sources"]
+SOURCES: dict[str, dict[str, Any]] = EXPECTED["sources"] | EXPECTED["more"] | EXPECTED["photos"]
 FORMATS = ("hdf5", "lmdb", "webdataset")
-DATASETS = [f"{storage}/{kind}" for storage in FORMATS for kind in ("labelled", "raw")]
-ALL = [*DATASETS, *(f"{storage}/fields" for storage in FORMATS)]
-ORDER = [
+PICTURES = [
     "cat/__tabby__.png",
     "bird/größe ★ 1.v2.jpg",
     "bird/wren.jpg",
     "cat/tom.jpg",
     "cat/tom.png",
 ]
-"""The rows of all golden datasets: the random order of seed 1."""
+ORDER = {
+    "labelled": PICTURES,
+    "raw": PICTURES,
+    "appended": [*PICTURES, "fox/red.jpg", "cat/new.png"],
+    "planes": [
+        "full/tall.jpg",
+        "half/tall.jpg",
+        "half/plain.png",
+        "full/wide.jpg",
+        "half/gray.jpg",
+    ],
+}
+"""The rows of each kind of dataset of pictures: the random order of seed 1."""
+DATASETS = [f"{storage}/{kind}" for storage in FORMATS for kind in ORDER]
+ALL = [*DATASETS, *(f"{storage}/fields" for storage in FORMATS)]
+ATTACHED = GOLDEN / "attached"
+
+needs_module = pytest.mark.skipif(not compiled.is_available(), reason="it writes planes")
 
 
 def sha256(data: bytes) -> str:
@@ -60,37 +77,65 @@ def test_the_golden_files_are_unchanged(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_the_golden_dataset_is_intact(name: str) -> None:
     result = verify(GOLDEN / name, "decode")
-    assert (result.findings, result.extras, result.records) == ([], [], len(SOURCES))
+    assert (result.findings, result.extras) == ([], [])
+    assert result.records == len(ORDER.get(name.split("/")[1], PICTURES))
+
+
+@pytest.mark.parametrize("name", [*ALL, "attached/index"])
+def test_only_planes_are_refused_by_readers_of_version_1(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.dataset.manifest.FORMAT_VERSION", 1)
+    expected = pytest.raises(
+        UsageError, match=r"has format version 2; .* up to version 1\. Install a newer shardkit"
+    )
+    with expected if name.endswith("planes") else contextlib.nullcontext():
+        load_any_manifest(GOLDEN / name)
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_golden_rows_have_their_keys_labels_and_paths(name: str) -> None:
     dataset = open_dataset(GOLDEN / name)
-    assert list(dataset.paths) == ORDER
-    assert list(dataset.keys) == [SOURCES[path]["key"] for path in ORDER]
-    assert dataset.targets.tolist() == [SOURCES[path]["label"] for path in ORDER]
-    assert dataset.classes == ["bird", "cat"]
+    kind = name.split("/")[1]
+    order = ORDER[kind]
+    assert list(dataset.paths) == order
+    assert list(dataset.keys) == [SOURCES[path]["key"] for path in order]
+    assert dataset.targets.tolist() == [SOURCES[path]["label"] for path in order]
+    classes = {"planes": ["full", "half"], "appended": ["bird", "cat", "fox"]}
+    assert dataset.classes == classes.get(kind, ["bird", "cat"])
 
 
+@pytest.mark.parametrize("kind", ["labelled", "appended"])
 @pytest.mark.parametrize("storage", FORMATS)
-def test_stored_bytes_equal_the_source_files(storage: str) -> None:
-    dataset = open_dataset(GOLDEN / storage / "labelled", decode="bytes")
-    found = [sha256(dataset[row][0]) for row in range(len(dataset))]
-    assert found == [SOURCES[path]["bytes"] for path in ORDER]
-    assert found == [sha256((GOLDEN / "source" / path).read_bytes()) for path in ORDER]
+def test_stored_bytes_equal_the_source_files(storage: str, kind: str) -> None:
+    dataset = open_dataset(GOLDEN / storage / kind, decode="bytes")
+    stored = [sha256(dataset[row][0]) for row in range(len(dataset))]
+    assert stored == [SOURCES[path]["bytes"] for path in ORDER[kind]]
 
 
+@pytest.mark.parametrize("path", SOURCES)
+def test_the_source_files_are_unchanged(path: str) -> None:
+    folders = ("source", "more", "photos")
+    (content,) = (
+        (GOLDEN / folder / path).read_bytes()
+        for folder in folders
+        if (GOLDEN / folder / path).exists()
+    )
+    assert sha256(content) == SOURCES[path]["bytes"]
+
+
+@pytest.mark.parametrize(("kind", "exact"), [("labelled", 2), ("appended", 3), ("planes", 5)])
 @pytest.mark.parametrize("storage", FORMATS)
-def test_lossless_images_have_their_pixels(storage: str) -> None:
-    dataset = open_dataset(GOLDEN / storage / "labelled", decode="numpy")
+def test_exact_images_have_their_pixels(storage: str, kind: str, exact: int) -> None:
+    dataset = open_dataset(GOLDEN / storage / kind, decode="numpy")
     checked = 0
-    for row, path in enumerate(ORDER):
+    for row, path in enumerate(ORDER[kind]):
         image, _ = dataset[row]
         assert image.shape == (SOURCES[path]["size"][1], SOURCES[path]["size"][0], 3)
         if SOURCES[path]["pixels"]:
             assert sha256(image.tobytes()) == SOURCES[path]["pixels"]
             checked += 1
-    assert checked == 2
+    assert checked == exact
 
 
 @pytest.mark.parametrize("storage", FORMATS)
@@ -98,8 +143,8 @@ def test_raw_pixels_are_the_same_in_all_formats(storage: str) -> None:
     dataset = open_dataset(GOLDEN / storage / "raw", decode="numpy")
     first = open_dataset(GOLDEN / FORMATS[0] / "raw", decode="numpy")
     assert dataset.manifest.raw_shape == (6, 4, 3)
-    kept = ORDER.index("cat/__tabby__.png")
-    assert sha256(dataset[kept][0].tobytes()) == SOURCES[ORDER[kept]]["pixels"]
+    kept = PICTURES.index("cat/__tabby__.png")
+    assert sha256(dataset[kept][0].tobytes()) == SOURCES[PICTURES[kept]]["pixels"]
     for row in range(len(dataset)):
         assert np.array_equal(dataset[row][0], first[row][0])
 
@@ -155,24 +200,75 @@ def test_all_fields_have_their_values(storage: str, script: dict[str, Any]) -> N
                 assert data == content
 
 
-@pytest.mark.parametrize("kind", ["labelled", "fields"])
+@pytest.mark.parametrize(
+    "kind", ["labelled", "fields", "appended", pytest.param("planes", marks=needs_module)]
+)
 @pytest.mark.parametrize("storage", FORMATS)
 def test_todays_conversion_gives_the_same_shards_and_index(
     storage: str, kind: str, tmp_path: Path, script: dict[str, Any]
 ) -> None:
-    if kind == "fields":
-        script["convert_fields"](storage, tmp_path / "made")
-    else:
-        shutil.copytree(GOLDEN / "source", tmp_path / "source")
-        options = ConvertOptions(to=storage, shard_samples=3, seed=1)
-        convert_scan(scan_imagefolder(tmp_path / "source"), tmp_path / "made", options)
-    made, golden = (contents(folder) for folder in (tmp_path / "made", GOLDEN / storage / kind))
-    assert made.keys() == golden.keys()
-    for name in golden.keys() - {"shardkit.json"}:  # which names the versions of libraries
-        assert made[name] == golden[name], name
-    one, other = (json.loads(files["shardkit.json"]) for files in (made, golden))
+    script["_makers"]()[f"{storage}/{kind}"](tmp_path / "made")
+    assert_same_content(tmp_path / "made", GOLDEN / storage / kind)
+
+
+def test_todays_attach_gives_the_same_index(
+    tmp_path: Path, script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = attached_copy(tmp_path, script)
+    shutil.rmtree(folder / "index")
+    script["attach_archive"](folder)
+    assert_same_content(folder / "index", ATTACHED / "index")
+
+
+def test_the_attached_dataset_reads_and_verifies(tmp_path: Path, script: dict[str, Any]) -> None:
+    folder = attached_copy(tmp_path, script)
+    dataset = open_dataset(folder / "index", root=folder, decode="bytes", fields=("image", "txt"))
+    assert list(dataset.keys) == ["bird/wren", "cat/tom"]
+    for row, path in enumerate(("bird/wren.jpg", "cat/tom.png")):
+        image, text = dataset[row]
+        assert sha256(image) == SOURCES[path]["bytes"]
+        assert text == f"größe of {path}"
+    result = verify(folder / "index", "decode", root=folder)
+    assert (result.findings, result.records) == ([], 2)
+    archive = folder / script["ARCHIVE"]
+    content = archive.read_bytes()
+    archive.write_bytes(content[:600] + b"?" + content[601:])
+    assert not verify(folder / "index", root=folder).ok
+
+
+def test_an_archive_is_added_to_the_attached_dataset(
+    tmp_path: Path, script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = attached_copy(tmp_path, script)
+    with tarfile.open(folder / "more.tar", "w") as archive:
+        archive.add(GOLDEN / "more" / "fox" / "red.jpg", "fox/red.jpg")
+        archive.add(ATTACHED / "index" / "shardkit.json", "fox/red.txt")
+    monkeypatch.chdir(folder)
+    made = attach("{archive,more}.tar", "index", label="folder", keep="txt")
+    assert (made.kept, made.manifest.rows) == (1, 3)
+    assert verify("index").ok
+
+
+def attached_copy(target: Path, script: dict[str, Any]) -> Path:
+    """Return a copy of the attached dataset whose archive has its modification time."""
+    folder = shutil.copytree(ATTACHED, target / "attached")
+    os.utime(folder / script["ARCHIVE"], (script["ARCHIVE_TIME"],) * 2)
+    return folder
+
+
+def assert_same_content(made: Path, golden: Path) -> None:
+    """Compare all files, except for the versions of libraries that manifests name."""
+    files, expected = contents(made), contents(golden)
+    assert files.keys() == expected.keys()
+    for name in expected.keys() - {"shardkit.json"}:
+        assert files[name] == expected[name], name
+    one, other = (json.loads(each["shardkit.json"]) for each in (files, expected))
     for manifest in (one, other):
-        del manifest["software"], manifest["digest"]
+        del manifest["digest"]
+        for part in (manifest, *manifest["source"].get("parts", ())):
+            del part["software"]
     assert one == other
 
 
@@ -180,7 +276,7 @@ def test_todays_conversion_gives_the_same_shards_and_index(
 def test_todays_index_is_the_same(name: str, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / name, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "index")
-    assert reindex(tmp_path / "copy") == len(ORDER)
+    assert reindex(tmp_path / "copy") == len(open_dataset(GOLDEN / name, decode="bytes"))
     assert contents(tmp_path / "copy") == contents(GOLDEN / name)
 
 

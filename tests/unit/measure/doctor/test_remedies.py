@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from diagnoses import profile, setup, stage
 
+from shardkit.codecs import planes
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
 from shardkit.measure.doctor.remedies import propose
@@ -16,6 +17,17 @@ PLANES = "planes instead of JPEGs, shorter side 256"
 PROCESSES, THREADS = "worker processes instead of threads", "threads instead of worker processes"
 ONE_THREAD = "1 PyTorch thread per operation"
 OWN: dict[str, Any] = {"transform": stage(50), "held": 0.9}
+
+
+@pytest.fixture(autouse=True)
+def _libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the planes of JPEGs, as far as the rules know."""
+    monkeypatch.setattr(planes, "can_read_jpegs", lambda: True)
+
+
+def test_planes_are_not_proposed_without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planes, "can_read_jpegs", lambda: False)
+    assert {remedy.name for remedy in propose(profile())} == {FAST, SMALLER, RAW}
 
 
 @pytest.mark.parametrize(
