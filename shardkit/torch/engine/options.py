@@ -12,7 +12,7 @@ import torch.multiprocessing
 from shardkit.errors import UsageError
 from shardkit.options import option, require_valid
 
-ENGINES = ("auto", "thread", "process")
+ENGINES = ("auto", "thread", "helper", "process")
 LATE_REMEDY = (
     "A transform may be blocked, or a disk may be stuck. If batches are just slow, raise timeout="
 )

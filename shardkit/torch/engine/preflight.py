@@ -41,6 +41,21 @@ def why_processes(dataset: Any) -> str | None:
     return None
 
 
+def suited_engine(dataset: Any, *, launches_kernels: bool) -> tuple[str, str]:
+    """Return the engine that suits a dataset, and why.
+
+    Args:
+        dataset: The dataset.
+        launches_kernels: Whether a training loop here launches kernels on a GPU.
+    """
+    reason = why_processes(dataset)
+    if reason is not None:
+        return "process", reason
+    if launches_kernels:
+        return "helper", "threads of this process would delay the kernel launches of the GPU"
+    return "thread", "nothing in this dataset holds the GIL for long"
+
+
 def batch_bytes(dataset: Any, batch_size: int, views: Sequence[ImageOp | None] = ()) -> int | None:
     """Return the estimated bytes of a batch, of all its views; None if unknown."""
     sizes = []

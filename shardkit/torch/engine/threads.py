@@ -44,8 +44,17 @@ class ThreadEngine:
     Of small batches, a thread reads several at once: Python would take longer than copying one.
     """
 
-    def __init__(self, fetch: Fetch, settings: Settings) -> None:
-        """Create an engine; threads start and stop with an iteration."""
+    def __init__(
+        self, fetch: Fetch, settings: Settings, *, allocate: Allocate | None = None
+    ) -> None:
+        """Create an engine; threads start and stop with an iteration.
+
+        Args:
+            fetch: Reads the batches.
+            settings: Numbers of threads and batches.
+            allocate: Memory of batches, for several threads at a time; None for memory of this
+                process, as ``settings`` ask for.
+        """
         options = settings.options
         self._fetch = fetch
         self._threads = settings.num_workers
@@ -55,7 +64,8 @@ class ThreadEngine:
         """Batches to read at once; None before the first iteration."""
         self._timeout = options.timeout
         self._in_order = options.in_order
-        self._pinned = settings.pinned
+        self._pinned = settings.pinned and allocate is None
+        self._new_block = allocate
         self._pool = BlockPool((self._prefetch + 2) * fetch.views)
         self._owned: dict[int, list[torch.Tensor]] | None = {} if options.reuse_buffers else None
 
@@ -75,7 +85,7 @@ class ThreadEngine:
         if first is None:
             return
         requests = itertools.chain([first], requests)
-        group, free = self._group(len(first.rows))
+        group, free = self.at_once(len(first.rows))
         threads, owner = _WorkerThreads(self._threads, self._make), os.getpid()
         jobs: deque[_Job] = deque()
 
@@ -104,7 +114,15 @@ class ThreadEngine:
     def close(self) -> None:
         """Do nothing: an engine holds no thread between iterations."""
 
-    def _group(self, batch_size: int) -> tuple[int, int]:
+    def late(self, request: Request) -> str:
+        """Return the message for a batch that exceeds the timeout."""
+        first = self._fetch.name(int(request.rows[0]))
+        return (
+            f"no batch arrived for {self._timeout:g} s: a thread is stuck in the batch of "
+            f"{len(request.rows)} samples that starts with {first}. {LATE_REMEDY}"
+        )
+
+    def at_once(self, batch_size: int) -> tuple[int, int]:
         """Return how many batches to read at once, and to prefetch."""
         if self._together is None:
             self._together = self._fetch.batches_at_once(batch_size)
@@ -122,6 +140,8 @@ class ThreadEngine:
             job.error = error
 
     def _allocate(self, job: _Job) -> Allocate:
+        if self._new_block is not None:
+            return self._new_block
         if self._pinned:
             return new_pinned
         return self._pool.new if job.blocks is None else job.blocks.new
@@ -137,19 +157,12 @@ class ThreadEngine:
             try:
                 job = finished.get(timeout=None if left == math.inf else left)
             except queue.Empty:
-                raise LoaderFailed(self._late(first.requests[0])) from None
+                raise LoaderFailed(self.late(first.requests[0])) from None
             job.arrived = True
             if not self._in_order:
                 first = job
         jobs.remove(first)
         return first
-
-    def _late(self, request: Request) -> str:
-        first = self._fetch.name(int(request.rows[0]))
-        return (
-            f"no batch arrived for {self._timeout:g} s: a thread is stuck in the batch of "
-            f"{len(request.rows)} samples that starts with {first}. {LATE_REMEDY}"
-        )
 
 
 class _Job:
