@@ -276,7 +276,9 @@ def _choose_engine(fetch: Fetch, batch_size: int, settings: Settings, by: str) -
     engine, reason = asked, by
     if asked == "auto":
         launches = settings.num_workers > 0 and torch.cuda.is_available()
-        engine, reason = preflight.suited_engine(fetch.dataset, launches_kernels=launches)
+        engine, reason = preflight.suited_engine(
+            preflight.why_processes(fetch.dataset), launches_kernels=launches
+        )
     if engine == "thread":
         return engine, reason
     problem = _process_problem(engine, fetch, batch_size, settings)

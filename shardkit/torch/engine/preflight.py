@@ -41,18 +41,17 @@ def why_processes(dataset: Any) -> str | None:
     return None
 
 
-def suited_engine(dataset: Any, *, launches_kernels: bool) -> tuple[str, str]:
-    """Return the engine that suits a dataset, and why.
+def suited_engine(why_processes: str | None, *, launches_kernels: bool) -> tuple[str, str]:
+    """Return the engine that ``auto`` means, and why.
 
     Args:
-        dataset: The dataset.
-        launches_kernels: Whether a training loop here launches kernels on a GPU.
+        why_processes: Why a dataset needs processes, or None.
+        launches_kernels: Whether the training loop launches kernels of a GPU from this process.
     """
-    reason = why_processes(dataset)
-    if reason is not None:
-        return "process", reason
+    if why_processes is not None:
+        return "process", why_processes
     if launches_kernels:
-        return "helper", "threads of this process would delay the kernel launches of the GPU"
+        return "helper", "a GPU waits for kernel launches, which threads of this process delay"
     return "thread", "nothing in this dataset holds the GIL for long"
 
 
