@@ -65,11 +65,8 @@ def ahead(setting: LoaderSpec) -> int:
 
 def cost(setting: LoaderSpec) -> tuple[int, ...]:
     """Return a sort key of settings that are fast enough; processes need more memory and time."""
-    return (
-        list(ENGINE_KINDS).index(setting.engine),
-        setting.workers,
-        ahead(setting) * setting.batch_size,
-    )
+    engine = list(ENGINE_KINDS).index(setting.engine)
+    return engine, setting.workers, ahead(setting) * setting.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -244,9 +244,8 @@ def tune(options: TuneArguments) -> TuneReport:
             process.patience = min(PATIENCE, max(remaining, _LEAST_PATIENCE))
             measurement = process.measure(setting, StopCondition(seconds=seconds))
             for warning in measurement.warnings:
-                if warning.startswith(
-                    ("loading may fail", "using threads")
-                ):  # too little shared memory, for example
+                # Shared memory may be too small, for example.
+                if warning.startswith(("loading may fail", "using threads")):
                     raise MeasurementFailed(warning)
             warnings[setting] = measurement.warnings
             return measurement.rate

@@ -58,8 +58,8 @@ class LoaderOptions:
     engine: str = option(
         "auto",
         help="``thread`` decodes in threads of this process into reused memory, which is fastest. "
-        "``helper`` runs these threads in one child process, so that they do not delay the training "
-        "loop's launches of kernels. ``process`` uses a PyTorch ``DataLoader`` with worker "
+        "``helper`` runs these threads in one child process, so that they do not delay the kernel "
+        "launches of the training loop. ``process`` uses a PyTorch ``DataLoader`` with worker "
         "processes, for transforms that hold the GIL. ``auto`` uses processes if something in the "
         "dataset may hold the GIL, else the helper if a CUDA device is available, else threads; "
         "``Loader.reason`` gives the reason.",
@@ -75,8 +75,8 @@ class LoaderOptions:
     )
     num_workers: int | None = option(
         None,
-        help="Threads, or processes of the engine ``process``. None uses one for each CPU that this process may use, divided "
-        "by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0 reads in the main thread, on request.",
+        help="Threads, or processes of the engine ``process``. None uses one for each CPU that this "
+        "process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0 reads in the main thread, on request.",
         minimum=0,
     )
     prefetch_factor: int | None = option(
