@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -20,8 +21,8 @@ from shardkit.torch.data.schedule import Request
 from shardkit.torch.engine.failure import Failure
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import Settings
-from shardkit.torch.engine.processes import Answers, ProcessEngine, Remote, Requests
-from shardkit.torch.engine.ring import Packed
+from shardkit.torch.engine.processes import Answers, ProcessEngine, Remote, Requests, failure
+from shardkit.torch.engine.ring import Packed, Ring
 from shardkit.torch.engine.threads import ThreadEngine
 
 _CALLS = 2
@@ -29,6 +30,9 @@ _CALLS = 2
 
 _IN_USE = 2
 """Blocks of the batch in use and of the one before it."""
+
+_UNKNOWN = -1, -1
+"""Place of a failed request."""
 
 
 class HelperEngine(ProcessEngine):
@@ -46,8 +50,9 @@ class HelperEngine(ProcessEngine):
         one = replace(settings, num_workers=min(1, settings.num_workers), process_prefetch=_CALLS)
         super().__init__(fetch, one)
         self._settings = settings
-        self._threads = ThreadEngine(fetch, settings)
-        self._source: _Calls = _Calls(self._threads)
+        self._here = ThreadEngine(fetch, settings)
+        self._source = _Calls(self._here)
+        self._threads = settings.num_workers
         self._slots = self.blocks(settings)
 
     def run(self, requests: Iterator[Request]) -> Generator[tuple[Request, Any], None, None]:
@@ -56,7 +61,7 @@ class HelperEngine(ProcessEngine):
         Raises:
             LoaderFailed: If the helper dies, or a batch exceeds the timeout.
         """
-        return super().run(requests) if self._workers else self._threads.run(requests)
+        return super().run(requests) if self._workers else self._here.run(requests)
 
     @staticmethod
     def blocks(settings: Settings) -> int:
@@ -67,24 +72,13 @@ class HelperEngine(ProcessEngine):
         return settings.thread_prefetch + _CALLS + _IN_USE
 
     def _remote(self) -> _RemoteThreads:
-        return _RemoteThreads(self._fetch, self._ring, self._settings)
+        return _RemoteThreads(self._fetch, self._ring, self._marks, self._settings)
 
     def _generator(self) -> torch.Generator:
         """Return a source of other random numbers in each helper, as in threads without a seed."""
         generator = torch.Generator()
         generator.seed()
         return generator
-
-    def _late(self) -> str:
-        request = self._source.oldest
-        assert request is not None
-        return self._threads.late(request)
-
-    def _where(self, worker: int) -> str:
-        request = self._source.oldest
-        if request is None:
-            return "before its first batch"
-        return f"in the batch that starts with {self._fetch.name(int(request.rows[0]))}, or after"
 
 
 class _Call(NamedTuple):
@@ -124,8 +118,9 @@ class _Calls(Requests):
 class _RemoteThreads(Remote):
     """Answers calls in the helper."""
 
-    def __init__(self, fetch: Fetch, ring: Any, settings: Settings) -> None:
+    def __init__(self, fetch: Fetch, ring: Ring, marks: torch.Tensor, settings: Settings) -> None:
         super().__init__(fetch, ring)
+        self._marks = marks
         # The training process waits for batches, with the timeout; and pins them.
         options = replace(settings.options, timeout=0.0, reuse_buffers=False, pin_memory=False)
         self._settings = replace(settings, options=options, pinned=False)
@@ -140,7 +135,8 @@ class _RemoteThreads(Remote):
             if self._batches is not None:
                 self._batches.close()
             self._announced.clear()
-            threads = ThreadEngine(self._fetch, self._settings, allocate=slots.new)
+            marks = np.split(self._marks[0].numpy(), self._settings.num_workers)
+            threads = ThreadEngine(self._fetch, self._settings, allocate=slots.new, marks=marks)
             self._batches = threads.run(_emptied(self._announced))
         self._announced.extend(call.requests)
         assert self._batches is not None
@@ -150,13 +146,13 @@ class _RemoteThreads(Remote):
                 request, batch = next(self._batches)
                 answers.append((request.place, batch))
                 del batch
-        except BaseException as error:  # as the thread engine raises it
-            answers.append(((0, 0), Failure(error)))
+        except BaseException as error:
+            answers.append((_UNKNOWN, failure(error, "in a thread of the helper")))
         try:
             with full_explained():
                 return Packed(slots.pack(answers))
         except Exception as error:
-            return [((0, 0), Failure(error))]
+            return [(_UNKNOWN, Failure(error))]
 
 
 def _emptied(requests: deque[Request]) -> Iterator[Request]:

@@ -75,8 +75,9 @@ class LoaderOptions:
     )
     num_workers: int | None = option(
         None,
-        help="Threads, or processes of the engine ``process``. None uses one for each CPU that this "
-        "process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0 reads in the main thread, on request.",
+        help="Threads, or processes of the engine ``process``. None uses one for each CPU that "
+        "this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0 reads in "
+        "the main thread, on request.",
         minimum=0,
     )
     prefetch_factor: int | None = option(

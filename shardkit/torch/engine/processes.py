@@ -52,6 +52,8 @@ class ProcessEngine:
         self._fetch = fetch
         self._workers = settings.num_workers
         self._each = max(1, -(-settings.process_prefetch // max(1, self._workers)))
+        self._threads = 1
+        """Threads of each process that read."""
         self._slots = self._each + SPARE_SLOTS
         self._timeout = options.timeout
         self._poll = min(_POLL_SECONDS, self._timeout or _POLL_SECONDS)
@@ -209,7 +211,8 @@ class ProcessEngine:
             workers.require_start(method, self._fetch)
         with full_explained():
             self._ring = Ring(count, self._slots * self._fetch.views)
-            remote = self._remote()
+            self._marks = torch.full((max(1, count), self._threads), -1)
+            self._marks.share_memory_()  # type: ignore[no-untyped-call]
         if count:
             guard_helpers()
             workers.share_temporary_folder()
@@ -218,7 +221,7 @@ class ProcessEngine:
         if self._sharing is not None:  # both ends must agree
             torch.multiprocessing.set_sharing_strategy(self._sharing)  # type: ignore[no-untyped-call]
         return DataLoader(
-            remote,
+            self._remote(),
             batch_size=None,
             sampler=self._source,
             num_workers=count,
@@ -237,8 +240,6 @@ class ProcessEngine:
 
     def _remote(self) -> Remote:
         """Return the dataset for a new ``DataLoader``."""
-        self._marks = torch.full((max(1, self._workers),), -1)
-        self._marks.share_memory_()  # type: ignore[no-untyped-call]
         return _RemoteFetch(self._fetch, self._ring, self._marks)
 
     def _generator(self) -> torch.Generator:
@@ -255,17 +256,18 @@ class ProcessEngine:
             if process.exitcode is not None
         ]
         ends = "; ".join(
-            f"worker {number} {workers.how_it_ended(code)} {self._where(number)}"
+            f"worker {number} {workers.how_it_ended(code)} "
+            + " or ".join(map(self._where, self._marks[number].tolist()))
             for number, code in dead
         )
         return f"a worker process died: {ends or error}.{workers.hint([code for _, code in dead])}"
 
     def _late(self) -> str:
-        places = "; ".join(f"worker {n} was {self._where(n)}" for n in range(self._workers))
+        rows = enumerate(self._marks.flatten().tolist())
+        places = "; ".join(f"worker {number} was {self._where(row)}" for number, row in rows)
         return f"no batch arrived for {self._timeout:g} s: {places}. {LATE_REMEDY}"
 
-    def _where(self, worker: int) -> str:
-        row = int(self._marks[worker])
+    def _where(self, row: int) -> str:
         return "before its first sample" if row < 0 else f"at {self._fetch.name(row)}"
 
 
@@ -290,11 +292,6 @@ class Requests:
         """Return and forget a request."""
         return self._open.pop(place)
 
-    @property
-    def oldest(self) -> Request | None:
-        """The request that waits for its answer longest, if any."""
-        return next(iter(self._open.values()), None)
-
 
 Answers = list[tuple[tuple[int, int], Any]]
 """Batches with the places of their requests. The last may be the `Failure` of the next batch."""
@@ -315,6 +312,15 @@ class Remote(Dataset[Any]):
         return self._slots
 
 
+def failure(error: BaseException, where: str) -> Failure:
+    """Return what to send for an error; one that would end a loop or a process says so."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return Failure(error)
+    failed = LoaderFailed(f"{type(error).__name__} was raised ({error}) {where}")
+    failed.__cause__ = error
+    return Failure(failed)
+
+
 class _RemoteFetch(Remote):
     """Reads one request at a time."""
 
@@ -327,21 +333,15 @@ class _RemoteFetch(Remote):
         if worker is None:
             return [(request.place, self._fetch(request))]
         slots = self.slots(worker.id)
-        mark = self._marks.numpy()[worker.id : worker.id + 1]
+        mark = self._marks.numpy()[worker.id]
         mark[0] = request.rows[0]
         try:
             with full_explained():
                 batch = self._fetch(request, allocate=slots.new, mark=mark)
                 return Packed(slots.pack([(request.place, batch)]))
-        except (StopIteration, SystemExit) as error:  # these would end a worker silently
-            failed = LoaderFailed(
-                f"{type(error).__name__} was raised ({error}) in the batch that starts with "
-                f"{self._fetch.name(int(request.rows[0]))}"
-            )
-            failed.__cause__ = error
-            return [(request.place, Failure(failed))]
-        except Exception as error:
-            return [(request.place, Failure(error))]
+        except (Exception, SystemExit) as error:
+            where = f"in the batch that starts with {self._fetch.name(int(request.rows[0]))}"
+            return [(request.place, failure(error, where))]
 
 
 def _as_it_is(answers: Answers) -> Answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -66,8 +67,11 @@ def make_plain(root: Path) -> Path:
     return make_dataset(make_tree(root / "photos", files), root / "made", to="webdataset")
 
 
-@pytest.fixture
-def load() -> Iterator[Load]:
+ENGINES = ("helper", "process")
+
+
+@pytest.fixture(params=ENGINES)
+def load(request: pytest.FixtureRequest) -> Iterator[Load]:
     """Create loaders with processes, closed at the end of the test."""
     made: list[Loader] = []
 
@@ -75,7 +79,7 @@ def load() -> Iterator[Load]:
         given = {"num_workers": 2, "start_method": "fork", **options}
         if given["start_method"] == "forkserver":
             start_fork_server()
-        loader = make_loader(dataset, BATCH, engine="process", **given)
+        loader = make_loader(dataset, BATCH, engine=request.param, **given)
         made.append(loader)
         return loader
 
@@ -135,7 +139,7 @@ def kill() -> None:
 
 
 def crash() -> None:
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # faulthandler would print a page
+    faulthandler.disable()  # it would print a page
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
