@@ -132,7 +132,7 @@ USES = (whole, broken_off, held_on_to, raising, resumed)
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_fifty_epochs_leave_nothing_behind(
     root: Path, engine: str, use: Callable[[Loader, int], None]
 ) -> None:
@@ -159,7 +159,7 @@ def settled(loader: Loader) -> Use:
     return in_use()
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_loaders_that_are_dropped_leave_nothing_behind(root: Path, engine: str) -> None:
     uses = []
     for number in range(12):
@@ -268,7 +268,7 @@ def kept(loader: Loader) -> Iterator[tuple[torch.Tensor, int]]:
         yield view, crc(view)
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_what_is_kept_is_not_written_to_in_fifty_epochs(root: Path, engine: str) -> None:
     with closing(new_loader(root, engine)) as loader:
         views = list(kept(loader))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.runner.rounds import Spread, Watch, turn
 from shardkit.measure.runner.spec import LoaderSpec
+from shardkit.torch.engine.options import ENGINE_KINDS
 
 GAIN = 1.05
 """Minimum speedup over the defaults to change them. Anything closer is a tie."""
@@ -58,12 +59,14 @@ def name_of(setting: LoaderSpec) -> str:
 def ahead(setting: LoaderSpec) -> int:
     """Return the batches in progress or ready."""
     settings = setting.loader_options().resolved(0, pinned=False)
-    return settings.thread_prefetch if setting.engine == "thread" else settings.process_prefetch
+    shares = ENGINE_KINDS[setting.engine].shares_gil
+    return settings.thread_prefetch if shares else settings.process_prefetch
 
 
 def cost(setting: LoaderSpec) -> tuple[int, ...]:
     """Return a sort key of settings that are fast enough; processes need more memory and time."""
-    return setting.engine == "process", setting.workers, ahead(setting) * setting.batch_size
+    engine = list(ENGINE_KINDS).index(setting.engine)
+    return engine, setting.workers, ahead(setting) * setting.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)

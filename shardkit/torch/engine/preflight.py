@@ -41,6 +41,20 @@ def why_processes(dataset: Any) -> str | None:
     return None
 
 
+def suited_engine(why_processes: str | None, *, launches_kernels: bool) -> tuple[str, str]:
+    """Return the engine that ``auto`` means, and why.
+
+    Args:
+        why_processes: Why a dataset needs processes, or None.
+        launches_kernels: Whether the training loop launches kernels of a GPU from this process.
+    """
+    if why_processes is not None:
+        return "process", why_processes
+    if launches_kernels:
+        return "helper", "a GPU waits for kernel launches, which threads of this process delay"
+    return "thread", "nothing in this dataset holds the GIL for long"
+
+
 def batch_bytes(dataset: Any, batch_size: int, views: Sequence[ImageOp | None] = ()) -> int | None:
     """Return the estimated bytes of a batch, of all its views; None if unknown."""
     sizes = []

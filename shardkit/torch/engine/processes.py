@@ -52,6 +52,9 @@ class ProcessEngine:
         self._fetch = fetch
         self._workers = settings.num_workers
         self._each = max(1, -(-settings.process_prefetch // max(1, self._workers)))
+        self._threads = 1
+        """Threads of each process that read."""
+        self._slots = self._each + SPARE_SLOTS
         self._timeout = options.timeout
         self._poll = min(_POLL_SECONDS, self._timeout or _POLL_SECONDS)
         self._in_order = options.in_order
@@ -62,7 +65,7 @@ class ProcessEngine:
         if self._workers and self._requested_method != "auto":
             workers.require_start(self._requested_method, fetch)
         self._loader: DataLoader[Any] | None = None
-        self._source = _Requests()
+        self._source = Requests()
         self._iterator: Any = None
         self._owner = os.getpid()
         self._end: weakref.finalize[..., ProcessEngine] | None = None
@@ -81,13 +84,13 @@ class ProcessEngine:
         try:
             self._iterator = self._begin()
             self._watch()
-            while (answer := self._next()) is not None:
-                number, batch = answer
-                del answer
-                if isinstance(batch, Failure):
-                    raise batch.rebuild()
-                yield self._source.take(number), batch
-                del batch
+            while (answers := self._next()) is not None:
+                while answers:
+                    place, batch = answers.pop(0)
+                    if isinstance(batch, Failure):
+                        raise batch.rebuild()
+                    yield self._source.take(place), batch
+                    del batch
         except GeneratorExit:
             if not self._persistent:
                 self.close()
@@ -126,8 +129,8 @@ class ProcessEngine:
             _compat.set_timeout(iterator, self._poll)
         return iterator
 
-    def _next(self) -> tuple[int, Any] | None:
-        """Return the next batch with its number, or None at the end.
+    def _next(self) -> Answers | None:
+        """Return the next batches, or None at the end.
 
         PyTorch gets a short timeout and is called again: it checks on workers only at a timeout or
         a signal, and those of a fork server send no signal.
@@ -139,7 +142,7 @@ class ProcessEngine:
         start = time.monotonic()
         while True:
             try:
-                number, batch = next(self._iterator)
+                answers: Answers = next(self._iterator)
             except StopIteration:
                 return None
             except RuntimeError as error:
@@ -148,7 +151,12 @@ class ProcessEngine:
                 if self._timeout and time.monotonic() - start >= self._timeout:
                     raise LoaderFailed(self._late()) from None
             else:
-                return number, batch
+                return answers
+
+    @staticmethod
+    def blocks(settings: Settings) -> int:
+        """Return how many blocks of shared memory are reused; a block holds a batch of one view."""
+        return settings.process_prefetch + SPARE_SLOTS * settings.num_workers
 
     def close(self) -> None:
         """Stop the worker processes, whatever they are doing."""
@@ -202,8 +210,8 @@ class ProcessEngine:
         if method is not None:
             workers.require_start(method, self._fetch)
         with full_explained():
-            self._ring = Ring(count, (self._each + SPARE_SLOTS) * self._fetch.views)
-            self._marks = torch.full((max(1, count),), -1)
+            self._ring = Ring(count, self._slots * self._fetch.views)
+            self._marks = torch.full((max(1, count), self._threads), -1)
             self._marks.share_memory_()  # type: ignore[no-untyped-call]
         if count:
             guard_helpers()
@@ -213,7 +221,7 @@ class ProcessEngine:
         if self._sharing is not None:  # both ends must agree
             torch.multiprocessing.set_sharing_strategy(self._sharing)  # type: ignore[no-untyped-call]
         return DataLoader(
-            _Remote(self._fetch, self._ring.number, self._ring.flags, self._marks),
+            self._remote(),
             batch_size=None,
             sampler=self._source,
             num_workers=count,
@@ -225,10 +233,18 @@ class ProcessEngine:
             ),
             prefetch_factor=self._each if count else None,
             persistent_workers=count > 0,
-            generator=torch.Generator(),  # iterating must not draw from the global one
+            generator=self._generator(),
             in_order=self._in_order,
             multiprocessing_context=method,
         )
+
+    def _remote(self) -> Remote:
+        """Return the dataset for a new ``DataLoader``."""
+        return _RemoteFetch(self._fetch, self._ring, self._marks)
+
+    def _generator(self) -> torch.Generator:
+        """Return the source of the workers' seeds; iterating must not draw from the global one."""
+        return torch.Generator()
 
     def _explain(self, error: BaseException) -> str | None:
         """Return a message for an error that PyTorch raised for its workers, or None."""
@@ -240,75 +256,93 @@ class ProcessEngine:
             if process.exitcode is not None
         ]
         ends = "; ".join(
-            f"worker {number} {workers.how_it_ended(code)} {self._where(number)}"
+            f"worker {number} {workers.how_it_ended(code)} "
+            + " or ".join(map(self._where, self._marks[number].tolist()))
             for number, code in dead
         )
         return f"a worker process died: {ends or error}.{workers.hint([code for _, code in dead])}"
 
     def _late(self) -> str:
-        places = "; ".join(f"worker {n} was {self._where(n)}" for n in range(self._workers))
+        rows = enumerate(self._marks.flatten().tolist())
+        places = "; ".join(f"worker {number} was {self._where(row)}" for number, row in rows)
         return f"no batch arrived for {self._timeout:g} s: {places}. {LATE_REMEDY}"
 
-    def _where(self, worker: int) -> str:
-        row = int(self._marks[worker])
+    def _where(self, row: int) -> str:
         return "before its first sample" if row < 0 else f"at {self._fetch.name(row)}"
 
 
-class _Requests:
+class Requests:
     """The sampler of the ``DataLoader``: yields requests, and keeps them until answered."""
 
     def __init__(self) -> None:
         self._coming: Iterator[Request] = iter(())
-        self._open: dict[int, Request] = {}
+        self._open: dict[tuple[int, int], Request] = {}
 
     def begin(self, requests: Iterator[Request]) -> None:
         """Make the next iteration yield ``requests``."""
         self._coming = requests
         self._open = {}
 
-    def __iter__(self) -> Iterator[tuple[int, Request]]:
-        for number, request in enumerate(self._coming):
-            self._open[number] = request
-            yield number, request
+    def __iter__(self) -> Iterator[Any]:
+        for request in self._coming:
+            self._open[request.place] = request
+            yield request
 
-    def take(self, number: int) -> Request:
-        """Return and forget the request of the given number."""
-        return self._open.pop(number)
+    def take(self, place: tuple[int, int]) -> Request:
+        """Return and forget a request."""
+        return self._open.pop(place)
 
 
-class _Remote(Dataset[Any]):
-    """The dataset in a worker process: it reads a request and sends the batch through its slots."""
+Answers = list[tuple[tuple[int, int], Any]]
+"""Batches with the places of their requests. The last may be the `Failure` of the next batch."""
 
-    def __init__(self, fetch: Fetch, ring: int, flags: torch.Tensor, marks: torch.Tensor) -> None:
+
+class Remote(Dataset[Any]):
+    """The dataset in a worker process: it reads requests, and sends batches through its slots."""
+
+    def __init__(self, fetch: Fetch, ring: Ring) -> None:
         self._fetch = fetch
-        self._ring = ring
-        self._flags = flags
-        self._marks = marks
+        self._ring, self._flags = ring.number, ring.flags
         self._slots: Slots | None = None
 
-    def __getitem__(self, numbered: tuple[int, Request]) -> tuple[int, Any]:
-        number, request = numbered
+    def slots(self, worker: int) -> Slots:
+        """Return the slots of this worker."""
+        if self._slots is None:
+            self._slots = Slots(self._ring, worker, self._flags)
+        return self._slots
+
+
+def failure(error: BaseException, where: str) -> Failure:
+    """Return what to send for an error; one that would end a loop or a process says so."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return Failure(error)
+    failed = LoaderFailed(f"{type(error).__name__} was raised ({error}) {where}")
+    failed.__cause__ = error
+    return Failure(failed)
+
+
+class _RemoteFetch(Remote):
+    """Reads one request at a time."""
+
+    def __init__(self, fetch: Fetch, ring: Ring, marks: torch.Tensor) -> None:
+        super().__init__(fetch, ring)
+        self._marks = marks
+
+    def __getitem__(self, request: Request) -> Any:
         worker = get_worker_info()
         if worker is None:
-            return number, self._fetch(request)
-        if self._slots is None:
-            self._slots = Slots(self._ring, worker.id, self._flags)
-        mark = self._marks.numpy()[worker.id : worker.id + 1]
+            return [(request.place, self._fetch(request))]
+        slots = self.slots(worker.id)
+        mark = self._marks.numpy()[worker.id]
         mark[0] = request.rows[0]
         try:
             with full_explained():
-                batch = self._fetch(request, allocate=self._slots.new, mark=mark)
-                return number, Packed(self._slots.pack(batch))
-        except (StopIteration, SystemExit) as error:  # these would end a worker silently
-            failed = LoaderFailed(
-                f"{type(error).__name__} was raised ({error}) in the batch that starts with "
-                f"{self._fetch.name(int(request.rows[0]))}"
-            )
-            failed.__cause__ = error
-            return number, Failure(failed)
-        except Exception as error:
-            return number, Failure(error)
+                batch = self._fetch(request, allocate=slots.new, mark=mark)
+                return Packed(slots.pack([(request.place, batch)]))
+        except (Exception, SystemExit) as error:
+            where = f"in the batch that starts with {self._fetch.name(int(request.rows[0]))}"
+            return [(request.place, failure(error, where))]
 
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
+def _as_it_is(answers: Answers) -> Answers:
+    return answers

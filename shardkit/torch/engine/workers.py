@@ -22,7 +22,7 @@ from shardkit.system.bootstrap import main_file, main_problem
 from shardkit.system.helper import RECEIVER
 from shardkit.system.turns import Turn, join_turn
 from shardkit.torch import _compat
-from shardkit.torch.data.memory import SHARED_MEMORY, remove_left
+from shardkit.torch.data.memory import SHARED_MEMORY, finish_shared, remove_left
 from shardkit.torch.engine.fetch import Fetch
 
 _STOP_SECONDS = 1.0
@@ -125,6 +125,7 @@ def _end_between_steps(*_: object) -> None:
     creating and unlinking the file of a shared tensor, that would leave the file behind.
     """
     remove_left(sys.exc_info()[1])
+    finish_shared()
     os._exit(0)
 
 
@@ -149,6 +150,7 @@ def _end_with_parent() -> None:
             time.sleep(_WATCH_SECONDS)
     else:
         connection.wait([parent.sentinel])
+    finish_shared()
     os._exit(1)
 
 

@@ -191,7 +191,7 @@ def test_only_images_are_normalized(device: str) -> None:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_batches_come_in_order_with_the_values_of_the_loader(
     root: Path, to: str, engine: str, device: str
 ) -> None:

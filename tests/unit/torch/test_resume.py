@@ -120,7 +120,7 @@ def check_stop(first: Loader, second: Loader, run: list[list[Prints]], stop: int
         assert not difference(second, part), where
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_prefetched_batches_are_delivered_after_resuming(engine: str) -> None:
     dataset = Counted(ROWS)
     options: dict[str, Any] = {

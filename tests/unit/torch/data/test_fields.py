@@ -233,7 +233,7 @@ def test_a_missing_value_names_the_row_and_the_remedy(path: Path) -> None:
     assert collate(texts[[LACKING, 1]]) == ([None, sample_of(1)["caption"]],)
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_a_missing_mask_is_named_by_every_engine(tmp_path: Path, engine: str) -> None:
     """PyTorch collates tensors in another way in worker processes."""
     mask = np.zeros((8, 8), np.uint8)
@@ -545,7 +545,7 @@ def test_rows_are_selected_by_values(path: Path) -> None:
         dataset.select("label == 'cat'")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_a_selection_reads_what_a_subset_reads(path: Path, engine: str) -> None:
     rows = [3, 9, 3, 1, 6]  # one row twice, which must draw different numbers
     dataset = open_dataset(path, decode=RandomResizedCrop(8), fields=("image", "mask", "boxes"))

@@ -420,7 +420,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 @pytest.mark.slow
 def test_a_run_resumes_in_a_new_process(root: Path, engine: str) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
