@@ -52,15 +52,17 @@ static void decode(const uint8_t *data, size_t length, uint32_t width, uint32_t 
     sk_release(&line);
 }
 
-/* Decode a PNG as its header states, to RGB and to values. */
+/* Decode a PNG as its header states, to RGB, to values, and to values that keep 16 bits. */
 static void decode_png(const uint8_t *data, size_t length) {
     sk_memory work = {NULL, 0};
     sk_png png;
     if (sk_read_png(data, length, &png) != SK_DONE || (uint64_t)png.width * png.height > 1 << 20)
         return;
-    for (int values = 0; values < 2; values++) {
+    for (int values = 0; values < 3; values++) {
         sk_region all = {0, 0, (int32_t)png.width, (int32_t)png.height};
-        uint8_t *out = malloc((values ? sk_png_values(&png) : 3) * png.width * png.height);
+        uint8_t *out;
+        png.keeps_16 = values == 2;
+        out = malloc((values ? sk_png_values(&png) : 3) * png.width * png.height);
         if (out == NULL) abort();
         decoded += sk_png_pixels(data, &png, all, values ? NULL : white, &work, out) == SK_DONE;
         free(out);

@@ -369,7 +369,7 @@ static PyObject *finish_planes(PyObject *module, PyObject *arguments) {
     return PyBool_FromLong(code == SK_DONE);
 }
 
-PyDoc_STRVAR(decode_png_doc, "decode_png(data, background)\n--\n\n"
+PyDoc_STRVAR(decode_png_doc, "decode_png(data, background, keep_16)\n--\n\n"
                              "Return (height, width, channels, pixels) of a PNG, or None; see\n"
                              "shardkit/system/compiled.py.");
 
@@ -379,10 +379,14 @@ static PyObject *decode_png(PyObject *module, PyObject *arguments) {
     Py_ssize_t colors;
     enum sk_code code;
     Py_buffer data;
+    int keep_16;
     sk_png png;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "y*y#:decode_png", &data, &ground, &colors)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "y*y#p:decode_png", &data, &ground, &colors, &keep_16))
+        return NULL;
     code = sk_read_png(data.buf, (size_t)data.len, &png);
+    png.keeps_16 = (uint8_t)keep_16;
+    if (code == SK_DONE && keep_16 && png.depth != 16) code = SK_UNSUPPORTED;
     if (code == SK_DONE) {
         size_t pixel_bytes = colors == 3 ? 3 : sk_png_values(&png);
         sk_region all = {0, 0, (int32_t)png.width, (int32_t)png.height};

@@ -255,7 +255,7 @@ static enum sk_code unpack(struct libdeflate_decompressor *unpacker, const uint8
 }
 
 enum sk_code sk_unpack_png(const uint8_t *data, const sk_png *png, sk_memory *rows) {
-    size_t size = rows_bytes(png), rest = 4 * (size_t)png->width; /* samples of a line */
+    size_t size = rows_bytes(png), rest = (png->keeps_16 ? 8 : 4) * (size_t)png->width; /* a line */
     size_t needed;
     struct libdeflate_decompressor *unpacker;
     enum sk_code code;
@@ -353,12 +353,17 @@ void sk_unfilter(uint8_t filter, uint8_t *row, const uint8_t *above, size_t size
 
 /* ---- Pixels ---- */
 
+/* Whether the values of all channels keep 16 bits. Pillow reduces those of several channels. */
+static int keeps_16_bits(const sk_png *png) {
+    return png->depth == 16 && (png->channels == 1 || png->keeps_16);
+}
+
 size_t sk_png_values(const sk_png *png) {
-    return png->depth == 16 && png->channels == 1 ? 2 : png->channels;
+    return keeps_16_bits(png) ? 2 * (size_t)png->channels : png->channels;
 }
 
 /* Return the samples of a row in 8 bits, perhaps in `line`: the upper ones of 16, or fewer scaled up.
- * As values, gray samples of 16 bits stay, and single bits are not scaled. */
+ * As values, samples may keep 16 bits, and single bits are not scaled. */
 static const uint8_t *samples_of(const sk_png *png, const uint8_t *row, uint32_t columns,
                                  int as_values, uint8_t *line) {
     size_t count = (size_t)columns * png->channels;
@@ -371,7 +376,7 @@ static const uint8_t *samples_of(const sk_png *png, const uint8_t *row, uint32_t
     }
     for (size_t n = 0; depth == 16 && n < count; n++) {
         uint16_t value = (uint16_t)(row[2 * n] << 8 | row[2 * n + 1]);
-        if (as_values && png->channels == 1)
+        if (as_values && keeps_16_bits(png))
             memcpy(line + 2 * n, &value, 2);
         else
             line[n] = row[2 * n];
@@ -467,7 +472,7 @@ enum sk_code sk_png_pixels(const uint8_t *data, sk_png *png, sk_region region,
                            const uint8_t *ground, sk_memory *work, uint8_t *out) {
     enum sk_code code = sk_unpack_png(data, png, work);
     if (code != SK_DONE) return code;
-    if (ground == NULL && png->depth == 16 && png->channels == 2)
+    if (ground == NULL && png->depth == 16 && png->channels == 2 && !png->keeps_16)
         return SK_UNSUPPORTED; /* Pillow makes RGBA of it */
     for (uint32_t n = 0; ground != NULL && png->transparent && n < png->colors; n++)
         for (int c = 0; c < 3; c++)

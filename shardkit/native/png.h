@@ -8,6 +8,7 @@ typedef struct {
     uint32_t width, height;
     uint8_t depth, channels;
     uint8_t has_palette, is_interlaced;
+    uint8_t keeps_16;    /* set by the caller: as values, all samples of 16 bits stay */
     uint8_t plain;       /* whether no chunk may hold an orientation */
     uint8_t transparent; /* whether some pixels may be, by a chunk or a channel */
     uint8_t key[3];      /* the transparent color, unless there are a palette or an alpha channel */
@@ -36,7 +37,8 @@ enum sk_code sk_unpack_png(const uint8_t *data, const sk_png *png, sk_memory *ro
 enum sk_code sk_png_pixels(const uint8_t *data, sk_png *png, sk_region region,
                            const uint8_t *ground, sk_memory *work, uint8_t *out);
 
-/* Bytes of a pixel's values: 2 for a gray one of 16 bits, otherwise one for each channel. */
+/* Bytes of a pixel's values: 2 for a gray one of 16 bits, and for each channel of one of 16 bits that
+ * keeps them; otherwise 1 for each channel. */
 size_t sk_png_values(const sk_png *png);
 
 #define SK_PNG_SLACK 16 /* bytes after each row that can be read */

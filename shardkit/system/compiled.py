@@ -344,13 +344,29 @@ def decode_png(data: Bytes, background: tuple[int, int, int] | None) -> npt.NDAr
         uint8 of shape (height, width, 3), or values, perhaps uint16; None if it did nothing.
     """
     compiled = native.module()
-    decoded = None if compiled is None else compiled.decode_png(data, bytes(background or ()))
+    ground = bytes(background or ())
+    decoded = None if compiled is None else compiled.decode_png(data, ground, False)
     if decoded is None:
         return None
     height, width, channels, content = decoded
     wide = len(content) > height * width * channels
     pixels = np.frombuffer(content, np.uint16 if wide else np.uint8)
     return pixels.reshape((height, width) if channels == 1 else (height, width, channels))
+
+
+def decode_png16(data: Bytes) -> npt.NDArray[np.uint16] | None:
+    """Decode an ordinary PNG of 16 bits per sample without reducing them, as Pillow does.
+
+    Returns:
+        uint16 of shape (height, width, channels): 1 for gray, 2 with alpha, 3 for RGB, 4 with
+        alpha, and no color is transparent. None if it did nothing, as for PNGs of fewer bits.
+    """
+    compiled = native.module()
+    decoded = None if compiled is None else compiled.decode_png(data, b"", True)
+    if decoded is None:
+        return None
+    height, width, channels, content = decoded
+    return np.frombuffer(content, np.uint16).reshape(height, width, channels)
 
 
 # ---- Images of a conversion ----

@@ -9,7 +9,7 @@ from helpers import Pixels, encoded, exif, jpeg, jpeg_stating, opened, picture, 
 from hypothesis import given
 from hypothesis import strategies as st
 from pairwise import pairwise
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 from shardkit.codecs import planes
 from shardkit.codecs.image import decode, sniff
@@ -499,6 +499,8 @@ def test_a_bomb_is_bad(check: str) -> None:
 
 # Planes.
 
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
 
 def planes_pixels(result: Record) -> Pixels:
     return decode(result.fields["y4m"], "y4m")
@@ -507,14 +509,15 @@ def planes_pixels(result: Record) -> Pixels:
 @pytest.mark.parametrize("check", ["decode", "header", "none"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"subsampling": 0}, {"progressive": True}, {"exif": exif(6)}],
-    ids=["420", "444", "progressive", "turned"],
+    [{}, {"subsampling": 0}, {"progressive": True}, {"exif": exif(6)}, {"icc_profile": PROFILE}],
+    ids=["420", "444", "progressive", "turned", "icc"],
 )
 def test_a_jpeg_is_stored_as_its_planes(options: dict[str, Any], check: str) -> None:
     data = jpeg(31, 17, **options)
     result = applied(data, encode="planes", check=check)
     assert result.image_field == "y4m"
     np.testing.assert_array_equal(planes_pixels(result), np.asarray(opened(data)))
+    assert PROFILE not in result.fields["y4m"]
     assert (result.meta["width"], result.meta["height"]) == (31, 17)
     assert result.meta.get("orientation") == (6 if "exif" in options else None)
 
@@ -560,8 +563,9 @@ def test_changed_pixels_become_planes(data: bytes, chroma: str) -> None:
     assert (result.meta["width"], result.meta["height"]) == (25, 20)
 
 
-def test_an_applied_orientation_becomes_planes() -> None:
-    data = jpeg(31, 17, exif=exif(6))
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_an_applied_orientation_becomes_planes(orientation: int) -> None:
+    data = jpeg(31, 17, exif=exif(orientation))
     result = applied(data, encode="planes", orient=True)
     upright = np.asarray(ImageOps.exif_transpose(opened(data)))
     assert result.fields["y4m"] == planes.from_rgb(upright, "420")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -10,9 +12,10 @@ import pytest
 from helpers import encoded, png
 from hostile import pngs
 from hostile.cases import Case
+from parsed_png import parsed_png16
 from PIL import Image
 
-from scripts.fuzzing.pngs import compare, outcome
+from scripts.fuzzing.pngs import compare, outcome, random_png
 from shardkit.codecs.image import Decoding, decode, decode_mask
 from shardkit.errors import BadImage
 from shardkit.system import compiled, native
@@ -70,6 +73,27 @@ def test_damage_is_explained_by_python(mode: str) -> None:
     for decoded in (decode, decode_mask):
         with pytest.raises(BadImage, match="the checksum of its chunk IDAT is wrong"):
             decoded(bytes(data), "png")
+
+
+def test_16_bits_are_kept() -> None:
+    kinds = Counter[tuple[int, int]]()
+    for number in range(600):
+        data = random_png(random.Random(number))
+        values = compiled.decode_png16(data)
+        if data[24] != 16:
+            assert values is None
+        elif values is not None:
+            np.testing.assert_array_equal(values, parsed_png16(data), str(number))
+            assert (values >> 8 != values & 255).any() or values.size < 40
+            kinds[values.shape[2], data[28]] += 1
+    assert len(kinds) == 8  # gray and RGB, without and with alpha, plain and interlaced
+
+
+def test_damaged_pngs_of_16_bits_are_left_alone() -> None:
+    data = bytearray(png(20, 20, mode="I;16"))
+    assert compiled.decode_png16(data) is not None
+    data[-20] ^= 1
+    assert compiled.decode_png16(data) is None
 
 
 def test_pixels_can_be_changed() -> None:

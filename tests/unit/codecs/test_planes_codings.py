@@ -113,6 +113,18 @@ def test_the_longest_sides_and_restarts_are_the_same(
     assert records(tmp_path, turbo=True) == records(tmp_path, turbo=False)
 
 
+@needs_module
+@pytest.mark.parametrize("chroma", ["420", "444"])
+def test_changed_pixels_are_converted_as_libjpeg_does(chroma: str) -> None:
+    """JPEGs of quality 100 keep blocks of one color exactly."""
+    colors = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
+    pixels = colors.repeat(16, 0).repeat(16, 1)
+    buffer = io.BytesIO()
+    sampling = {"420": "4:2:0", "444": "4:4:4"}[chroma]
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=100, subsampling=sampling)
+    assert planes.from_rgb(pixels, chroma) == planes.from_jpeg(buffer.getvalue())
+
+
 def separate_scans(data: bytes) -> bytes:
     """Return a JPEG whose first scan has one of its components."""
     start = data.index(b"\xff\xda")

@@ -28,9 +28,10 @@ from pyarrow import parquet
 from shardkit import CenterCrop, export, make_loader, open_dataset
 from shardkit.codecs import planes
 from shardkit.codecs.image import apply_orientation
+from shardkit.conversion import disk
 from shardkit.dataset.manifest import load_manifest
 from shardkit.dataset.shardset import open_shards
-from shardkit.errors import UsageError
+from shardkit.errors import DiskFull, UsageError
 from shardkit.recipe import Recipe
 from shardkit.system import compiled
 
@@ -190,6 +191,18 @@ def test_export_as_png_on_request(place: Path, source: Path, tmp_path: Path, lay
     assert (source / "dog/print.jpg").read_bytes() in images
     expected = {np.asarray(image).tobytes() for image in pixels(place).values()}
     assert {np.asarray(opened(data).convert("RGB")).tobytes() for data in images} == expected
+
+
+def test_a_disk_that_holds_only_the_jpegs_is_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = encoded(Image.new("RGB", (200, 200), "teal"))
+    source = make_tree(tmp_path / "plain", {f"a/{n}.jpg": plain for n in range(4)})
+    monkeypatch.setattr(disk, "free_bytes", lambda _: 4 * 200 * 200)  # planes take 1.5 of that
+    assert make_dataset(source, tmp_path / "kept", to="webdataset").exists()
+    with pytest.raises(DiskFull, match="needs about"):
+        make_dataset(source, tmp_path / "planes", to="webdataset", recipe=PLANES)
+    assert not (tmp_path / "planes").exists()
 
 
 @pytest.mark.slow
