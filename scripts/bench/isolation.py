@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,17 @@ class Progress:
         self._rows.append(Row(case=case, value=value, unit=unit, **others))
         self.write("running")
 
+    @contextlib.contextmanager
+    def case(self, name: str) -> Iterator[None]:
+        """Add what a block raises as a result, so that one case ends no other."""
+        try:
+            yield
+        except NotAvailable as error:
+            self.add(name, remark=f"{NOT_AVAILABLE}: {error}")
+        except Exception as error:
+            traceback.print_exc()  # to the log
+            self.add(name, remark=f"{FAILED}: {in_one_line(error)}", is_failure=True)
+
     def write(self, status: str, remark: str = "") -> None:
         """Replace the file, so that a kill at any moment leaves a readable one."""
         values = {"status": status, "remark": remark, "rows": [asdict(row) for row in self._rows]}
@@ -99,7 +110,12 @@ class Progress:
         os.replace(beside, self._path)
 
 
-def shares(weights: Sequence[float], seconds: float) -> float:
+def in_one_line(error: BaseException) -> str:
+    """Return type and message of an error."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def share(weights: Sequence[float], seconds: float) -> float:
     """Return the seconds of the first of several parts."""
     return max(0.0, seconds) * weights[0] / sum(weights)
 
@@ -124,7 +140,7 @@ def run_parts(
         for number, (part, outcome) in enumerate(zip(parts, outcomes, strict=True)):
             weights = [later.weight for later in parts[number:]]
             show(f"{part.name}: part {number + 1} of {len(parts)}")
-            run_part(part, job, folder, shares(weights, end - time.monotonic()), outcome)
+            run_part(part, job, folder, share(weights, end - time.monotonic()), outcome)
     return outcomes
 
 
@@ -197,8 +213,7 @@ def main(text: str) -> None:
         progress.write(NOT_AVAILABLE, str(error))
     except Exception as error:
         traceback.print_exc()  # to the log
-        message = " ".join(str(error).split())[:300]
-        progress.write(FAILED, f"{type(error).__name__}: {message}")
+        progress.write(FAILED, in_one_line(error))
     else:
         progress.write(COMPLETE)
 

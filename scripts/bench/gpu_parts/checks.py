@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from gpu_parts.job import PLANNED_ENGINES, Job, pause
+from gpu_parts.job import Job, engines, pause
 from gpu_parts.resnet import ResNet50
 from isolation import NotAvailable, Progress
 from torch import nn
@@ -49,27 +49,19 @@ def run(values: dict[str, Any], progress: Progress) -> None:
     job = Job.of(values)
     job.dataset("raw")
     pause(job.device)
-    for name, check in checks(job).items():
+    for name, check in checks(job, engines(progress)).items():
         if not progress.left:
             progress.add(name, remark="no time left")
             continue
-        try:
+        with progress.case(name):
             value, unit, remark = check()
-        except NotAvailable as error:
-            progress.add(name, remark=f"not available: {error}")
-        except Wrong as error:
-            progress.add(name, remark=f"WRONG: {error}", is_failure=True)
-        except Exception as error:
-            message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            progress.add(name, remark=f"FAILED: {message}", is_failure=True)
-        else:
             progress.add(name, value, unit, remark=remark)
 
 
-def checks(job: Job) -> dict[str, Callable[[], Result]]:
-    """Return all checks by name."""
+def checks(job: Job, names: Sequence[str]) -> dict[str, Callable[[], Result]]:
+    """Return all checks by name, some of them for each engine in ``names``."""
     result: dict[str, Callable[[], Result]] = {}
-    for engine in PLANNED_ENGINES:
+    for engine in names:
         for pinned in (True, False):
             memory = "pinned" if pinned else "not pinned"
             options = {
@@ -237,11 +229,11 @@ def resident_waits(job: Job) -> Result:
     dataset = job.dataset("raw", RandomCrop(job.side - 8, padding=4, flip=0.5))
     loader = make_loader(dataset, _BATCH, shuffle=True, resident="cuda")
     next(iter(loader))
-    torch.cuda.set_sync_debug_mode("error")  # type: ignore[no-untyped-call]
+    torch.cuda.set_sync_debug_mode("error")
     try:
         count = sum(1 for _ in loader)
     finally:
-        torch.cuda.set_sync_debug_mode("default")  # type: ignore[no-untyped-call]
+        torch.cuda.set_sync_debug_mode("default")
     return count, "batches", "none waited"
 
 
@@ -328,7 +320,8 @@ def _crowd(device: torch.device) -> Iterator[Callable[[], None]]:
 
 def _milliseconds(work: Callable[[], object]) -> float:
     """Return the time between events before and after some work."""
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     before.record()
     work()

@@ -103,7 +103,8 @@ def _rate(job: Job, dataset: Any, decode: Decode | None, seconds: float) -> floa
     options = {"collate_fn": _images, "endless": True}
     loader = job.loader(dataset, 8 if job.is_small else _BATCH, "thread", **options)
     batches = (len(batch if decode is None else decode(batch)) for batch in loader)
-    return rate(batches, 2 * loader.num_workers + 2, min(_LONGEST, seconds), job.device)
+    seconds = job.seconds(_LONGEST, seconds)
+    return rate(batches, 2 * loader.num_workers + 2, seconds, job.device)
 
 
 def _images(samples: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from isolation import NotAvailable
+from isolation import NotAvailable, Progress
 
 from shardkit import RandomResizedCrop, ShardDataset, make_loader, open_dataset
 from shardkit.torch.engine.options import ENGINES
@@ -21,7 +21,7 @@ KINDS = ("jpeg", "planes", "raw")
 """Datasets of the same photographs; random crops of the first two, and the pixels of the last."""
 
 PLANNED_ENGINES = ("thread", "helper", "process")
-"""Engines to measure; one that this version of shardkit lacks is named in the table."""
+"""Engines to measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,9 @@ class Job:
         if self.device_name == "cuda" and not torch.cuda.is_available():
             built = torch.version.cuda or "no CUDA"
             raise NotAvailable(f"no CUDA device: PyTorch {torch.__version__} is built for {built}")
-        return torch.device(self.device_name)
+        if self.device_name == "cpu":
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
 
     def dataset(self, kind: str, decode: Any = None) -> ShardDataset:
         """Return a dataset of photographs.
@@ -81,15 +83,21 @@ class Job:
         return open_dataset(path, decode=decode)
 
     def loader(self, dataset: Any, batch_size: int, engine: str, **options: Any) -> Loader:
-        """Return a loader.
-
-        Raises:
-            NotAvailable: If this version of shardkit lacks the engine.
-        """
-        if engine not in ENGINES:
-            raise NotAvailable(f"this version of shardkit has no engine {engine!r}")
+        """Return a loader; two of the same options give the same batches."""
         settings: dict[str, Any] = {"engine": engine, "seed": 1, **options}
         return make_loader(dataset, batch_size, shuffle=True, **settings)
+
+    def seconds(self, longest: float, left: float) -> float:
+        """Return the seconds of one measurement, given the most it needs and what is left."""
+        return min(0.02 if self.is_small else longest, left)
+
+
+def engines(progress: Progress) -> list[str]:
+    """Return the engines that there are, and add a result for each that there is not."""
+    for engine in PLANNED_ENGINES:
+        if engine not in ENGINES:
+            progress.add(engine, remark="not available in this version of shardkit")
+    return [engine for engine in PLANNED_ENGINES if engine in ENGINES]
 
 
 def cores() -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-_STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
-"""Width of the 3 x 3 convolutions, and number of blocks."""
+_BLOCKS = (3, 4, 6, 3)
+"""Number of blocks in each stage; each is twice as wide as the one before it."""
 
 _EXPANSION = 4
 """Channels of a block's result, relative to its width."""
@@ -18,15 +18,17 @@ _EXPANSION = 4
 class ResNet50(nn.Module):
     """Scores of images, float of shape (N, 3, H, W), for each class: (N, classes)."""
 
-    def __init__(self, classes: int = 1000) -> None:
+    def __init__(self, width: int = 64, classes: int = 1000) -> None:
         super().__init__()
-        self.stem = nn.Sequential(*_convolution(3, 64, 7, stride=2), nn.MaxPool2d(3, 2, padding=1))
+        pool = nn.MaxPool2d(3, 2, padding=1)
+        self.stem = nn.Sequential(*_convolution(3, width, 7, stride=2), pool)
         blocks: list[nn.Module] = []
-        channels = 64
-        for stage, (width, count) in enumerate(_STAGES):
+        channels = width
+        for stage, count in enumerate(_BLOCKS):
             for number in range(count):
-                blocks.append(Bottleneck(channels, width, 2 if stage and not number else 1))
-                channels = width * _EXPANSION
+                stride = 2 if stage and not number else 1
+                blocks.append(Bottleneck(channels, width << stage, stride))
+                channels = (width << stage) * _EXPANSION
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)

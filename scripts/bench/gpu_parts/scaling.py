@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import torch
-from gpu_parts.job import PLANNED_ENGINES, Job, cores, rate
-from isolation import NotAvailable, Progress
+from gpu_parts.job import Job, cores, engines, rate
+from isolation import Progress
 
 WORKERS = (1, 2, 4, 8, 16)
 BATCH = 64
@@ -42,26 +43,24 @@ def run(job: Job, kind: str, progress: Progress) -> None:
     workers = WORKERS[:2] if job.is_small else WORKERS
     batch_size = 8 if job.is_small else BATCH
     # Interleaved: if time runs out, all engines lack the same numbers of workers.
-    cells = [(count, engine) for count in workers for engine in PLANNED_ENGINES]
+    available = engines(progress)
+    cells = [(count, engine) for count in workers for engine in available]
     single: dict[str, float] = {}
     for number, (count, engine) in enumerate(cells):
         case = f"{engine}, {count} worker{'s' * (count > 1)}"
-        seconds = min(_LONGEST, progress.left / (len(cells) - number))
+        seconds = job.seconds(_LONGEST, progress.left / (len(cells) - number))
         if not seconds:
             progress.add(case, remark="no time left")
             continue
-        try:
+        with progress.case(case):
             loader = job.loader(dataset, batch_size, engine, num_workers=count, endless=True)
-        except NotAvailable as error:
-            progress.add(case, remark=f"not available: {error}")
-            continue
-        speed = rate((len(labels) for _, labels in loader), 2 * count + 2, seconds, _MAIN)
-        loader.close()
-        single.setdefault(engine, speed)
-        progress.add(
-            case,
-            speed,
-            "images/s",
-            ratio=speed / (count * single[engine]),
-            remark=f"more workers than the {cores()} cores" if count > cores() else "",
-        )
+            with closing(loader):
+                speed = rate((len(labels) for _, labels in loader), 2 * count + 2, seconds, _MAIN)
+            single.setdefault(engine, speed / count)
+            progress.add(
+                case,
+                speed,
+                "images/s",
+                ratio=speed / (count * single[engine]),
+                remark=f"more workers than the {cores()} cores" if count > cores() else "",
+            )

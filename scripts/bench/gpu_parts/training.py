@@ -10,14 +10,15 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from gpu_parts.job import KINDS, PLANNED_ENGINES, Job, pause
+from gpu_parts.job import KINDS, Job, engines, pause
 from gpu_parts.resnet import ResNet50
-from isolation import NotAvailable, Progress
+from isolation import Progress
 from torch import nn
 
 from shardkit import DevicePrefetcher, Normalize
@@ -90,10 +91,9 @@ class Marks:
 class Trainer:
     """Trains ResNet-50 in bfloat16, in channels-last memory."""
 
-    def __init__(self, device: torch.device) -> None:
-        torch.manual_seed(0)
+    def __init__(self, device: torch.device, model: nn.Module) -> None:
         self.device = device
-        self._model = ResNet50().to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self._model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3, momentum=0.9)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -129,39 +129,37 @@ class Trainer:
 def run(values: dict[str, Any], progress: Progress) -> None:
     """Measure; the ratio is images/s over one cached batch of the same size."""
     job = Job.of(values)
-    trainer = Trainer(job.device)
+    if job.is_small:
+        torch.set_num_threads(1)  # operations so small take longer with more
+    trainer = Trainer(job.device, ResNet50(8 if job.is_small else 64))
     sizes = [2] if job.is_small else [_largest(job.device), SMALL_BATCH]
-    cases = [(size, "jpeg", engine) for size in sizes for engine in PLANNED_ENGINES]
-    if not job.is_small:
-        cases += [(sizes[0], kind, engine) for kind in KINDS[1:] for engine in PLANNED_ENGINES]
+    available = engines(progress)
+    cases = [(size, "jpeg", engine) for size in sizes for engine in available]
+    cases += [(sizes[0], kind, engine) for kind in KINDS[1:] for engine in available]
     bases: dict[int, Epoch] = {}
     for number, (size, kind, engine) in enumerate(cases):
         case = f"batches of {size}, {kind}, {engine}"
-        seconds = min(_LONGEST, progress.left / (len(cases) - number + len(sizes) - len(bases)))
-        seconds = 0.01 if job.is_small and seconds else seconds
+        coming = len(cases) - number + len(sizes) - len(bases)
+        seconds = job.seconds(_LONGEST, progress.left / coming)
         if not seconds:
             progress.add(case, remark="no time left")
             continue
         if size not in bases:
-            bases[size] = base = _cached(trainer, job, size, seconds)
-            figures = base.compared(base)
-            rate, name = figures["images_per_second"], f"batches of {size}, {CACHED}"
-            remark = f"GPU idle {figures['idle']:.1%}, launches {figures['launch_ms']:.1f} ms"
-            progress.add(name, rate, "images/s", ratio=1.0, remark=remark, details=figures)
-        try:
+            bases[size] = _cached(trainer, job, size, seconds)
+            _add(progress, f"batches of {size}, {CACHED}", bases[size], bases[size])
+        with progress.case(case):
             loader = job.loader(job.dataset(kind), size, engine, endless=True)
-            epoch = _fed(trainer, loader, seconds)
-        except NotAvailable as error:
-            progress.add(case, remark=f"not available: {error}")
-            continue
-        _add(progress, case, epoch, bases[size])
+            with closing(loader):
+                epoch = _fed(trainer, loader, seconds)
+            _add(progress, case, epoch, bases[size])
 
 
 def _add(progress: Progress, case: str, epoch: Epoch, base: Epoch) -> None:
     figures = epoch.compared(base)
     remark = (
         f"GPU idle {figures['idle']:.1%}; step on the GPU {figures['step']:.2f}x; launches "
-        f"{figures['launch_median']:.2f}x, 95th percentile {figures['launch_tail']:.2f}x"
+        f"{figures['launch_ms']:.1f} ms, {figures['launch_median']:.2f}x, 95th percentile "
+        f"{figures['launch_tail']:.2f}x"
     )
     rate = figures["images_per_second"]
     ratio = rate / (base.images / base.seconds)
@@ -185,7 +183,6 @@ def _fed(trainer: Trainer, loader: Any, seconds: float) -> Epoch:
         return trainer.epoch(batches, seconds)
     finally:
         batches.close()  # type: ignore[attr-defined]
-        loader.close()
 
 
 def _largest(device: torch.device) -> int:
