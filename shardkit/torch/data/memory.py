@@ -162,9 +162,10 @@ def full_explained() -> Iterator[None]:
 
 
 def pin(batch: Any) -> Any:
-    """Return ``batch`` with its tensors in pinned memory; those already there stay."""
+    """Return ``batch`` with its dense CPU tensors in pinned memory; others stay as they are."""
     if isinstance(batch, torch.Tensor):
-        return batch if batch.is_pinned() else batch.pin_memory()
+        is_dense = batch.device.type == "cpu" and batch.layout == torch.strided
+        return batch.pin_memory() if is_dense and not batch.is_pinned() else batch
     return map_tensors(pin, batch)
 
 

@@ -149,6 +149,11 @@ class LoaderOptions:
             raise UsageError(
                 f"resident= reads the memory of this process: leave engine={self.engine!r} out"
             )
+        if self.resident == "cuda" and self.num_workers:
+            raise UsageError(
+                "resident='cuda' makes batches on the current stream, which other threads do not "
+                "share: leave num_workers= out"
+            )
         if self.resident == "cuda" and self.pin_memory:
             raise UsageError("resident='cuda' makes no batch in main memory: leave pin_memory= out")
         if self.collate_fn is not None and not callable(self.collate_fn):

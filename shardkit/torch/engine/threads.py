@@ -96,7 +96,9 @@ class ThreadEngine:
             return
         requests = itertools.chain([first], requests)
         group, free = self.at_once(len(first.rows))
-        threads, owner = _WorkerThreads(self._makers()), os.getpid()
+        # PyTorch's current device is that of a thread.
+        device = torch.cuda.current_device() if self._pinned else None
+        threads, owner = _WorkerThreads(self._makers(), device), os.getpid()
         jobs: deque[_Job] = deque()
 
         def submit() -> None:
@@ -211,13 +213,15 @@ class _WorkerThreads:
     They are daemons: a transform that hangs must not block interpreter shutdown.
     """
 
-    def __init__(self, makers: Sequence[Callable[[_Job], None]]) -> None:
+    def __init__(self, makers: Sequence[Callable[[_Job], None]], device: int | None = None) -> None:
         # A Future for each batch would take about 50 us more of the GIL.
         self.tasks: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.finished: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self.stopped = False
         self._threads = [
-            threading.Thread(target=_work, args=(self, make), name="shardkit-decode", daemon=True)
+            threading.Thread(
+                target=_work, args=(self, make, device), name="shardkit-decode", daemon=True
+            )
             for make in makers
         ]
         _RUNNING.add(self)
@@ -237,7 +241,9 @@ class _WorkerThreads:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _work(threads: _WorkerThreads, make: Callable[[_Job], None]) -> None:
+def _work(threads: _WorkerThreads, make: Callable[[_Job], None], device: int | None) -> None:
+    if device is not None:  # else pinning could create a context on the first GPU, for each rank
+        torch.cuda.set_device(device)
     # This reference keeps `threads` in _RUNNING until the last thread has exited.
     while (job := threads.tasks.get()) is not None:
         if not threads.stopped:

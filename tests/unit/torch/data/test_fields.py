@@ -53,6 +53,7 @@ from shardkit.errors import CorruptRecord, StateMismatch, TransformFailed
 from shardkit.sampling.order import Draws
 from shardkit.torch.data.collate import BatchView
 from shardkit.torch.data.ops import Crop, ImageOp
+from shardkit.torch.data.read_context import NumberedRows, ReadContext
 from shardkit.torch.loader import Loader
 
 ALL = tuple(SCHEMA)
@@ -196,6 +197,22 @@ def test_equal_arrays_are_one_block(path: Path) -> None:
     assert latents.data_ptr() == view[0][0].data_ptr()
     assert halves.dtype == torch.bfloat16
     assert latents.is_contiguous()
+
+
+def test_arrays_keep_the_storage_of_their_block(path: Path) -> None:
+    """Otherwise pinned memory would be reused while it is copied: PyTorch would not know it."""
+    blocks: list[torch.Tensor] = []
+
+    def allocate(shape: tuple[int, ...]) -> torch.Tensor:
+        blocks.append(torch.empty(shape, dtype=torch.uint8))
+        return blocks[-1]
+
+    dataset = open_dataset(path, fields=("latent", "half"))
+    rows = NumberedRows(WHOLE, ReadContext(0, 0, allocate))
+    batch = collate(dataset.__getitems__(rows))
+    assert [part.untyped_storage()._cdata for part in batch] == [
+        block.untyped_storage()._cdata for block in blocks
+    ]
 
 
 def test_default_collate_gives_the_same_batch(path: Path) -> None:
