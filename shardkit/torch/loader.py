@@ -150,7 +150,11 @@ class Loader:
         self.batch_sampler = TrainerEpochs(self._resume, schedule)
         """For trainers, which set the epoch of its ``sampler``."""
         self._iteration = 0
-        settings = options.resolved(preflight.default_workers(), pinned=torch.cuda.is_available())
+        settings = options.resolved(
+            preflight.default_workers(),
+            pinned=torch.cuda.is_available(),
+            batch_size=schedule.batch_size,
+        )
         self.num_workers = settings.num_workers
         self.pin_memory = settings.pinned
         if options.pin_memory and not settings.pinned:

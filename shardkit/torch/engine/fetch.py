@@ -94,35 +94,34 @@ class Fetch:
         requests: Sequence[Request],
         *,
         allocate: Allocate | None,
+        alone: bool = False,
         mark: npt.NDArray[np.int64] | None = None,
     ) -> Iterator[Any]:
-        """Yield the batch of each request, in a thread that is not alone; read at once if possible.
+        """Yield the batch of each request; read at once if possible.
 
         An error is raised for the batch that has it. The other arguments are those of
         `ReadContext`.
         """
         for _, same_epoch in itertools.groupby(requests, attrgetter("epoch", "seed")):
             group = list(same_epoch)
-            samples = self._read_at_once(group, allocate, mark) if len(group) > 1 else None
+            first = group[0]
+            context = ReadContext(first.seed, first.epoch, allocate, alone, mark)
+            samples = self._read_at_once(group, context) if len(group) > 1 else None
             if samples is None:
                 for request in group:
-                    yield self(request, allocate=allocate, alone=False, mark=mark)
+                    yield self(request, allocate=allocate, alone=alone, mark=mark)
                 continue
             stop = 0
             for request in group:
                 start, stop = stop, stop + len(request.rows)
-                with reading(_shared_context(request, allocate, mark)):
+                if alone:
+                    _GlobalGenerators(request).seed_for_collate()
+                with reading(context):
                     batch = self.collate(samples.part(start, stop))
                 yield self._with_rows_added(batch, request)
 
-    def _read_at_once(
-        self,
-        requests: Sequence[Request],
-        allocate: Allocate | None,
-        mark: npt.NDArray[np.int64] | None,
-    ) -> BatchView | None:
+    def _read_at_once(self, requests: Sequence[Request], context: ReadContext) -> BatchView | None:
         """Return the samples of requests of one epoch; None if they must be read one by one."""
-        context = _shared_context(requests[0], allocate, mark)
         try:
             samples = read_at_once(self.dataset, requests, context)
         except Exception:  # raised again for the batch that has the fault
@@ -275,13 +274,6 @@ def _reads_views(dataset: Any) -> bool:
     """Return whether a dataset returns all views of its samples at once."""
     unchanged = ShardDataset.__getitems__
     return isinstance(dataset, ShardDataset) and type(dataset).__getitems__ is unchanged
-
-
-def _shared_context(
-    request: Request, allocate: Allocate | None, mark: npt.NDArray[np.int64] | None
-) -> ReadContext:
-    """Return the context of a request in a thread next to others."""
-    return ReadContext(request.seed, request.epoch, allocate, False, mark)
 
 
 def _allocate(shape: tuple[int, ...]) -> torch.Tensor:

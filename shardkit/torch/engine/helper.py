@@ -71,6 +71,11 @@ class HelperEngine(ProcessEngine):
         """
         return settings.thread_prefetch + _CALLS + _IN_USE
 
+    @classmethod
+    def at_once(cls, fetch: Fetch, settings: Settings) -> tuple[int, int]:
+        """Return 1 and the calls under way: threads read several batches at once."""
+        return 1, _CALLS
+
     def _remote(self) -> _RemoteThreads:
         return _RemoteThreads(self._fetch, self._ring, self._marks, self._settings)
 

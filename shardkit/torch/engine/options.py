@@ -159,12 +159,13 @@ class LoaderOptions:
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise UsageError(f"collate_fn={self.collate_fn!r} is not a function")
 
-    def resolved(self, num_workers: int, *, pinned: bool) -> Settings:
+    def resolved(self, num_workers: int, *, pinned: bool, batch_size: int = 1) -> Settings:
         """Return these options with the defaults filled in.
 
         Args:
             num_workers: Default number of workers.
             pinned: Whether memory can be pinned.
+            batch_size: Samples in a batch.
         """
         default = num_workers if self.resident is None else 0
         workers = default if self.num_workers is None else self.num_workers
@@ -177,6 +178,7 @@ class LoaderOptions:
             thread_prefetch=prefetch or workers + 2,
             process_prefetch=prefetch or max(1, 2 * workers),
             pinned=pinned and self.pin_memory is not False and self.resident != "cuda",
+            batch_size=batch_size,
         )
 
 
@@ -191,3 +193,4 @@ class Settings:
     process_prefetch: int
     """Batches that all processes together prepare ahead."""
     pinned: bool
+    batch_size: int

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import multiprocessing
 import os
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -22,8 +25,9 @@ from shardkit.system.bootstrap import guard_helpers
 from shardkit.system.turns import shared_turn
 from shardkit.torch import _compat
 from shardkit.torch.data.memory import full_explained
+from shardkit.torch.data.read_context import Allocate
 from shardkit.torch.data.schedule import Request
-from shardkit.torch.engine import workers
+from shardkit.torch.engine import preflight, workers
 from shardkit.torch.engine.failure import Failure, is_from_worker
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import LATE_REMEDY, Settings
@@ -31,6 +35,9 @@ from shardkit.torch.engine.ring import Packed, Ring, Slots
 
 SPARE_SLOTS = 3
 """Slots of a worker in addition to prefetched batches: one in use, one before it, one to fill."""
+
+_SHARE = 8
+"""Fraction of the free shared memory that batches read at once may take, inverted."""
 
 _POLL_SECONDS = 0.5
 """Interval at which the loader checks that workers live while no batch arrives."""
@@ -51,7 +58,7 @@ class ProcessEngine:
         options = settings.options
         self._fetch = fetch
         self._workers = settings.num_workers
-        self._each = max(1, -(-settings.process_prefetch // max(1, self._workers)))
+        self._together, self._each = self.at_once(fetch, settings)
         self._threads = 1
         """Threads of each process that read."""
         self._slots = self._each + SPARE_SLOTS
@@ -65,7 +72,7 @@ class ProcessEngine:
         if self._workers and self._requested_method != "auto":
             workers.require_start(self._requested_method, fetch)
         self._loader: DataLoader[Any] | None = None
-        self._source = Requests()
+        self._source: Requests = _Groups(self._together)
         self._iterator: Any = None
         self._owner = os.getpid()
         self._end: weakref.finalize[..., ProcessEngine] | None = None
@@ -157,6 +164,24 @@ class ProcessEngine:
     def blocks(settings: Settings) -> int:
         """Return how many blocks of shared memory are reused; a block holds a batch of one view."""
         return settings.process_prefetch + SPARE_SLOTS * settings.num_workers
+
+    @classmethod
+    def at_once(cls, fetch: Fetch, settings: Settings) -> tuple[int, int]:
+        """Return how many batches a worker reads at once, and how often each does so ahead.
+
+        Several small batches go into one block, which takes shared memory from other loaders only
+        where there is plenty.
+        """
+        each = max(1, -(-settings.process_prefetch // max(1, settings.num_workers)))
+        together = fetch.batches_at_once(settings.batch_size) if settings.num_workers else 1
+        if settings.options.prefetch_factor is not None:
+            together = max(1, min(together, each // 2))
+            each = -(-each // together)
+        shared = preflight.shared_memory()
+        if together > 1 and shared is not None:
+            size = preflight.batch_bytes(fetch.dataset, settings.batch_size) or 1
+            together = min(together, shared[1] // _SHARE // (size * cls.blocks(settings)))
+        return max(1, together), each
 
     def close(self) -> None:
         """Stop the worker processes, whatever they are doing."""
@@ -293,6 +318,19 @@ class Requests:
         return self._open.pop(place)
 
 
+class _Groups(Requests):
+    """Yields lists of requests that a worker reads at once."""
+
+    def __init__(self, together: int) -> None:
+        super().__init__()
+        self._together = together
+
+    def __iter__(self) -> Iterator[list[Request]]:
+        requests = super().__iter__()
+        while group := list(itertools.islice(requests, self._together)):
+            yield group
+
+
 Answers = list[tuple[tuple[int, int], Any]]
 """Batches with the places of their requests. The last may be the `Failure` of the next batch."""
 
@@ -322,26 +360,43 @@ def failure(error: BaseException, where: str) -> Failure:
 
 
 class _RemoteFetch(Remote):
-    """Reads one request at a time."""
+    """Reads the requests of one group."""
 
     def __init__(self, fetch: Fetch, ring: Ring, marks: torch.Tensor) -> None:
         super().__init__(fetch, ring)
         self._marks = marks
 
-    def __getitem__(self, request: Request) -> Any:
+    def __getitem__(self, requests: list[Request]) -> Any:
         worker = get_worker_info()
         if worker is None:
-            return [(request.place, self._fetch(request))]
+            return [(request.place, self._fetch(request)) for request in requests]
         slots = self.slots(worker.id)
         mark = self._marks.numpy()[worker.id]
-        mark[0] = request.rows[0]
+        mark[0] = requests[0].rows[0]
+        answers: Answers = []
         try:
             with full_explained():
-                batch = self._fetch(request, allocate=slots.new, mark=mark)
-                return Packed(slots.pack([(request.place, batch)]))
+                batches = self._read(requests, slots.new, mark)
+                for request, batch in zip(requests, batches, strict=True):
+                    answers.append((request.place, batch))
+                    del batch
         except (Exception, SystemExit) as error:
+            request = requests[len(answers)]
             where = f"in the batch that starts with {self._fetch.name(int(request.rows[0]))}"
-            return [(request.place, failure(error, where))]
+            answers.append((request.place, failure(error, where)))
+        try:
+            with full_explained():
+                return Packed(slots.pack(answers))
+        except Exception as error:
+            return [(requests[0].place, Failure(error))]
+
+    def _read(
+        self, requests: list[Request], allocate: Allocate, mark: npt.NDArray[np.int64]
+    ) -> Iterable[Any]:
+        """Return the batches of requests."""
+        if len(requests) == 1:  # without a generator, which would change a StopIteration
+            return [self._fetch(requests[0], allocate=allocate, mark=mark)]
+        return self._fetch.read_several(requests, allocate=allocate, alone=True, mark=mark)
 
 
 def _as_it_is(answers: Answers) -> Answers:
