@@ -15,6 +15,7 @@ import torch
 
 from shardkit.errors import LoaderFailed, UsageError
 from shardkit.options import about, option, part, takes
+from shardkit.system.priority import priority_problem
 from shardkit.torch.data import nested
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.iterable import IterableShardDataset
@@ -160,6 +161,11 @@ class Loader:
                 RuntimeWarning,
                 stacklevel=4,
             )
+        self.priority = "low" if settings.is_low else "normal"
+        """Effective priority of the threads or processes."""
+        if options.priority != self.priority:
+            problem = priority_problem() or "with 0 workers, the training thread loads"
+            warnings.warn(f"priority='low' has no effect: {problem}", RuntimeWarning, stacklevel=4)
         self.engine, self.reason = _choose_engine(fetch, schedule.batch_size, settings, by)
         engine = ThreadEngine if self.engine == "thread" else ProcessEngine
         self._engine: ThreadEngine | ProcessEngine = engine(fetch, settings)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from shardkit.errors import LoaderFailed
+from shardkit.system.priority import lower_priority
 from shardkit.torch.data.memory import BlockPool, OwnedBlocks, new_pinned, pin
 from shardkit.torch.data.read_context import Allocate
 from shardkit.torch.data.schedule import Request
@@ -56,6 +57,7 @@ class ThreadEngine:
         self._timeout = options.timeout
         self._in_order = options.in_order
         self._pinned = settings.pinned
+        self._is_low = settings.is_low
         self._pool = BlockPool((self._prefetch + 2) * fetch.views)
         self._owned: dict[int, list[torch.Tensor]] | None = {} if options.reuse_buffers else None
 
@@ -76,7 +78,8 @@ class ThreadEngine:
             return
         requests = itertools.chain([first], requests)
         group, free = self._group(len(first.rows))
-        threads, owner = _WorkerThreads(self._threads, self._make), os.getpid()
+        threads = _WorkerThreads(self._threads, self._make, is_low=self._is_low)
+        owner = os.getpid()
         jobs: deque[_Job] = deque()
 
         def submit() -> None:
@@ -184,13 +187,14 @@ class _WorkerThreads:
     They are daemons: a transform that hangs must not block interpreter shutdown.
     """
 
-    def __init__(self, threads: int, make: Callable[[_Job], None]) -> None:
+    def __init__(self, threads: int, make: Callable[[_Job], None], *, is_low: bool) -> None:
         # A Future for each batch would take about 50 us more of the GIL.
         self.tasks: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.finished: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self.stopped = False
+        arguments = self, make, is_low
         self._threads = [
-            threading.Thread(target=_work, args=(self, make), name="shardkit-decode", daemon=True)
+            threading.Thread(target=_work, args=arguments, name="shardkit-decode", daemon=True)
             for _ in range(threads)
         ]
         _RUNNING.add(self)
@@ -210,7 +214,9 @@ class _WorkerThreads:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _work(threads: _WorkerThreads, make: Callable[[_Job], None]) -> None:
+def _work(threads: _WorkerThreads, make: Callable[[_Job], None], is_low: bool) -> None:
+    if is_low:
+        lower_priority()
     # This reference keeps `threads` in _RUNNING until the last thread has exited.
     while (job := threads.tasks.get()) is not None:
         if not threads.stopped:
