@@ -6,7 +6,6 @@ A source lists images and reads them; a format writes and reads shards.
 from __future__ import annotations
 
 import bisect
-import copy
 import inspect
 import json
 import zlib
@@ -175,7 +174,8 @@ class StoredEntries(Sequence[Entry]):
     def __getitem__(self, row: slice) -> StoredEntries: ...
     def __getitem__(self, row: int | slice) -> Entry | StoredEntries:
         if isinstance(row, slice):
-            taken = copy.copy(self)
+            taken = object.__new__(StoredEntries)  # copied by `__reduce__`, it would be a list
+            taken._load, taken._cuts = self._load, self._cuts
             taken._rows = self._rows[row]
             return taken
         position = self._rows[row]

@@ -1,4 +1,4 @@
-"""Packed entries: the same entries as in a list, in a fraction of its memory."""
+"""Packed and stored entries: the same entries as in a list, in a fraction of its memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 import tracemalloc
 from collections.abc import Iterator
 
-from shardkit.contracts import Entry, PackedEntries
+from shardkit.contracts import Entry, PackedEntries, StoredEntries
 from shardkit.record import NO_LABEL
 
 ENTRIES = [
@@ -33,6 +33,22 @@ def test_a_pickled_copy_holds_only_its_own_entries() -> None:
     packed = PackedEntries(ENTRIES * 1000).take([1, 2])
     assert len(pickle.dumps(packed)) < 500
     assert pickle.loads(pickle.dumps(packed)) == ENTRIES[1:]
+
+
+def test_slices_of_stored_entries_share_the_piece_in_memory() -> None:
+    loads: list[int] = []
+
+    def load(piece: int) -> list[Entry]:
+        loads.append(piece)
+        return ENTRIES[:2] if piece == 0 else ENTRIES[2:]
+
+    stored = StoredEntries(load, [0, 2, 3])
+    assert list(stored[:1]) == ENTRIES[:1]
+    assert list(stored[:2][1:]) == ENTRIES[1:2]
+    assert loads == [0]
+    assert list(stored[1:]) == ENTRIES[1:]
+    assert loads == [0, 1]
+    assert pickle.loads(pickle.dumps(stored[1:])) == ENTRIES[1:]
 
 
 def test_memory_is_the_text_and_few_bytes() -> None:
