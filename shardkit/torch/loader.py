@@ -285,7 +285,8 @@ def _choose_engine(fetch: Fetch, batch_size: int, settings: Settings, by: str) -
         return "thread", by
     if reason is None:
         return "thread", "nothing in this dataset holds the GIL for long"
-    problem = _process_problem(fetch, batch_size, settings)
+    problem = preflight.why_threads(fetch.dataset) if asked == "auto" else None
+    problem = problem or _process_problem(fetch, batch_size, settings)
     if problem is None:
         return "process", reason
     if asked == "process":
