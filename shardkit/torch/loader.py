@@ -15,6 +15,7 @@ import torch
 
 from shardkit.errors import LoaderFailed, UsageError
 from shardkit.options import about, option, part, takes
+from shardkit.system.priority import priority_problem
 from shardkit.torch.data import nested
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.iterable import IterableShardDataset
@@ -163,6 +164,11 @@ class Loader:
                 RuntimeWarning,
                 stacklevel=4,
             )
+        self.priority = "low" if settings.is_low else "normal"
+        """Effective priority of the threads or processes."""
+        if options.priority != self.priority:
+            problem = priority_problem() or "with 0 workers, the training thread loads"
+            warnings.warn(f"priority='low' has no effect: {problem}", RuntimeWarning, stacklevel=4)
         self.engine, self.reason = _choose_engine(fetch, schedule.batch_size, settings, by)
         engine = _PROCESSES.get(self.engine, ThreadEngine)
         self._engine: ThreadEngine | ProcessEngine = engine(fetch, settings)
@@ -285,7 +291,9 @@ def _choose_engine(fetch: Fetch, batch_size: int, settings: Settings, by: str) -
         )
     if engine == "thread":
         return engine, reason
-    problem = _process_problem(engine, fetch, batch_size, settings)
+    is_free = asked == "auto" and engine == "process"
+    problem = preflight.why_threads(fetch.dataset) if is_free else None
+    problem = problem or _process_problem(engine, fetch, batch_size, settings)
     if problem is None:
         return engine, reason
     if asked == "process":

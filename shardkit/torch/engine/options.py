@@ -11,6 +11,7 @@ import torch.multiprocessing
 
 from shardkit.errors import UsageError
 from shardkit.options import option, require_valid
+from shardkit.system.priority import priority_problem
 
 
 class EngineKind(NamedTuple):
@@ -39,6 +40,7 @@ LATE_REMEDY = (
 MOST_WORKERS = 1024
 """Maximum number of workers. More would use up threads, processes or files before any batch."""
 
+PRIORITIES = ("normal", "low")
 START_METHODS = ("auto", "fork", "forkserver", "spawn")
 
 
@@ -79,6 +81,14 @@ class LoaderOptions:
         "this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0 reads in "
         "the main thread, on request.",
         minimum=0,
+    )
+    priority: str = option(
+        "normal",
+        help="CPU priority of the loader's threads or processes. ``low`` is nice 19: they yield "
+        "to the training loop, which launches kernels with less delay, but also to other programs. "
+        "No other thread changes. Linux only: elsewhere, or with 0 workers, ``low`` warns and has "
+        "no effect.",
+        choices=PRIORITIES,
     )
     prefetch_factor: int | None = option(
         None,
@@ -179,6 +189,7 @@ class LoaderOptions:
             process_prefetch=prefetch or max(1, 2 * workers),
             pinned=pinned and self.pin_memory is not False and self.resident != "cuda",
             batch_size=batch_size,
+            is_low=self.priority == "low" and workers > 0 and priority_problem() is None,
         )
 
 
@@ -194,3 +205,5 @@ class Settings:
     """Batches that all processes together prepare ahead."""
     pinned: bool
     batch_size: int
+    is_low: bool
+    """Whether threads and processes lower their priority."""

@@ -66,6 +66,7 @@ class ProcessEngine:
         self._poll = min(_POLL_SECONDS, self._timeout or _POLL_SECONDS)
         self._in_order = options.in_order
         self._pinned = settings.pinned
+        self._is_low = settings.is_low
         self._persistent = options.persistent_workers
         self._sharing = options.sharing_strategy
         self._requested_method = options.start_method
@@ -254,7 +255,9 @@ class ProcessEngine:
             pin_memory=self._pinned,
             timeout=self._poll if count else 0,
             worker_init_fn=(
-                partial(workers.begin_worker, self._sharing, shared_turn()) if count else None
+                partial(workers.begin_worker, self._sharing, shared_turn(), self._is_low)
+                if count
+                else None
             ),
             prefetch_factor=self._each if count else None,
             persistent_workers=count > 0,

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 from shardkit.errors import LoaderFailed
+from shardkit.system.priority import lower_priority
 from shardkit.torch.data.memory import BlockPool, OwnedBlocks, new_pinned, pin
 from shardkit.torch.data.read_context import Allocate
 from shardkit.torch.data.schedule import Request
@@ -74,6 +75,7 @@ class ThreadEngine:
         self._timeout = options.timeout
         self._in_order = options.in_order
         self._pinned = settings.pinned and allocate is None
+        self._is_low = settings.is_low
         self._new_block = allocate
         self._marks = marks or [None] * self._threads
         self._pool = BlockPool((self._prefetch + 2) * fetch.views)
@@ -98,7 +100,8 @@ class ThreadEngine:
         group, free = self.at_once(len(first.rows))
         # PyTorch's current device is that of a thread.
         device = torch.cuda.current_device() if self._pinned else None
-        threads, owner = _WorkerThreads(self._makers(), device), os.getpid()
+        threads = _WorkerThreads(self._makers(), device, is_low=self._is_low)
+        owner = os.getpid()
         jobs: deque[_Job] = deque()
 
         def submit() -> None:
@@ -213,14 +216,16 @@ class _WorkerThreads:
     They are daemons: a transform that hangs must not block interpreter shutdown.
     """
 
-    def __init__(self, makers: Sequence[Callable[[_Job], None]], device: int | None = None) -> None:
+    def __init__(
+        self, makers: Sequence[Callable[[_Job], None]], device: int | None, *, is_low: bool
+    ) -> None:
         # A Future for each batch would take about 50 us more of the GIL.
         self.tasks: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.finished: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self.stopped = False
         self._threads = [
             threading.Thread(
-                target=_work, args=(self, make, device), name="shardkit-decode", daemon=True
+                target=_work, args=(self, make, device, is_low), name="shardkit-decode", daemon=True
             )
             for make in makers
         ]
@@ -241,7 +246,11 @@ class _WorkerThreads:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _work(threads: _WorkerThreads, make: Callable[[_Job], None], device: int | None) -> None:
+def _work(
+    threads: _WorkerThreads, make: Callable[[_Job], None], device: int | None, is_low: bool
+) -> None:
+    if is_low:
+        lower_priority()
     if device is not None:  # else pinning could create a context on the first GPU, for each rank
         torch.cuda.set_device(device)
     # This reference keeps `threads` in _RUNNING until the last thread has exited.
