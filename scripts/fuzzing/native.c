@@ -96,6 +96,20 @@ static void decode_whole(const uint8_t *data, size_t length) {
         }
 }
 
+/* Check the ranges of a record that a region needs, which are inside of it and follow each other. */
+static void check_ranges(const uint8_t *record, size_t length, uint32_t width, uint32_t height,
+                         sk_region region) {
+    sk_extent ranges[SK_MOST_RANGES];
+    size_t count = sk_planes_ranges(length, width, height, region, ranges), end = 0;
+    if (count == 0 || count > SK_MOST_RANGES) abort();
+    for (size_t n = 0; n < count; n++) {
+        if (ranges[n].begin < end || ranges[n].end < ranges[n].begin) abort();
+        end = ranges[n].end;
+    }
+    if (end > length) abort();
+    if (count > 1) (void)sk_check_planes(record, length, width, height, region, ranges, count, 0, 0);
+}
+
 /* Convert regions of a record, in memory that is exactly as large as it must be. */
 static void finish(const uint8_t *record, size_t length, uint32_t width, uint32_t height) {
     int32_t wide = (int32_t)width, high = (int32_t)height;
@@ -111,6 +125,7 @@ static void finish(const uint8_t *record, size_t length, uint32_t width, uint32_
         if (out == NULL) abort();
         decoded += sk_finish_planes(record, length, width, height, regions[n], &work, out) == SK_DONE;
         free(out);
+        check_ranges(record, length, width, height, regions[n]);
     }
     sk_release(&work);
 }
