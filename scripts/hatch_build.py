@@ -101,7 +101,7 @@ def compile_to(target: Path, sources: Path) -> None:
         library = {"include_dirs": [f"{prefix}/include"], "extra_objects": static}
     extension = Extension(
         "shardkit._native",
-        sorted(str(each.relative_to(sources.parent)) for each in sources.glob("*.c")),
+        sorted(str(path.relative_to(sources.parent)) for path in sources.glob("*.c")),
         depends=sorted(map(str, sources.glob("*.h"))),
         define_macros=macros,
         py_limited_api=True,
@@ -128,8 +128,8 @@ def _has_libdeflate() -> bool:
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     flags = f"{os.environ.get('CPPFLAGS', '')} {os.environ.get('CFLAGS', '')}"
     command = [*shlex.split(f"{compiler} {flags}"), "-E", "-include", "libdeflate.h", "-x", "c"]
-    found = subprocess.run([*command, os.devnull], capture_output=True, check=False)
-    return found.returncode == 0
+    compiled = subprocess.run([*command, os.devnull], capture_output=True, check=False)
+    return compiled.returncode == 0
 
 
 def _more_flags() -> list[str]:

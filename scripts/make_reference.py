@@ -144,6 +144,7 @@ TASKS = {
             "ShardkitError",
             "UsageError",
             "errors.StateMismatch",
+            "errors.NotPublished",
             "ConversionFailed",
             "errors.BadImages",
             "errors.DiskFull",

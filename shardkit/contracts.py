@@ -155,6 +155,8 @@ class PackedEntries(Sequence[Entry]):
 class StoredEntries(Sequence[Entry]):
     """Entries in pieces, the last used of which is in memory, to be read in order.
 
+    A slice shares that piece. Threads may read at once. A pickled copy is a list.
+
     Args:
         load: Returns the entries of a piece.
         cuts: First row of each piece, then the number of rows.
@@ -174,9 +176,8 @@ class StoredEntries(Sequence[Entry]):
     def __getitem__(self, row: slice) -> StoredEntries: ...
     def __getitem__(self, row: int | slice) -> Entry | StoredEntries:
         if isinstance(row, slice):
-            taken = object.__new__(StoredEntries)  # copied by `__reduce__`, it would be a list
-            taken._load, taken._cuts = self._load, self._cuts
-            taken._rows = self._rows[row]
+            taken = object.__new__(StoredEntries)  # not copy.copy, which makes a list of entries
+            vars(taken).update(vars(self), _rows=self._rows[row])
             return taken
         position = self._rows[row]
         piece = self._piece(position)

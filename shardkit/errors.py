@@ -4,7 +4,8 @@
 
     ShardkitError                 base class
     ├── UsageError                invalid request (exit code 2)
-    │   └── StateMismatch         a loader's state belongs to another dataset, order or version
+    │   ├── StateMismatch         a loader's state belongs to another dataset, order or version
+    │   └── NotPublished          a dataset of which only the plan for jobs is there
     ├── ConversionFailed          a conversion that wrote no dataset
     │   ├── BadImages             because of the images it lists
     │   └── DiskFull              because the disk lacks space
@@ -84,6 +85,15 @@ class LoaderFailed(ShardkitError, RuntimeError):
 
 class StateMismatch(UsageError):
     """A loader's state cannot resume here: it belongs to another dataset, order or version."""
+
+
+class NotPublished(UsageError):
+    """There is no dataset yet, only a plan for jobs. The message states the progress."""
+
+    done: int = 0
+    """Tasks that are done."""
+    tasks: int = 0
+    """Tasks of the plan."""
 
 
 class TransformFailed(ShardkitError):

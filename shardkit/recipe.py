@@ -385,18 +385,18 @@ class Recipe(RecipeOptions):
             return record, _notes_in(record.meta, others)
         field = record.image_field or FOREIGN_FIELD
         if not others and field in record.fields and field not in ("raw", PLANES):
-            made = self._convert(record.fields[field], field, proven=proven)
-            return _stored(record, field, made), made.notes
+            image = self._convert(record.fields[field], field, proven=proven)
+            return _stored(record, field, image), image.notes
         fields = dict(record.fields)
         meta = {name: value for name, value in record.meta.items() if name not in NOTES}
         view, notes = None, dict[str, int]()
         if field in fields:
             turned = _orientation(record.meta)
-            made = self._convert(*_as_file(fields.pop(field), field, meta), turned=turned)
-            fields[made.field] = made.content
-            meta |= made.described
-            notes |= made.notes
-            view = made.view
+            image = self._convert(*_as_file(fields.pop(field), field, meta), turned=turned)
+            fields[image.field] = image.content
+            meta |= image.described
+            notes |= image.notes
+            view = image.view
         for name in others:
             try:
                 notes |= self._convert_other(fields, meta, name, schema[name], view)
@@ -431,14 +431,14 @@ class Recipe(RecipeOptions):
             return {}
         data, kind = _as_file(fields.pop(stored), stored.rpartition(".")[2], meta.get(name))
         if field.type.follows:
-            made = self._mask(data, kind, view)
+            image = self._mask(data, kind, view)
         else:
-            made = self._convert(data, kind, turned=_orientation(meta.get(name)))
-        fields[f"{name}.{made.field}"] = made.content
-        meta[name] = made.described
-        return made.notes
+            image = self._convert(data, kind, turned=_orientation(meta.get(name)))
+        fields[f"{name}.{image.field}"] = image.content
+        meta[name] = image.described
+        return image.notes
 
-    def _mask(self, data: bytes, field: str, view: Geometry | None) -> _Made:
+    def _mask(self, data: bytes, field: str, view: Geometry | None) -> _Converted:
         """Return a mask under the geometry of its image."""
         info = self._inspect(data, field)
         if field in LOSSY:
@@ -454,11 +454,13 @@ class Recipe(RecipeOptions):
         if view.is_identity and field != FOREIGN_FIELD:
             if self.check == "decode" and not info.surely_decodes:
                 self._decode(data, field, {})
-            return _Made(field, data, size, {}, view)
+            return _Converted(field, data, size, {}, view)
         content = moved_mask(data, field, view)
-        return _Made("png", content, view.canvas, {}, view)
+        return _Converted("png", content, view.canvas, {}, view)
 
-    def _convert(self, data: bytes, field: str, *, turned: int = 1, proven: bool = False) -> _Made:
+    def _convert(
+        self, data: bytes, field: str, *, turned: int = 1, proven: bool = False
+    ) -> _Converted:
         """Check an image, unless it is ``proven``, and change it if the recipe says so.
 
         Args:
@@ -478,7 +480,7 @@ class Recipe(RecipeOptions):
 
     def _convert_inspected(
         self, data: bytes, field: str, info: ImageInfo, *, proven: bool
-    ) -> _Made:
+    ) -> _Converted:
         if info.kind and self.keeps_bytes:
             decode(data, field, Decoding(self.fill))  # raises if re-encoding would fail too
             raise BadImage(f"it is an image of the format {info.kind}, {RE_ENCODE}")
@@ -497,7 +499,7 @@ class Recipe(RecipeOptions):
             if info.orientation != 1:
                 notes["orientation"] = info.orientation
             size = info.width, info.height
-            return _Made(*stored, size, notes, Geometry(size, 1, size, size))
+            return _Converted(*stored, size, notes, Geometry(size, 1, size, size))
         _check_size(plan)
         image = self._change(data, field, info, plan, notes)
         if self.raw_shape and (image.height, image.width) != self.box:
@@ -510,7 +512,7 @@ class Recipe(RecipeOptions):
         else:
             content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
         view = Geometry((info.width, info.height), info.orientation, plan.size, plan.canvas)
-        return _Made(plan.field, content, image.size, notes, view)
+        return _Converted(plan.field, content, image.size, notes, view)
 
     def _planes(self, data: bytes, notes: dict[str, int]) -> tuple[str, bytes]:
         """Return field and content: a JPEG's planes if they give its pixels, or else the JPEG."""
@@ -642,7 +644,7 @@ class Recipe(RecipeOptions):
 _SCALING = [item for item in options_of(RecipeOptions) if item.requires == "resize"]
 
 
-class _Made(NamedTuple):
+class _Converted(NamedTuple):
     """An image to store."""
 
     field: str
@@ -712,7 +714,7 @@ def _others(schema: Schema) -> list[str]:
 def _notes_in(meta: Mapping[str, Any], others: Iterable[str]) -> dict[str, int]:
     """Return the notes in the metadata of a record of a dataset."""
     described = [meta, *(meta[name] for name in others if isinstance(meta.get(name), dict))]
-    return {name: 1 for each in described for name in NOTES if name in each}
+    return {name: 1 for values in described for name in NOTES if name in values}
 
 
 def _orientation(described: Any) -> int:
@@ -735,15 +737,15 @@ def _as_file(data: bytes, field: str, described: Any) -> tuple[bytes, str]:
         raise BadImage(f"its metadata lacks the size of its pixels: {error!r}") from error
 
 
-def _stored(record: Record, image: str, made: _Made) -> Record:
-    """Return a record with one image, changed."""
-    fields = {name: value for name, value in record.fields.items() if name != image}
-    size, notes = made.size, made.notes
+def _stored(record: Record, field: str, image: _Converted) -> Record:
+    """Return a record with one image, changed; ``field`` is that of the image before."""
+    fields = {name: value for name, value in record.fields.items() if name != field}
+    size, notes = image.size, image.notes
     meta = fields.get(META_FIELD, b"{}")
     if not notes and meta.startswith(b'{"path":"') and meta.count(b'":') == 1:
         # Parsing and encoding again takes twice as long as all other work on a small file.
         meta = b'{"height":%d,%b,"width":%d}' % (size[1], meta[1:-1], size[0])
     else:
         kept = {name: value for name, value in record.meta.items() if name not in NOTES}
-        meta = dump_json({**kept, **made.described})
-    return Record(record.key, {**fields, made.field: made.content, META_FIELD: meta})
+        meta = dump_json({**kept, **image.described})
+    return Record(record.key, {**fields, image.field: image.content, META_FIELD: meta})

@@ -184,8 +184,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="Rounds (3).")
     parser.add_argument("--steps", type=int, default=100, help="Steps that count (100).")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="Workers (1 2).")
-    known = [engine for engine in ENGINES if engine != "auto"]
-    parser.add_argument("--engines", nargs="+", choices=known, default=known, help="Engines (all).")
+    engines = [engine for engine in ENGINES if engine != "auto"]
+    parser.add_argument(
+        "--engines", nargs="+", choices=engines, default=engines, help="Engines (all)."
+    )
     parser.add_argument("--results", type=Path, help="A JSON file for every number.")
     return parser.parse_args(arguments)
 

@@ -96,10 +96,12 @@ static void read_planes(const uint8_t *data, size_t length) {
     sk_jpeg_planes planes;
     enum sk_code code = sk_jpeg_planes_of(data, length, &planes);
     for (size_t n = 0; code == SK_DONE && n < sizeof names / sizeof *names; n++) {
-        char header[128];
-        size_t start = (size_t)snprintf(header, sizeof header,
-                                        "YUV4MPEG2 W%u H%u F1:1 Ip A1:1 C%s XCOLORRANGE=FULL\nFRAME\n",
-                                        planes.width, planes.height, names[n]);
+        static const char checksums[] = "AAAAAAAAAAAAAAAA";
+        char header[160];
+        size_t start = (size_t)snprintf(
+            header, sizeof header,
+            "YUV4MPEG2 W%u H%u F1:1 Ip A1:1 C%s XCOLORRANGE=FULL\nFRAME X%s X%s X%s X%s\n",
+            planes.width, planes.height, names[n], checksums, checksums, checksums, checksums);
         uint8_t *record = malloc(start + planes.size);
         if (record == NULL) abort();
         memcpy(record, header, start);

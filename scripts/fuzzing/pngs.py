@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 
 from shardkit.codecs.image import Decoding, Pixels, decode, decode_mask
+from shardkit.codecs.structure import PNG_CHANNELS, PNG_PASSES
 from shardkit.errors import BadImage
 from shardkit.system import compiled, native
 
@@ -33,17 +34,6 @@ _KINDS = tuple(
     for depth in depths
 )
 """Color types and bits of each sample."""
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-_PASSES = (
-    (0, 0, 8, 8),
-    (4, 0, 8, 8),
-    (0, 4, 4, 8),
-    (2, 0, 4, 4),
-    (0, 2, 2, 4),
-    (1, 0, 2, 2),
-    (0, 1, 1, 2),
-)
-"""First column and row, and the steps between columns and rows."""
 _MOST = 1 << 18
 """Pixels of the largest image that is compared; mutations may state larger ones."""
 
@@ -94,7 +84,7 @@ def outcome(data: bytes, background: tuple[int, int, int] | None = None) -> str:
     width, height = struct.unpack(">II", data[16:24].ljust(8, b"\0"))
     if width * height > _MOST:
         return "too large"
-    found = compiled.decode_png(data, background)
+    pixels = compiled.decode_png(data, background)
     try:
         with mock.patch.object(native, "module", return_value=None):
             expected: Pixels = (
@@ -103,10 +93,10 @@ def outcome(data: bytes, background: tuple[int, int, int] | None = None) -> str:
                 else decode(data, "png", Decoding(background))
             )
     except BadImage:
-        return "refused" if found is None else "different"
-    if found is None:
+        return "refused" if pixels is None else "different"
+    if pixels is None:
         return "left to Python"
-    same = found.dtype == expected.dtype and np.array_equal(found, expected)
+    same = pixels.dtype == expected.dtype and np.array_equal(pixels, expected)
     return "equal" if same else "different"
 
 
@@ -146,9 +136,9 @@ def _chunks(source: random.Random) -> Chunks:
 def _rows(
     source: random.Random, size: tuple[int, int], color: int, depth: int, interlaced: bool
 ) -> bytes:
-    bits, rows = depth * _CHANNELS[color], []
+    bits, rows = depth * PNG_CHANNELS[color], []
     few = source.choice((b"\0\1", b"\0\xff", bytes(range(16)), bytes(range(256))))
-    for left, top, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
+    for left, top, across, down in PNG_PASSES if interlaced else ((0, 0, 1, 1),):
         columns, lines = -(-(size[0] - left) // across), -(-(size[1] - top) // down)
         for _ in range(lines if columns > 0 else 0):
             content = bytes(source.choices(few, k=-(-columns * bits // 8)))

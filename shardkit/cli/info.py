@@ -11,9 +11,8 @@ from shardkit.cli.options import argument
 from shardkit.cli.printing import ignored_counts, line, show_notes, some, table, wrapped
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
-from shardkit.conversion.jobs import progress_of
 from shardkit.dataset.parts import sources_of
-from shardkit.errors import UsageError
+from shardkit.errors import NotPublished
 from shardkit.kinds.field import field_in_words
 from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL
 from shardkit.stores.urls import as_url
@@ -39,11 +38,8 @@ def info_command(run: Run, *, dataset: Path) -> None:
     """
     try:
         datasets = describe(dataset)
-    except UsageError:
-        progress = progress_of(dataset)
-        if progress is None:
-            raise
-        done, tasks = progress
+    except NotPublished as error:
+        done, tasks = error.done, error.tasks
         run.report(
             lambda: {"datasets": {}, "plan": {"done": done, "tasks": tasks}},
             lambda: _show_plan(as_url(dataset) or str(dataset), done, tasks),

@@ -38,6 +38,7 @@ from shardkit.codecs.structure import (
     PlainPng,
     check_png,
     check_ppm,
+    check_scans,
     jpeg_has_end,
     jpeg_header,
     plain_png,
@@ -488,6 +489,7 @@ def _decode_jpeg(
     try:
         stated_height, stated_width, space, _ = simplejpeg.decode_jpeg_header(data)
         _check_size(stated_width, stated_height)
+        check_scans(data)
         cmyk = space in CMYK
         with in_turn_if_large(stated_width, stated_height):
             pixels: Pixels = simplejpeg.decode_jpeg(
@@ -569,6 +571,8 @@ def _open_image(data: bytes | memoryview, field: str) -> Image.Image:
         _check_size(*size)
     if field not in _OPENERS:
         raise BadImage(f"it cannot be stored as {field}")
+    if field == "jpg":
+        check_scans(data)
     if field == "ppm":
         check_ppm(data)
     if field == "tiff":

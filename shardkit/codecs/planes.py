@@ -2,12 +2,16 @@
 
 The record is a Y4M file of one frame, full range. It is finished to RGB exactly as libjpeg does,
 for the region that is needed. This module is the reference for that, in NumPy; the compiled module
-gives the same pixels.
+gives the same pixels. The line of the frame has a checksum for each band of rows, so that a reader
+can check a part of a record.
 """
 
 from __future__ import annotations
 
+import base64
 import re
+import zlib
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,11 +26,22 @@ from shardkit.system import compiled
 Plane = npt.NDArray[np.uint8]
 """uint8 of shape (height, width)."""
 
-_HEADER = "YUV4MPEG2 W{} H{} F1:1 Ip A1:1 C{} XCOLORRANGE=FULL\nFRAME\n"
+BANDS = 12
+"""Bands of rows in each record: as many checksums as fit into the line of a frame. ffmpeg reads 80
+bytes of it, and mjpegtools 32 of each parameter."""
+
+_HEADER = "YUV4MPEG2 W{} H{} F1:1 Ip A1:1 C{} XCOLORRANGE=FULL\nFRAME{}\n"
+_PARAMETER = 16
+"""Characters of each parameter of the frame: base64 of three checksums."""
 _PATTERN = re.compile(
-    _HEADER.format(r"([1-9][0-9]{0,8})", r"([1-9][0-9]{0,8})", r"(420jpeg|422|444|mono)").encode()
+    _HEADER.format(
+        r"([1-9][0-9]{0,8})",
+        r"([1-9][0-9]{0,8})",
+        r"(420jpeg|422|444|mono)",
+        rf"((?: X[A-Za-z0-9+/]{{{_PARAMETER}}}){{4}})",
+    ).encode()
 )
-_HEADER_BYTES = 128
+_HEADER_BYTES = 160
 """No header is longer."""
 
 _NAMES = {400: "mono", 420: "420jpeg", 422: "422", 444: "444"}
@@ -51,6 +66,8 @@ class _Layout(NamedTuple):
     """Name of the sampling."""
     start: int
     """Bytes of the header."""
+    checksums: list[int]
+    """Checksum of each band."""
 
     @property
     def sides(self) -> list[tuple[int, int]]:
@@ -63,7 +80,7 @@ class _Layout(NamedTuple):
         return [luma, chroma, chroma]
 
 
-def is_planes(data: bytes) -> bool:
+def sniff_planes(data: bytes) -> bool:
     """Return whether the bytes of a stored image are planes."""
     return data.startswith(_HEADER[:10].encode())
 
@@ -146,7 +163,7 @@ def from_jpeg(data: bytes) -> bytes | None:
     if planes is None:
         return None
     width, height, sampling, content = planes
-    return _HEADER.format(width, height, _NAMES[sampling]).encode() + content
+    return _record(width, height, _NAMES[sampling], content)
 
 
 def from_rgb(pixels: npt.NDArray[np.uint8], chroma: str) -> bytes:
@@ -169,15 +186,93 @@ def from_rgb(pixels: npt.NDArray[np.uint8], chroma: str) -> bytes:
         ]
     if name == "420jpeg":
         planes[1:] = map(_halved, planes[1:])
-    content = [plane.astype(np.uint8).tobytes() for plane in planes]
-    return b"".join([_HEADER.format(width, height, name).encode(), *content])
+    content = b"".join([plane.astype(np.uint8).tobytes() for plane in planes])
+    return _record(width, height, name, content)
+
+
+def require_bands(record: bytes | memoryview) -> None:
+    """Compare the checksum of each band with its rows.
+
+    Raises:
+        BadImage: If one differs, or the record is damaged.
+    """
+    layout = _layout(record)
+    for band, checksum in enumerate(_checksums(memoryview(record)[layout.start :], layout)):
+        if checksum != layout.checksums[band]:
+            raise BadImage(f"the checksum of its band {band + 1} of {BANDS} does not match")
+
+
+def _record(width: int, height: int, chroma: str, content: bytes) -> bytes:
+    """Return the record of planes."""
+    checksums = _checksums(content, _Layout(width, height, chroma, 0, []))
+    text = base64.b64encode(np.array(checksums, "<u4").tobytes()).decode()
+    parameters = [text[start : start + _PARAMETER] for start in range(0, len(text), _PARAMETER)]
+    header = _HEADER.format(width, height, chroma, "".join(f" X{part}" for part in parameters))
+    return header.encode() + content
+
+
+def _checksums(content: bytes | memoryview, layout: _Layout) -> list[int]:
+    """Return the checksum of each band: what its bytes contribute to the CRC-32 of the planes.
+
+    CRC-32 is linear: that of bytes is the XOR of that of as many zeros and of the contribution of
+    each range of bytes, which is independent of all others.
+    """
+    content = memoryview(content)
+    checksums, start = [0] * BANDS, 0
+    for height, width in layout.sides:
+        rows = _band_rows(layout.height) // (1 + (height < layout.height))
+        for band in range(BANDS):
+            end = start + width * max(0, min(rows, height - band * rows))
+            checksums[band] ^= _contribution(content[start:end], len(content) - end)
+            start = end
+    return checksums
+
+
+def _band_rows(height: int) -> int:
+    """Return the rows of luma in a band of an image: an even number."""
+    return 2 * -(-height // (2 * BANDS))
+
+
+def _contribution(data: memoryview, following: int) -> int:
+    """Return what a range contributes to the CRC-32 of bytes that go on for ``following`` more."""
+    value = compiled.crc32_contribution(data, following)
+    if value is None:
+        value = _product(zlib.crc32(data, _ONES) ^ _ONES, _power(following))
+    return value
+
+
+_ONES = 0xFFFFFFFF
+_POLYNOMIAL = 0xEDB88320
+"""Of CRC-32; in it and in all values of the functions below, the highest bit is that of x^0."""
+
+
+def _product(one: int, other: int) -> int:
+    """Return the product of two polynomials modulo that of CRC-32."""
+    product = 0
+    for bit in range(31, -1, -1):
+        product ^= other * (one >> bit & 1)
+        other = other >> 1 ^ _POLYNOMIAL * (other & 1)
+    return product
+
+
+@lru_cache(1 << 10)
+def _power(count: int) -> int:
+    """Return x^(8 count): multiplication by it appends so many bytes of zeros."""
+    power, square = 1 << 31, 1 << 23
+    while count:
+        if count & 1:
+            power = _product(power, square)
+        square, count = _product(square, square), count >> 1
+    return power
 
 
 def _layout(record: bytes | memoryview) -> _Layout:
     match = _PATTERN.match(bytes(record[:_HEADER_BYTES]))
     if match is None:
         raise BadImage("it has no header of a Y4M file as shardkit writes it")
-    layout = _Layout(int(match[1]), int(match[2]), match[3].decode(), match.end())
+    text = match[4].replace(b" X", b"")
+    checksums = np.frombuffer(base64.b64decode(text), "<u4").tolist()
+    layout = _Layout(int(match[1]), int(match[2]), match[3].decode(), match.end(), checksums)
     size = layout.start + sum(height * width for height, width in layout.sides)
     if len(record) != size:
         raise BadImage(

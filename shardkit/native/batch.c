@@ -43,6 +43,8 @@ typedef struct {
 
 /* Memory for the steps of one image. */
 typedef struct {
+    const sk_batch *views; /* all views of the batch */
+    size_t count;
     sk_memory stored, line, resize;
     int is_read;              /* whether `stored` has the image */
     shared_part parts[8 + 1]; /* by eighths */
@@ -107,35 +109,6 @@ static int read_cached(int file, int64_t offset, uint8_t *to, size_t length) {
     (void)file, (void)offset, (void)to, (void)length;
     return 0;
 #endif
-}
-
-/* Issue readahead for all images from `number` on. */
-static void announce(const sk_batch *batch, size_t number) {
-#ifdef POSIX_FADV_WILLNEED
-    for (; number < batch->count; number++) {
-        entry image = entry_of(batch->entries + number * SK_ENTRY);
-        if (image.offset >= 0)
-            (void)posix_fadvise(batch->files[number], (off_t)image.offset, (off_t)image.length,
-                                POSIX_FADV_WILLNEED);
-    }
-#else
-    (void)batch, (void)number;
-#endif
-}
-
-static enum sk_code read_image(const sk_batch *batch, size_t number, const entry *image,
-                               int *announced, uint8_t *to) {
-    const uint8_t *head = batch->entries + number * SK_ENTRY + HEAD;
-    int is_raw = image->kind == RAW || image->kind == ARRAY;
-    int verify = is_raw ? batch->verify_raw : batch->verify_encoded;
-    if (*announced || !read_cached(batch->files[number], image->offset, to, image->length)) {
-        if (!*announced && batch->count > 1) announce(batch, number);
-        *announced = 1;
-        if (!sk_read_range(batch->files[number], image->offset, to, image->length)) return SK_READ;
-    }
-    if (verify && sk_crc32(sk_crc32(0, head, CHECKED - HEAD), to, image->length) != image->checksum)
-        return SK_CHECKSUM;
-    return SK_DONE;
 }
 
 static int32_t reduced(uint32_t side, int eighths) {
@@ -322,6 +295,84 @@ static enum sk_code choose_piece(const sk_batch *batch, size_t number, const ent
     return is_plausible(batch, image, piece) ? SK_DONE : SK_UNSUPPORTED;
 }
 
+static int32_t greater(int32_t one, int32_t other) { return one > other ? one : other; }
+static int32_t lesser(int32_t one, int32_t other) { return one < other ? one : other; }
+
+static sk_region around(sk_region one, sk_region other) {
+    sk_region both = {lesser(one.left, other.left), lesser(one.top, other.top), 0, 0};
+    both.width = greater(one.left + one.width, other.left + other.width) - both.left;
+    both.height = greater(one.top + one.height, other.top + other.height) - both.top;
+    return both;
+}
+
+/* Find the rectangle around what the views of an image show; returns 0 if none shows any of it. */
+static int find_region(const sk_batch *views, size_t count, size_t number, const entry *image,
+                       sk_region *region) {
+    int shows = 0;
+    for (const sk_batch *view = views; view < views + count; view++) {
+        sk_piece piece;
+        if (choose_piece(view, number, image, &piece) != SK_DONE) continue;
+        *region = shows ? around(*region, shown_region(image, &piece)) : shown_region(image, &piece);
+        shows = 1;
+    }
+    return shows;
+}
+
+/* Find what all views of an image read of it. Returns the number of ranges; 1 if they read all. */
+static size_t find_ranges(const workspace *work, size_t number, const entry *image, sk_region *region,
+                          sk_extent *ranges) {
+    ranges[0] = (sk_extent){0, image->length};
+    if (image->kind != PLANES || !find_region(work->views, work->count, number, image, region)) return 1;
+    return sk_planes_ranges(image->length, image->width, image->height, *region, ranges);
+}
+
+/* Issue readahead for all images from `number` on. */
+static void announce(const workspace *work, size_t number) {
+#ifdef POSIX_FADV_WILLNEED
+    for (; number < work->views->count; number++) {
+        entry image = entry_of(work->views->entries + number * SK_ENTRY);
+        sk_extent ranges[SK_MOST_RANGES];
+        sk_region region;
+        size_t count;
+        if (image.offset < 0) continue;
+        count = find_ranges(work, number, &image, &region, ranges);
+        for (const sk_extent *range = ranges; range < ranges + count; range++)
+            (void)posix_fadvise(work->views->files[number], (off_t)(image.offset + (int64_t)range->begin),
+                                (off_t)(range->end - range->begin), POSIX_FADV_WILLNEED);
+    }
+#else
+    (void)work, (void)number;
+#endif
+}
+
+static enum sk_code read_image(const sk_batch *batch, size_t number, const entry *image,
+                               int *announced, const workspace *work, uint8_t *to) {
+    const uint8_t *head = batch->entries + number * SK_ENTRY + HEAD;
+    const int file = batch->files[number];
+    int is_raw = image->kind == RAW || image->kind == ARRAY;
+    int verify = is_raw ? batch->verify_raw : batch->verify_encoded;
+    sk_extent ranges[SK_MOST_RANGES];
+    sk_region region;
+    size_t count = find_ranges(work, number, image, &region, ranges);
+    uint32_t crc;
+
+    for (const sk_extent *range = ranges; range < ranges + count; range++) {
+        const int64_t offset = image->offset + (int64_t)range->begin;
+        const size_t length = range->end - range->begin;
+        if (!*announced && read_cached(file, offset, to + range->begin, length)) continue;
+        if (!*announced && batch->count > 1) announce(work, number);
+        *announced = 1;
+        if (!sk_read_range(file, offset, to + range->begin, length)) return SK_READ;
+    }
+    if (!verify) return SK_DONE;
+    crc = sk_crc32(0, head, CHECKED - HEAD);
+    if (count == 1) return sk_crc32(crc, to, image->length) == image->checksum ? SK_DONE : SK_CHECKSUM;
+    return sk_check_planes(to, image->length, image->width, image->height, region, ranges, count, crc,
+                           image->checksum)
+               ? SK_DONE
+               : SK_CHECKSUM;
+}
+
 /* Whether the pixels of a piece are copied and not scaled. */
 static int is_copied(const sk_batch *batch, const sk_piece *piece) {
     return !piece->whole_height && piece->region.width == batch->width &&
@@ -345,14 +396,14 @@ static enum sk_code fill_one(const sk_batch *batch, size_t number, int *announce
     int copied;
 
     if (code != SK_DONE) return code;
-    if (batch->values) return read_image(batch, number, &image, announced, out);
+    if (batch->values) return read_image(batch, number, &image, announced, work, out);
     copied = is_copied(batch, &piece);
     if (image.kind == RAW && copied && image.width == (uint32_t)batch->width &&
         image.height == (uint32_t)batch->height) {
-        code = read_image(batch, number, &image, announced, out);
+        code = read_image(batch, number, &image, announced, work, out);
     } else {
         if (sk_reserve(&work->stored, (size_t)image.length + SLACK) == NULL) return SK_MEMORY;
-        if (!work->is_read) code = read_image(batch, number, &image, announced, work->stored.data);
+        if (!work->is_read) code = read_image(batch, number, &image, announced, work, work->stored.data);
         work->is_read = code == SK_DONE;
         if (code == SK_DONE)
             code = copied ? decode_unscaled(batch, &image, piece.region, work, out)
@@ -434,23 +485,14 @@ static size_t fill_mapped(const sk_batch *batch) {
 uint32_t sk_length_of(const uint8_t *entry) { return u32(entry + 8); }
 
 void sk_read_stored(const sk_batch *batch, uint8_t *const *to) {
+    const workspace work = {.views = batch}; /* none of which show anything: all bytes are read */
     int announced = 0;
     for (size_t number = 0; number < batch->count; number++) {
         const entry image = entry_of(batch->entries + number * SK_ENTRY);
         if (batch->mark != NULL) *batch->mark = batch->rows[number];
         batch->codes[number] = (uint8_t)(image.offset < 0 ? SK_UNSUPPORTED
-                                         : read_image(batch, number, &image, &announced, to[number]));
+                                         : read_image(batch, number, &image, &announced, &work, to[number]));
     }
-}
-
-static int32_t greater(int32_t one, int32_t other) { return one > other ? one : other; }
-static int32_t lesser(int32_t one, int32_t other) { return one < other ? one : other; }
-
-static sk_region around(sk_region one, sk_region other) {
-    sk_region both = {lesser(one.left, other.left), lesser(one.top, other.top), 0, 0};
-    both.width = greater(one.left + one.width, other.left + other.width) - both.left;
-    both.height = greater(one.top + one.height, other.top + other.height) - both.top;
-    return both;
 }
 
 /* Find what the views of an image have to decode at each scale: the rectangle around their regions. Most
@@ -479,6 +521,8 @@ size_t sk_fill(const sk_batch *views, size_t count) {
     size_t mapped = 0;
     int announced = 0;
     memset(&work, 0, sizeof work);
+    work.views = views;
+    work.count = count;
     for (size_t view = 0; view < count; view++) mapped += fill_mapped(&views[view]);
     for (size_t number = 0; number < views->count; number++) {
         share_parts(views, count, number, &work);

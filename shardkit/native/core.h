@@ -68,6 +68,10 @@ int sk_copy_mapped(const sk_copy *copies, size_t count, uint8_t *codes);
 void sk_crc32_prepare(void);
 uint32_t sk_crc32(uint32_t crc, const uint8_t *data, size_t length);
 
+/* Return the remainder of a value after `count` more bytes of zeros. A range of bytes contributes
+ * sk_crc32_shifted(~sk_crc32(~0, data, length), following) to the CRC-32 of all, by XOR. */
+uint32_t sk_crc32_shifted(uint32_t value, uint64_t count);
+
 /* jpeg.c: decode a region of a baseline JPEG to RGB.
  *
  * data, length: the encoded image, of any content
@@ -93,6 +97,31 @@ const char *sk_jpeg_version(void);
  */
 enum sk_code sk_finish_planes(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
                               sk_region region, sk_memory *work, uint8_t *out);
+
+/* Bytes of an image. */
+typedef struct {
+    size_t begin, end;
+} sk_extent;
+
+#define SK_MOST_RANGES 4
+/* Bytes of a record from which on it takes less time to read and check the rest in parts. */
+#define SK_LEAST_SKIPPED ((size_t)32 << 10)
+
+/* Find the ranges of a record that a region and its checksum need: whole bands of rows.
+ *
+ * length, width, height, region: as above
+ * ranges: at least SK_MOST_RANGES
+ * Returns their number; it is 1 if all of the record is needed. */
+size_t sk_planes_ranges(size_t length, uint32_t width, uint32_t height, sk_region region,
+                        sk_extent *ranges);
+
+/* Return whether the ranges of a record match its checksum.
+ *
+ * record: its bytes, which need to be there in the ranges only
+ * crc: the checksum of what it covers before the record */
+int sk_check_planes(const uint8_t *record, size_t length, uint32_t width, uint32_t height,
+                    sk_region region, const sk_extent *ranges, size_t count, uint32_t crc,
+                    uint32_t checksum);
 
 #ifdef SK_LIBDEFLATE
 #define SK_DECODES_PNG 1

@@ -136,7 +136,7 @@ static enum sk_code guarded(struct job *job, int wanted, sk_image *out) {
     image->mem->max_memory_to_use = (long)SK_MOST_MEMORY;
     jpeg_mem_src(image, (unsigned char *)job->data, job->length);
     if (wanted) jpeg_save_markers(image, JPEG_APP0 + 2, 0xFFFF);
-    jpeg_read_header(image, TRUE);
+    sk_jpeg_read_header(image);
     if (wanted) sk_jpeg_check_profile(image); /* TurboJPEG warns of a damaged one, too */
     if (image->progressive_mode || image->arith_code || image->data_precision != 8 ||
         (image->jpeg_color_space != JCS_YCbCr && image->jpeg_color_space != JCS_GRAYSCALE) ||

@@ -139,7 +139,7 @@ static enum sk_code decode_guarded(struct job *job, sk_memory *line, uint8_t *ou
     image->mem->max_memory_to_use = (long)SK_MOST_MEMORY;
     jpeg_mem_src(image, (unsigned char *)job->data, job->length);
     if (job->fast) jpeg_save_markers(image, JPEG_APP0 + 2, 0xFFFF);
-    jpeg_read_header(image, TRUE);
+    sk_jpeg_read_header(image);
     if (job->fast) sk_jpeg_check_profile(image); /* with a warning, Python decodes exactly */
     code = check(image, job->width, job->height);
     if (code != SK_DONE) return code;

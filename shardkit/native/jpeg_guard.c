@@ -2,8 +2,11 @@
 #include "jpeg_guard.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include <jerror.h>
+
+#define MOST_SCANS 500
 
 static void on_error(j_common_ptr common) {
     sk_jpeg_failure *failure = (sk_jpeg_failure *)common->err;
@@ -24,6 +27,26 @@ void sk_jpeg_guard(struct jpeg_decompress_struct *image, sk_jpeg_failure *failur
     failure->manager.emit_message = on_message;
     failure->manager.output_message = on_output;
     failure->code = SK_DECODER;
+}
+
+/* Whether more scans follow than MAX_SCANS in shardkit/codecs/structure.py allows. In the data of a
+ * scan, 0xFF precedes only 0 or a marker. */
+static int has_many_scans(const uint8_t *at, size_t length) {
+    const uint8_t *end = at + length;
+    int scans = 1;
+    while (scans <= MOST_SCANS && (at = memchr(at, 0xFF, (size_t)(end - at))) != NULL)
+        if (++at < end && *at == SK_JPEG_SOS) scans++;
+    return scans > MOST_SCANS;
+}
+
+void sk_jpeg_read_header(struct jpeg_decompress_struct *image) {
+    sk_jpeg_failure *failure = (sk_jpeg_failure *)image->err;
+    jpeg_read_header(image, TRUE);
+    if (jpeg_has_multiple_scans(image) &&
+        has_many_scans(image->src->next_input_byte, image->src->bytes_in_buffer)) {
+        failure->code = SK_UNSUPPORTED;
+        longjmp(failure->escape, 1);
+    }
 }
 
 void sk_jpeg_check_profile(struct jpeg_decompress_struct *image) {

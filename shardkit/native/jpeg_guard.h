@@ -20,6 +20,9 @@ typedef struct {
 /* Let errors and warnings of an image set the failure's code and jump to its escape. */
 void sk_jpeg_guard(struct jpeg_decompress_struct *image, sk_jpeg_failure *failure);
 
+/* Read the header. An image of too many scans fails with SK_UNSUPPORTED: Python names their number. */
+void sk_jpeg_read_header(struct jpeg_decompress_struct *image);
+
 /* Read the color profile: libjpeg warns of a damaged one. */
 void sk_jpeg_check_profile(struct jpeg_decompress_struct *image);
 

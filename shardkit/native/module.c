@@ -9,7 +9,7 @@
 #include "png.h"
 
 /* The version of this interface; shardkit/system/native.py has the same number. */
-#define API 10
+#define API 11
 
 /* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
 static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
@@ -388,10 +388,11 @@ static PyObject *decode_png(PyObject *module, PyObject *arguments) {
     png.keeps_16 = (uint8_t)keep_16;
     if (code == SK_DONE && keep_16 && png.depth != 16) code = SK_UNSUPPORTED;
     if (code == SK_DONE) {
-        size_t each = colors == 3 ? 3 : sk_png_values(&png);
+        size_t pixel_bytes = colors == 3 ? 3 : sk_png_values(&png);
         sk_region all = {0, 0, (int32_t)png.width, (int32_t)png.height};
         sk_memory work = {NULL, 0};
-        pixels = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(each * png.width * png.height));
+        size_t size = pixel_bytes * png.width * png.height;
+        pixels = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)size);
         if (pixels != NULL) {
             uint8_t *out = (uint8_t *)PyByteArray_AsString(pixels);
             Py_BEGIN_ALLOW_THREADS
@@ -429,9 +430,27 @@ static PyObject *crc32(PyObject *module, PyObject *arguments) {
     return PyLong_FromUnsignedLong(value);
 }
 
+PyDoc_STRVAR(crc32_contribution_doc,
+             "crc32_contribution(data, following)\n--\n\n"
+             "Return what data contributes to the CRC-32 of bytes that go on for so many more.");
+
+static PyObject *crc32_contribution(PyObject *module, PyObject *arguments) {
+    Py_buffer data;
+    unsigned long long following;
+    uint32_t value;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*K:crc32_contribution", &data, &following)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    value = sk_crc32_shifted(~sk_crc32(~0u, data.buf, (size_t)data.len), following);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(value);
+}
+
 static PyMethodDef methods[] = {
     {"check_entries", check_entries, METH_VARARGS, check_entries_doc},
     {"crc32", crc32, METH_VARARGS, crc32_doc},
+    {"crc32_contribution", crc32_contribution, METH_VARARGS, crc32_contribution_doc},
     {"decode_png", decode_png, METH_VARARGS, decode_png_doc},
     {"draw_crops", draw_crops, METH_VARARGS, draw_crops_doc},
     {"fill", fill, METH_VARARGS, fill_doc},

@@ -17,46 +17,176 @@
 /* Columns that rows have room for beyond their end, for whole vectors. */
 #define SLACK 64
 
+#define LINE "YUV4MPEG2 W%u H%u F1:1 Ip A1:1 C"
+#define LINE_END " XCOLORRANGE=FULL\nFRAME"
+#define PARAMETERS 4
+#define PARAMETER 16 /* characters, each of 6 bits, lowest byte first: three checksums */
+#define BANDS (PARAMETERS * PARAMETER * 6 / 32)
+#define FRAME (PARAMETERS * (2 + PARAMETER) + 1) /* bytes of the parameters and the end of the line */
+
 /* The planes of a record. */
 typedef struct {
     const uint8_t *luma, *blue, *red; /* no blue and red: gray */
     uint32_t width, height, chroma_width, chroma_height;
     int halves_width, halves_height; /* whether chroma has half the width, or half the height */
+    size_t mode;
+    char header[64];           /* the line up to the mode */
+    size_t line;               /* its bytes */
+    size_t begin[4];           /* offsets of the planes, and of the end */
+    uint32_t checksums[BANDS]; /* of each band of rows */
 } planes;
+
+/* Rows of luma in a band. */
+static int32_t band_rows(uint32_t height) {
+    return 2 * (int32_t)((height + 2 * BANDS - 1) / (2 * BANDS));
+}
 
 static const struct {
     const char *name;
     int colored, halves_width, halves_height;
 } modes[] = {{"420jpeg", 1, 1, 1}, {"444", 1, 0, 0}, {"422", 1, 1, 0}, {"mono", 0, 0, 0}};
 
+/* Decode a character of base64; 64 or more if it is none. */
+static uint32_t bits_of(uint8_t character) {
+    if (character >= 'A' && character <= 'Z') return character - 'A';
+    if (character >= 'a' && character <= 'z') return character - 'a' + 26u;
+    if (character >= '0' && character <= '9') return character - '0' + 52u;
+    return character == '+' ? 62 : character == '/' ? 63 : 64;
+}
+
+/* Read the parameters of the frame and the end of its line. */
+static int read_checksums(const uint8_t *line, uint32_t *checksums) {
+    uint8_t bytes[4 * BANDS];
+    size_t count = 0;
+    for (int n = 0; n < PARAMETERS; n++) {
+        if (*line++ != ' ' || *line++ != 'X') return 0;
+        for (int group = 0; group < PARAMETER / 4; group++, line += 4) {
+            uint32_t bits = 0;
+            for (int k = 0; k < 4; k++) {
+                uint32_t next = bits_of(line[k]);
+                if (next > 63) return 0;
+                bits = bits << 6 | next;
+            }
+            for (int k = 2; k >= 0; k--) bytes[count++] = (uint8_t)(bits >> 8 * k);
+        }
+    }
+    for (int n = 0; n < BANDS; n++)
+        checksums[n] = (uint32_t)bytes[4 * n] | (uint32_t)bytes[4 * n + 1] << 8 |
+                       (uint32_t)bytes[4 * n + 2] << 16 | (uint32_t)bytes[4 * n + 3] << 24;
+    return *line == '\n';
+}
+
+/* State the size of planes; returns whether images may have it. */
+static int start_layout(planes *out, uint32_t width, uint32_t height) {
+    out->width = width;
+    out->height = height;
+    out->line = (size_t)snprintf(out->header, sizeof out->header, LINE, width, height);
+    return (uint64_t)width * height <= SK_MOST_PIXELS;
+}
+
+/* Lay out planes of a mode; returns whether a record of them has that length. */
+static int lay_out(planes *out, size_t mode, size_t length) {
+    const uint32_t width = out->width, height = out->height;
+    const size_t luma = (size_t)width * height, name = strlen(modes[mode].name);
+    size_t chroma;
+    out->mode = mode;
+    out->halves_width = modes[mode].halves_width;
+    out->halves_height = modes[mode].halves_height;
+    out->chroma_width = width - (out->halves_width ? width / 2 : 0);
+    out->chroma_height = height - (out->halves_height ? height / 2 : 0);
+    chroma = modes[mode].colored ? (size_t)out->chroma_width * out->chroma_height : 0;
+    out->begin[0] = out->line + name + sizeof LINE_END - 1 + FRAME;
+    out->begin[1] = out->begin[0] + luma;
+    out->begin[2] = out->begin[1] + chroma;
+    out->begin[3] = out->begin[2] + chroma;
+    return out->begin[3] == length;
+}
+
+/* Compare the header of a record with its layout, and read the checksums of the bands. */
+static int read_header(planes *out, const uint8_t *data) {
+    const char *name = modes[out->mode].name;
+    const uint8_t *at = data + out->line, *end = data + out->begin[0] - FRAME;
+    return memcmp(data, out->header, out->line) == 0 && memcmp(at, name, strlen(name)) == 0 &&
+           memcmp(at + strlen(name), LINE_END, sizeof LINE_END - 1) == 0 &&
+           read_checksums(end, out->checksums);
+}
+
 /* Find the planes of a record that has to be of that size; its bytes are untrusted. */
 static int find_planes(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
                        planes *out) {
-    char header[128];
-    uint64_t luma = (uint64_t)width * height;
-    int start = snprintf(header, sizeof header, "YUV4MPEG2 W%u H%u F1:1 Ip A1:1 C", width, height);
-    if (luma > SK_MOST_PIXELS || (size_t)start > length || memcmp(data, header, (size_t)start) != 0) return 0;
-    for (size_t n = 0; n < sizeof modes / sizeof *modes; n++) {
-        static const char rest[] = " XCOLORRANGE=FULL\nFRAME\n";
-        size_t name = strlen(modes[n].name), begin = (size_t)start + name + sizeof rest - 1;
-        size_t chroma;
-        if (begin > length || memcmp(data + start, modes[n].name, name) != 0 ||
-            memcmp(data + start + name, rest, sizeof rest - 1) != 0)
-            continue;
-        out->width = width;
-        out->height = height;
-        out->halves_width = modes[n].halves_width;
-        out->halves_height = modes[n].halves_height;
-        out->chroma_width = width - (out->halves_width ? width / 2 : 0);
-        out->chroma_height = height - (out->halves_height ? height / 2 : 0);
-        chroma = modes[n].colored ? (size_t)out->chroma_width * out->chroma_height : 0;
-        if (length - begin != luma + 2 * chroma) return 0;
-        out->luma = data + begin;
-        out->blue = chroma ? out->luma + luma : NULL;
-        out->red = chroma ? out->blue + chroma : NULL;
+    if (!start_layout(out, width, height)) return 0;
+    for (size_t mode = 0; mode < sizeof modes / sizeof *modes; mode++) {
+        if (!lay_out(out, mode, length) || !read_header(out, data)) continue;
+        out->luma = data + out->begin[0];
+        out->blue = modes[mode].colored ? data + out->begin[1] : NULL;
+        out->red = modes[mode].colored ? data + out->begin[2] : NULL;
         return 1;
     }
     return 0;
+}
+
+/* Lay out planes of that size and length. Only tiny ones may have another mode. */
+static int lay_out_any(planes *out, size_t length, uint32_t width, uint32_t height) {
+    if (!start_layout(out, width, height)) return 0;
+    for (size_t mode = 0; mode < sizeof modes / sizeof *modes; mode++)
+        if (lay_out(out, mode, length)) return 1;
+    return 0;
+}
+
+/* Find the bands of rows that a region needs: those before `end`, from `begin` on. */
+static void find_bands(const planes *from, sk_region region, int32_t *begin, int32_t *end) {
+    const int32_t height = (int32_t)from->height, rows = band_rows(from->height);
+    const int32_t margin = from->halves_height ? 2 : 0; /* the next nearest row of chroma */
+    const int32_t top = region.top - margin, bottom = region.top + region.height + margin;
+    *begin = (top < 0 ? 0 : top) / rows;
+    *end = ((bottom > height ? height : bottom) + rows - 1) / rows;
+}
+
+size_t sk_planes_ranges(size_t length, uint32_t width, uint32_t height, sk_region region,
+                        sk_extent *ranges) {
+    planes from;
+    size_t count = 1, skipped = length;
+    int32_t first, end;
+
+    ranges[0] = (sk_extent){0, length};
+    if (length < SK_LEAST_SKIPPED || !lay_out_any(&from, length, width, height)) return 1;
+    find_bands(&from, region, &first, &end);
+    ranges[0].end = from.begin[0];
+    for (int n = 0; n < (modes[from.mode].colored ? 3 : 1); n++) {
+        const size_t wide = n ? from.chroma_width : width;
+        const size_t high = n ? from.chroma_height : height;
+        const size_t rows = (size_t)band_rows(height) >> (n && from.halves_height);
+        const size_t bottom = (size_t)end * rows < high ? (size_t)end * rows : high;
+        const sk_extent part = {from.begin[n] + (size_t)first * rows * wide, from.begin[n] + bottom * wide};
+        if (part.begin == ranges[count - 1].end)
+            ranges[count - 1].end = part.end;
+        else
+            ranges[count++] = part;
+    }
+    for (size_t n = 0; n < count; n++) skipped -= ranges[n].end - ranges[n].begin;
+    if (skipped >= SK_LEAST_SKIPPED) return count;
+    ranges[0] = (sk_extent){0, length};
+    return 1;
+}
+
+int sk_check_planes(const uint8_t *record, size_t length, uint32_t width, uint32_t height,
+                    sk_region region, const sk_extent *ranges, size_t count, uint32_t crc,
+                    uint32_t checksum) {
+    planes from;
+    size_t done = 0;
+    int32_t first, end;
+
+    if (!lay_out_any(&from, length, width, height) || !read_header(&from, record)) return 0;
+    find_bands(&from, region, &first, &end);
+    for (size_t n = 0; n < count; n++) {
+        crc = ~sk_crc32_shifted(~crc, ranges[n].begin - done);
+        crc = sk_crc32(crc, record + ranges[n].begin, ranges[n].end - ranges[n].begin);
+        done = ranges[n].end;
+    }
+    crc = ~sk_crc32_shifted(~crc, length - done);
+    for (int32_t band = 0; band < BANDS; band++)
+        if (band < first || band >= end) crc ^= from.checksums[band];
+    return crc == checksum;
 }
 
 /* The rounded product of a factor and a number, as libjpeg's tables have it, in 16-bit lanes. */

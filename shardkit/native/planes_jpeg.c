@@ -80,7 +80,7 @@ static enum sk_code guarded(struct job *job) {
     /* Python allows SK_MOST_MEMORY of coefficients (planes._MOST_COEFFICIENTS); the rest is small. */
     image->mem->max_memory_to_use = (long)(SK_MOST_MEMORY + SK_MOST_MEMORY / 8);
     jpeg_mem_src(image, (unsigned char *)job->data, job->length);
-    jpeg_read_header(image, TRUE);
+    sk_jpeg_read_header(image);
     out->width = image->image_width;
     out->height = image->image_height;
     out->sampling = sampling_of(image);

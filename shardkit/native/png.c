@@ -285,9 +285,9 @@ typedef uint8_t bytes __attribute__((vector_size(8)));
 typedef int16_t lanes __attribute__((vector_size(16)));
 
 static inline lanes load(const uint8_t *at) {
-    bytes found;
-    memcpy(&found, at, sizeof found);
-    return __builtin_convertvector(found, lanes);
+    bytes pixel;
+    memcpy(&pixel, at, sizeof pixel);
+    return __builtin_convertvector(pixel, lanes);
 }
 
 static inline lanes store(lanes value, uint8_t *at, size_t step) {

@@ -397,8 +397,8 @@ def jpeg_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
     compiled = native.module()
     if compiled is None:
         return None
-    found: tuple[int, int, int, bytes] | None = compiled.jpeg_planes(data)
-    return found
+    planes: tuple[int, int, int, bytes] | None = compiled.jpeg_planes(data)
+    return planes
 
 
 class FileHeader(NamedTuple):
@@ -499,6 +499,17 @@ def crc32(data: Bytes) -> int:
     """Return the CRC-32 of ``data``, as zlib does."""
     compiled = native.module()
     return zlib.crc32(data) if compiled is None else compiled.crc32(data, 0)
+
+
+def crc32_contribution(data: Bytes, following: int) -> int | None:
+    """Return what a range of bytes contributes to the CRC-32 of all of them.
+
+    Args:
+        data: The range.
+        following: Number of the bytes that follow it.
+    """
+    compiled = native.module()
+    return None if compiled is None else int(compiled.crc32_contribution(data, following))
 
 
 def record_checksums(records: Sequence[object]) -> list[int] | None:

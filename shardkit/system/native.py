@@ -16,7 +16,7 @@ from shardkit.errors import UsageError
 VARIABLE = "SHARDKIT_NATIVE"
 """The environment variable that controls the module: ``off`` disables it, ``on`` requires it."""
 
-_API = 10
+_API = 11
 """Version of the interface; a module built from other sources is not called."""
 
 

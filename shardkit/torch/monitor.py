@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardkit.errors import UsageError
 from shardkit.torch.data.collate import count
-from shardkit.torch.data.ops import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
+from shardkit.torch.data.ops import OPERATIONS, ImageOp
 
 _BAR_SECONDS = 0.3
 """Seconds between updates of a progress bar: drawing it takes about 0.1 ms."""
@@ -235,7 +235,7 @@ class ThroughputMonitor:
         if type(workers) is int and workers >= 0:
             words.append(f"--workers {workers}")
         decode: Any = getattr(dataset, "decode", None)
-        if type(decode) in (CenterCrop, RandomCrop, RandomResizedCrop, Resize):
+        if type(decode) in OPERATIONS:
             words.append(f"--decode {shlex.quote(_written(decode))}")
         return " ".join(words)
 

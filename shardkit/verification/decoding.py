@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shardkit.codecs import planes
 from shardkit.codecs.image import decode_mask
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
-from shardkit.record import ABSENT, IMAGE, NO_LABEL, STORED_KINDS, Record
+from shardkit.record import ABSENT, IMAGE, NO_LABEL, PLANES, STORED_KINDS, Record
 
 RawShape = tuple[int, int, int] | None
 """The manifest's ``raw_shape``: height, width and channels of raw pixels."""
@@ -59,6 +60,8 @@ def _image_fault(
             shape = decode_mask(data, kind).shape
             return "" if shape[:2] == (height, width) else f"its mask has the shape {shape}"
         decode_stored(EncodedImage(data, kind, NO_LABEL, width, height), warnings=warnings)
+        if kind == PLANES:
+            planes.require_bands(data)
     except BadImage as error:
         return str(error)
     if warnings and "damaged" not in meta:

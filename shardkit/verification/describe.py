@@ -18,7 +18,7 @@ from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import Fetching, OpenedDataset, OpenedDirectory, open_remote
 from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.remote import fetch_splits
-from shardkit.errors import UsageError
+from shardkit.errors import NotPublished, UsageError
 from shardkit.record import ABSENT, STORED_KINDS
 from shardkit.stores.urls import as_url
 from shardkit.system.text import as_command
@@ -40,7 +40,8 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
         attached dataset, also the ``folder`` of the archives.
 
     Raises:
-        UsageError: If there is no dataset; of a plan for jobs, the message states the progress.
+        NotPublished: If there is no dataset, but a plan for jobs.
+        UsageError: If there is neither.
         CorruptDataset: If its manifest or index is damaged, or the recipe or source is invalid.
         ShardkitError: If an object store cannot be read.
     """
@@ -50,7 +51,7 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
             try:
                 urls = fetch_splits(url)
             except UsageError as error:
-                raise _planned(url, progress_of(url)) or error from error
+                raise _not_published(url) or error from error
             fetching = Fetching(cache)
             return {
                 name: _describe(open_remote(split_url, fetching))
@@ -59,20 +60,23 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
     try:
         splits = OpenedDirectory(directory).splits
     except UsageError as error:
-        raise _planned(directory, progress_of(directory)) or error from error
+        raise _not_published(directory) or error from error
     return {name: _describe(dataset) for name, dataset in splits.items()}
 
 
-def _planned(directory: str | Path, progress: tuple[int, int] | None) -> UsageError | None:
+def _not_published(directory: str | Path) -> NotPublished | None:
     """Return an error that states the progress of a plan for jobs, if there is one."""
+    progress = progress_of(directory)
     if progress is None:
         return None
     done, tasks = progress
     work = f"build the others with {as_command('work', directory, '--claim')}, then "
-    return UsageError(
+    error = NotPublished(
         f"{directory} is planned but not published; {done:,} of {tasks:,} tasks are done: "
         f"{work * (done < tasks)}publish it with {as_command('commit', directory)}"
     )
+    error.done, error.tasks = progress
+    return error
 
 
 def _describe(dataset: OpenedDataset) -> dict[str, Any]:

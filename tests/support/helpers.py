@@ -113,6 +113,21 @@ def png_file(header: bytes, rows: bytes, *extra: bytes) -> bytes:
     )
 
 
+def jpeg_of_scans(count: int) -> bytes:
+    """Return a sequential JPEG of 8 x 8 gray pixels in ``count`` scans of one component."""
+    segments = {
+        0xDB: b"\0" + b"\1" * 64,  # quantizers
+        0xC0: b"\x08\0\x08\0\x08\3" + b"".join(bytes((n, 0x11, 0)) for n in (1, 2, 3)),
+        0xC4: b"".join(bytes((table, 1)) + bytes(16) for table in (0, 0x10)),  # one code: 0
+    }
+    head = b"".join(
+        bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content
+        for marker, content in segments.items()
+    )
+    scans = (b"\xff\xda\0\x08\1%c\0\0\x3f\0\x3f" % (1 + n % 3) for n in range(count))
+    return b"\xff\xd8" + head + b"".join(scans) + b"\xff\xd9"
+
+
 def jpeg_stating(width: int, height: int) -> bytes:
     """Return a small JPEG file whose header states another size than it has."""
     data = bytearray(jpeg(32, 32))

@@ -132,9 +132,7 @@ def command_words(change: Recipe, provenance: Provenance) -> list[str]:
     """
     recipe = merged(change, provenance.recipe)
     folder = Path(provenance.path).resolve().parent if provenance.splits else Path(provenance.path)
-    suffix = {"raw": "raw", "jpeg": "jpeg", "planes": "planes"}.get(
-        change.encode, "" if change.box else "shards"
-    )
+    suffix = change.encode if change.encode != "keep" else "" if change.box else "shards"
     target = f"{folder if folder.name else 'dataset'}-{suffix}{change.box[0] if change.box else ''}"
     source = str(folder) if provenance.folder else SOURCE
     kind, order = provenance.source["kind"], provenance.class_order()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, Subset
 
 from shardkit.codecs.image import SNIFF_BYTES, ImageInfo, inspect, sniff
-from shardkit.codecs.planes import is_planes, stated_size
+from shardkit.codecs.planes import sniff_planes
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
@@ -104,16 +104,13 @@ def headers(dataset: Any, rows: list[int]) -> list[Header]:
     properties = []
     for data, label in (images[row] for row in rows):
         kind = "raw" if raw else _kind_of(data)
-        if raw:
-            info = ImageInfo(raw[1], raw[0])
-        else:
-            info = ImageInfo(*stated_size(data)) if kind == PLANES else inspect(data, kind)
+        info = ImageInfo(raw[1], raw[0]) if raw else inspect(data, kind)
         properties.append(Header(kind, info.width, info.height, len(data), label))
     return properties
 
 
 def _kind_of(data: bytes) -> str:
-    return PLANES if is_planes(data) else sniff(data[:SNIFF_BYTES]) or ""
+    return PLANES if sniff_planes(data) else sniff(data[:SNIFF_BYTES]) or ""
 
 
 def slowest_group(

@@ -22,15 +22,16 @@ from shardkit.measure.runner.spec import Subject
 from shardkit.system.files import require_local
 from shardkit.system.formatting import size
 from shardkit.system.text import printable, shortened
-from shardkit.torch.data import ops
 from shardkit.torch.data.datasets import DECODES, ShardDataset, open_dataset
-from shardkit.torch.data.ops import ImageOp
+from shardkit.torch.data.ops import OPERATIONS, ImageOp
 from shardkit.torch.engine.preflight import why_processes
 
 DEFAULT_OPERATION = "RandomResizedCrop(224)"
 """The first operation of most training scripts; images of several sizes make no batch without."""
 
-_OPERATIONS = ("CenterCrop", "RandomCrop", "RandomResizedCrop", "Resize")
+_OPERATIONS: dict[str, Callable[..., ImageOp]] = {
+    operation.__name__: operation for operation in OPERATIONS
+}
 
 
 def is_dataset(path: str) -> bool:
@@ -75,10 +76,9 @@ def parse_decode(text: str) -> str | ImageOp:
         choices = f"{', '.join(DECODES)}, {', '.join(f'{name}(...)' for name in _OPERATIONS)}"
         raise UsageError(f"decode {text!r} is unknown; known are {choices}") from None
     try:
-        operation: ImageOp = getattr(ops, ast.unparse(call.func))(*values, **named)
+        return _OPERATIONS[ast.unparse(call.func)](*values, **named)
     except TypeError as error:
         raise UsageError(f"decode {text!r}: {error}") from None
-    return operation
 
 
 def load_object(text: str, option: str, ready: Callable[[Any], bool]) -> Any:

@@ -407,6 +407,10 @@ class RandomCrop(ImageOp):
         return numbers
 
 
+OPERATIONS = (CenterCrop, RandomCrop, RandomResizedCrop, Resize)
+"""The operations that a text can name, such as ``decode`` of a command."""
+
+
 def render_views(
     image: EncodedImage, views: Sequence[tuple[ImageOp, Crop, Pixels | None]], how: Decoding
 ) -> list[Pixels]:

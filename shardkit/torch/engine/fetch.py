@@ -264,8 +264,8 @@ def _reads_batches(dataset: Any) -> bool:
 
 def _reads_views(dataset: Any) -> bool:
     """Return whether a dataset returns all views of its samples at once."""
-    own = ShardDataset.__getitems__
-    return isinstance(dataset, ShardDataset) and type(dataset).__getitems__ is own
+    unchanged = ShardDataset.__getitems__
+    return isinstance(dataset, ShardDataset) and type(dataset).__getitems__ is unchanged
 
 
 def _shared_context(request: Request, allocate: Allocate | None) -> ReadContext:

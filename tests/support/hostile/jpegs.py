@@ -8,7 +8,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator
 
-from helpers import encoded, exif, jpeg, jpeg_stating, picture, png
+from helpers import encoded, exif, jpeg, jpeg_of_scans, jpeg_stating, picture, png
 from PIL import Image
 
 from hostile.cases import Case, Outcome, Rejected, Stored, pillow, simple
@@ -130,6 +130,11 @@ def damage_cases() -> Iterator[Case]:
     yield _simple(
         "of 600 scans",
         lambda: PROGRESSIVE[:-2] + PROGRESSIVE[PROGRESSIVE.rindex(b"\xff\xda") : -2] * 600,
+        Rejected(words="scans, more than 500", kind="jpg"),
+    )
+    yield _simple(
+        "of 600 scans, not progressive",
+        lambda: jpeg_of_scans(600),
         Rejected(words="scans, more than 500", kind="jpg"),
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from helpers import Pixels, encoded, exif, picture, pixels, png_chunk, png_file
 
 from hostile.cases import Case, Rejected, Stored, gray, over_white, simple
+from shardkit.codecs.structure import PNG_PASSES
 
 _simple = functools.partial(simple, "PNG", file="odd.png")
 
@@ -113,16 +114,8 @@ def _palette(colors: Pixels) -> bytes:
 
 def _interlaced(values: Pixels, keep: int = 7) -> bytes:
     """Return an interlaced PNG; ``keep`` is how many of its seven passes are there."""
-    starts = (
-        (0, 0, 8, 8),
-        (4, 0, 8, 8),
-        (0, 4, 4, 8),
-        (2, 0, 4, 4),
-        (0, 2, 2, 4),
-        (1, 0, 2, 2),
-        (0, 1, 1, 2),
-    )
-    parts = [rows(values[top::down, left::right]) for left, top, right, down in starts[:keep]]
+    passes = PNG_PASSES[:keep]
+    parts = [rows(values[top::down, left::right]) for left, top, right, down in passes]
     return png_file(header()[:-1] + b"\1", b"".join(parts))
 
 

@@ -16,6 +16,7 @@ from helpers import (
     encoded,
     exif,
     jpeg,
+    jpeg_of_scans,
     jpeg_stating,
     opened,
     picture,
@@ -33,12 +34,15 @@ from shardkit.codecs.image import (
     ImageInfo,
     apply_orientation,
     decode,
+    decode_mask,
     encode,
     inspect,
     sniff,
     to_rgb,
 )
+from shardkit.codecs.structure import MAX_SCANS
 from shardkit.errors import BadImage
+from shardkit.system import compiled, native
 
 MAGENTA = (255, 0, 255)
 
@@ -586,6 +590,27 @@ def test_a_bomb_is_refused_by_its_header(kind: str, function: object) -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("with_simplejpeg", [True, False])
+def test_a_jpeg_of_too_many_scans_is_refused(
+    with_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_simplejpeg:
+        monkeypatch.setattr(codec, "simplejpeg", None)
+    assert decode(jpeg_of_scans(MAX_SCANS), "jpg").shape == (8, 8, 3)
+    many, reason = jpeg_of_scans(MAX_SCANS + 1), f"it has {MAX_SCANS + 1} scans, more than"
+    for function in (decode, decode_mask, inspect):
+        with pytest.raises(BadImage, match=reason):
+            function(many, "jpg")
+
+
+@pytest.mark.skipif(native.module() is None, reason="the compiled module is not used")
+def test_the_compiled_module_leaves_a_jpeg_of_too_many_scans_to_python() -> None:
+    assert compiled.jpeg_planes(jpeg_of_scans(MAX_SCANS)) is not None
+    assert compiled.jpeg_planes(jpeg_of_scans(MAX_SCANS + 1)) is None
+    assert compiled.inspect_jpeg(jpeg_of_scans(MAX_SCANS)) == (8, 8)
+    assert compiled.inspect_jpeg(jpeg_of_scans(MAX_SCANS + 1)) is None
 
 
 def test_a_progressive_bomb_does_not_take_the_memory() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import math
 import os
 import random
 import runpy
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from shardkit.codecs.turbo import Region
 from shardkit.errors import BadImage, UsageError
 from shardkit.recipe import Recipe
 from shardkit.record import Record
-from shardkit.system import compiled
+from shardkit.system import compiled, native
 
 ROOT = Path(__file__).parents[3]
 LIBRARIES = sorted((ROOT / ".venv/turbojpeg").glob("*.libs/libturbojpeg*"))
@@ -99,7 +102,7 @@ def test_gray_has_one_plane(side: tuple[int, int]) -> None:
     data = jpeg(noise(*side)[:, :, 0])
     record = record_of(data)
     assert b" Cmono " in record
-    assert len(record) == record.index(b"FRAME\n") + 6 + side[0] * side[1]
+    assert len(record) == planes._layout(record).start + side[0] * side[1]
     require_equal(record, pillow(data))
 
 
@@ -187,6 +190,12 @@ def test_from_rgb_reads_back(sampling: str, side: tuple[int, int]) -> None:
         assert np.abs(decoded - pixels).max() <= 2
 
 
+def changed(record: bytes, before: bytes, value: bytes) -> bytes:
+    """Return a record with another byte behind some of its bytes."""
+    place = record.index(before) + len(before)
+    return record[:place] + value + record[place + 1 :]
+
+
 def all_of(side: tuple[int, int]) -> Region:
     return Region(0, 0, *side)
 
@@ -200,9 +209,45 @@ def test_gray_pixels_are_stored_exactly() -> None:
 
 def test_the_record_is_this() -> None:
     pixels = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255]]], np.uint8)
-    header = b"YUV4MPEG2 W3 H1 F1:1 Ip A1:1 C420jpeg XCOLORRANGE=FULL\nFRAME\n"
+    header = b"YUV4MPEG2 W3 H1 F1:1 Ip A1:1 C420jpeg XCOLORRANGE=FULL\n"
     content = bytes([76, 150, 29]) + bytes([64, 255]) + bytes([138, 107])
-    assert planes.from_rgb(pixels, "420") == header + content
+    checksum = (zlib.crc32(content) ^ zlib.crc32(bytes(7))).to_bytes(4, "little")  # of one band
+    text = base64.b64encode(checksum + bytes(44))
+    frame = b"FRAME" + b"".join(b" X" + text[start : start + 16] for start in range(0, 64, 16))
+    assert planes.from_rgb(pixels, "420") == header + frame + b"\n" + content
+
+
+@pytest.mark.parametrize("module", [True, False])
+@pytest.mark.parametrize("sampling", ["420", "444", "mono"])
+@pytest.mark.parametrize("height", [1, 2, 24, 25, 59, 120])
+def test_checksums_of_bands_add_up_to_that_of_the_record(
+    height: int, sampling: str, module: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not module:
+        monkeypatch.setattr(native, "module", lambda: None)
+    pixels = noise(7, height)
+    if sampling == "mono":
+        pixels[:] = pixels[:, :, :1]
+    record = planes.from_rgb(pixels, sampling)
+    layout = planes._layout(record)
+    rows, total = 2 * math.ceil(height / 24), zlib.crc32(record)
+    zeros = bytes(len(record) - layout.start)
+    content = np.frombuffer(record, np.uint8)[layout.start :]
+    for band in range(planes.BANDS):
+        masked = np.zeros(len(zeros), np.uint8)
+        start = 0
+        for high, wide in layout.sides:
+            step = rows if high == height else rows // 2
+            inside = slice(
+                start + wide * min(high, step * band), start + wide * min(high, step * (band + 1))
+            )
+            masked[inside] = content[inside]
+            start += wide * high
+        checksum = zlib.crc32(masked.tobytes()) ^ zlib.crc32(zeros)
+        assert layout.checksums[band] == checksum
+        total ^= checksum
+    assert total == zlib.crc32(record[: layout.start] + zeros)
+    planes.require_bands(record)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +261,11 @@ def test_the_record_is_this() -> None:
         lambda record: record.replace(b"W20", b"W999999999"),
         lambda record: record.replace(b"C420jpeg", b"C420paldv"),
         lambda record: record.replace(b"FULL", b"LIMITED"),
-        lambda record: record.replace(b"FRAME\n", b"FRAME \n"),
+        lambda record: record.replace(b"FRAME X", b"FRAME  X"),
+        lambda record: record.replace(b"FRAME X", b"FRAME Y"),
+        lambda record: changed(record, b"FRAME X", b"="),
+        lambda record: changed(record, b"FRAME X", b"\xff"),
+        lambda record: changed(record, b"FRAME X", b"\n"),
         lambda record: record[:20],
         lambda record: b"",
     ],
@@ -294,3 +343,33 @@ def test_the_example_gives_the_same_pixels(subsampling: str) -> None:
             jpeg(pixels[..., 0]) if subsampling == "gray" else jpeg(pixels, subsampling=subsampling)
         )
         np.testing.assert_array_equal(read(record_of(data)), decode(data, "jpg"))
+
+
+@pytest.mark.parametrize("sampling", ["420", "444", "mono"])
+def test_the_example_checks_the_bands_of_the_rows(sampling: str) -> None:
+    read = runpy.run_path(str(ROOT / "docs/examples/planes_to_rgb.py"))["read_planes"]
+    pixels = noise(9, 100)
+    if sampling == "mono":
+        pixels[:] = pixels[:, :, :1]
+    record = planes.from_rgb(pixels, sampling)
+    expected = planes.decode(record)
+    for top, bottom in ((0, 3), (37, 61), (99, 100), (0, 100)):
+        np.testing.assert_array_equal(read(record, top, bottom), expected[top:bottom])
+    content = np.frombuffer(record, np.uint8).copy()
+    content[planes._layout(record).start + 9 * 60] ^= 1
+    damaged = content.tobytes()
+    np.testing.assert_array_equal(read(damaged, 0, 58), expected[:58])
+    np.testing.assert_array_equal(read(damaged, 72, 100), expected[72:])
+    with pytest.raises(ValueError, match="damaged"):
+        read(damaged, 55, 65)
+
+
+def test_wrong_checksums_of_bands_are_refused() -> None:
+    record = planes.from_rgb(noise(9, 100), "420")
+    planes.require_bands(record)
+    for band in (0, 5, 11):
+        place = record.index(b"FRAME X") + 7 + 18 * (band // 3) + 5 * (band % 3)
+        forged = changed(record, record[:place], b"A" if record[place] != 65 else b"B")
+        planes.decode(forged)
+        with pytest.raises(BadImage, match="checksum of its band"):
+            planes.require_bands(forged)

@@ -9,7 +9,17 @@ from collections.abc import Callable
 
 import pytest
 import simplejpeg
-from helpers import encoded, exif, jpeg, opened, picture, png, png_chunk, png_file
+from helpers import (
+    encoded,
+    exif,
+    jpeg,
+    jpeg_of_scans,
+    opened,
+    picture,
+    png,
+    png_chunk,
+    png_file,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from pairwise import pairwise
@@ -20,6 +30,7 @@ from shardkit.codecs.structure import (
     MAX_SCANS,
     check_png,
     check_ppm,
+    check_scans,
     jpeg_header,
     jpeg_pieces,
     plain_png,
@@ -98,6 +109,23 @@ def test_a_jpeg_with_more_scans_than_any_writer_makes_is_bad() -> None:
     assert jpeg_header(few).content == jpeg_header(data).content
     with pytest.raises(BadImage, match=f"{MAX_SCANS + 1} scans, more than {MAX_SCANS}"):
         jpeg_header(few[:-2] + last + few[-2:])
+
+
+@pytest.mark.parametrize("wrap", [bytes, memoryview])
+def test_the_scans_of_a_jpeg_are_counted_if_decoders_read_them(
+    wrap: Callable[[bytes], bytes | memoryview],
+) -> None:
+    check_scans(wrap(jpeg_of_scans(MAX_SCANS)))
+    with pytest.raises(BadImage, match=f"{MAX_SCANS + 1} scans, more than {MAX_SCANS}"):
+        check_scans(wrap(jpeg_of_scans(MAX_SCANS + 1)))
+    check_scans(wrap(jpeg() + b"\xff\xda" * (MAX_SCANS + 1)))  # one scan has all components
+
+
+def test_a_jpeg_of_any_length_is_searched_for_scans() -> None:
+    data = jpeg_of_scans(2)
+    for length in range(len(data)):
+        check_scans(data[:length])
+        check_scans(data[:2] + b"\0\xff\xff" + data[2:length])
 
 
 def test_a_second_start_of_a_jpeg_is_one_of_its_pieces() -> None:

@@ -26,7 +26,7 @@ from shardkit.conversion.convert import Converted, commit, convert, plan_jobs
 from shardkit.conversion.jobs import Jobs
 from shardkit.conversion.ledger import Ledger
 from shardkit.conversion.plan import software_of
-from shardkit.errors import BadImages, ConversionFailed, ShardkitError, UsageError
+from shardkit.errors import BadImages, ConversionFailed, NotPublished, ShardkitError, UsageError
 from shardkit.record import dump_json
 from shardkit.system.cluster import open_cluster
 from shardkit.system.pool import Progress
@@ -95,8 +95,13 @@ def test_an_ordinary_conversion_finishes_the_work_of_jobs(
 
 def test_info_states_the_progress(planned: Path) -> None:
     Jobs(Ledger(planned)).build(1)
-    with pytest.raises(UsageError, match=r"1 of 5 tasks are done: build .* `shardkit work .*comm"):
+    with pytest.raises(
+        NotPublished, match=r"1 of 5 tasks are done: build .* `shardkit work "
+    ) as raised:
         describe(planned)
+    assert (raised.value.done, raised.value.tasks) == (1, 5)
+    plan = json.loads(invoke("info", planned, "--json").stdout)["plan"]
+    assert plan == {"done": 1, "tasks": 5}
     for number in range(5):
         Jobs(Ledger(planned)).build(number)
     with pytest.raises(UsageError, match="5 of 5 tasks are done: publish it with `shardkit commit"):

@@ -26,6 +26,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from shardkit import CenterCrop, export, make_loader, open_dataset
+from shardkit.codecs import planes
 from shardkit.codecs.image import apply_orientation
 from shardkit.conversion import disk
 from shardkit.dataset.manifest import load_manifest
@@ -88,7 +89,7 @@ def test_verify_repair_and_append(source: Path, place: Path, tmp_path: Path) -> 
     shard = copy / load_manifest(copy).shards[0].name
     intact = shard.read_bytes()
     damaged = bytearray(intact)
-    damaged[damaged.index(b"FRAME\n") + 6] ^= 1
+    damaged[damaged.index(b"\nFRAME") + 79] ^= 1
     shard.write_bytes(damaged)
     assert invoke("verify", copy).exit_code == 1
     run("repair", copy, "--from", source)
@@ -98,6 +99,19 @@ def test_verify_repair_and_append(source: Path, place: Path, tmp_path: Path) -> 
     assert load_manifest(copy).fields == {"cls": 8, "jpg": 1, "json": 8, "png": 1, "y4m": 6}
     run("verify", copy, "--level", "decode")
     assert invoke("diff", place, copy).exit_code == 1
+
+
+def test_verify_compares_the_checksums_of_bands(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planes, "_checksums", lambda *_: [0] * planes.BANDS)
+    place = make_dataset(source, tmp_path / "made", recipe=PLANES)
+    monkeypatch.undo()
+    run("verify", place, "--level", "full")
+    result = invoke("verify", place, "--level", "decode")
+    assert result.exit_code == 1
+    assert "cat/half.jpg" in result.output
+    assert "the checksum of its band 1 of 12 does not match" in result.output
 
 
 def test_merge_and_split(source: Path, place: Path, tmp_path: Path) -> None:

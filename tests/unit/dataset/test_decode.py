@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, jpeg, opened, picture, pixels, png
+from helpers import encoded, jpeg, jpeg_of_scans, opened, picture, pixels, png
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -302,6 +302,15 @@ def test_a_part_of_an_image_of_another_size_is_refused(field: str, width: int, h
     for region in (Region(1, 1, 2, 2), Region(0, 0, width, height)):
         with pytest.raises(BadImage):
             decode_part(stored(data, field, width, height), region, EXACT)
+
+
+def test_a_jpeg_of_too_many_scans_is_a_bad_image() -> None:
+    image = stored(jpeg_of_scans(600), "jpg", 8, 8)
+    reason = "it has 600 scans, more than 500"
+    with pytest.raises(BadImage, match=reason):
+        decode_stored(image)
+    with pytest.raises(BadImage, match=reason):
+        decode_part(image, Region(0, 0, 2, 2), EXACT)
 
 
 @pytest.mark.parametrize("data", [b"", b"junk", jpeg()[:2], jpeg()[:200]])

@@ -656,7 +656,7 @@ def test_an_image_with_a_size_other_than_the_indexs_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "8", None, True, (8,), (8, 8, 8), (8, 0), [8, 8]])
 def test_a_wrong_size_is_a_usage_error(size: Any) -> None:
-    for make in (Resize, CenterCrop, RandomCrop, RandomResizedCrop):
+    for make in ops.OPERATIONS:
         with pytest.raises(UsageError, match=make.__name__):
             make(size)
 
