@@ -137,7 +137,8 @@ def jpeg_coefficient_bytes(data: bytes | memoryview) -> int:
     if several is None:
         return 0
     start = several.frame
-    height, width, components = struct.unpack(">HHB", data[start + 5 : start + 10])
+    stated: tuple[int, int, int] = struct.unpack(">HHB", data[start + 5 : start + 10])
+    height, width, components = stated
     factors = data[start + 11 : start + 10 + 3 * components : 3]
     across = 8 * max((byte >> 4 for byte in factors), default=0)
     down = 8 * max((byte & 15 for byte in factors), default=0)
