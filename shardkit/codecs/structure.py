@@ -118,59 +118,34 @@ def jpeg_header(data: bytes) -> JpegHeader:
 def check_scans(data: bytes | memoryview) -> None:
     """Refuse a JPEG with more than `MAX_SCANS` scans.
 
-    Decoders read one scan of an image that is sequential and whose first scan has all components,
-    so the others are not counted.
-
     Raises:
         BadImage: If it has more.
     """
-    at, end, has_several, components = 2, len(data) - 9, False, 0
-    while at < end:
-        if data[at] != 0xFF or not 0 < data[at + 1] < 0xFF:
-            match = _MARKER.search(data, at)
-            if match is None:
-                return
-            at = match.start()
-            continue
-        marker = data[at + 1]
-        if marker == _START_OF_SCAN:
-            if has_several or data[at + 4] < components:
-                scans = bytes(data[at:]).count(b"\xff\xda")
-                if scans > MAX_SCANS:
-                    raise BadImage(f"it has {scans} scans, more than {MAX_SCANS}")
-            return
-        if marker in _BORDERS:
-            return
-        if marker in _FRAMES:
-            has_several, components = marker in _PROGRESSIVE, data[at + 9]
-        at += 2 if marker in _LONELY else 2 + (data[at + 2] << 8 | data[at + 3])
+    several = _several_scans(data)
+    if several is not None:
+        scans = bytes(data[several.first_scan :]).count(b"\xff\xda")
+        if scans > MAX_SCANS:
+            raise BadImage(f"it has {scans} scans, more than {MAX_SCANS}")
 
 
-def jpeg_coefficient_bytes(data: bytes) -> int:
-    """Return the bytes of memory that libjpeg needs for the coefficients of a JPEG.
+def jpeg_coefficient_bytes(data: bytes | memoryview) -> int:
+    """Return the bytes of memory that a decoder needs for the coefficients of a JPEG.
 
-    A JPEG of several scans needs all of them at once; 0 if it has one scan, or a damaged header.
+    It needs them all at once if there are several scans; 0 for one scan, or a damaged header.
     """
-    at, components, blocks, progressive = 2, 0, 0, False
-    while match := _MARKER.search(data, at):
-        marker, at = match[0][1], match.end()
-        if marker in _LONELY:
-            continue
-        size = int.from_bytes(data[at : at + 2], "big")
-        segment = data[at + 2 : at + size]
-        at += size
-        if size < 2 or at > len(data) or marker in _BORDERS:
-            break
-        if marker in _FRAMES and size >= 10:
-            _, height, width, components = struct.unpack(">BHHB", segment[:6])
-            sampling = [(factors >> 4, factors & 15) for factors in segment[7::3]]
-            across, down = (max(factors) for factors in zip(*sampling, strict=True))
-            units = -(-width // max(8 * across, 1)) * -(-height // max(8 * down, 1))
-            blocks = units * sum(wide * high for wide, high in sampling)
-            progressive = marker in _PROGRESSIVE
-        elif marker == _START_OF_SCAN and size > 2:
-            return _BLOCK_BYTES * blocks if progressive or segment[0] < components else 0
-    return 0
+    several = _several_scans(data)
+    if several is None:
+        return 0
+    start = several.frame
+    stated: tuple[int, int, int] = struct.unpack(">HHB", data[start + 5 : start + 10])
+    height, width, components = stated
+    factors = data[start + 11 : start + 10 + 3 * components : 3]
+    across = 8 * max((byte >> 4 for byte in factors), default=0)
+    down = 8 * max((byte & 15 for byte in factors), default=0)
+    if not across or not down:
+        return 0
+    blocks = sum((byte >> 4) * (byte & 15) for byte in factors)
+    return _BLOCK_BYTES * blocks * -(-width // across) * -(-height // down)
 
 
 def jpeg_pieces(data: bytes) -> list[bytes]:
@@ -374,6 +349,41 @@ def check_ppm(data: bytes | memoryview) -> None:
     """
     if _PPM_HEADER.match(data, 0, _PPM_HEADER_BYTES) is None:
         raise BadImage(f"its header is damaged, or longer than {_PPM_HEADER_BYTES} bytes")
+
+
+class _SeveralScans(NamedTuple):
+    """Offsets in a JPEG whose decoder needs more than one scan."""
+
+    frame: int
+    """Of the marker of its frame header."""
+    first_scan: int
+    """Of the marker of its first scan."""
+
+
+def _several_scans(data: bytes | memoryview) -> _SeveralScans | None:
+    """Return where the scans of a JPEG start; None for one scan, or a damaged header.
+
+    Decoders read one scan of an image that is sequential and whose first scan has all components,
+    so others are ignored.
+    """
+    at, end, frame = 2, len(data) - 9, 0
+    while at < end:
+        if data[at] != 0xFF or not 0 < data[at + 1] < 0xFF:
+            match = _MARKER.search(data, at)
+            if match is None:
+                return None
+            at = match.start()
+            continue
+        marker = data[at + 1]
+        if marker == _START_OF_SCAN and frame:
+            several = data[frame + 1] in _PROGRESSIVE or data[at + 4] < data[frame + 9]
+            return _SeveralScans(frame, at) if several else None
+        if marker in _BORDERS or marker == _START_OF_SCAN:
+            return None
+        if marker in _FRAMES:
+            frame = at
+        at += 2 if marker in _LONELY else 2 + (data[at + 2] << 8 | data[at + 3])
+    return None
 
 
 def _coding(marker: int, bits: int) -> str:
