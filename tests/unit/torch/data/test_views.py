@@ -44,7 +44,7 @@ from shardkit.torch.engine.options import LoaderOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
-ENGINES = [("thread", 0), ("thread", 2), ("process", 0), ("process", 2)]
+ENGINES = [("thread", 0), ("thread", 2), ("helper", 2), ("process", 0), ("process", 2)]
 
 
 @pytest.fixture(scope="module")

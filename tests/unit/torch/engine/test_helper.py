@@ -197,7 +197,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("device")
 def test_auto_uses_the_helper_next_to_a_gpu(place: Path, load: Load) -> None:
-    dataset = open_dataset(place, decode=CROP)
+    dataset = open_dataset(place, decode=CenterCrop(16))
     loader = load(dataset, engine="auto", pin_memory=False)
     assert loader.engine == "helper"
     assert "a GPU waits for kernel launches" in loader.reason
