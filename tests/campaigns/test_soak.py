@@ -19,6 +19,7 @@ from helpers import make_dataset, make_tree, png, wait_until
 from loading import crc
 
 from shardkit import BlockShuffle, RandomResizedCrop, make_loader, open_dataset
+from shardkit.errors import LoaderFailed
 from shardkit.torch.data import memory
 from shardkit.torch.engine.ring import Ring
 from shardkit.torch.loader import Loader
@@ -206,13 +207,14 @@ class Large:
         return torch.zeros(1 << 20)
 
 
-def test_loaders_that_are_closed_early_leave_no_shared_memory() -> None:
+@pytest.mark.parametrize("engine", ["helper", "process"])
+def test_loaders_that_are_closed_early_leave_no_shared_memory(engine: str) -> None:
     """A worker may be in the middle of making a shared file."""
     shared = Path("/dev/shm")
     pids = set()
     for number in range(20):
         options: dict[str, Any] = {
-            "engine": "process",
+            "engine": engine,
             "num_workers": 2,
             "start_method": "fork",
             "collate_fn": list,
@@ -227,6 +229,36 @@ def test_loaders_that_are_closed_early_leave_no_shared_memory() -> None:
     for each in left:
         each.unlink()
     assert left == []
+
+
+def read_on(loader: Loader, batches: Iterator[Any]) -> None:
+    """Read the rest of an epoch, whose batches may all be ready, and the next one."""
+    for rest in (batches, loader):
+        for _ in rest:
+            pass
+
+
+@pytest.mark.parametrize("engine", ["helper", "process"])
+def test_early_stops_and_killed_workers_leave_nothing_behind(root: Path, engine: str) -> None:
+    shared, pids, uses = Path("/dev/shm"), set(), []
+    for rounds in (1, 10):  # the first opens what stays for the process
+        with closing(new_loader(root, engine)) as loader:
+            for _ in range(rounds):
+                for number in range(20):
+                    broken_off(loader, number)
+                batches = iter(loader)
+                next(batches)
+                victim = multiprocessing.active_children()[0]
+                pids.add(victim.pid)
+                victim.kill()
+                with pytest.raises(LoaderFailed, match="SIGKILL"):
+                    read_on(loader, batches)
+            whole(loader, 0)
+        wait_until(lambda: not multiprocessing.active_children(), "the workers' end")
+        del loader, batches, victim
+        uses.append(in_use())
+    assert all(now <= then for now, then in zip(uses[1][:4], uses[0][:4], strict=True)), uses
+    assert [file for pid in pids for file in shared.glob(f"torch_{pid}_*")] == []
 
 
 def test_workers_that_do_not_persist_leave_nothing_behind(root: Path) -> None:

@@ -1,6 +1,6 @@
 """The search for the fastest loader settings within a time budget.
 
-About ten settings are measured in interleaved rounds: both engines, with several numbers of
+About ten settings are measured in interleaved rounds: the suitable engines, with several numbers of
 workers. The slower half leaves after each round. Then the neighbors of the leader join: other
 numbers of workers, other prefetch. In the end, the two best are compared with
 the defaults for as long as the budget lasts. A setting is judged by one number: the median, over
@@ -141,7 +141,7 @@ class _Race:
         self._out_of_time = False
 
     def starters(self) -> list[LoaderSpec]:
-        """Return both engines with fewer and more workers than the defaults, likely ones first."""
+        """Return the engines with fewer and more workers than the defaults, likely ones first."""
         default, engines = self._plan.default, self._plan.engines
         workers = default.workers
         numbers = (workers, 2 * workers, workers // 2, 4 * workers, 1)

@@ -1,4 +1,4 @@
-"""From a request to a batch: the reading code of both engines."""
+"""From a request to a batch: the reading code of all engines."""
 
 from __future__ import annotations
 
