@@ -27,8 +27,8 @@ from typing import Any
 from isolation import COMPLETE, FAILED, NOT_RUN, STOPPED, Outcome, Part, run_parts
 
 PARTS = (
-    Part(name="environment", function="gpu_parts.environment:run", weight=0.4),
-    Part(name="data", function="gpu_parts.data:run", weight=1.5),
+    Part(name="environment", function="gpu_parts.environment:run", weight=1.5),
+    Part(name="data", function="gpu_parts.data:run", weight=2),
     Part(name="checks", function="gpu_parts.checks:run", weight=1.5),
     Part(name="training", function="gpu_parts.training:run", weight=3),
     Part(name="scaling-jpeg", function="gpu_parts.scaling:jpeg", weight=1.2),
@@ -37,7 +37,8 @@ PARTS = (
     Part(name="decoding", function="gpu_parts.decoding:run", weight=0.7),
     Part(name="memory", function="gpu_parts.checks:memory", weight=1),
 )
-"""In this order: what matters most comes first."""
+"""In this order: what matters most comes first. The first may wait for PyTorch to come from a disk;
+it leaves the rest of its time to the others."""
 
 RATIOS = {
     "training": "of one cached batch",

@@ -35,7 +35,7 @@ def run(values: dict[str, Any], progress: Progress) -> None:
     source = "generated" if job.photos is None else job.photos
     remark = f"{len(photographs)} photographs, {source}"
     progress.add("images", job.images, "images", remark=remark)
-    workers = min(cores(), 16)
+    workers = 1 if job.is_small else min(cores(), 16)
     raw: dict[str, Any] = {"resize": (job.side, job.side), "resize_mode": "crop"}
     steps: dict[str, Callable[[Path], object]] = {
         "jpeg": lambda target: convert(

@@ -14,6 +14,7 @@ import torch
 from isolation import NotAvailable, Progress
 
 from shardkit import RandomResizedCrop, ShardDataset, make_loader, open_dataset
+from shardkit.record import DATASET_FILE
 from shardkit.torch.engine.options import ENGINES
 from shardkit.torch.loader import Loader
 
@@ -49,7 +50,7 @@ class Job:
     @property
     def images(self) -> int:
         """Images in each dataset."""
-        return 48 if self.is_small else min(2048, 512 * cores())
+        return 48 if self.is_small else min(2048, 256 * cores())
 
     @cached_property
     def device(self) -> torch.device:
@@ -76,7 +77,7 @@ class Job:
             NotAvailable: If the part that makes the datasets did not get so far.
         """
         path = self.work / kind
-        if not path.is_dir():
+        if not (path / DATASET_FILE).is_file():
             raise NotAvailable("no dataset: see the part 'data'")
         if decode is None:
             decode = "torch" if kind == "raw" else RandomResizedCrop(self.side)

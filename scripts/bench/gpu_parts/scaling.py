@@ -48,7 +48,8 @@ def run(job: Job, kind: str, progress: Progress) -> None:
     single: dict[str, float] = {}
     for number, (count, engine) in enumerate(cells):
         case = f"{engine}, {count} worker{'s' * (count > 1)}"
-        seconds = job.seconds(_LONGEST, progress.left / (len(cells) - number))
+        # Workers take the other half to start, and to fill their buffers.
+        seconds = job.seconds(_LONGEST, progress.left / (len(cells) - number) / 2)
         if not seconds:
             progress.add(case, remark="no time left")
             continue
