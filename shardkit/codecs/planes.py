@@ -109,7 +109,7 @@ def require_jpeg_planes() -> None:
     """
     if not (compiled.is_available() or turbo.available()):
         raise UsageError(
-            "--encode planes requires the compiled module or TurboJPEG, and both are missing: "
+            "encode='planes' requires the compiled module or TurboJPEG, and both are missing: "
             "pip install 'shardkit[turbo]'"
         )
 
