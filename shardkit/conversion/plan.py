@@ -50,7 +50,7 @@ def parse_bytes(size: int | str) -> int:
     count = formatting.parse_bytes(size)
     if count is None:
         raise UsageError(
-            f"--shard-size {str(size)[:40]!r} is not a size such as 256MiB, 1GB or 500000"
+            f"shard_size={str(size)[:40]!r} is not a size such as 256MiB, 1GB or 500000"
         )
     return count
 
@@ -106,7 +106,7 @@ class ConvertOptions:
         if self.shard_bytes < 1:
             raise UsageError(f"shard size {self.shard_bytes} is not at least one byte")
         if self.shard_samples is not None and self.shard_bytes != DEFAULT_SHARD_BYTES:
-            raise UsageError("--shard-size and --shard-samples exclude each other: choose one")
+            raise UsageError("shard_size= and shard_samples= exclude each other: choose one")
 
     @property
     def shard_bytes(self) -> int:

@@ -105,7 +105,7 @@ class Pipeline:
             loader = make_loader(self.dataset, loading.batch_size, num_workers=loading.workers)
         if not isinstance(loader, Loader | DataLoader):
             raise UsageError(
-                f"--loader {session.subject.loader!r} returns a {type(loader).__name__}: return a "
+                f"loader={session.subject.loader!r} returns a {type(loader).__name__}: return a "
                 "torch.utils.data.DataLoader or the result of shardkit.make_loader"
             )
         self.stock = loader if isinstance(loader, DataLoader) else None
