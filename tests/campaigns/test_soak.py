@@ -105,8 +105,14 @@ def things() -> Things:
 def in_use(before: Things) -> Use:
     """Return what is in use now and was not ``before``: things of earlier tests end at any time."""
     now = things()
-    counts = (len(new - old) for new, old in zip(now, before, strict=True))
-    return Use(*counts, _resident(os.getpid()), sum(map(_resident, now.processes)))
+    return Use(
+        files=len(now.files - before.files),
+        shared=len(now.shared - before.shared),
+        threads=len(now.threads - before.threads),
+        processes=len(now.processes - before.processes),
+        memory=_resident(os.getpid()),
+        num_workers=sum(map(_resident, now.processes)),
+    )
 
 
 def _resident(pid: int) -> int:
@@ -240,7 +246,7 @@ def read_on(loader: Loader, batches: Iterator[Any]) -> None:
 
 @pytest.mark.parametrize("engine", ["helper", "process"])
 def test_early_stops_and_killed_workers_leave_nothing_behind(root: Path, engine: str) -> None:
-    shared, pids, uses = Path("/dev/shm"), set(), []
+    shared, pids, uses, before = Path("/dev/shm"), set(), [], things()
     for rounds in (1, 10):  # the first opens what stays for the process
         with closing(new_loader(root, engine)) as loader:
             for _ in range(rounds):
@@ -256,7 +262,7 @@ def test_early_stops_and_killed_workers_leave_nothing_behind(root: Path, engine:
             whole(loader, 0)
         wait_until(lambda: not multiprocessing.active_children(), "the workers' end")
         del loader, batches, victim
-        uses.append(in_use())
+        uses.append(in_use(before))
     assert all(now <= then for now, then in zip(uses[1][:4], uses[0][:4], strict=True)), uses
     assert [file for pid in pids for file in shared.glob(f"torch_{pid}_*")] == []
 

@@ -20,6 +20,7 @@ from shardkit.torch.engine import preflight
 from shardkit.torch.engine.helper import _Call, _Calls
 from shardkit.torch.engine.preflight import suited_engine
 from shardkit.torch.engine.ring import Ring
+from shardkit.torch.engine.threads import ThreadEngine
 from shardkit.torch.loader import Loader
 
 pytestmark = [
@@ -155,8 +156,9 @@ def test_helpers_draw_other_numbers_from_global_generators(place: Path, load: Lo
 def test_a_call_announces_what_the_threads_may_start(place: Path) -> None:
     """Otherwise their iteration would end early, or wait for a call that waits for them."""
     loader = make_loader(open_dataset(place, decode=CROP), BATCH, engine="thread", num_workers=1)
-    together, ahead = loader._engine.at_once(BATCH)  # type: ignore[union-attr]
-    calls = _Calls(loader._engine)  # type: ignore[arg-type]
+    assert isinstance(loader._engine, ThreadEngine)
+    together, ahead = loader._engine.at_once(BATCH)
+    calls = _Calls(loader._engine)
     calls.begin(itertools.islice(loader._schedule.requests(0, endless=True), 200))
     announced = answered = 0
     for number, call in enumerate(calls):
