@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import jpeg, make_dataset, make_tree
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import shardkit
 from shardkit import LMDBDataset, UsageError, make_loader
+from shardkit.measure.doctor import profile as profile_module
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Remedy, Trial, measure_rate
 from shardkit.measure.doctor.profile import Profile, profile
 from shardkit.measure.doctor.stored import convert_images, loaded_provenance, write_images
@@ -48,18 +50,18 @@ def profiled(loader: Any, seconds: float = 0.1) -> Profile:
 class Sleepy(Dataset[Any]):
     """Samples that wait, with a transform that does so longer."""
 
-    def __init__(self) -> None:
-        self.transform = self.slow
+    def __init__(self, sleep: Callable[[float], object] = time.sleep) -> None:
+        self.sleep, self.transform = sleep, self.slow
 
     def slow(self, value: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.002)
+        self.sleep(0.002)
         return value
 
     def __len__(self) -> int:
         return ROWS
 
     def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
-        time.sleep(0.001)
+        self.sleep(0.001)
         return self.transform(torch.zeros(3, 8, 8)), row
 
 
@@ -80,15 +82,20 @@ def test_the_stages_of_a_shardkit_dataset(made: Path) -> None:
     assert dataset.transform is torch.Tensor.float
 
 
-def test_a_wait_is_told_from_computing() -> None:
-    found = profiled(DataLoader(Sleepy(), 4))
+def test_a_wait_is_told_from_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a time in which only sleeping takes any, and computing an eighth of it."""
+    slept: list[float] = []
+    monkeypatch.setattr(profile_module, "_clock", lambda: np.array([1, 0.125]) * sum(slept))
+    monkeypatch.setattr(profile_module, "held_fraction", lambda *_: 0.25)
+    found = profiled(DataLoader(Sleepy(slept.append), 4))
 
     assert list(found.stages) == ["dataset", "transform", "collate"]
     assert found.longest == "transform"
-    assert found.stages["transform"].seconds >= 0.0018  # the cost of the clock is subtracted
-    assert found.p50 >= 0.003
-    assert found.stages["transform"].busy < 0.5
-    assert found.held < 0.5
+    assert found.stages["dataset"].seconds == pytest.approx(0.001)
+    assert found.stages["transform"].seconds == pytest.approx(0.002)
+    assert found.p50 == pytest.approx(0.003)
+    assert found.stages["transform"].busy == pytest.approx(0.125)
+    assert found.held == pytest.approx(0.25 / (2 / 3))  # of the transform's part of the time
 
 
 def test_an_iterable_dataset_has_stages() -> None:

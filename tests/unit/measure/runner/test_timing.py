@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,14 +22,19 @@ from shardkit.measure.runner.timing import Measurement, measure
 class Batches:
     """A loader of known batches, whose work is known too."""
 
-    def __init__(self, sizes: list[int], seconds: float = 0.0) -> None:
-        self.sizes, self.seconds = sizes, seconds
+    def __init__(
+        self,
+        sizes: list[int],
+        seconds: float = 0.0,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.sizes, self.seconds, self.sleep = sizes, seconds, sleep
         self.epochs = self.given = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.epochs += 1
         for size in self.sizes:
-            time.sleep(self.seconds)
+            self.sleep(self.seconds)
             self.given += 1
             yield torch.zeros(size, 3, 2, 2, dtype=torch.uint8), torch.zeros(size)
 
@@ -151,13 +156,18 @@ def test_every_batch_is_used_once() -> None:
     assert used == [4, 2, 4, 2]
 
 
-def test_waiting_and_using_are_distinguished() -> None:
+def test_waiting_and_using_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same 20 ms, once in the loader and once in the step."""
-    loading = measure(Batches([1], seconds=0.02), StopCondition(seconds=0.15), nothing)
-    using = measure(Batches([1]), StopCondition(seconds=0.15), lambda batch: time.sleep(0.02))
+    clock = Clock()
+    monkeypatch.setattr(timing, "time", clock)
+    loading = measure(
+        Batches([1], seconds=0.02, sleep=clock.sleep), StopCondition(seconds=0.15), nothing
+    )
+    using = measure(Batches([1]), StopCondition(seconds=0.15), lambda batch: clock.sleep(0.02))
 
-    assert sum(loading.waits) / loading.seconds > 0.6
-    assert sum(using.waits) / using.seconds < 0.2
+    assert sum(loading.waits) == pytest.approx(loading.seconds)
+    assert loading.seconds == pytest.approx(using.seconds)
+    assert sum(using.waits) == 0
 
 
 def test_an_empty_loader_is_refused() -> None:

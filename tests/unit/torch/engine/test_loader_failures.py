@@ -43,13 +43,17 @@ BATCH = 4
 BAD = 13
 """The row at which things go wrong: in the fourth batch, neither first nor last of it."""
 
-SOON = 10.0
-"""Seconds in which an error must arrive, and in which a process must be gone."""
-
-AT_ONCE = 4.0
-"""Seconds in which a process must end after Ctrl-C; less than PyTorch's pause of 5 s."""
+SOON = 60.0
+"""Seconds in which an error must arrive, and in which a process must be gone: less than those of a
+process that hangs, more than those for which other processes may keep this one from the CPUs."""
 
 Load = Callable[..., Loader]
+
+
+@pytest.fixture
+def patient_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch waits long, not 5 s, for each worker that was not told to end."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 10 * SOON)
 
 
 @pytest.fixture(scope="module")
@@ -382,6 +386,7 @@ def test_an_unpicklable_dataset_is_refused_at_once(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.usefixtures("patient_pytorch")
 def test_a_garbage_collected_loader_ends_its_workers(
     place: Path, tmp_path: Path, engine: str
 ) -> None:
@@ -389,12 +394,11 @@ def test_a_garbage_collected_loader_ends_its_workers(
     dataset = open_dataset(place, At(place, tmp_path, bool), decode="numpy")
     loader = make_loader(dataset, BATCH, **options)
     assert len(list(loader)) == ROWS // BATCH
-    start = time.monotonic()
     del loader
     assert_gone(tmp_path)
-    assert time.monotonic() - start < AT_ONCE
 
 
+@pytest.mark.usefixtures("patient_pytorch")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_collector_does_not_wait_for_the_workers_of_a_loader_that_failed(
@@ -408,11 +412,9 @@ def test_the_collector_does_not_wait_for_the_workers_of_a_loader_that_failed(
         list(make_loader(dataset, BATCH, **options))
     except TransformFailed as error:
         kept += [error, kept]
-    start = time.monotonic()
     del kept
     gc.collect()
     assert_gone(tmp_path)
-    assert time.monotonic() - start < AT_ONCE
 
 
 def no_room(size: int) -> torch.Tensor:
@@ -434,6 +436,7 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 import torch
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 600  # as in `patient_pytorch`
 from shardkit import make_loader, open_dataset
 
 notes = Path(sys.argv[1])
@@ -535,7 +538,7 @@ def test_ctrl_c_ends_everything_at_once(
     script = run(read=SLOW, use=use, options=f"start_method={method!r}", engine=engine)
     script.workers_are_at_work(processes)
     os.killpg(script.child.pid, signal.SIGINT)
-    code, told = script.end(AT_ONCE)
+    code, told = script.end(SOON)
     assert code == -signal.SIGINT
     assert told.count("Traceback") == 1
     assert told.endswith("KeyboardInterrupt\n")
