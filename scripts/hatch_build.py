@@ -1,9 +1,9 @@
 """Compile `shardkit._native` for a wheel or an editable install; see shardkit/native/README.md.
 
-One module serves Python 3.11 and newer (abi3); free-threaded Python cannot load it.
-The package works without it. So where there is no compiler or no libjpeg-turbo, the build goes on,
-says that it skipped the module, and makes a wheel of Python alone. Without libdeflate, the module
-does not decode PNGs.
+One module serves Python 3.11 and newer (abi3). Free-threaded Python cannot load it, and gets one
+for its version. The package works without it. So where there is no compiler or no libjpeg-turbo,
+the build goes on, says that it skipped the module, and makes a wheel of Python alone. Without
+libdeflate, the module does not decode PNGs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class NativeHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the module, into the package if that is installed in place."""
-        name = "_native.abi3.so"
+        name = (
+            f"_native{'.abi3.so' if _has_stable_abi() else sysconfig.get_config_var('EXT_SUFFIX')}"
+        )
         self._temporary = tempfile.TemporaryDirectory()
         target = Path(self._temporary.name, name)
         if version == "editable":
@@ -71,7 +73,7 @@ class NativeHook(BuildHookInterface[Any]):
         else:
             build_data["force_include"][str(target)] = f"shardkit/{name}"
         build_data["pure_python"] = False
-        build_data["tag"] = f"cp311-abi3-{re.sub('[-.]', '_', sysconfig.get_platform())}"
+        build_data["tag"] = f"{_python_tag()}-{re.sub('[-.]', '_', sysconfig.get_platform())}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the module that is in the wheel now."""
@@ -84,13 +86,14 @@ def compile_to(target: Path, sources: Path) -> None:
     Raises:
         Exception: From setuptools or the compiler, if it cannot be compiled.
     """
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise RuntimeError("free-threaded Python lacks the stable ABI")
     from setuptools import Distribution, Extension  # missing: the build skips the module
     from setuptools.command.build_ext import build_ext
 
     prefix = os.environ.get(PREFIX)
-    macros: list[tuple[str, str | None]] = [("Py_LIMITED_API", "0x030B0000")]
+    is_stable = _has_stable_abi()
+    macros: list[tuple[str, str | None]] = []
+    if is_stable:
+        macros.append(("Py_LIMITED_API", "0x030B0000"))
     names = ["jpeg"]
     if prefix or _has_libdeflate():
         macros.append(("SK_LIBDEFLATE", None))
@@ -104,7 +107,7 @@ def compile_to(target: Path, sources: Path) -> None:
         sorted(str(path.relative_to(sources.parent)) for path in sources.glob("*.c")),
         depends=sorted(map(str, sources.glob("*.h"))),
         define_macros=macros,
-        py_limited_api=True,
+        py_limited_api=is_stable,
         extra_compile_args=[*FLAGS, *_more_flags()],
         extra_link_args=_more_flags(),
         **library,
@@ -121,6 +124,19 @@ def compile_to(target: Path, sources: Path) -> None:
         os.chdir(before)
     (built,) = Path(command.build_lib, "shardkit").iterdir()
     built.rename(target)
+
+
+def _has_stable_abi() -> bool:
+    """Return whether this Python has the stable ABI; free-threaded Python does not."""
+    return not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+def _python_tag() -> str:
+    """Return the tags of Python and ABI of a wheel with the module."""
+    if _has_stable_abi():
+        return "cp311-abi3"
+    version = f"cp{sysconfig.get_config_var('py_version_nodot')}"
+    return f"{version}-{version}t"
 
 
 def _has_libdeflate() -> bool:

@@ -108,7 +108,7 @@ def parse_size(resize: int | tuple[int, int] | str) -> int | tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,9})(?:[xX]([0-9]{1,9}))?", str(resize))
     if match is None:
         raise UsageError(
-            f"--resize {str(resize)[:40]!r} is neither a number of pixels (256) nor HxW (224x224)"
+            f"resize={str(resize)[:40]!r} is neither a number of pixels (256) nor HxW (224x224)"
         )
     height, width = match.groups()
     return (int(height), int(width)) if width else int(height)
@@ -131,7 +131,7 @@ def parse_color(color: str | Color) -> Color:
         return ImageColor.getrgb(color)[:3]
     except ValueError:
         raise UsageError(
-            f"--background {color!r} is not a color such as white, #808080 or rgb(124,116,104)"
+            f"background={color!r} is not a color such as white, #808080 or rgb(124,116,104)"
         ) from None
 
 
@@ -244,7 +244,7 @@ class Recipe(RecipeOptions):
                 f"quality has no effect with the encoding {self.encode}: leave one out"
             )
         if self.chroma != "420" and self.encode != "planes":
-            raise UsageError("--chroma requires --encode planes")
+            raise UsageError("chroma= requires encode='planes'")
         if self.resizer == "torch" and self.filter not in _TORCH_FILTERS:
             raise UsageError(
                 f"the resizer torch has no filter {self.filter}: use "
@@ -263,7 +263,7 @@ class Recipe(RecipeOptions):
             raise UsageError(f"resize={self.resize!r} is not a pair of height and width")
         if self.box is not None and not all(1 <= side <= 65535 for side in self.box):
             height, width = self.box
-            raise UsageError(f"--resize {height}x{width} is not from 1 to 65535 pixels")
+            raise UsageError(f"resize='{height}x{width}' is not from 1 to 65535 pixels")
         if not all(0 <= part <= 255 for part in self.fill):
             raise UsageError(f"background {self.background} is not three numbers from 0 to 255")
         if self.encode == "raw" and not self.has_fixed_size:

@@ -41,20 +41,7 @@ def make(photos: Path, work: Path, copies: int) -> None:
     Raises:
         SystemExit: If ``work`` was made from something else.
     """
-    chosen = [path for path in sorted(photos.glob("*/*")) if _is_large_enough(path)]
-    if not chosen:
-        raise SystemExit(f"{photos} has no class folders with images of at least 256 pixels")
-    _stamp(work, {"photographs": _digest(chosen), "copies": copies})
-    few = max(1, copies // 5)
-    folders: list[tuple[str, int, Callable[[Path], bytes]]] = [
-        ("originals", copies, Path.read_bytes),
-        ("jpeg256", copies, _smaller),
-        ("pixels224", copies, _pixels),
-        ("large", few, _enlarged),
-    ]
-    for name, times, content in folders:
-        show(f"making the folder {name}")
-        make_once(work / name, lambda to, n=times, c=content: _write(chosen, to, n, c))  # type: ignore[misc]
+    count = make_folders(photos, work, copies, FOLDERS)
     references: list[tuple[str, str, Callable[[Image.Image], Any]]] = [
         ("crop", "jpeg256", crop),
         ("resize", "originals", resize_and_crop),
@@ -68,8 +55,22 @@ def make(photos: Path, work: Path, copies: int) -> None:
         make_once(place, lambda to, f=folder, t=transform: _refer(work / f, to, t))  # type: ignore[misc]
     make_once(work / "references" / "bytes", lambda to: _refer_bytes(work / "jpeg256", to))
     show("making latents")
-    make_once(work / "latents", lambda to: _latents(to, len(chosen) * copies))
+    make_once(work / "latents", lambda to: _latents(to, count * copies))
     make_once(work / "references" / "latents", lambda to: _refer_latents(work / "latents", to))
+
+
+def make_folders(photos: Path, work: Path, copies: int, names: Iterable[str]) -> int:
+    """Make only some of `FOLDERS`, as `make` does; return the number of photographs."""
+    chosen = [path for path in sorted(photos.glob("*/*")) if _is_large_enough(path)]
+    if not chosen:
+        raise SystemExit(f"{photos} has no class folders with images of at least 256 pixels")
+    _stamp(work, {"photographs": _digest(chosen), "copies": copies})
+    for name in names:
+        show(f"making the folder {name}")
+        content = FOLDERS[name]
+        times = max(1, copies // 5) if name == "large" else copies
+        make_once(work / name, lambda to, n=times, c=content: _write(chosen, to, n, c))  # type: ignore[misc]
+    return len(chosen)
 
 
 def describe(work: Path) -> list[str]:
@@ -155,6 +156,15 @@ def _pixels(path: Path) -> bytes:
 def _enlarged(path: Path) -> bytes:
     with Image.open(path) as image:
         return _jpeg(image.convert("RGB").resize(LARGE, Image.Resampling.BICUBIC))
+
+
+FOLDERS: dict[str, Callable[[Path], bytes]] = {
+    "originals": Path.read_bytes,
+    "jpeg256": _smaller,
+    "pixels224": _pixels,
+    "large": _enlarged,
+}
+"""Folders of images, and what each makes of a photograph."""
 
 
 def _jpeg(image: Image.Image) -> bytes:

@@ -71,6 +71,45 @@ static void decode_png(const uint8_t *data, size_t length) {
     decode(data, length, png.width, png.height);
 }
 
+/* Decode a JPEG as its header states, in all colors, in memory that is exactly as large as it must be. */
+static void decode_whole(const uint8_t *data, size_t length) {
+    static const int channels[] = {1, 3, 4};
+    sk_whole_jpeg header = {.data = data, .length = length};
+    if (sk_read_whole_jpeg(&header) != SK_DONE ||
+        (uint64_t)header.width * header.height > 1 << 20)
+        return;
+    for (size_t n = 0; n < sizeof channels / sizeof *channels; n++)
+        for (int eighths = 1; eighths <= 8; eighths++) {
+            sk_whole_jpeg whole = {
+                .data = data,
+                .length = length,
+                .width = (header.width * (uint32_t)eighths + 7) / 8,
+                .height = (header.height * (uint32_t)eighths + 7) / 8,
+                .channels = channels[n],
+                .eighths = eighths,
+                .fast = eighths % 2,
+            };
+            whole.out = malloc((size_t)whole.width * whole.height * (size_t)whole.channels);
+            if (whole.out == NULL) abort();
+            decoded += sk_read_whole_jpeg(&whole) == SK_DONE;
+            free(whole.out);
+        }
+}
+
+/* Check the ranges of a record that a region needs, which are inside of it and follow each other. */
+static void check_ranges(const uint8_t *record, size_t length, uint32_t width, uint32_t height,
+                         sk_region region) {
+    sk_extent ranges[SK_MOST_RANGES];
+    size_t count = sk_planes_ranges(length, width, height, region, ranges), end = 0;
+    if (count == 0 || count > SK_MOST_RANGES) abort();
+    for (size_t n = 0; n < count; n++) {
+        if (ranges[n].begin < end || ranges[n].end < ranges[n].begin) abort();
+        end = ranges[n].end;
+    }
+    if (end > length) abort();
+    if (count > 1) (void)sk_check_planes(record, length, width, height, region, ranges, count, 0, 0);
+}
+
 /* Convert regions of a record, in memory that is exactly as large as it must be. */
 static void finish(const uint8_t *record, size_t length, uint32_t width, uint32_t height) {
     int32_t wide = (int32_t)width, high = (int32_t)height;
@@ -86,6 +125,7 @@ static void finish(const uint8_t *record, size_t length, uint32_t width, uint32_
         if (out == NULL) abort();
         decoded += sk_finish_planes(record, length, width, height, regions[n], &work, out) == SK_DONE;
         free(out);
+        check_ranges(record, length, width, height, regions[n]);
     }
     sk_release(&work);
 }
@@ -370,6 +410,7 @@ int main(int count, char **names) {
             if (n % 16 == 1) copy(length, fileno(file));
             resize(data, length);
             read_planes(data, length);
+            decode_whole(data, length);
         }
         free(data);
         fclose(file);

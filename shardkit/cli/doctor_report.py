@@ -93,10 +93,7 @@ def _gpu(diagnosis: Diagnosis, profile: Profile) -> str:
 
 
 def _engine(setup: Setup) -> str:
-    if setup.engine == "main":
-        return "no workers"
-    name = {"thread": "thread", "process": "worker process"}[setup.engine]
-    return amount(setup.workers, name)
+    return "no workers" if setup.kind is None else amount(setup.workers, setup.kind.worker)
 
 
 def _longer(diagnosis: Diagnosis) -> str:

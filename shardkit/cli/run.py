@@ -68,21 +68,30 @@ class Run:
 def with_flags(message: str, ctx: click.Context) -> str:
     """Return a message with options as users of the command type them: ``--to x``, not ``to='x'``.
 
+    Messages below ``cli`` name the options of their function as in Python: ``to='x'``,
+    ``force=True``, or ``to=`` without a value.
+
     Args:
         message: The message. Other text, such as a path ``seed=0/a.jpg``, stays.
         ctx: The command, with its options and their values.
     """
-    flags = {param.name: param.opts[-1] for param in ctx.command.params if param.opts[0][0] == "-"}
+    options = [param for param in ctx.command.params if param.opts[0][0] == "-"]
+    flags = {option.name: option.opts[-1] for option in options}
+    negative = {option.name: flag for option in options for flag in option.secondary_opts}
     given = {str(value) for value in ctx.params.values()}
 
     def flag(match: re.Match[str]) -> str:
         if match[1] not in flags or match[0] in given:
             return match[0]
         value = match[2].strip("'")
+        if value == "False":
+            return negative.get(match[1], match[0])
         return flags[match[1]] if value in ("", "True") else f"{flags[match[1]]} {value}"
 
     return re.sub(
-        r"(?<![^\s(])(\w+)=('[^']*'|-?[\d.]*\d|True|/[^\s:;,]*|)(?![^\s:;,)])", flag, message
+        r"(?<![^\s(])(\w+)=('[^']*'|-?[\d.]*\d|True|False|/[^\s:;,]*|)(?=[\s:;,)]|\.?(?:\s|$))",
+        flag,
+        message,
     )
 
 

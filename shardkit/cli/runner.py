@@ -12,7 +12,7 @@ import click
 from shardkit.cli.options import click_options
 from shardkit.cli.printing import show_problems
 from shardkit.cli.run import Output, Run, with_flags
-from shardkit.errors import BadImages, ShardkitError
+from shardkit.errors import BadImages, Problem, ShardkitError
 from shardkit.options import make
 
 Function = Callable[..., "int | None"]
@@ -63,18 +63,20 @@ class Command(click.Command):
         try:
             objects = [make(kind, values) for kind in self._options]
             code = self._function(run, *objects, **values) or 0
-        except BadImages as error:
-            problems = error.problems
-            if not run.output.json:
-                show_problems(problems, limit=_LISTED)
-            elif problems:
-                run.report(lambda: {"bad": [asdict(problem) for problem in problems]})
-            raise
         except ShardkitError as error:
+            if isinstance(error, BadImages):
+                _report_bad(run, error.problems)
             error.args = (with_flags(str(error), ctx),)
             raise
         run.end(code)
         ctx.exit(code)
+
+
+def _report_bad(run: Run, problems: Sequence[Problem]) -> None:
+    if not run.output.json:
+        show_problems(problems, limit=_LISTED)
+    elif problems:
+        run.report(lambda: {"bad": [asdict(problem) for problem in problems]})
 
 
 def command(

@@ -1,8 +1,8 @@
 """Identify, inspect, decode to RGB, and encode images.
 
-simplejpeg (libjpeg-turbo without the GIL) decodes JPEG; Pillow decodes everything else, and JPEGs
-that simplejpeg refuses or warns about. With these settings both give equal pixels, but only
-simplejpeg detects damage in the middle of a JPEG.
+libjpeg-turbo decodes JPEG without the GIL; Pillow decodes everything else, and JPEGs that
+`shardkit.codecs.libjpeg` refuses or warns about. Both give equal pixels, but Pillow does not detect
+damage in the middle of a JPEG.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from shardkit.codecs import planes
+from shardkit.codecs import libjpeg, planes
 from shardkit.codecs.decode_errors import as_bad_image, raise_interruption, require_memory
 from shardkit.codecs.foreign import identify, open_foreign
 from shardkit.codecs.geometry import Mask
-from shardkit.codecs.jpeg_faults import CMYK, is_warning, jpeg_loss
+from shardkit.codecs.jpeg_faults import is_warning, jpeg_loss
+from shardkit.codecs.libjpeg import JpegError
 from shardkit.codecs.quantizers import allow_fast_dct
 from shardkit.codecs.quiet import quiet, silence_libtiff
 from shardkit.codecs.structure import (
@@ -51,11 +52,6 @@ from shardkit.errors import BadImage
 from shardkit.record import FOREIGN_FIELD, PLANES
 from shardkit.system import compiled
 from shardkit.system.turns import in_turn
-
-try:
-    import simplejpeg
-except ImportError:  # pragma: no cover - no wheel for this Python: Pillow decodes
-    simplejpeg = None
 
 Pixels = npt.NDArray[np.uint8]
 """RGB pixels: uint8, shape (height, width, 3)."""
@@ -192,12 +188,10 @@ def inspect(data: bytes, field: str) -> ImageInfo:
         with as_bad_image("it cannot be identified"):
             header = jpeg_header(data)
         data = header.content
-        if not header.speaks and simplejpeg is not None:
-            try:
-                height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-            except (ValueError, KeyError) as error:
-                raise_interruption(error)  # Pillow supports more kinds and gives better errors
-            else:
+        if not header.speaks and libjpeg.is_available():
+            # Pillow supports more kinds and gives better errors.
+            with contextlib.suppress(JpegError):
+                width, height, _ = libjpeg.read_header(data)
                 _check_size(width, height)
                 return ImageInfo(width, height)
     if field == PLANES:
@@ -224,13 +218,9 @@ def stated_size(data: bytes | memoryview, field: str) -> tuple[int, int]:
     Raises:
         BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
     """
-    if field == "jpg" and simplejpeg is not None:
-        try:
-            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-        except (ValueError, KeyError) as error:
-            raise_interruption(error)  # Pillow supports more kinds
-        else:
-            return width, height
+    if field == "jpg" and libjpeg.is_available():
+        with contextlib.suppress(JpegError):  # Pillow supports more kinds
+            return libjpeg.read_header(data)[:2]
     if field == PLANES:
         width, height = planes.stated_size(data)
         _check_size(width, height)
@@ -246,7 +236,7 @@ class Decoding(NamedTuple):
     """RGB color under transparent pixels."""
     fast: bool = False
     """Whether JPEGs may use libjpeg's fast inverse DCT: off by up to 1.5 levels on average (see
-    `allow_fast_dct`). Requires simplejpeg."""
+    `allow_fast_dct`). Requires `shardkit.codecs.libjpeg`."""
     at_least: tuple[int, int] = (0, 0)
     """Minimum width and height. A JPEG of at least twice that size may be decoded reduced, but not
     below; (0, 0) decodes all pixels."""
@@ -287,7 +277,7 @@ def decode(
         warnings = []
     if field == PLANES:
         return _decode_planes(data, out)
-    if field == "jpg" and simplejpeg is not None:
+    if field == "jpg" and libjpeg.is_available():
         pixels = _decode_jpeg(data, how, out, warnings)
         if pixels is not None:
             return pixels
@@ -484,34 +474,26 @@ def _decode_jpeg(
     out: Pixels | None,
     warnings: list[str],
 ) -> Pixels | None:
-    """Decode with simplejpeg; None means to use Pillow instead."""
-    width, height = how.at_least
+    """Decode with libjpeg; None means to use Pillow instead."""
     try:
-        stated_height, stated_width, space, _ = simplejpeg.decode_jpeg_header(data)
-        _check_size(stated_width, stated_height)
+        width, height, is_cmyk = libjpeg.read_header(data)
+        _check_size(width, height)
         check_scans(data)
-        cmyk = space in CMYK
-        with in_turn_if_large(stated_width, stated_height):
-            pixels: Pixels = simplejpeg.decode_jpeg(
+        with in_turn_if_large(width, height):
+            pixels = libjpeg.decode_jpeg(
                 data,
-                colorspace="CMYK" if cmyk else "RGB",
-                fastdct=how.fast and allow_fast_dct(data),
-                fastupsample=False,  # it is off by 40 levels on average at saturated edges
-                min_height=height,
-                min_width=width,
-                min_factor=2 if height else 1,
-                buffer=None if cmyk else out,
+                "CMYK" if is_cmyk else "RGB",
+                fast=how.fast and allow_fast_dct(data),
+                at_least=how.at_least,
+                out=None if is_cmyk else out,
             )
-    except BadImage:
-        raise
-    except (ValueError, KeyError) as error:  # KeyError: a subsampling unknown to simplejpeg
-        raise_interruption(error)
+    except JpegError as error:
         reason = str(error)
         require_memory(reason)
         if is_warning(reason):
             warnings.append(reason)
         return None
-    return None if cmyk else pixels  # Pillow's CMYK conversion differs by one
+    return None if is_cmyk else pixels  # Pillow's CMYK conversion differs by one
 
 
 def decode_luma(
@@ -526,18 +508,13 @@ def decode_luma(
     Returns:
         uint8 of shape (height, width).
     """
-    if simplejpeg is None:
+    if not libjpeg.is_available():
         return None
-    width, height = at_least
     try:
-        gray: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
-            data, colorspace="GRAY", min_height=height, min_width=width, min_factor=2
-        )
-    except (ValueError, KeyError) as error:
-        raise_interruption(error)
+        return libjpeg.decode_jpeg(data, "GRAY", at_least=at_least)[:, :, 0]
+    except JpegError as error:
         require_memory(str(error))
         return None
-    return gray[:, :, 0]
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Classify JPEG warnings as harmless or data loss.
 
-libjpeg and Pillow decode both kinds without an error. simplejpeg stops at the first warning, which
-may be harmless and hide a worse one.
+libjpeg and Pillow decode both kinds without an error. `shardkit.codecs.libjpeg` stops at the first
+warning, which may be harmless and hide a worse one.
 """
 
 from __future__ import annotations
@@ -12,17 +12,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.decode_errors import raise_interruption
+from shardkit.codecs.libjpeg import JpegError, decode_jpeg, read_header
 from shardkit.codecs.structure import jpeg_pieces
 
-try:
-    import simplejpeg
-except ImportError:  # pragma: no cover - no wheel for this Python
-    simplejpeg = None
-
 Pixels = npt.NDArray[np.uint8]
-
-CMYK = ("CMYK", "YCCK")
 
 _EXTRA = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _HARMLESS = re.compile(
@@ -45,7 +38,7 @@ _MOST_TRIES = 64
 
 
 def is_warning(reason: str) -> bool:
-    """Return whether ``reason`` from simplejpeg is a libjpeg warning rather than an error."""
+    """Return whether ``reason`` is a warning of libjpeg rather than an error."""
     return _HARMLESS.match(reason) is not None or _LOSS.match(reason) is not None
 
 
@@ -127,19 +120,15 @@ def _is_whole(pieces: list[bytes], at: int, size: int) -> bool:
 
 def _first_warning(pieces: list[bytes]) -> str:
     """Return libjpeg's first warning or error about an image, or ""."""
-    decoded = _decoded(pieces, min_height=1, min_width=1, min_factor=8)
+    decoded = _decoded(pieces, at_least=(1, 1))
     return decoded if isinstance(decoded, str) else ""
 
 
-def _decoded(pieces: list[bytes], **reduction: int) -> Pixels | str:
+def _decoded(pieces: list[bytes], at_least: tuple[int, int] = (0, 0)) -> Pixels | str:
     """Return the pixels of an image, or libjpeg's first warning."""
     data = b"".join(pieces)
     try:
-        space = simplejpeg.decode_jpeg_header(data)[2]
-        pixels: Pixels = simplejpeg.decode_jpeg(
-            data, colorspace="CMYK" if space in CMYK else "RGB", **reduction
-        )
-    except (ValueError, KeyError) as error:
-        raise_interruption(error)
+        colors = "CMYK" if read_header(data)[2] else "RGB"
+        return decode_jpeg(data, colors, at_least=at_least)
+    except JpegError as error:
         return str(error)
-    return pixels

@@ -140,7 +140,7 @@ def require_jpeg_planes() -> None:
     """
     if not can_read_jpegs():
         raise UsageError(
-            "--encode planes requires the compiled module or TurboJPEG, and both are missing: "
+            "encode='planes' requires the compiled module or TurboJPEG, and both are missing: "
             "pip install 'shardkit[turbo]'"
         )
 

@@ -277,7 +277,7 @@ def _new_images(
     if left_out and not skip_existing and (new.images or not _is_last(manifests, left_out, source)):
         raise UsageError(
             f"{directory} already has {len(left_out)} of the images of {source} by path or key "
-            f"({_some(left_out)}): --skip-existing leaves these out"
+            f"({_some(left_out)}): skip_existing=True leaves these out"
         )
     return new
 

@@ -348,9 +348,9 @@ def _plan(
     )
 
 
-def _flag(name: str) -> str:
-    """Return the option for a setting in the manifest."""
-    return f"--{name.replace('_dataset', 's')}"
+def _option(name: str) -> str:
+    """Return the name of the option for a setting in the manifest."""
+    return name.replace("_dataset", "s")
 
 
 def _require_same(old: AttachedManifest, plan: _AttachPlan, target: Path) -> None:
@@ -362,14 +362,14 @@ def _require_same(old: AttachedManifest, plan: _AttachPlan, target: Path) -> Non
         differ.append("quick")
     if differ:
         raise UsageError(
-            f"{target} holds an attached dataset, made with another {_flag(differ[0])}; --force "
-            "replaces it"
+            f"{target} holds an attached dataset, made with another {_option(differ[0])}=; "
+            "force=True replaces it"
         )
     lacking = sorted({shard.name for shard in old.shards} - {task.name for task in plan.tasks})
     if lacking:
         raise UsageError(
             f"{target} also has {amount(len(lacking), 'archive')} that you did not name, such as "
-            f"{printable(lacking[0])}; name all, or use --force to leave them out"
+            f"{printable(lacking[0])}; name all, or use force=True to leave them out"
         )
 
 
@@ -381,7 +381,7 @@ def _fingerprint(plan: _AttachPlan) -> ConversionFingerprint:
     settings = {f"--{name}": value for name, value in asdict(plan.options).items()}
     del settings["--force"], settings["--on_error"], settings["--trust"]
     for name in plan.source.keys() - {"name", "images"}:
-        settings[_flag(name)] = plan.source[name]
+        settings[f"--{_option(name)}"] = plan.source[name]
     return ConversionFingerprint(
         settings={
             **settings,
@@ -550,7 +550,7 @@ def _require_good(
         staging.discard()  # other options may find samples
     count = f"{len(skipped)} finding{'s' if len(skipped) > 1 else ''}"
     remedy = (
-        "Fix the archives, or leave these out with --on-error skip"
+        "Fix the archives, or leave these out with on_error='skip'"
         if rows
         else "No good sample is left: fix the archives or the options"
     )

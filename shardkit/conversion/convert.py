@@ -242,8 +242,7 @@ def _staged(target: str | Path, placement: Placement) -> tuple[str | None, Path]
         raise UsageError(f"{target} is local; staging= is for conversions to a URL")
     if url is not None and staging is None:
         raise UsageError(
-            f"{url} is written from a local copy of the dataset; name a folder for it: "
-            "--staging DIR"
+            f"{url} is written from a local copy of the dataset; name a folder for it with staging="
         )
     return url, Path(target if staging is None else staging)
 
@@ -399,9 +398,9 @@ def commit(
     """
     url = as_url(target)
     if url is None and staging is not None:
-        raise UsageError(f"{target} is local; --staging is for a URL")
+        raise UsageError(f"{target} is local; staging= is for a URL")
     if url is not None and force:
-        raise UsageError(f"{target}: --force replaces only local datasets; plan for another URL")
+        raise UsageError(f"{target}: force=True replaces only local datasets; plan for another URL")
     if url is not None:
         manifests = committed_at(url)
     else:

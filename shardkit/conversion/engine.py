@@ -287,7 +287,7 @@ def require_good(works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingD
     raise error
 
 
-_FIX = "Fix bad files, or leave them out with --on-error skip"
+_FIX = "Fix bad files, or leave them out with on_error='skip'"
 
 
 def assembly(work: Work[ShardTask], plan: Plan) -> Assembly:

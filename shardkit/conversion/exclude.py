@@ -53,13 +53,13 @@ def exclude_listed(scan: Scan, lists: Sequence[str | Path]) -> Scan:
     chosen: dict[str, set[str]] = {}
     for text in lists:
         names, path = _splits_of(scan, str(text))
-        for split, key in _listed_keys(scan, names, read_list(path, "--exclude")):
+        for split, key in _listed_keys(scan, names, read_list(path, "exclude")):
             chosen.setdefault(split, set()).add(key)
     splits, ignored = dict(scan.splits), dict(scan.ignored)
     for split, keys in chosen.items():
         images = splits[split]
         if len(keys) == len(images):
-            raise UsageError(f"--exclude leaves no image of {_place(scan, [split])}")
+            raise UsageError(f"exclude= leaves no image of {_place(scan, [split])}")
         paths = [entry.path for entry in images.entries if entry.key in keys]
         left_out = [Problem(path=path, reason=EXCLUDED) for path in paths]
         ignored[split] = [*ignored.get(split, ()), *left_out]
@@ -83,8 +83,8 @@ def _splits_of(scan: Scan, text: str) -> tuple[Sequence[str], str]:
     if "" in scan.splits or isinstance(scan.source, Divided):
         return list(scan.splits), text
     raise UsageError(
-        f"--exclude {text}: {scan.source} has the splits {', '.join(scan.splits)}; name that "
-        f"of the list: --exclude {next(iter(scan.splits))}=FILE"
+        f"exclude={text!r}: {scan.source} has the splits {', '.join(scan.splits)}; name that "
+        f"of the list: exclude='{next(iter(scan.splits))}=FILE'"
     )
 
 

@@ -117,6 +117,8 @@ def differences(folder: Path, now: ConversionFingerprint, bad: Collection[str]) 
 def _describe(name: str, before: Any, now: Any) -> str:
     if name in ("classes", "the fields"):
         return f"{name if name != 'classes' else 'the classes or their order'} differ"
+    if name.startswith("--"):
+        name = f"{name[2:].replace('-', '_')}="
     return f"{name} was {_value(before)} and is {_value(now)}"
 
 

@@ -32,7 +32,7 @@ from shardkit.conversion.ledger import (
     open_ledger,
     shard_name,
 )
-from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan
+from shardkit.conversion.plan import ConvertOptions, Plan, SplitPlan, shard_meta
 from shardkit.conversion.staging import STATE, StagingDirectory
 from shardkit.conversion.task import Built, carry_out
 from shardkit.dataset.manifest import MANIFEST_NAME
@@ -119,7 +119,7 @@ def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: boo
                 "images": split.images,
                 "cuts": split.cuts,
                 "shard_bytes": split.shard_bytes,
-                "meta": split.meta,
+                "source": split.meta["source"],
             }
             for split in plan.splits
         ],
@@ -526,10 +526,10 @@ def _problems(listed: dict[str, list[list[str]]]) -> dict[str, list[Problem]]:
 def _plan(value: Any, target: Path) -> Plan:
     """Return the plan that `save_plan` saved as ``value``."""
     source = PlannedSource(*value["source"])
-    options, classes = value["options"], value["classes"]
+    classes = value["classes"]
     images, first = dict[str, Images](), 0
     for split in value["splits"]:
-        texts = (split["name"], split["meta"]["source"]["name"], *value["software"].values())
+        texts = (split["name"], split["source"]["name"], *value["software"].values())
         if not all(type(text) is str for text in texts):
             raise TypeError("a name is not a text")
         if split["name"] and len(parts_of(split["name"])) > 1:
@@ -538,24 +538,26 @@ def _plan(value: Any, target: Path) -> Plan:
             source, split["name"], _entries(target, first, split["cuts"])
         )
         first += len(split["cuts"]) - 1
+    options = _restored_options(value["options"])
+    scan = Scan(
+        source=source,
+        splits=images,
+        classes=None if classes is None else tuple(classes),
+        fields=load_schema(value["schema"], classes),
+        known=value["known"],
+        exact_sizes=value["exact_sizes"],
+        problems=_problems(value["problems"]),
+        ignored={
+            split["name"]: StoredReport(target / _report_name(number), int(count), target)
+            for number, (split, count) in enumerate(
+                zip(value["splits"], value["ignored"], strict=True)
+            )
+        },
+    )
     return Plan(
-        storage=get_format(options["to"]),
-        options=_restored_options(options),
-        scan=Scan(
-            source=source,
-            splits=images,
-            classes=None if classes is None else tuple(classes),
-            fields=load_schema(value["schema"], classes),
-            known=value["known"],
-            exact_sizes=value["exact_sizes"],
-            problems=_problems(value["problems"]),
-            ignored={
-                split["name"]: StoredReport(target / _report_name(number), int(count), target)
-                for number, (split, count) in enumerate(
-                    zip(value["splits"], value["ignored"], strict=True)
-                )
-            },
-        ),
+        storage=get_format(options.to),
+        options=options,
+        scan=scan,
         splits=tuple(
             SplitPlan(
                 name=split["name"],
@@ -563,7 +565,12 @@ def _plan(value: Any, target: Path) -> Plan:
                 images=split["images"],
                 cuts=tuple(split["cuts"]),
                 shard_bytes=tuple(split["shard_bytes"]),
-                meta=split["meta"],
+                meta=shard_meta(
+                    to=options.to,
+                    schema=scan.schema,
+                    recipe=options.recipe,
+                    source=split["source"],
+                ),
             )
             for split in value["splits"]
         ),

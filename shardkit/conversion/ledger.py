@@ -194,7 +194,7 @@ def open_ledger(target: str | Path, staging: str | Path | None = None) -> Iterat
         with local_folder(staging) as folder:
             yield BucketLedger.open(str(target), folder)
     elif staging is not None:
-        raise UsageError(f"{target} is local; --staging is for jobs that write to a URL")
+        raise UsageError(f"{target} is local; staging= is for jobs that write to a URL")
     else:
         yield Ledger(Path(target))
 
@@ -219,7 +219,7 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
         except OSError as error:
             raise UsageError(
                 f"no folder can be created in {above}: {error.strerror}. Name another one with "
-                "--staging."
+                "staging=."
             ) from error
         try:
             yield place

@@ -17,6 +17,7 @@ from shardkit._version import __version__
 from shardkit.contracts import Format, Images, Scan, StoredEntries
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.stored_order import sort_entries, stored_order
+from shardkit.dataset.manifest import format_version
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Schema, describe_schema
 from shardkit.options import about, option, require_integer, require_valid
@@ -49,7 +50,7 @@ def parse_bytes(size: int | str) -> int:
     count = formatting.parse_bytes(size)
     if count is None:
         raise UsageError(
-            f"--shard-size {str(size)[:40]!r} is not a size such as 256MiB, 1GB or 500000"
+            f"shard_size={str(size)[:40]!r} is not a size such as 256MiB, 1GB or 500000"
         )
     return count
 
@@ -105,7 +106,7 @@ class ConvertOptions:
         if self.shard_bytes < 1:
             raise UsageError(f"shard size {self.shard_bytes} is not at least one byte")
         if self.shard_samples is not None and self.shard_bytes != DEFAULT_SHARD_BYTES:
-            raise UsageError("--shard-size and --shard-samples exclude each other: choose one")
+            raise UsageError("shard_size= and shard_samples= exclude each other: choose one")
 
     @property
     def shard_bytes(self) -> int:
@@ -333,13 +334,14 @@ def shard_meta(
     *, to: str, schema: Schema, recipe: Recipe, source: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the description of a dataset that each of its shards stores."""
+    described = recipe.describe()
     return {
-        "shardkit": 2 if recipe.encode == "planes" else 1,
+        "shardkit": format_version(described),
         "format": to,
         "classes": schema[LABEL].classes if LABEL in schema else None,
         "schema": describe_schema(schema),
         "raw_shape": recipe.raw_shape,
-        "recipe": recipe.describe(),
+        "recipe": described,
         "source": source,
     }
 

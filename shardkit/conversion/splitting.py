@@ -85,10 +85,10 @@ def save_rows(
             raise UsageError(f"{target} holds other files ({listing}); choose a new folder")
         former = [target / name for name in names if name in lists and target / name not in texts]
         if former and not force:
-            raise UsageError(f"{former[0]} is a list of another split; --force removes it")
+            raise UsageError(f"{former[0]} is a list of another split; force=True removes it")
         for path, text in texts.items():
             if not force and path.exists() and path.read_bytes() != text.encode():
-                raise UsageError(f"{path} exists already, with other rows; --force replaces it")
+                raise UsageError(f"{path} exists already, with other rows; force=True replaces it")
         for path, text in texts.items():
             remove_leftovers(path)
             write_atomically(path, text.encode())

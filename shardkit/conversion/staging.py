@@ -136,7 +136,7 @@ class StagingDirectory:
                 self.discard()
                 raise UsageError(
                     f"{self.target} now holds the dataset of an earlier run, which was interrupted "
-                    "while publishing it; --force replaces it"
+                    "while publishing it; force=True replaces it"
                 )
         elif earlier is not None:
             reasons = differences(self.state, fingerprint, self._bad_files())
@@ -147,7 +147,7 @@ class StagingDirectory:
                 shards = f", discarding {done:,} finished shard{'s' * (done != 1)}" if done else ""
                 raise UsageError(
                     f"{self.target} holds an unfinished conversion, which this command cannot "
-                    f"resume: {'; '.join(reasons)}. --force starts over{shards}"
+                    f"resume: {'; '.join(reasons)}. force=True starts over{shards}"
                 )
         remove(self.target, f"{STATE}/plan.json")  # first, so the rest does not count as work
         for folder in (STATE, DATASET):
@@ -494,10 +494,12 @@ def check_target(target: Path, *, force: bool) -> None:
             if _has_parts(target):
                 raise UsageError(
                     f"{target} already holds a dataset, and `append` or `merge` has added rows to "
-                    "it: choose another directory, or discard those rows, too, with --force",
+                    "it: choose another directory, or discard those rows, too, with force=True",
                     where=target,
                 )
-            raise UsageError(f"{target} already holds a dataset; --force replaces it", where=target)
+            raise UsageError(
+                f"{target} already holds a dataset; force=True replaces it", where=target
+            )
         # This fails for a damaged manifest, which cannot list the files to replace.
         _require_removable(target, _files_of(target))
     elif names and WORK_NAME not in names:

@@ -122,7 +122,7 @@ def carry_out(task: Task) -> Built:
     return Built(result, kept=True)
 
 
-FEWER = "Rerun the same command with fewer --workers: finished shards are kept."
+FEWER = "Rerun the same command with fewer workers: finished shards are kept."
 """Remedy for a lack of memory."""
 
 

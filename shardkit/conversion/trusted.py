@@ -110,9 +110,9 @@ class Trust(NamedTuple):
         ]
         if tasks and not any(os.path.lexists(task.index_path) for task in tasks):
             raise UsageError(
-                f"--trust {self.tool}: no archive has an index of {self.tool}, such as "
-                f"{tasks[0].index_path}. Name their folder, --trust {self.tool}=DIR, or omit "
-                "--trust"
+                f"trust={self.tool!r}: no archive has an index of {self.tool}, such as "
+                f"{tasks[0].index_path}. Name their folder, trust='{self.tool}=DIR', or omit "
+                "trust="
             )
         findings = dict(run_tasks(_compare, tasks, workers=workers))
         return [problem for task in tasks for problem in findings[task]]

@@ -56,11 +56,11 @@ class WorkOptions:
     def __post_init__(self) -> None:
         require_valid(self)
         if self.take_over and not self.claim:
-            raise UsageError("--take-over needs --claim")
+            raise UsageError("take_over= requires claim=")
         if self.task is not None and self.claim:
-            raise UsageError("--task and --claim exclude each other: choose one")
+            raise UsageError("task= and claim= exclude each other: choose one")
         if self.task is None and not self.claim:
-            raise UsageError("choose --task N or --claim; outside Slurm, no task number is given")
+            raise UsageError("choose task= or claim=; outside Slurm, no task number is given")
 
 
 @dataclass(frozen=True)

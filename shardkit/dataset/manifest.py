@@ -11,14 +11,14 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located
 from shardkit.kinds.field import Field, load_schema
-from shardkit.record import DATASET_FILE, LABEL, PLANES, dump_json, load_json
+from shardkit.record import DATASET_FILE, LABEL, dump_json, is_planes, load_json
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_local, write_atomically
 from shardkit.system.safe_paths import LinkRefused, Unfit, parts_of
 from shardkit.system.text import as_command
@@ -399,11 +399,20 @@ def _as_json(manifest: Manifest | SplitsManifest) -> dict[str, Any]:
 
 
 def _version(manifest: Manifest | SplitsManifest) -> int:
-    """Return the lowest format version that has all that a dataset uses."""
+    """Return the format version that a manifest states."""
     if not isinstance(manifest, Manifest):
         return 1
-    has_planes = any(name.rpartition(".")[2] == PLANES for name in manifest.fields)
-    return 2 if has_planes or manifest.recipe.get("encode") == "planes" else 1
+    return format_version(manifest.recipe, manifest.fields)
+
+
+def format_version(recipe: Mapping[str, Any], fields: Iterable[str] = ()) -> int:
+    """Return the lowest format version that has all that a dataset uses.
+
+    Args:
+        recipe: Description of the changes made to the images.
+        fields: Stored names of the fields, if they are known.
+    """
+    return 2 if recipe.get("encode") == "planes" or any(map(is_planes, fields)) else 1
 
 
 def _digest(value: Mapping[str, Any]) -> str:

@@ -233,7 +233,7 @@ def read_list(path: str | Path, option: str) -> Listed:
     Raises:
         UsageError: If the file cannot be read, or lists nothing.
     """
-    where = f"{option} {path}"
+    where = f"{option}={str(path)!r}"
     try:
         text = read_small(Path(path).resolve()).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -295,5 +295,5 @@ def select(
     if where is not None:
         chosen &= matching(shards, where)
     if rows is not None:
-        chosen &= listed(shards, rows, "--rows")
+        chosen &= listed(shards, rows, "rows")
     return chosen

@@ -74,7 +74,7 @@ class DatasetSource(Source):
         self._sets = {name: ShardSet(split) for name, split in splits.items()}
         if self._rows is not None and len(splits) > 1:
             raise UsageError(
-                f"{folder} has the splits {', '.join(splits)}, and --rows lists rows of one: "
+                f"{folder} has the splits {', '.join(splits)}, and rows= lists rows of one: "
                 f"convert {self._folder / next(iter(splits))}"
             )
         first, *others = self._sets.values()

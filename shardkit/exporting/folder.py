@@ -28,7 +28,7 @@ def write_imagefolder(exporting: Exporting, output: OutputFolder) -> None:
     if exporting.others or IMAGE not in exporting.shards.schema:
         raise UsageError(
             f"{exporting.shards.directory} has the fields {', '.join(exporting.shards.schema)}: a "
-            "folder of images holds only image and label; use --layout csv, parquet or webdataset"
+            "folder of images holds only image and label; use the layout csv, parquet or webdataset"
         )
     prefix = exporting.shards.dataset.prefix
     in_folders = _in_class_folders(exporting)

@@ -63,7 +63,7 @@ class Exporting:
         if self._stored_as and not self.raw_as_png:
             raise UsageError(
                 f"{self.shards.directory} stores {self._stored_as}, not the files of its source; "
-                "--raw-as-png exports them as PNG files of the same pixels"
+                "raw_as_png=True exports them as PNG files of the same pixels"
             )
 
     @property

@@ -415,10 +415,11 @@ static enum sk_code fill_one(const sk_batch *batch, size_t number, int *announce
 }
 
 /* Whether an image's last byte is in the page cache, and so, most likely, all others: the kernel reads
- * files forward. If not, the helper waits for pages one by one. */
-static int is_cached(int file, const entry *image) {
+ * files forward. */
+static int is_cached(const sk_batch *batch, size_t number) {
+    const entry image = entry_of(batch->entries + number * SK_ENTRY);
     uint8_t byte;
-    return read_cached(file, image->offset + image->length - 1, &byte, 1);
+    return read_cached(batch->files[number], image.offset + image.length - 1, &byte, 1);
 }
 
 /* Describe the copy that makes an image's sample, if its pixels only have to be copied from a map. */
@@ -432,7 +433,6 @@ static int find_copy(const sk_batch *batch, size_t number, sk_copy *copy) {
     if (choose_piece(batch, number, &image, &piece) != SK_DONE) return 0;
     if (!is_copied(batch, &piece) || piece.flip) return 0;
     if (image.length > map->size || (uint64_t)image.offset > map->size - image.length) return 0;
-    if (!is_cached(batch->files[number], &image)) return 0;
     copy->from = map->data + image.offset + (size_t)piece.region.top * stride +
                  3 * (size_t)piece.region.left;
     copy->to = sample_of(batch, number);
@@ -450,10 +450,25 @@ static int find_copy(const sk_batch *batch, size_t number, sk_copy *copy) {
     return 1;
 }
 
-/* Whether a file still contains an image. In the last page of a truncated file, a map has zeros. */
-static int is_inside_file(int file, const entry *image) {
-    struct stat now;
-    return fstat(file, &now) == 0 && image->offset <= now.st_size - (int64_t)image->length;
+/* Refuse copies that end beyond their file: in the last page of a truncated file, a map has zeros.
+ * Return how many are left. */
+static size_t require_inside_files(const sk_batch *batch) {
+    size_t done = 0;
+    int64_t size = -1;
+    for (size_t number = 0, latest = 0; number < batch->count; number++) {
+        const entry image = entry_of(batch->entries + number * SK_ENTRY);
+        if (batch->codes[number] != SK_DONE) continue;
+        if (size < 0 || batch->files[number] != batch->files[latest]) {
+            struct stat now;
+            size = fstat(batch->files[number], &now) == 0 ? (int64_t)now.st_size : -1;
+            latest = number;
+        }
+        if (image.offset <= size - (int64_t)image.length)
+            done++;
+        else
+            batch->codes[number] = SK_READ;
+    }
+    return done;
 }
 
 /* Copy what can be copied from maps, and return how many images that are. Other codes become
@@ -469,15 +484,8 @@ static size_t fill_mapped(const sk_batch *batch) {
     if (copies == NULL) return 0;
     for (size_t number = 0; number < batch->count; number++)
         mapped += (size_t)find_copy(batch, number, &copies[mapped]);
-    if (mapped && sk_copy_mapped(copies, mapped, batch->codes))
-        for (size_t number = 0; number < batch->count; number++) {
-            const entry image = entry_of(batch->entries + number * SK_ENTRY);
-            if (batch->codes[number] != SK_DONE) continue;
-            if (is_inside_file(batch->files[number], &image))
-                done++;
-            else
-                batch->codes[number] = SK_READ;
-        }
+    if (mapped && is_cached(batch, copies->number) && sk_copy_mapped(copies, mapped, batch->codes))
+        done = require_inside_files(batch);
     free(copies);
     return done;
 }

@@ -72,6 +72,21 @@ typedef struct {
 
 enum sk_code sk_jpeg_planes_of(const uint8_t *data, size_t length, sk_jpeg_planes *out);
 
+/* whole_jpeg.c: all of a JPEG, of any coding that libjpeg decodes without a warning. */
+#define SK_JPEG_MESSAGE 256
+
+typedef struct {
+    const uint8_t *data;
+    size_t length;
+    uint8_t *out;           /* height x width x channels bytes; NULL to read the header only */
+    uint32_t width, height; /* of `out`; or, from the header, of the image */
+    int channels;           /* the same: 1 (gray), 3 (RGB) or 4 (CMYK) */
+    int eighths, fast;      /* scale; whether to use the fast inverse DCT */
+    char message[SK_JPEG_MESSAGE]; /* unless it is done, libjpeg's first warning or error */
+} sk_whole_jpeg;
+
+enum sk_code sk_read_whole_jpeg(sk_whole_jpeg *whole);
+
 /* table.c: where the fields of each row of a shard are. */
 #define SK_NAMES 8       /* at most so many fields; shards with more are left to Python */
 #define SK_NAME 40       /* bytes of a field's stored name, with its end */

@@ -61,7 +61,8 @@ typedef struct {
 } sk_copy;
 
 /* Copy pieces, and set the code of each image to SK_DONE, or SK_READ if a page of it or of an earlier
- * one is missing. Returns 0 if no copy could be started. */
+ * one is missing, or one of an earlier one was not in the page cache. Returns 0 if no copy could be
+ * started. */
 int sk_copy_mapped(const sk_copy *copies, size_t count, uint8_t *codes);
 
 /* checksum.c: CRC-32 as zlib computes it. sk_crc32_prepare must run once before. */

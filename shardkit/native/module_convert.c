@@ -153,6 +153,60 @@ static PyObject *inspect_jpeg(PyObject *module, PyObject *data) {
     return Py_BuildValue("II", image.width, image.height);
 }
 
+PyDoc_STRVAR(jpeg_header_doc, "jpeg_header(data)\n--\n\n"
+                              "Return width, height and components of a JPEG, or libjpeg's "
+                              "first warning or error.");
+
+static PyObject *jpeg_header(PyObject *module, PyObject *arguments) {
+    sk_whole_jpeg whole = {0};
+    Py_buffer data;
+    enum sk_code code;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*:jpeg_header", &data)) return NULL;
+    whole.data = data.buf;
+    whole.length = (size_t)data.len;
+    Py_BEGIN_ALLOW_THREADS
+    code = sk_read_whole_jpeg(&whole);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    if (code != SK_DONE) return PyUnicode_FromString(whole.message);
+    return Py_BuildValue("(IIi)", whole.width, whole.height, whole.channels);
+}
+
+PyDoc_STRVAR(decode_jpeg_doc, "decode_jpeg(data, out, width, height, channels, eighths, fast)\n--\n\n"
+                              "Decode a JPEG into out; return None, or libjpeg's first warning or "
+                              "error.");
+
+static PyObject *decode_jpeg(PyObject *module, PyObject *arguments) {
+    sk_whole_jpeg whole = {0};
+    Py_buffer data, out;
+    PyObject *result = NULL;
+    enum sk_code code;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*w*IIiip:decode_jpeg", &data, &out, &whole.width,
+                          &whole.height, &whole.channels, &whole.eighths, &whole.fast))
+        return NULL;
+    if (whole.channels != 1 && whole.channels != 3 && whole.channels != 4)
+        PyErr_SetString(PyExc_ValueError, "channels are 1, 3 or 4");
+    else if (whole.eighths < 1 || whole.eighths > 8)
+        PyErr_SetString(PyExc_ValueError, "eighths are from 1 to 8");
+    else if (whole.width == 0 || whole.height == 0 ||
+             (uint64_t)whole.width * whole.height > SK_MOST_PIXELS)
+        PyErr_SetString(PyExc_ValueError, "width or height is out of range");
+    else if (holds(&out, "out", (size_t)whole.width * whole.height * (size_t)whole.channels, 1)) {
+        whole.data = data.buf;
+        whole.length = (size_t)data.len;
+        whole.out = out.buf;
+        Py_BEGIN_ALLOW_THREADS
+        code = sk_read_whole_jpeg(&whole);
+        Py_END_ALLOW_THREADS
+        result = code == SK_DONE ? Py_NewRef(Py_None) : PyUnicode_FromString(whole.message);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return result;
+}
+
 PyDoc_STRVAR(jpeg_planes_doc, "jpeg_planes(data)\n--\n\n"
                               "Return width, height, sampling and planes of a JPEG, or None.");
 
@@ -676,8 +730,10 @@ static PyObject *tar_members(PyObject *module, PyObject *arguments) {
 }
 
 static PyMethodDef methods[] = {
+    {"decode_jpeg", decode_jpeg, METH_VARARGS, decode_jpeg_doc},
     {"index_records", index_records, METH_VARARGS, index_records_doc},
     {"inspect_jpeg", inspect_jpeg, METH_O, inspect_jpeg_doc},
+    {"jpeg_header", jpeg_header, METH_VARARGS, jpeg_header_doc},
     {"jpeg_planes", jpeg_planes, METH_O, jpeg_planes_doc},
     {"measure", measure, METH_VARARGS, measure_doc},
     {"measure_jpeg", measure_jpeg, METH_VARARGS, measure_jpeg_doc},

@@ -77,7 +77,7 @@ class Cifar(ListedSource):
         self._label = options.label or names[-1]
         if self._label not in names:
             raise UsageError(
-                f"--label {options.label} is unknown: {self._layout.title} has "
+                f"label={options.label!r} is unknown: {self._layout.title} has "
                 f"{' and '.join(names)}"
             )
         self.splits = split_names(options.split, list(self._layout.splits))
@@ -88,7 +88,7 @@ class Cifar(ListedSource):
         if missing:
             raise UsageError(
                 f"{folder} lacks {', '.join(missing)}; download {self._layout.title} again, or "
-                "choose one split with --split"
+                "choose one split with split="
             )
 
     def read(self, split: str, entry: Entry) -> Record:

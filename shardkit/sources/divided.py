@@ -78,12 +78,12 @@ class Division(DivisionOptions):
         for name, share in ((VAL, self.val), (TEST, self.test)):
             if type(share) not in (int, float) or not 0 <= share < 1:
                 raise UsageError(
-                    f"--{name} {share} is not a fraction from 0 to below 1, such as 0.1"
+                    f"{name}={share!r} is not a fraction from 0 to below 1, such as 0.1"
                 )
         if not 0 < self.val + self.test < 1:
             raise UsageError(
-                "give a fraction with --val, --test or both, which leave images for train: such as "
-                "--val 0.1"
+                "give a fraction with val=, test= or both, which leave images for train: such as "
+                "val=0.1"
             )
         if type(self.seed) is not int or type(self.stratify) is not bool:
             raise UsageError(f"seed={self.seed!r} or stratify={self.stratify!r} is of another type")
@@ -217,7 +217,9 @@ class Divided(Source):
         scan = self._scan = self._source.scan(classes)
         self._require_whole(scan)
         if self._division.stratify and (scan.classes is None or not scan.known):
-            raise UsageError(f"--stratify needs labels, and {self} states none before it is read")
+            raise UsageError(
+                f"stratify=True needs labels, and {self} states none before it is read"
+            )
         sides = self._divide(scan.splits[""].entries)
         if not self._may_be_empty:
             self._require_sides({name: sides[side] for name, side in self._names.items()})
@@ -237,13 +239,13 @@ class Divided(Source):
         if list(scan.splits) != [""]:
             raise UsageError(
                 f"{self} has the splits {', '.join(scan.splits)} already: divide one of them, "
-                f"such as {self}/{next(iter(scan.splits))}, or leave --val and --test out"
+                f"such as {self}/{next(iter(scan.splits))}, or leave val= and test= out"
             )
 
     def _require_sides(self, splits: Mapping[str, Sized]) -> None:
         empty = [self._names[name] for name, images in splits.items() if not len(images)]
         if empty:
-            remedy = "" if self._division.stratify else ", another seed, or --stratify"
+            remedy = "" if self._division.stratify else ", another seed, or stratify=True"
             raise UsageError(
                 f"no image of {self} is in {empty[0]}: choose a larger fraction{remedy}"
             )
@@ -298,7 +300,7 @@ class Divided(Source):
         try:
             values = list(self._source.column(entries, group))
         except UsageError as error:
-            raise UsageError(f"--group {group}: {error}; or group by folder") from error
+            raise UsageError(f"group={group!r}: {error}; or group by folder") from error
         lacking = [
             entry.path
             for entry, value in zip(entries, values, strict=True)
@@ -306,13 +308,13 @@ class Divided(Source):
         ]
         if lacking and len(lacking) < len(entries):
             raise UsageError(
-                f"--group {group}: {len(lacking):,} of {len(entries):,} images have no number or "
+                f"group={group!r}: {len(lacking):,} of {len(entries):,} images have no number or "
                 f"text in this column, such as {quoted(lacking[0])}; give each image one"
             )
         if lacking:
             raise UsageError(
-                f"--group {group}: {self} states no such number or text for its images. Group by "
-                f"folder, or keep the column (--keep {group}). If images must be read for it, "
+                f"group={group!r}: {self} states no such number or text for its images. Group by "
+                f"folder, or keep the column (keep={group!r}). If images must be read for it, "
                 f"convert them first, then divide the dataset: shardkit split --group {group}"
             )
         return list(map(str, values))
@@ -377,7 +379,7 @@ def divided(source: Source, **options: Any) -> Source:
         in_parts = division.by_path and isinstance(source, PartedSource)
         return (DividedParts if in_parts else Divided)(source, division)
     if options.get("stratify") or options.get("group") is not None:
-        raise UsageError("--stratify and --group require --val or --test")
+        raise UsageError("stratify= and group= require val= or test=")
     return source
 
 

@@ -380,5 +380,5 @@ def split_names(chosen: str | None, names: Sequence[str]) -> dict[str, str]:
     if chosen is None:
         return {name: name for name in names}
     if chosen not in names:
-        raise UsageError(f"--split {chosen} is unknown; choose from {', '.join(names)}")
+        raise UsageError(f"split={chosen!r} is unknown; choose from {', '.join(names)}")
     return {"": chosen}

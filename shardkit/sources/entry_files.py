@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardkit.contracts import Entry
-from shardkit.record import NO_LABEL, dump_json, load_json
+from shardkit.record import MAX_KEY_BYTES, NO_LABEL, dump_json, load_json
 
 
 def dump_entries(entries: Iterable[Entry]) -> bytes:
@@ -30,6 +30,10 @@ def load_entries(content: bytes) -> list[Entry]:
             entry.label < _LABELS and max(entry.bytes, entry.place, abs(entry.stamp)) < _LIMIT
         ):
             raise ValueError("a number of an image is out of range")
+        if not 0 < len(entry.key) <= MAX_KEY_BYTES:
+            raise ValueError("the key of an image is empty or too long")
+        for text in (entry.key, entry.values):
+            text.encode()  # only paths have surrogates; UnicodeEncodeError is a ValueError
     return entries
 
 

@@ -149,7 +149,7 @@ class Hdf5(FileSource, AttachableSource):
             )
         for name, field in self.schema.items():
             if field.type.stored_apart:
-                raise UsageError(f"--keep {name}: a field of the kind {field.kind} {remedy}")
+                raise UsageError(f"keep={name!r}: a field of the kind {field.kind} {remedy}")
         for path in self.inputs.paths:
             try:
                 call(hdf5_reader.offsets, os.path.abspath(path), stamp_of(path), self._images, [])
@@ -249,13 +249,13 @@ class Hdf5(FileSource, AttachableSource):
             )
             remedy = "" if images or usable else f"; for arrays without images, {AS_ARRAYS}"
             raise UsageError(
-                f"{path} has {what}; choose with --images from {listed or 'none'}{remedy}"
+                f"{path} has {what}; choose with images= from {listed or 'none'}{remedy}"
             )
         shape, kind = datasets[images.strip("/")]
         if not _is_images(shape, kind):
             raise UsageError(
                 f"{path}: {images} is {kind} {shape}: images are uint8 with 1, 3 or 4 channels, or "
-                f"bytes; keep other arrays next to images with --keep, or {AS_ARRAYS}"
+                f"bytes; keep other arrays next to images with keep=, or {AS_ARRAYS}"
             )
         if kind != "bytes":
             try:
@@ -271,7 +271,7 @@ class Hdf5(FileSource, AttachableSource):
         fields = {}
         for kept in self._keep:
             if kept.pointer is not None:
-                raise UsageError(f"--keep {kept}: a dataset has no parts in JSON")
+                raise UsageError(f"keep='{kept}': a dataset has no parts in JSON")
             name = kept.source.strip("/")
             if name not in datasets and (not kept.optional or kept.kind is None):
                 names = ", ".join(datasets) or "none"

@@ -258,7 +258,7 @@ class HuggingFace(ListedSource):
             )
         if image is None and len(usable) != 1:
             raise UsageError(
-                f"{len(usable)} columns have images: choose with --image from "
+                f"{len(usable)} columns have images: choose with image= from "
                 f"{', '.join(usable) or self._listed()}"
             )
         return image or usable[0]
@@ -270,9 +270,7 @@ class HuggingFace(ListedSource):
         if label is None:
             usable = labeled if len(labeled) == 1 else [n for n in ("label",) if n in self._columns]
             if labeled and not usable:
-                raise UsageError(
-                    f"choose the label with --label from {', '.join(labeled)}, or none"
-                )
+                raise UsageError(f"choose the label with label= from {', '.join(labeled)}, or none")
             label = usable[0] if usable else None
         if label is not None:
             kind = self._require(label).kind

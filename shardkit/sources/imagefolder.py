@@ -308,7 +308,7 @@ def _are_splits(folders: Sequence[Path]) -> bool:
         verb = "looks like a split" if len(inner) == 1 else "look like splits"
         raise UsageError(
             f"{inner[0].parent}: {', '.join(folder.name for folder in inner)} {verb}, but "
-            f"{other.name} does not: pass --splits for splits, or --no-splits for classes"
+            f"{other.name} does not: pass splits=True for splits, or splits=False for classes"
         )
     return False
 
@@ -464,7 +464,7 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
         lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:
         raise UsageError(
-            f"--class-order must be plain, natural or a readable file; {path}: "
+            f"class_order= must be plain, natural or a readable file; {path}: "
             f"{error.strerror or error}"
         ) from error
     listed = [line.rstrip("\r") for line in lines if line.strip()]
@@ -472,7 +472,9 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
     for what, wrong in (("lists twice", twice), ("lacks", sorted(names - set(listed)))):
         if wrong:
             first = ", ".join(map(repr, wrong[:5])) + (" ..." if len(wrong) > 5 else "")
-            raise UsageError(f"the --class-order file {path} {what} {len(wrong)} classes: {first}")
+            raise UsageError(
+                f"the file of class_order= {path} {what} {len(wrong)} classes: {first}"
+            )
     return tuple(listed)
 
 

@@ -239,10 +239,7 @@ class OpenedFile:
             self._start, self.size = 0, status.st_size
             if path.endswith(PACKED_SUFFIXES):
                 key = (path, status.st_mtime_ns, status.st_size)
-                unpacked = _unpacked(key, self._file, Range(0, status.st_size), _GZIP)
-                os.close(self._file)
-                self._file = os.dup(unpacked.file)
-                self._start, self.size = unpacked.start, unpacked.size
+                self._switch_to(_unpacked(key, self._file, Range(0, status.st_size), _GZIP))
         except BaseException:
             self.close()
             raise
@@ -257,9 +254,9 @@ class OpenedFile:
 
     def close(self) -> None:
         """Release the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        descriptor, self._file = self._file, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def enter(self, start: int, size: int, packed: bool) -> None:
         """Go on with a part of the file, which may be compressed (DEFLATE).
@@ -272,10 +269,13 @@ class OpenedFile:
         self._start, self.size, self._window = self._start + start, size, b""
         if packed:
             key = (self._path, self.stamp, start)
-            unpacked = _unpacked(key, self._file, Range(self._start, size), _RAW)
-            os.close(self._file)
-            self._file = os.dup(unpacked.file)
-            self._start, self.size = unpacked.start, unpacked.size
+            self._switch_to(_unpacked(key, self._file, Range(self._start, size), _RAW))
+
+    def _switch_to(self, unpacked: _Unpacked) -> None:
+        # Forgotten before it is closed, as in `shardkit.system.safe_paths.opened`.
+        packed, self._file = self._file, os.dup(unpacked.file)
+        os.close(packed)
+        self._start, self.size = unpacked.start, unpacked.size
 
     def read(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes at ``offset``, or fewer at the end of the file."""

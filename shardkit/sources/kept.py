@@ -55,7 +55,7 @@ def parse_keep(text: str | None) -> list[Kept]:
         match = _ITEM.match(item)
         if match is None or (match[4] and match[4] not in KEPT_KINDS):
             raise UsageError(
-                f"--keep {item} is not [NAME=]SOURCE[:KIND], such as caption=txt or age=json:/age:"
+                f"keep={item!r} is not [NAME=]SOURCE[:KIND], such as caption=txt or age=json:/age:"
                 f"int64; kinds are {', '.join(KEPT_KINDS)}"
             )
         pointer = match[3][2:] if match[3] else None
@@ -63,9 +63,9 @@ def parse_keep(text: str | None) -> list[Kept]:
     try:
         check_schema({kept.name: Field("json") for kept in fields})
     except ValueError as error:
-        raise UsageError(f"--keep: {error}") from error
+        raise UsageError(f"keep=: {error}") from error
     if len({kept.name for kept in fields}) < len(fields):
-        raise UsageError(f"--keep {text} names a field twice")
+        raise UsageError(f"keep={text!r} names a field twice")
     return fields
 
 

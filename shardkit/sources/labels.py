@@ -65,7 +65,7 @@ class LabelValues:
         lacking = sorted(set(texts).difference(ordered))
         if lacking:
             first = ", ".join(map(repr, lacking[:5])) + (" ..." if len(lacking) > 5 else "")
-            raise UsageError(f"the file of --classes lacks {len(lacking)} classes: {first}")
+            raise UsageError(f"the file of classes= lacks {len(lacking)} classes: {first}")
         if classes is not None:
             there = set(classes)
             ordered = [*classes, *(name for name in ordered if name not in there)]
@@ -109,10 +109,10 @@ def _numbers(values: Iterable[Value]) -> list[int] | None:
 def _named(numbers: Sequence[int], names: Sequence[str] | None) -> list[str]:
     low, high = min(numbers), max(numbers)
     if low < 0:
-        raise UsageError(f"the label {low} is negative; --label-offset adds a number to all labels")
+        raise UsageError(f"the label {low} is negative; label_offset= adds a number to all labels")
     if names is not None and high >= len(names):
         raise UsageError(
-            f"the label {high} has no name: --classes gives {len(names)}, for 0 to {len(names) - 1}"
+            f"the label {high} has no name: classes= gives {len(names)}, for 0 to {len(names) - 1}"
         )
     if high > MAX_LABEL:
         raise UsageError(f"the label {high} is over {MAX_LABEL}; is it an identifier?")
@@ -150,11 +150,13 @@ def read_classes(path: str | bool | None) -> tuple[str, ...] | bool | None:
         content = read_small(Path(path).resolve())
         lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:
-        raise UsageError(f"--classes {path} cannot be read: {error.strerror or error}") from error
+        raise UsageError(
+            f"classes={str(path)!r} cannot be read: {error.strerror or error}"
+        ) from error
     names = [line.rstrip("\r") for line in lines if line.strip()]
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        raise UsageError(f"--classes {path} lists {len(twice)} classes twice: {twice[0]!r}")
+        raise UsageError(f"classes={str(path)!r} lists {len(twice)} classes twice: {twice[0]!r}")
     if not names:
-        raise UsageError(f"--classes {path} lists no class")
+        raise UsageError(f"classes={str(path)!r} lists no class")
     return tuple(names)

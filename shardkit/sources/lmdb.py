@@ -106,11 +106,11 @@ class Lmdb(ListedSource, AttachableSource):
         self._layout = options.layout or self._infer()
         if self._layout not in ("ocr", "basicsr", "images") and ":" not in self._layout:
             raise UsageError(
-                f"--layout {self._layout} is unknown; choose from ocr, basicsr, images, "
+                f"layout={self._layout!r} is unknown; choose from ocr, basicsr, images, "
                 "module:callable"
             )
         if options.label not in (None, "none", "folder"):
-            raise UsageError(f"--label {options.label} is unknown; choose from folder, none")
+            raise UsageError(f"label={options.label!r} is unknown; choose from folder, none")
         self._by_folder = options.label == "folder"
         self.settle(layout=self._layout)
         self.schema = _OCR_FIELDS if self._layout == "ocr" else {}
@@ -222,7 +222,7 @@ class Lmdb(ListedSource, AttachableSource):
     def _list_numbers(self, listing: Listing, stamp: int) -> int:
         """List the samples 1 to ``num-samples``; return the number of keys used."""
         if self._samples is None:
-            raise UsageError(f"{self._path} has no key num-samples: choose another --layout")
+            raise UsageError(f"{self._path} has no key num-samples: choose another layout=")
         used = 1
         for start in range(1, self._samples + 1, _CHUNK):
             numbers = range(start, min(start + _CHUNK, self._samples + 1))

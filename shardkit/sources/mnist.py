@@ -76,7 +76,7 @@ class Mnist(ListedSource):
         if missing:
             raise UsageError(
                 f"{folder} lacks {', '.join(missing)} (such as t10k-images-idx3-ubyte.gz); "
-                "download the data again, or choose one split with --split"
+                "download the data again, or choose one split with split="
             )
         self._pairs = [
             _Pair(files[split, "images"], files[split, "labels"]) for split in self.splits.values()

@@ -253,7 +253,7 @@ def _checked(pairs: dict[str, _Pair], arrays: Sequence[str], path: str) -> dict[
     needed = {name for pair in pairs.values() for name in pair if name is not None}
     if missing := sorted(needed.difference(arrays)):
         raise UsageError(
-            f"{path} has no array {', '.join(missing)}; choose with --images and --labels from "
+            f"{path} has no array {', '.join(missing)}; choose with images= and labels= from "
             f"{', '.join(arrays) or 'none'}"
         )
     return pairs

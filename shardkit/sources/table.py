@@ -145,22 +145,22 @@ class Table(NamedSource):
         if options.image is None:
             listed = ", ".join(columns)
             raise UsageError(
-                f"{self._lists.paths[0]}: choose the column of images with --image from {listed}"
+                f"{self._lists.paths[0]}: choose the column of images with image= from {listed}"
             )
         if options.label and options.labels:
             raise UsageError(
-                "--label and --labels exclude each other; to store both, keep the label as another "
-                f"field: --labels {options.labels} --keep label_value={options.label}"
+                "label= and labels= exclude each other; to store both, keep the label as another "
+                f"field: labels={options.labels!r} and keep='label_value={options.label}'"
             )
         self._image = options.image
-        self._label = _column(options.label, "--label")
-        self._labels = _column(options.labels, "--labels")
+        self._label = _column(options.label, "label")
+        self._labels = _column(options.labels, "labels")
         order = _BOXES.match(options.boxes) if options.boxes else None
         if options.boxes and order is None:
-            raise UsageError(f"--boxes {options.boxes} is not COLUMN:xyxy or COLUMN:xywh")
-        self._boxes = _column(order[1], "--boxes") if order else None
+            raise UsageError(f"boxes={options.boxes!r} is not COLUMN:xyxy or COLUMN:xywh")
+        self._boxes = _column(order[1], "boxes") if order else None
         self._order = order[2] if order else ""
-        self._box_labels = _column(options.box_labels, "--box-labels")
+        self._box_labels = _column(options.box_labels, "box_labels")
         self._keep, self.kept_files = parse_keep(options.keep), parse_keep(options.file)
         self._require_fields()
         self.class_names = read_classes(options.classes)
@@ -317,7 +317,7 @@ class Table(NamedSource):
             raise UsageError(f"two fields are called {twice[0]}: rename one with NAME=COLUMN")
         for kept in self._keep:
             if kept.kind in _IN_FILES:
-                raise UsageError(f"--keep {kept}: a {kept.kind} is a file of its own: use --file")
+                raise UsageError(f"keep='{kept}': a {kept.kind} is a file of its own: use file=")
 
     def _used(self, columns: Sequence[str], path: str) -> list[str]:
         """Return the columns that are used."""
@@ -344,7 +344,9 @@ def _column(text: str | None, option: str) -> _Column | None:
         return None
     match = _COLUMN.match(text)
     if match is None:
-        raise UsageError(f"{option} {text} is not a column, or COLUMN:/PATH for a part of its JSON")
+        raise UsageError(
+            f"{option}={text!r} is not a column, or COLUMN:/PATH for a part of its JSON"
+        )
     return _Column(match[1], match[2])
 
 

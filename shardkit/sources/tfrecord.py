@@ -267,7 +267,7 @@ def _image_feature(view: OpenedFile, by_name: Mapping[str, Feature], path: str) 
         listed = ", ".join(f"{name} ({feature.kind})" for name, feature in sorted(by_name.items()))
         count = "several features are" if images else "no feature is"
         raise UsageError(
-            f"{count} an image in the first record of {path}: choose one with --image. It has "
+            f"{count} an image in the first record of {path}: choose one with image=. It has "
             f"{listed or 'no features'}"
         )
     return images[0]

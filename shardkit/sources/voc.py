@@ -117,7 +117,7 @@ class Voc(NamedSource):
         if split is not None:
             if f"{split}.txt" not in files:
                 names_listed = ", ".join(name.removesuffix(".txt") for name in files[:20]) or "none"
-                raise UsageError(f"--split {split} is unknown; {folder} has {names_listed}")
+                raise UsageError(f"split={split!r} is unknown; {folder} has {names_listed}")
             return {"": f"{split}.txt"}
         for names in (("train", "val", "test"), ("trainval",)):
             there = [name for name in names if f"{name}.txt" in files]

@@ -113,7 +113,7 @@ class WebDataset(FileSource, AttachableSource):
     def __init__(self, pattern: str | Path, options: WebDatasetOptions) -> None:
         if options.grouping not in GROUPINGS:
             raise UsageError(
-                f"--grouping {options.grouping} is unknown; choose from {', '.join(GROUPINGS)}"
+                f"grouping={options.grouping!r} is unknown; choose from {', '.join(GROUPINGS)}"
             )
         super().__init__(pattern, options, _SUFFIXES)
         self._grouping, self._image = options.grouping, options.image

@@ -64,7 +64,7 @@ def receive(url: str, folder: Path, names: Sequence[str]) -> list[str]:
             (folder / name).write_bytes(content)
         except OSError as error:
             raise ShardkitError(
-                f"{folder} cannot be written: {error.strerror}. Choose another --staging folder."
+                f"{folder} cannot be written: {error.strerror}. Choose another one with staging=."
             ) from error
 
     _for_each(names, copy)

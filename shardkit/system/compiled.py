@@ -389,6 +389,39 @@ def inspect_jpeg(data: bytes) -> tuple[int, int] | None:
     return size
 
 
+def jpeg_header(data: Bytes) -> tuple[int, int, int] | str | None:
+    """Return width, height and number of components of a JPEG.
+
+    Returns:
+        Or libjpeg's first warning or error; None without the module.
+    """
+    compiled = native.module()
+    if compiled is None:
+        return None
+    header: tuple[int, int, int] | str = compiled.jpeg_header(data)
+    return header
+
+
+def decode_jpeg(data: Bytes, out: Pixels, eighths: int, *, fast: bool) -> str | None:
+    """Decode a JPEG; this requires the module.
+
+    Args:
+        data: The encoded image.
+        out: uint8 of shape (height, width, channels), C-contiguous, of exactly the scaled size;
+            gray, RGB or CMYK.
+        eighths: Scale, 1 to 8.
+        fast: Whether to use the fast inverse DCT.
+
+    Returns:
+        libjpeg's first warning or error, None if there is none.
+    """
+    compiled = native.module()
+    assert compiled is not None, "jpeg_header returned the size of the image"
+    height, width, channels = out.shape
+    reason: str | None = compiled.decode_jpeg(data, out, width, height, channels, eighths, fast)
+    return reason
+
+
 def jpeg_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
     """Return width, height, sampling (420, 422, 444, or 400 for gray) and the planes of a JPEG.
 

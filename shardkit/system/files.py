@@ -187,24 +187,28 @@ def open_regular(path: Path, root: Path | None = None) -> io.FileIO:
         LinkRefused: If the file, or a folder between it and ``root``, is a symbolic link.
         OSError: If it cannot be opened, or is not a regular file.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK
     if root is None or path.parent == root:
-        return _regular(open_plain(path, flags), path)
+        return _open_regular(path, None)
     with opened(root, path.parent.relative_to(root)) as folder:
-        return _regular(open_plain(path, flags, dir_fd=folder), path)
+        return _open_regular(path, folder)
 
 
-def _regular(descriptor: int, path: Path) -> io.FileIO:
-    try:
-        with naming(path):
-            mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise Unfit(errno.EINVAL, "it is not a file", os.fspath(path))
-        os.set_blocking(descriptor, True)
-        return io.FileIO(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+def _open_regular(path: Path, folder: int | None) -> io.FileIO:
+    def opener(_: str, flags: int) -> int:
+        descriptor = open_plain(path, flags | os.O_NONBLOCK, dir_fd=folder)
+        try:
+            with naming(path):
+                mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise Unfit(errno.EINVAL, "it is not a file", os.fspath(path))
+            os.set_blocking(descriptor, True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    # Opened by FileIO, which then closes it even if a signal handler raises.
+    return io.FileIO(path, "rb", opener=opener)
 
 
 def read_small(path: Path, most: int = SMALL_BYTES, *, root: Path | None = None) -> bytes:

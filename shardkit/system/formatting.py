@@ -35,10 +35,12 @@ def size(count: float) -> str:
 
 def amount(count: int, noun: str) -> str:
     """Return a count with its noun: "1 image", "2,000 images"."""
-    plural = (
-        f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}{'es' if noun[-1] == 's' else 's'}"
-    )
-    return f"{count:,} {noun if count == 1 else plural}"
+    return f"{count:,} {noun if count == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """Return the plural of a noun."""
+    return f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}{'es' if noun[-1] == 's' else 's'}"
 
 
 def json_value(value: Any) -> Any:

@@ -80,9 +80,10 @@ def opened(root: Path, name: str | PurePath = "") -> Iterator[int]:
     try:
         for part in parts_of(name) if str(name) not in ("", ".") else ():
             path /= part
-            below = open_plain(path, _FOLDER, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = below
+            # Forgotten before it is closed: a signal handler that raises in between must not have
+            # it closed twice, which could close a file that another thread just opened.
+            above, descriptor = descriptor, open_plain(path, _FOLDER, dir_fd=descriptor)
+            os.close(above)
         yield descriptor
     finally:
         os.close(descriptor)

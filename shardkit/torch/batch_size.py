@@ -65,7 +65,7 @@ def find_batch_size(
     the model's mean output in training mode, its gradients, and an update by AdamW. The input is
     float32, or int32 or int64 if the sample is. A tenth of the memory stays free (`MARGIN`).
 
-    With a CUDA device, the memory is that of the device that is free now. Without one, ``memory``
+    With a CUDA device, the memory is what is free now on the current one. Without one, ``memory``
     limits the whole process in main memory.
 
     Args:
@@ -171,16 +171,29 @@ class _Trials:
         guard_helpers()
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        arguments = other, self.make, self.memory, multiprocessing.current_process().pid
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        arguments = other, self.make, self.memory, device, multiprocessing.current_process().pid
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         other.close()
 
 
-def _serve(connection: Connection, make: MakeStep, memory: int | None, parent: int) -> None:
-    """Answer each batch size with peak, budget and device of a step, or with an error message."""
+def _serve(
+    connection: Connection, make: MakeStep, memory: int | None, device: int | None, parent: int
+) -> None:
+    """Answer each batch size with peak, budget and device of a step, or with an error message.
+
+    Args:
+        connection: To the process that asks.
+        make: Returns model and sample.
+        memory: Bytes to use at most.
+        device: The CUDA device; None for the first one.
+        parent: Process ID of the process that asks.
+    """
     end_with_parent(parent)
     try:
+        if device is not None:
+            torch.cuda.set_device(device)
         step = _Step(make, memory)
     except Exception as error:
         why = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
@@ -241,9 +254,10 @@ class _Step:
         loss.item()  # an accelerator computes asynchronously: this waits for it
 
     def _batch(self, sample: torch.Tensor, size: int) -> torch.Tensor:
-        batch = sample.expand(size, *sample.shape)
-        is_index = batch.dtype in (torch.int32, torch.int64)  # such as the words of a text
-        return batch.to(self._device, batch.dtype if is_index else torch.float32, copy=True)
+        is_index = sample.dtype in (torch.int32, torch.int64)  # such as the words of a text
+        sample = sample.to(self._device, sample.dtype if is_index else torch.float32)
+        # Repeated there: a batch that fills a GPU may be more than main memory holds.
+        return sample.expand(size, *sample.shape).clone(memory_format=torch.contiguous_format)
 
 
 def _limit_growth(budget: int) -> None:

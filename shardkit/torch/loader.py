@@ -15,6 +15,7 @@ import torch
 
 from shardkit.errors import LoaderFailed, UsageError
 from shardkit.options import about, option, part, takes
+from shardkit.system.priority import priority_problem
 from shardkit.torch.data import nested
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.iterable import IterableShardDataset
@@ -23,8 +24,9 @@ from shardkit.torch.data.resume import ResumeState
 from shardkit.torch.data.schedule import BatchSchedule
 from shardkit.torch.engine import preflight, workers
 from shardkit.torch.engine.fetch import Fetch
+from shardkit.torch.engine.helper import HelperEngine
 from shardkit.torch.engine.options import LoaderOptions, Settings
-from shardkit.torch.engine.processes import SPARE_SLOTS, ProcessEngine
+from shardkit.torch.engine.processes import ProcessEngine
 from shardkit.torch.engine.resident import ResidentFetch
 from shardkit.torch.engine.threads import ThreadEngine
 from shardkit.torch.tuned import load_tuned
@@ -34,10 +36,8 @@ _LOG = logging.getLogger(__name__)
 FILES_PER_BATCH = 2
 """File descriptors that a batch uses on its way from a worker process."""
 
-_THREADS = (
-    "using threads, since {}; in threads a transform without shardkit.with_rng does not draw "
-    "repeatable random numbers"
-)
+_PROCESSES: dict[str, type[ProcessEngine]] = {"helper": HelperEngine, "process": ProcessEngine}
+"""Engines that start processes."""
 
 _USER = 5
 """Stack level of warnings in `_choose_engine`, which point at the caller of `make_loader`."""
@@ -151,7 +151,11 @@ class Loader:
         self.batch_sampler = TrainerEpochs(self._resume, schedule)
         """For trainers, which set the epoch of its ``sampler``."""
         self._iteration = 0
-        settings = options.resolved(preflight.default_workers(), pinned=torch.cuda.is_available())
+        settings = options.resolved(
+            preflight.default_workers(),
+            pinned=torch.cuda.is_available(),
+            batch_size=schedule.batch_size,
+        )
         self.num_workers = settings.num_workers
         self.pin_memory = settings.pinned
         if options.pin_memory and not settings.pinned:
@@ -160,8 +164,13 @@ class Loader:
                 RuntimeWarning,
                 stacklevel=4,
             )
+        self.priority = "low" if settings.is_low else "normal"
+        """Effective priority of the threads or processes."""
+        if options.priority != self.priority:
+            problem = priority_problem() or "with 0 workers, the training thread loads"
+            warnings.warn(f"priority='low' has no effect: {problem}", RuntimeWarning, stacklevel=4)
         self.engine, self.reason = _choose_engine(fetch, schedule.batch_size, settings, by)
-        engine = ThreadEngine if self.engine == "thread" else ProcessEngine
+        engine = _PROCESSES.get(self.engine, ThreadEngine)
         self._engine: ThreadEngine | ProcessEngine = engine(fetch, settings)
         self._new_threads = partial(ThreadEngine, fetch, settings)
         _LOG.info("%r", self)
@@ -256,15 +265,15 @@ class Loader:
         self._resume.finish(run)
 
     def _require_start(self) -> None:
-        """Switch to threads if worker processes cannot start now and were not requested.
+        """Switch to threads if worker processes cannot start now, unless only they will do.
 
         Other threads, or CUDA, may run since the loader was created; then workers cannot fork.
         """
-        if self.options.engine != "auto" or not isinstance(self._engine, ProcessEngine):
+        if self.options.engine == "process" or not isinstance(self._engine, ProcessEngine):
             return
         problem = self._engine.start_problem()
         if problem is not None:
-            warnings.warn(_THREADS.format(problem), RuntimeWarning, stacklevel=3)
+            _warn_of_threads(self.options.engine, self.engine, problem, stacklevel=4)
             self.engine, self.reason = "thread", f"{self.reason}, but {problem}"
             self._engine = self._new_threads()
 
@@ -274,27 +283,53 @@ def _choose_engine(fetch: Fetch, batch_size: int, settings: Settings, by: str) -
     asked, resident = settings.options.engine, settings.options.resident
     if resident is not None:
         return "thread", f"the decoded dataset is in memory ({resident})"
-    reason = by if asked != "auto" else preflight.why_processes(fetch.dataset)
-    if asked == "thread":
-        return "thread", by
-    if reason is None:
-        return "thread", "nothing in this dataset holds the GIL for long"
-    problem = _process_problem(fetch, batch_size, settings)
+    engine, reason = asked, by
+    if asked == "auto":
+        launches = settings.num_workers > 0 and torch.cuda.is_available()
+        engine, reason = preflight.suited_engine(
+            preflight.why_processes(fetch.dataset), launches_kernels=launches
+        )
+    if engine == "thread":
+        return engine, reason
+    is_free = asked == "auto" and engine == "process"
+    problem = preflight.why_threads(fetch.dataset) if is_free else None
+    problem = problem or _process_problem(engine, fetch, batch_size, settings)
     if problem is None:
-        return "process", reason
+        return engine, reason
     if asked == "process":
         warnings.warn(f"loading may fail: {problem}", RuntimeWarning, stacklevel=_USER)
-        return "process", reason
-    warnings.warn(_THREADS.format(problem), RuntimeWarning, stacklevel=_USER)
+        return engine, reason
+    _warn_of_threads(asked, engine, problem, stacklevel=_USER + 1)
     return "thread", f"{reason}, but {problem}"
 
 
-def _process_problem(fetch: Fetch, batch_size: int, settings: Settings) -> str | None:
-    """Return why worker processes may fail on this machine, or None."""
+def _process_problem(engine: str, fetch: Fetch, batch_size: int, settings: Settings) -> str | None:
+    """Return why the processes of an engine may fail on this machine, or None."""
     if settings.num_workers == 0:
         return None
-    batches = settings.process_prefetch + SPARE_SLOTS * settings.num_workers
+    blocks = _PROCESSES[engine].blocks(settings)
     size = preflight.batch_bytes(fetch.dataset, batch_size, fetch.ops)
+    batches = blocks * fetch.batches_at_once(batch_size) if engine == "helper" else blocks
     problem = preflight.shared_memory_problem(size * batches) if size else None
-    problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * batches * fetch.views)
+    problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * blocks * fetch.views)
     return problem or workers.start_problem(settings.options.start_method, fetch)
+
+
+def _warn_of_threads(asked: str, engine: str, problem: str, *, stacklevel: int) -> None:
+    """Warn that threads are used instead; between threads here and in a helper, only speed differs.
+
+    Args:
+        asked: The requested engine.
+        engine: The engine that cannot run.
+        problem: Why it cannot.
+        stacklevel: As for ``warnings.warn``.
+    """
+    told = f"using threads, since {problem}"
+    if engine == "process":
+        told += (
+            "; in threads a transform without shardkit.with_rng does not draw repeatable random "
+            "numbers"
+        )
+    elif asked == "auto":
+        return
+    warnings.warn(told, RuntimeWarning, stacklevel=stacklevel)

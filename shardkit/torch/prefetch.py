@@ -63,8 +63,10 @@ class DevicePrefetcher:
 
     The copy runs on a separate stream, asynchronously from pinned memory. The current stream waits
     for it only when the batch is yielded. Each tensor is recorded on that stream
-    (``record_stream``), so its memory is not reused before the model has finished with it. On other
-    devices, or if the loader makes batches there (``resident="cuda"``), it moves one on request.
+    (``record_stream``), so its memory is not reused before the model has finished with it. The
+    loader's batch is kept until it is copied. Tensors that the loader made on the device are used
+    after the work that the current stream has then. On other devices, or if the loader holds its
+    dataset there (``resident="cuda"``), it moves a batch on request.
 
     ``len``, ``set_epoch``, ``epoch`` and state are those of the loader. The state is that after the
     last batch yielded, although the loader is one batch ahead.
@@ -150,35 +152,75 @@ class DevicePrefetcher:
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         waiting: tuple[dict[str, Any] | None, Any, torch.cuda.Event] | None = None
         for state, batch in self._source():
+            _await_tensors(batch, side)
             with torch.cuda.stream(side):
-                moved = self._move(batch)
-                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                copied.record(side)
-            if waiting is not None:
-                yield self._hand_over(*waiting)
-            waiting = state, moved, copied
+                moved = self._copy(batch)
+                copied = _recorded(side)
+                moved = self._normalized(moved)
+                ready = _recorded(side)
+            try:
+                if waiting is not None:
+                    yield _hand_over(side.device, *waiting)
+            finally:
+                # From here on, the loader may reuse the memory of `batch`, which need not be that
+                # of PyTorch's allocator. The copy was issued before the step that has ended now.
+                copied.synchronize()
+            waiting = state, moved, ready
         if waiting is not None:
-            yield self._hand_over(*waiting)
+            yield _hand_over(side.device, *waiting)
 
-    def _hand_over(
-        self, state: dict[str, Any] | None, batch: Any, copied: torch.cuda.Event
-    ) -> tuple[dict[str, Any] | None, Any]:
-        current = torch.cuda.current_stream(self.device)
-        current.wait_event(copied)
-        _record(current, batch)
-        return state, batch
+    def _move(self, batch: Any) -> Any:
+        return self._normalized(self._copy(batch))
 
-    def _move(self, part: Any) -> Any:
+    def _copy(self, part: Any) -> Any:
         if not isinstance(part, torch.Tensor):
-            return map_tensors(self._move, part)
-        moved = part.to(self.device, non_blocking=True)
-        if self._normalize is not None and moved.dtype == torch.uint8 and moved.dim() == 4:
-            return self._normalize(moved)
-        return moved
+            return map_tensors(self._copy, part)
+        return part.to(self.device, non_blocking=True)
+
+    def _normalized(self, part: Any) -> Any:
+        if self._normalize is None:
+            return part
+        if not isinstance(part, torch.Tensor):
+            return map_tensors(self._normalized, part)
+        return self._normalize(part) if part.dtype == torch.uint8 and part.dim() == 4 else part
 
 
-def _record(stream: torch.cuda.Stream, part: Any) -> Any:
+def _await_tensors(batch: Any, side: torch.cuda.Stream) -> None:
+    """Make ``side`` wait for the tensors of a batch that are on a device, and keep them for it."""
+    for tensor in _tensors(batch):
+        if tensor.is_cuda:
+            side.wait_stream(torch.cuda.current_stream(tensor.device))
+            tensor.record_stream(side)
+
+
+def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Return an event at the end of the work that ``stream`` has now."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
+def _hand_over(
+    device: torch.device, state: dict[str, Any] | None, batch: Any, ready: torch.cuda.Event
+) -> tuple[dict[str, Any] | None, Any]:
+    """Return state and batch for the current stream, which waits until the batch is ready."""
+    current = torch.cuda.current_stream(device)
+    current.wait_event(ready)
+    for tensor in _tensors(batch):
+        tensor.record_stream(current)
+    return state, batch
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    """Return the tensors in a batch."""
+    tensors: list[torch.Tensor] = []
+    _collect(tensors, batch)
+    return tensors
+
+
+def _collect(tensors: list[torch.Tensor], part: Any) -> Any:
+    # Not a closure: it would be part of a cycle, and keep the batch until the garbage collector.
     if not isinstance(part, torch.Tensor):
-        return map_tensors(partial(_record, stream), part)
-    part.record_stream(stream)
+        return map_tensors(partial(_collect, tensors), part)
+    tensors.append(part)
     return part

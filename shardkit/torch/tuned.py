@@ -14,7 +14,7 @@ from typing import Any
 from shardkit.errors import UsageError
 from shardkit.system.files import read_small, write_result
 from shardkit.system.machine import usable_cpus
-from shardkit.torch.engine.options import LoaderOptions
+from shardkit.torch.engine.options import ENGINE_KINDS, LoaderOptions
 from shardkit.torch.engine.preflight import local_ranks
 
 VERSION = 1
@@ -71,11 +71,9 @@ class Tuned:
         Args:
             reason: Why processes are needed, from `shardkit.torch.engine.preflight.why_processes`.
         """
-        if (
-            reason
-            and self.settings.get("engine") == "thread"
-            and not self.measured.get("processes")
-        ):
+        kind = ENGINE_KINDS.get(self.settings.get("engine", ""))
+        shares = kind is not None and kind.shares_gil
+        if reason and shares and not self.measured.get("processes"):
             warnings.warn(
                 f"tuned= chose threads without this: {reason}. Measure it with `shardkit tune "
                 "--transform`; in threads a transform without shardkit.with_rng does not draw "

@@ -89,9 +89,10 @@ import sys
 
 import launches
 
-launches.fresh = lambda call: call()  # in this process: imports would take most of the time
+# In this process: imports would take most of the time.
+launches.fresh = lambda calls: [call() for call in calls]
 photos, work, results = sys.argv[1:]
-options = ["--rounds", "1", "--steps", "2", "--workers", "1", "--copies", "1"]
+options = ["--rounds", "1", "--steps", "2", "--workers", "1", "--copies", "1", "--seconds", "0.01"]
 launches.main([photos, "--work", work, "--results", results, *options])
 """
 
@@ -256,15 +257,27 @@ def test_launches_measures_every_load_with_every_engine(
 ) -> None:
     done = _run_smoke(_LAUNCHES, twenty, smoke_work, tmp_path / "launches.json")
     assert done.returncode == 0, done.stderr
-    (phases,) = json.loads((tmp_path / "launches.json").read_text("utf-8"))["rounds"]
-    loads = ("JPEG, random crop", "raw 224 x 224", "Python transform")
-    engines = ("thread", "process")
-    expected = {f"{load}, {engine}, 1 worker" for load in loads for engine in engines}
-    assert set(phases) == {"no loader", *expected}
+    results = json.loads((tmp_path / "launches.json").read_text("utf-8"))
+    (phases,), (rates,) = results["rounds"], results["contention"]
+    jpeg, engines = "JPEG, random crop", ("thread", "process")
+    loads = (jpeg, "raw 224 x 224", "Python transform")
+    workers = [f"{engine}, 1 worker{low}" for engine in engines for low in ("", ", low priority")]
+    alone = {"no loader", *(f"{load}, {name}" for load in loads for name in workers)}
+    disturbed = {"no loader", *(f"{jpeg}, {name}" for name in workers)}
+    assert set(phases) == alone | {f"{name}, busy process" for name in disturbed}
     for name, phase in phases.items():
         assert len(phase["launch"]) == len(phase["wait"]) == 2
         assert min(phase["launch"]) > 0
+        assert phase["gil"].keys() >= {"MainThread"}
         assert f"| {name} | " in done.stdout
+    assert phases["Python transform, thread, 1 worker"]["gil"]["shardkit-decode"] > 0
+
+    situations = ("alone", "CPU training", "two ranks", "a busy process")
+    cases = {f"{situation}, {engine}" for situation in situations for engine in engines}
+    priorities = ("normal priority", "low priority")
+    assert rates.keys() == {f"{case}, {priority}" for case in cases for priority in priorities}
+    assert min(rates.values()) > 0
+    assert all(f"| {case} | " in done.stdout for case in cases)
 
 
 def _run_smoke(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:

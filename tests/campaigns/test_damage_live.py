@@ -195,7 +195,7 @@ def test_an_index_restored_from_a_copy_is_read_without_a_new_process(place: Path
     assert list(dataset[:]) == expected
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_dataset_written_anew_under_a_loader_is_never_mixed_in(
     pristine: Path, place: Path, engine: str, seed: int

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from helpers import make_dataset, make_tree, png, wait_until
 from loading import crc
 
 from shardkit import BlockShuffle, RandomResizedCrop, make_loader, open_dataset
+from shardkit.errors import LoaderFailed
 from shardkit.torch.data import memory
 from shardkit.torch.engine.ring import Ring
 from shardkit.torch.loader import Loader
@@ -58,12 +59,23 @@ def new_loader(root: Path, engine: str, **options: Any) -> Loader:
     )
 
 
+class Things(NamedTuple):
+    """What is open or running: of this process and its workers."""
+
+    files: frozenset[tuple[int, str, str]]
+    """Process, number and path of each open file."""
+    shared: frozenset[tuple[int, str]]
+    """Process and line of each mapping of shared memory."""
+    threads: frozenset[int | None]
+    """Threads of this process."""
+    processes: frozenset[int]
+
+
 class Use(NamedTuple):
-    """What this process and its workers use."""
+    """What this process and its workers use, without the things of earlier tests."""
 
     files: int
     shared: int
-    """Mappings of shared memory."""
     threads: int
     processes: int
     memory: int
@@ -72,19 +84,29 @@ class Use(NamedTuple):
     """The same of all workers."""
 
 
-def in_use() -> Use:
+def things() -> Things:
     gc.collect()
-    own = os.getpid()
-    children = [child.pid for child in multiprocessing.active_children() if child.pid]
-    every = (own, *children)
-    return Use(
-        files=sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in every),
-        shared=sum(Path(f"/proc/{pid}/maps").read_text().count("/dev/shm") for pid in every),
-        threads=threading.active_count(),
-        processes=len(children),
-        memory=_resident(own),
-        num_workers=sum(map(_resident, children)),
+    children = {child.pid for child in multiprocessing.active_children() if child.pid}
+    files, shared = set(), set()
+    for pid in {os.getpid(), *children}:
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # such as the one that lists them
+                files.add((pid, path.name, os.readlink(path)))
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        shared |= {(pid, line) for line in maps if "/dev/shm" in line}
+    return Things(
+        files=frozenset(files),
+        shared=frozenset(shared),
+        threads=frozenset(thread.native_id for thread in threading.enumerate()),
+        processes=frozenset(children),
     )
+
+
+def in_use(before: Things) -> Use:
+    """Return what is in use now and was not ``before``: things of earlier tests end at any time."""
+    now = things()
+    counts = (len(new - old) for new, old in zip(now, before, strict=True))
+    return Use(*counts, _resident(os.getpid()), sum(map(_resident, now.processes)))
 
 
 def _resident(pid: int) -> int:
@@ -132,36 +154,36 @@ USES = (whole, broken_off, held_on_to, raising, resumed)
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_fifty_epochs_leave_nothing_behind(
     root: Path, engine: str, use: Callable[[Loader, int], None]
 ) -> None:
-    before = in_use()
+    before = things()
     with closing(new_loader(root, engine)) as loader:
         held = [list(loader) for _ in range(4)]  # all blocks and slots that there may be
         del held
         for epoch in range(WARM_UP):
             use(loader, epoch)
-        warm = settled(loader)
+        warm = settled(loader, before)
         for epoch in range(WARM_UP, EPOCHS):
             use(loader, epoch)
-        after = settled(loader)
+        after = settled(loader, before)
         assert after[:4] == warm[:4]
         assert after.memory - warm.memory < GROWTH
         assert after.num_workers - warm.num_workers < GROWTH
-    wait_until(lambda: in_use().processes == before.processes, "the workers' end")
-    assert in_use().threads == before.threads
+    wait_until(lambda: not in_use(before).processes, "the workers' end")
+    wait_until(lambda: not in_use(before).threads, "the threads' end")
 
 
-def settled(loader: Loader) -> Use:
+def settled(loader: Loader, before: Things) -> Use:
     """Return what is in use between two epochs, when no batch is under way."""
     whole(loader, 0)
-    return in_use()
+    return in_use(before)
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_loaders_that_are_dropped_leave_nothing_behind(root: Path, engine: str) -> None:
-    uses = []
+    before, uses = things(), []
     for number in range(12):
         loader = new_loader(root, engine)
         batches = iter(loader)
@@ -169,9 +191,8 @@ def test_loaders_that_are_dropped_leave_nothing_behind(root: Path, engine: str) 
         if number % 2:
             loader.close()
         del loader, batches
-        uses.append(in_use())
-        assert uses[-1].processes == uses[0].processes == 0
-    # No more than before; fewer if something of an earlier test went meanwhile.
+        uses.append(in_use(before))
+        assert uses[-1].processes == 0
     assert all(now <= then for now, then in zip(uses[-1][:4], uses[2][:4], strict=True))
     assert uses[-1].memory - uses[2].memory < GROWTH
 
@@ -186,13 +207,14 @@ class Large:
         return torch.zeros(1 << 20)
 
 
-def test_loaders_that_are_closed_early_leave_no_shared_memory() -> None:
+@pytest.mark.parametrize("engine", ["helper", "process"])
+def test_loaders_that_are_closed_early_leave_no_shared_memory(engine: str) -> None:
     """A worker may be in the middle of making a shared file."""
     shared = Path("/dev/shm")
     pids = set()
     for number in range(20):
         options: dict[str, Any] = {
-            "engine": "process",
+            "engine": engine,
             "num_workers": 2,
             "start_method": "fork",
             "collate_fn": list,
@@ -209,17 +231,50 @@ def test_loaders_that_are_closed_early_leave_no_shared_memory() -> None:
     assert left == []
 
 
+def read_on(loader: Loader, batches: Iterator[Any]) -> None:
+    """Read the rest of an epoch, whose batches may all be ready, and the next one."""
+    for rest in (batches, loader):
+        for _ in rest:
+            pass
+
+
+@pytest.mark.parametrize("engine", ["helper", "process"])
+def test_early_stops_and_killed_workers_leave_nothing_behind(root: Path, engine: str) -> None:
+    shared, pids, uses = Path("/dev/shm"), set(), []
+    for rounds in (1, 10):  # the first opens what stays for the process
+        with closing(new_loader(root, engine)) as loader:
+            for _ in range(rounds):
+                for number in range(20):
+                    broken_off(loader, number)
+                batches = iter(loader)
+                next(batches)
+                victim = multiprocessing.active_children()[0]
+                pids.add(victim.pid)
+                victim.kill()
+                with pytest.raises(LoaderFailed, match="SIGKILL"):
+                    read_on(loader, batches)
+            whole(loader, 0)
+        wait_until(lambda: not multiprocessing.active_children(), "the workers' end")
+        del loader, batches, victim
+        uses.append(in_use())
+    assert all(now <= then for now, then in zip(uses[1][:4], uses[0][:4], strict=True)), uses
+    assert [file for pid in pids for file in shared.glob(f"torch_{pid}_*")] == []
+
+
 def test_workers_that_do_not_persist_leave_nothing_behind(root: Path) -> None:
-    before = in_use()
+    with closing(new_loader(root, "process", persistent_workers=False)) as loader:
+        whole(loader, 0)  # starts what a process keeps, such as the resource tracker
+    before = things()
+    memory = in_use(before).memory
     loader = new_loader(root, "process", persistent_workers=False)
     for epoch in range(12):
         whole(loader, epoch)
-        assert in_use().processes == 0
+        assert in_use(before).processes == 0
     loader.close()
     del loader
-    after = in_use()
-    assert all(now <= then for now, then in zip(after[:4], before[:4], strict=True))
-    assert after.memory - before.memory < GROWTH
+    after = in_use(before)
+    assert after[:4] == (0, 0, 0, 0)
+    assert after.memory - memory < GROWTH
 
 
 class Counting:
@@ -268,7 +323,7 @@ def kept(loader: Loader) -> Iterator[tuple[torch.Tensor, int]]:
         yield view, crc(view)
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_what_is_kept_is_not_written_to_in_fifty_epochs(root: Path, engine: str) -> None:
     with closing(new_loader(root, engine)) as loader:
         views = list(kept(loader))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import venv
 from collections.abc import Callable, Iterator
@@ -168,3 +170,20 @@ def test_all_files_require_the_same_python() -> None:
         "shardkit/native/README.md": f"Python {version} and newer",
     }.items():
         assert text in (ROOT / path).read_text("utf-8"), path
+
+
+@pytest.mark.parametrize(
+    ("disabled", "tag"), [(0, "cp311-abi3"), (None, "cp311-abi3"), (1, "cp313-cp313t")]
+)
+def test_a_wheel_has_the_abi_of_its_python(
+    disabled: int | None, tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No free-threaded Python was at hand: this replaces its configuration."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "scripts/hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    variables = {"Py_GIL_DISABLED": disabled, "py_version_nodot": "313"}
+    monkeypatch.setattr(sysconfig, "get_config_var", variables.get)
+    assert build._python_tag() == tag

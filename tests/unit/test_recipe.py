@@ -622,7 +622,7 @@ def test_the_manifest_has_chroma_only_if_it_is_set() -> None:
             "quality has no effect with the encoding raw",
         ),
         ({"quality": 90, "encode": "planes"}, "quality has no effect with the encoding planes"),
-        ({"chroma": "444"}, "--chroma requires --encode planes"),
+        ({"chroma": "444"}, "chroma= requires encode='planes'"),
         ({"chroma": "411", "encode": "planes"}, "chroma='411' is unknown"),
         ({"resize": (0, 8)}, "resize"),
         ({"resize": (8, 70_000)}, "resize"),
@@ -663,7 +663,7 @@ def test_valid_sizes_are_parsed(text: str, box: tuple[int, int], mode: str) -> N
     ids=lambda text: text[:10],
 )
 def test_invalid_sizes_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--resize"):
+    with pytest.raises(UsageError, match="resize="):
         Recipe(resize=parse_size(text))
 
 

@@ -12,12 +12,14 @@ from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from scripts.fuzzing.material import RAW_SHAPE, encoded, pictures
 from scripts.fuzzing.pieces import mutated_jpeg
 from scripts.fuzzing.pngs import mutated_png
 from scripts.fuzzing.target import Target, broken
 from shardkit.codecs.image import MAX_PIXELS, Decoding, Pixels, inspect
+from shardkit.codecs.planes import from_rgb
 from shardkit.codecs.quiet import silence_libtiff
 from shardkit.codecs.turbo import available
 from shardkit.dataset.decode import decode_stored
@@ -89,6 +91,11 @@ class NativeTarget(Target):
             self.seeds.append(_input(number % 4, number, photographs))
             self.seeds.append(_input(number % 4, number, [(*photographs[0][:2], "jpg"), *pixels]))
             self.seeds.append(_input(number % 4, number, planes))
+        wide = Image.fromarray(np.arange(3 * 250 * 260).reshape(250, 260, 3).astype(np.uint8))
+        for sampling in ("420", "444"):  # of which a crop needs some bands only
+            record = from_rgb(np.asarray(wide), sampling)
+            for number in range(len(_OPERATIONS) - 2):
+                self.seeds.append(_input(_VERIFIES, number, [(record, wide.size, PLANES)]))
         large = [(bytes(3 * 1190 * 1190), (1190, 1190), "raw")]
         self.seeds.append(_input(_MAPPED, 6, large)[:4096])
         self.seeds.append(_input(_MAPPED, 7, large)[:4096])
@@ -298,9 +305,9 @@ def _compare(file: _File, row: np.void, found: Pixels | None, work: _Work, numbe
         with mock.patch("shardkit.system.compiled.decode_png", return_value=None):
             expected = work.do(_image(file, row), number)
     except CorruptRecord:
-        if found is not None:
+        if found is not None and not _is_as_stored(file, row, found, work, number):
             broken("a damaged image is filled", number)
-        return "refused"
+        return "refused" if found is None else "damaged elsewhere"
     except BadImage:
         if found is not None and work.op is None:
             broken("an image that cannot be decoded is filled", number)
@@ -313,6 +320,14 @@ def _compare(file: _File, row: np.void, found: Pixels | None, work: _Work, numbe
             broken("other pixels", (number, int(row["field"])))
         return "damaged below"  # Python sees it, and decodes all pixels exactly
     return "equal"
+
+
+def _is_as_stored(file: _File, row: np.void, found: Pixels, work: _Work, number: int) -> bool:
+    """Return whether a sample is that of damaged planes, whose damage it need not read."""
+    if STORED_KINDS[row["field"]] != PLANES:
+        return False
+    with mock.patch.object(file, "verifies", False):
+        return np.array_equal(found, work.do(_image(file, row), number))
 
 
 def _warnings(image: EncodedImage) -> list[str]:

@@ -85,7 +85,8 @@ def check_data(session: Session, *, loading: Loading) -> list[Finding]:
     setup, wants = pipeline.setup, preflight.why_processes(pipeline.dataset) is not None
     plan = Plan(
         workers=setup.workers,
-        processes=setup.engine == "process" or (wants and not setup.stock),
+        processes=(setup.kind is not None and setup.kind.starts_processes)
+        or (wants and not setup.stock),
         files=session.files,
         bytes=sum(path.stat().st_size for path in session.files),
         batch_bytes=preflight.batch_bytes(pipeline.dataset, setup.batch_size) or 0,

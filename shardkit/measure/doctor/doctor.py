@@ -103,11 +103,11 @@ def doctor(options: DoctorArguments) -> DoctorReport:
     samples = options.decode or options.transform
     if loader is None and options.dataset is None:
         if samples or options.step_ms or options.model:
-            raise UsageError("--decode, --transform, --step-ms and --model require DATASET")
+            raise UsageError("decode=, transform=, step_ms= and model= require a dataset")
         plan = Plan() if workers is None else Plan(workers=workers)
         return DoctorReport(subject=None, findings=run_checks(plan))
     if loader is not None and (options.dataset or samples or workers is not None):
-        raise UsageError("--loader excludes DATASET, --decode, --transform and --workers")
+        raise UsageError("loader= excludes a dataset, decode=, transform= and workers=")
     subject = Subject(loader=loader)
     if options.dataset is not None:
         (subject,) = options.subjects([str(options.dataset)])

@@ -20,7 +20,7 @@ from shardkit.measure.runner.timing import measure
 from shardkit.recipe import Recipe
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import ShardDataset, open_dataset
-from shardkit.torch.engine.options import LoaderOptions
+from shardkit.torch.engine.options import ENGINE_KINDS, EngineKind, LoaderOptions
 from shardkit.torch.loader import Loader, make_loader
 
 _EPOCH_BATCHES = 256
@@ -64,7 +64,7 @@ class Setup:
     stock: bool
     """Whether it is PyTorch's DataLoader."""
     engine: str
-    """``main``, ``thread`` or ``process``: where batches are made."""
+    """``main`` without workers, else one of `shardkit.torch.engine.options.ENGINE_KINDS`."""
     workers: int
     batch_size: int
     dataset: str
@@ -77,6 +77,11 @@ class Setup:
     """Name of the transform; empty without one."""
     jpeg: str = ""
     """JPEG decoding of a shardkit dataset; empty for another one."""
+
+    @property
+    def kind(self) -> EngineKind | None:
+        """What the workers are; None without any."""
+        return ENGINE_KINDS.get(self.engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +105,7 @@ class Pipeline:
             loader = make_loader(self.dataset, loading.batch_size, num_workers=loading.workers)
         if not isinstance(loader, Loader | DataLoader):
             raise UsageError(
-                f"--loader {session.subject.loader!r} returns a {type(loader).__name__}: return a "
+                f"loader={session.subject.loader!r} returns a {type(loader).__name__}: return a "
                 "torch.utils.data.DataLoader or the result of shardkit.make_loader"
             )
         self.stock = loader if isinstance(loader, DataLoader) else None
@@ -152,7 +157,7 @@ class Pipeline:
             changed["collate_fn"] = collate
         if self.stock is None or data or "engine" in changed:
             options = vars(self.options) | changed
-            if changed.get("engine") == "process":
+            if "engine" in changed and ENGINE_KINDS[changed["engine"]].starts_processes:
                 options["resident"] = None
             return make_loader(dataset, size, shuffle=True, **options)
         same = ("num_workers", "collate_fn", "pin_memory")

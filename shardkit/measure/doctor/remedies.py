@@ -10,12 +10,14 @@ from shardkit.measure.doctor.checks import fits_in_memory
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import MATTERS, OWN_CODE, WAITS, Profile
 from shardkit.recipe import Recipe
+from shardkit.system.formatting import plural
+from shardkit.torch.engine.options import ENGINE_KINDS
 
 _MARGIN, _SMALLER = 8 / 7, 0.85
 """Stored side divided by the crop's side, such as 256 for 224; a target above the second fraction
 of the stored side is not worth a resize."""
 
-_MOST_WORKERS = {"thread": 32, "process": 16, "main": 16}
+_MOST_THREADS, _MOST_PROCESSES = 32, 16
 
 _PLANES_BYTES = 1.5
 """Bytes for a pixel of planes with the usual chroma, 4:2:0."""
@@ -38,7 +40,9 @@ def workers(profile: Profile) -> Iterator[Remedy]:
     if waits:
         wanted = max(4 * now, math.ceil(wanted / max(profile.busy, 0.01)))
     if waits or wanted > now:
-        wanted = min(wanted, _MOST_WORKERS[profile.setup.engine])
+        kind = profile.setup.kind
+        most = _MOST_THREADS if kind is not None and kind.shares_gil else _MOST_PROCESSES
+        wanted = min(wanted, most)
     if wanted > now or (now >= 2 * wanted and not waits):
         yield Remedy(
             name=f"{wanted} workers instead of {now}",
@@ -50,12 +54,11 @@ def workers(profile: Profile) -> Iterator[Remedy]:
 
 def engine(profile: Profile) -> Iterator[Remedy]:
     """Worker processes for code that holds the GIL, threads for other code."""
-    old, new = ("thread", "process") if profile.holds_gil else ("process", "thread")
-    words = {"thread": "threads", "process": "worker processes"}
+    kind, new = profile.setup.kind, "process" if profile.holds_gil else "thread"
     marked = new == "thread" and profile.setup.transform
-    if profile.setup.engine == old and profile.setup.mapped:
+    if kind is not None and kind.shares_gil == profile.holds_gil and profile.setup.mapped:
         yield Remedy(
-            name=f"{words[new]} instead of {words[old]}",
+            name=f"{plural(ENGINE_KINDS[new].worker)} instead of {plural(kind.worker)}",
             options={"engine": new},
             code=f'make_loader(..., engine="{new}")',
             price="to repeat random numbers, mark it with_rng" if marked else "",

@@ -39,9 +39,13 @@ def environment() -> dict[str, Any]:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of the libraries that read and decode; empty if unknown."""
-    # A fork, such as pillow-simd, has the module of the original.
-    return {name: getattr(import_module(name), "__version__", "") for name in LIBRARIES}
+    """Return the versions of the libraries that read and decode; empty if unknown or missing."""
+    versions = dict.fromkeys(LIBRARIES, "")
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):  # simplejpeg is optional
+            # A fork, such as pillow-simd, has the module of the original.
+            versions[name] = getattr(import_module(name), "__version__", "")
+    return versions
 
 
 def cpu_model() -> str:

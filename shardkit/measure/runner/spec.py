@@ -46,6 +46,7 @@ class LoaderSpec:
     reuse_buffers: bool | None = None
     start_method: str | None = None
     sharing_strategy: str | None = None
+    priority: str | None = None
     device: str | None = None
     """Device of a `DevicePrefetcher` around the loader; None uses none."""
 

@@ -1,6 +1,6 @@
 """The search for the fastest loader settings within a time budget.
 
-About ten settings are measured in interleaved rounds: both engines, with several numbers of
+About ten settings are measured in interleaved rounds: the suitable engines, with several numbers of
 workers. The slower half leaves after each round. Then the neighbors of the leader join: other
 numbers of workers, other prefetch. In the end, the two best are compared with
 the defaults for as long as the budget lasts. A setting is judged by one number: the median, over
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.runner.rounds import Spread, Watch, turn
 from shardkit.measure.runner.spec import LoaderSpec
+from shardkit.torch.engine.options import ENGINE_KINDS
 
 GAIN = 1.05
 """Minimum speedup over the defaults to change them. Anything closer is a tie."""
@@ -58,12 +59,14 @@ def name_of(setting: LoaderSpec) -> str:
 def ahead(setting: LoaderSpec) -> int:
     """Return the batches in progress or ready."""
     settings = setting.loader_options().resolved(0, pinned=False)
-    return settings.thread_prefetch if setting.engine == "thread" else settings.process_prefetch
+    shares = ENGINE_KINDS[setting.engine].shares_gil
+    return settings.thread_prefetch if shares else settings.process_prefetch
 
 
 def cost(setting: LoaderSpec) -> tuple[int, ...]:
     """Return a sort key of settings that are fast enough; processes need more memory and time."""
-    return setting.engine == "process", setting.workers, ahead(setting) * setting.batch_size
+    engine = list(ENGINE_KINDS).index(setting.engine)
+    return engine, setting.workers, ahead(setting) * setting.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +141,7 @@ class _Race:
         self._out_of_time = False
 
     def starters(self) -> list[LoaderSpec]:
-        """Return both engines with fewer and more workers than the defaults, likely ones first."""
+        """Return the engines with fewer and more workers than the defaults, likely ones first."""
         default, engines = self._plan.default, self._plan.engines
         workers = default.workers
         numbers = (workers, 2 * workers, workers // 2, 4 * workers, 1)

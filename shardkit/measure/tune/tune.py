@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from typing import Any
 
+import torch
+
 from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner import session
 from shardkit.measure.runner.material import SubjectInfo, is_dataset
@@ -28,7 +30,7 @@ from shardkit.options import about, option, takes
 from shardkit.system.formatting import amount, json_value
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
 from shardkit.system.text import printable
-from shardkit.torch.engine.preflight import default_workers, local_ranks
+from shardkit.torch.engine.preflight import default_workers, local_ranks, suited_engine
 from shardkit.torch.tuned import Tuned
 
 _ROWS = 6
@@ -242,7 +244,8 @@ def tune(options: TuneArguments) -> TuneReport:
             process.patience = min(PATIENCE, max(remaining, _LEAST_PATIENCE))
             measurement = process.measure(setting, StopCondition(seconds=seconds))
             for warning in measurement.warnings:
-                if warning.startswith("loading may fail"):  # too little shared memory, for example
+                # Shared memory may be too small, for example.
+                if warning.startswith(("loading may fail", "using threads")):
                     raise MeasurementFailed(warning)
             warnings[setting] = measurement.warnings
             return measurement.rate
@@ -253,8 +256,11 @@ def tune(options: TuneArguments) -> TuneReport:
             process.call(session.warm)
         except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
             cached = False
-        engines = ("process",) if opened.processes else ("thread", "process")
-        default = replace(setting, engine=engines[0])
+        usual, _ = suited_engine(
+            opened.processes or None, launches_kernels=torch.cuda.is_available()
+        )
+        engines = tuple(dict.fromkeys((usual, "process")))
+        default = replace(setting, engine=usual)
         step_seconds = step.milliseconds / 1000 or None
         if step.model is not None:
             step_seconds = process.call(session.step_seconds, loader=default, step=step)

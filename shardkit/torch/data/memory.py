@@ -10,6 +10,7 @@ import copy
 import math
 import os
 import re
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, MutableMapping
@@ -26,6 +27,10 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where PyTorch's shared tensors are on
 
 _FULL = "unable to allocate shared memory"
 _SHARED_FILE = re.compile(r"</(torch_\w+)>")
+
+_creating = threading.RLock()
+_CREATE_SECONDS = 0.5
+"""Maximum seconds to wait for shared memory that another thread creates."""
 
 _Buffer = npt.NDArray[np.uint8]
 
@@ -112,8 +117,21 @@ def new_shared(size: int) -> torch.Tensor:
     Raises:
         RuntimeError: If shared memory is full.
     """
-    storage = _compat.new_shared_storage(size)
+    with _creating:
+        try:
+            storage = _compat.new_shared_storage(size)
+        except RuntimeError as error:
+            remove_left(error)
+            raise
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,))  # type: ignore[call-overload, no-any-return]
+
+
+def finish_shared() -> None:
+    """Keep other threads from creating shared memory, for a process that is about to exit.
+
+    PyTorch creates a file for it, and then unlinks it.
+    """
+    _creating.acquire(timeout=_CREATE_SECONDS)
 
 
 def remove_left(error: BaseException | None) -> None:
@@ -144,9 +162,10 @@ def full_explained() -> Iterator[None]:
 
 
 def pin(batch: Any) -> Any:
-    """Return ``batch`` with its tensors in pinned memory; those already there stay."""
+    """Return ``batch`` with its dense CPU tensors in pinned memory; others stay as they are."""
     if isinstance(batch, torch.Tensor):
-        return batch if batch.is_pinned() else batch.pin_memory()
+        is_dense = batch.device.type == "cpu" and batch.layout == torch.strided
+        return batch.pin_memory() if is_dense and not batch.is_pinned() else batch
     return map_tensors(pin, batch)
 
 

@@ -90,6 +90,12 @@ class NumberedRows(list[int]):
         finally:
             self._set(self.context)
 
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]:
+        # NumPy would iterate, which takes longer than copying a batch of raw pixels.
+        return np.array(self[:], dtype)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return NumberedRows, (self[:], self.context._replace(earlier=None))
 

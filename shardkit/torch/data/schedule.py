@@ -43,6 +43,11 @@ class Request(NamedTuple):
     """A number for each sample, different for equal rows of an epoch; None if no row repeats."""
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Identifies the batch among all of a rank."""
+        return self.epoch, self.consumed
+
+    @property
     def numbers(self) -> list[int]:
         """`repeats` as a list; empty if no row repeats."""
         return [] if self.repeats is None else list(self.repeats.tolist())

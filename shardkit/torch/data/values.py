@@ -84,10 +84,12 @@ def read_column(rows: BatchRows, name: str, op: ImageOp | None, leading: str | N
 
 def _shaped(block: torch.Tensor, field: Field) -> Any:
     """Return bytes of shape (N, bytes) as N arrays; as a tensor if PyTorch has the type."""
-    values = block.numpy().view(field.values).reshape(len(block), *(field.shape or ()))
-    if field.dtype == BFLOAT16:
-        return block.view(torch.bfloat16).view(values.shape)
-    return _as_tensor(values, field)
+    shape = len(block), *(field.shape or ())
+    values = block.numpy().view(field.values).reshape(shape)
+    typed = _as_tensor(values, field)
+    # Not `typed` itself: PyTorch knows pinned memory, and copies in progress from it, by the
+    # storage, and that of `typed` is NumPy's.
+    return block.view(typed.dtype).view(shape) if isinstance(typed, torch.Tensor) else values
 
 
 def _as_tensor(values: npt.NDArray[Any], field: Field) -> Any:

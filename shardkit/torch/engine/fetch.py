@@ -1,4 +1,4 @@
-"""From a request to a batch: the reading code of both engines."""
+"""From a request to a batch: the reading code of all engines."""
 
 from __future__ import annotations
 
@@ -90,32 +90,40 @@ class Fetch:
         return max(1, min(_MOST_AT_ONCE, _AT_ONCE_BYTES // max(1, size)))
 
     def read_several(
-        self, requests: Sequence[Request], *, allocate: Allocate | None
+        self,
+        requests: Sequence[Request],
+        *,
+        allocate: Allocate | None,
+        alone: bool = False,
+        mark: npt.NDArray[np.int64] | None = None,
     ) -> Iterator[Any]:
-        """Yield the batch of each request, in a thread that is not alone; read at once if possible.
+        """Yield the batch of each request; read at once if possible.
 
-        An error is raised for the batch that has it.
+        An error is raised for the batch that has it. The other arguments are those of
+        `ReadContext`.
         """
         for _, same_epoch in itertools.groupby(requests, attrgetter("epoch", "seed")):
             group = list(same_epoch)
-            samples = self._read_at_once(group, allocate) if len(group) > 1 else None
+            first = group[0]
+            context = ReadContext(first.seed, first.epoch, allocate, alone, mark)
+            samples = self._read_at_once(group, context) if len(group) > 1 else None
             if samples is None:
                 for request in group:
-                    yield self(request, allocate=allocate, alone=False)
+                    yield self(request, allocate=allocate, alone=alone, mark=mark)
                 continue
             stop = 0
             for request in group:
                 start, stop = stop, stop + len(request.rows)
-                with reading(_shared_context(request, allocate)):
+                if alone:
+                    _GlobalGenerators(request).seed_for_collate()
+                with reading(context):
                     batch = self.collate(samples.part(start, stop))
                 yield self._with_rows_added(batch, request)
 
-    def _read_at_once(
-        self, requests: Sequence[Request], allocate: Allocate | None
-    ) -> BatchView | None:
+    def _read_at_once(self, requests: Sequence[Request], context: ReadContext) -> BatchView | None:
         """Return the samples of requests of one epoch; None if they must be read one by one."""
         try:
-            samples = read_at_once(self.dataset, requests, _shared_context(requests[0], allocate))
+            samples = read_at_once(self.dataset, requests, context)
         except Exception:  # raised again for the batch that has the fault
             return None
         return samples if isinstance(samples, BatchView) else None
@@ -266,11 +274,6 @@ def _reads_views(dataset: Any) -> bool:
     """Return whether a dataset returns all views of its samples at once."""
     unchanged = ShardDataset.__getitems__
     return isinstance(dataset, ShardDataset) and type(dataset).__getitems__ is unchanged
-
-
-def _shared_context(request: Request, allocate: Allocate | None) -> ReadContext:
-    """Return the context of a request in a thread next to others."""
-    return ReadContext(request.seed, request.epoch, allocate, alone=False)
 
 
 def _allocate(shape: tuple[int, ...]) -> torch.Tensor:

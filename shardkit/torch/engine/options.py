@@ -5,14 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.multiprocessing
 
 from shardkit.errors import UsageError
 from shardkit.options import option, require_valid
+from shardkit.system.priority import priority_problem
 
-ENGINES = ("auto", "thread", "process")
+
+class EngineKind(NamedTuple):
+    """What the workers of an engine are."""
+
+    worker: str
+    """Name of one."""
+    shares_gil: bool
+    """Whether they are threads of one process."""
+    starts_processes: bool
+
+
+ENGINE_KINDS = {
+    "thread": EngineKind("thread", shares_gil=True, starts_processes=False),
+    "helper": EngineKind("helper thread", shares_gil=True, starts_processes=True),
+    "process": EngineKind("worker process", shares_gil=False, starts_processes=True),
+}
+"""All engines, the cheapest first."""
+
+ENGINES = ("auto", *ENGINE_KINDS)
 LATE_REMEDY = (
     "A transform may be blocked, or a disk may be stuck. If batches are just slow, raise timeout="
 )
@@ -21,6 +40,7 @@ LATE_REMEDY = (
 MOST_WORKERS = 1024
 """Maximum number of workers. More would use up threads, processes or files before any batch."""
 
+PRIORITIES = ("normal", "low")
 START_METHODS = ("auto", "fork", "forkserver", "spawn")
 
 
@@ -40,9 +60,11 @@ class LoaderOptions:
     engine: str = option(
         "auto",
         help="``thread`` decodes in threads of this process into reused memory, which is fastest. "
-        "``process`` uses a PyTorch ``DataLoader`` with worker processes, for transforms "
-        "that hold the GIL. ``auto`` uses threads unless something in the dataset may hold "
-        "the GIL; ``Loader.reason`` gives the reason.",
+        "``helper`` runs these threads in one child process, so that they do not delay the kernel "
+        "launches of the training loop. ``process`` uses a PyTorch ``DataLoader`` with worker "
+        "processes, for transforms that hold the GIL. ``auto`` uses processes if something in the "
+        "dataset may hold the GIL, else the helper if a CUDA device is available, else threads; "
+        "``Loader.reason`` gives the reason.",
         choices=ENGINES,
     )
     resident: str | None = option(
@@ -55,15 +77,25 @@ class LoaderOptions:
     )
     num_workers: int | None = option(
         None,
-        help="Threads or processes. None uses one for each CPU that this process may use, divided "
-        "by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0 reads in the main thread, on request.",
+        help="Threads, or processes of the engine ``process``. None uses one for each CPU that "
+        "this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0 reads in "
+        "the main thread, on request.",
         minimum=0,
+    )
+    priority: str = option(
+        "normal",
+        help="CPU priority of the loader's threads or processes. ``low`` is nice 19: they yield "
+        "to the training loop, which launches kernels with less delay, but also to other programs. "
+        "No other thread changes. Linux only: elsewhere, or with 0 workers, ``low`` warns and has "
+        "no effect.",
+        choices=PRIORITIES,
     )
     prefetch_factor: int | None = option(
         None,
         help="Batches that each worker prepares ahead, as in PyTorch. None is 2 for processes, "
         "and ``num_workers + 2`` batches in all for threads. The thread engine holds at most "
-        "two more: the batch in use and the one before it. Without transforms, a thread "
+        "two more: the batch in use and the one before it; the helper two more than that, under "
+        "way to this process. Without transforms, a thread "
         "reads several small batches at once, up to 8 MiB, and None counts these as one.",
         minimum=1,
     )
@@ -122,21 +154,28 @@ class LoaderOptions:
             )
         if not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
             raise UsageError(f"timeout={self.timeout!r} is not a number of seconds, from 0 on")
-        if self.resident is not None and self.engine == "process":
+        kind = ENGINE_KINDS.get(self.engine)
+        if self.resident is not None and kind is not None and kind.starts_processes:
             raise UsageError(
-                "resident= reads the memory of this process: leave engine='process' out"
+                f"resident= reads the memory of this process: leave engine={self.engine!r} out"
+            )
+        if self.resident == "cuda" and self.num_workers:
+            raise UsageError(
+                "resident='cuda' makes batches on the current stream, which other threads do not "
+                "share: leave num_workers= out"
             )
         if self.resident == "cuda" and self.pin_memory:
             raise UsageError("resident='cuda' makes no batch in main memory: leave pin_memory= out")
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise UsageError(f"collate_fn={self.collate_fn!r} is not a function")
 
-    def resolved(self, num_workers: int, *, pinned: bool) -> Settings:
+    def resolved(self, num_workers: int, *, pinned: bool, batch_size: int = 1) -> Settings:
         """Return these options with the defaults filled in.
 
         Args:
             num_workers: Default number of workers.
             pinned: Whether memory can be pinned.
+            batch_size: Samples in a batch.
         """
         default = num_workers if self.resident is None else 0
         workers = default if self.num_workers is None else self.num_workers
@@ -149,6 +188,8 @@ class LoaderOptions:
             thread_prefetch=prefetch or workers + 2,
             process_prefetch=prefetch or max(1, 2 * workers),
             pinned=pinned and self.pin_memory is not False and self.resident != "cuda",
+            batch_size=batch_size,
+            is_low=self.priority == "low" and workers > 0 and priority_problem() is None,
         )
 
 
@@ -163,3 +204,6 @@ class Settings:
     process_prefetch: int
     """Batches that all processes together prepare ahead."""
     pinned: bool
+    batch_size: int
+    is_low: bool
+    """Whether threads and processes lower their priority."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,38 @@ def why_processes(dataset: Any) -> str | None:
                 called = getattr(function, "__name__", type(function).__name__)
                 return f"the {name} {called} may hold the GIL"
     return None
+
+
+def suited_engine(why_processes: str | None, *, launches_kernels: bool) -> tuple[str, str]:
+    """Return the engine that ``auto`` means, and why.
+
+    Args:
+        why_processes: Why a dataset needs processes, or None.
+        launches_kernels: Whether the training loop launches kernels of a GPU from this process.
+    """
+    if why_processes is not None:
+        return "process", why_processes
+    if launches_kernels:
+        return "helper", "a GPU waits for kernel launches, which threads of this process delay"
+    return "thread", "nothing in this dataset holds the GIL for long"
+
+
+def why_threads(dataset: Any) -> str | None:
+    """Return why threads suit a dataset that may hold the GIL, or None.
+
+    Other datasets than those of shardkit may not be safe in threads, even without a GIL.
+    """
+    if _has_gil() or not all(isinstance(part, ShardDataset) for part in inner_datasets(dataset)):
+        return None
+    return "this Python runs without a GIL"
+
+
+def _has_gil() -> bool:
+    """Return whether a GIL lets only one thread at a time run Python.
+
+    Importing an extension module that does not support free-threaded Python brings the GIL back.
+    """
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
 def batch_bytes(dataset: Any, batch_size: int, views: Sequence[ImageOp | None] = ()) -> int | None:

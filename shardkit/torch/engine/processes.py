@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import multiprocessing
 import os
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -22,8 +25,9 @@ from shardkit.system.bootstrap import guard_helpers
 from shardkit.system.turns import shared_turn
 from shardkit.torch import _compat
 from shardkit.torch.data.memory import full_explained
+from shardkit.torch.data.read_context import Allocate
 from shardkit.torch.data.schedule import Request
-from shardkit.torch.engine import workers
+from shardkit.torch.engine import preflight, workers
 from shardkit.torch.engine.failure import Failure, is_from_worker
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import LATE_REMEDY, Settings
@@ -31,6 +35,9 @@ from shardkit.torch.engine.ring import Packed, Ring, Slots
 
 SPARE_SLOTS = 3
 """Slots of a worker in addition to prefetched batches: one in use, one before it, one to fill."""
+
+_SHARE = 8
+"""Fraction of the free shared memory that batches read at once may take, inverted."""
 
 _POLL_SECONDS = 0.5
 """Interval at which the loader checks that workers live while no batch arrives."""
@@ -51,18 +58,22 @@ class ProcessEngine:
         options = settings.options
         self._fetch = fetch
         self._workers = settings.num_workers
-        self._each = max(1, -(-settings.process_prefetch // max(1, self._workers)))
+        self._together, self._each = self.at_once(fetch, settings)
+        self._threads = 1
+        """Threads of each process that read."""
+        self._slots = self._each + SPARE_SLOTS
         self._timeout = options.timeout
         self._poll = min(_POLL_SECONDS, self._timeout or _POLL_SECONDS)
         self._in_order = options.in_order
         self._pinned = settings.pinned
+        self._is_low = settings.is_low
         self._persistent = options.persistent_workers
         self._sharing = options.sharing_strategy
         self._requested_method = options.start_method
         if self._workers and self._requested_method != "auto":
             workers.require_start(self._requested_method, fetch)
         self._loader: DataLoader[Any] | None = None
-        self._source = _Requests()
+        self._source: Requests = _Groups(self._together)
         self._iterator: Any = None
         self._owner = os.getpid()
         self._end: weakref.finalize[..., ProcessEngine] | None = None
@@ -81,13 +92,13 @@ class ProcessEngine:
         try:
             self._iterator = self._begin()
             self._watch()
-            while (answer := self._next()) is not None:
-                number, batch = answer
-                del answer
-                if isinstance(batch, Failure):
-                    raise batch.rebuild()
-                yield self._source.take(number), batch
-                del batch
+            while (answers := self._next()) is not None:
+                while answers:
+                    place, batch = answers.pop(0)
+                    if isinstance(batch, Failure):
+                        raise batch.rebuild()
+                    yield self._source.take(place), batch
+                    del batch
         except GeneratorExit:
             if not self._persistent:
                 self.close()
@@ -126,8 +137,8 @@ class ProcessEngine:
             _compat.set_timeout(iterator, self._poll)
         return iterator
 
-    def _next(self) -> tuple[int, Any] | None:
-        """Return the next batch with its number, or None at the end.
+    def _next(self) -> Answers | None:
+        """Return the next batches, or None at the end.
 
         PyTorch gets a short timeout and is called again: it checks on workers only at a timeout or
         a signal, and those of a fork server send no signal.
@@ -139,7 +150,7 @@ class ProcessEngine:
         start = time.monotonic()
         while True:
             try:
-                number, batch = next(self._iterator)
+                answers: Answers = next(self._iterator)
             except StopIteration:
                 return None
             except RuntimeError as error:
@@ -148,7 +159,30 @@ class ProcessEngine:
                 if self._timeout and time.monotonic() - start >= self._timeout:
                     raise LoaderFailed(self._late()) from None
             else:
-                return number, batch
+                return answers
+
+    @staticmethod
+    def blocks(settings: Settings) -> int:
+        """Return how many blocks of shared memory are reused; a block holds a batch of one view."""
+        return settings.process_prefetch + SPARE_SLOTS * settings.num_workers
+
+    @classmethod
+    def at_once(cls, fetch: Fetch, settings: Settings) -> tuple[int, int]:
+        """Return how many batches a worker reads at once, and how often each does so ahead.
+
+        Several small batches go into one block, which takes shared memory from other loaders only
+        where there is plenty.
+        """
+        each = max(1, -(-settings.process_prefetch // max(1, settings.num_workers)))
+        together = fetch.batches_at_once(settings.batch_size) if settings.num_workers else 1
+        if settings.options.prefetch_factor is not None:
+            together = max(1, min(together, each // 2))
+            each = -(-each // together)
+        shared = preflight.shared_memory()
+        if together > 1 and shared is not None:
+            size = preflight.batch_bytes(fetch.dataset, settings.batch_size) or 1
+            together = min(together, shared[1] // _SHARE // (size * cls.blocks(settings)))
+        return max(1, together), each
 
     def close(self) -> None:
         """Stop the worker processes, whatever they are doing."""
@@ -202,8 +236,8 @@ class ProcessEngine:
         if method is not None:
             workers.require_start(method, self._fetch)
         with full_explained():
-            self._ring = Ring(count, (self._each + SPARE_SLOTS) * self._fetch.views)
-            self._marks = torch.full((max(1, count),), -1)
+            self._ring = Ring(count, self._slots * self._fetch.views)
+            self._marks = torch.full((max(1, count), self._threads), -1)
             self._marks.share_memory_()  # type: ignore[no-untyped-call]
         if count:
             guard_helpers()
@@ -213,7 +247,7 @@ class ProcessEngine:
         if self._sharing is not None:  # both ends must agree
             torch.multiprocessing.set_sharing_strategy(self._sharing)  # type: ignore[no-untyped-call]
         return DataLoader(
-            _Remote(self._fetch, self._ring.number, self._ring.flags, self._marks),
+            self._remote(),
             batch_size=None,
             sampler=self._source,
             num_workers=count,
@@ -221,14 +255,24 @@ class ProcessEngine:
             pin_memory=self._pinned,
             timeout=self._poll if count else 0,
             worker_init_fn=(
-                partial(workers.begin_worker, self._sharing, shared_turn()) if count else None
+                partial(workers.begin_worker, self._sharing, shared_turn(), self._is_low)
+                if count
+                else None
             ),
             prefetch_factor=self._each if count else None,
             persistent_workers=count > 0,
-            generator=torch.Generator(),  # iterating must not draw from the global one
+            generator=self._generator(),
             in_order=self._in_order,
             multiprocessing_context=method,
         )
+
+    def _remote(self) -> Remote:
+        """Return the dataset for a new ``DataLoader``."""
+        return _RemoteFetch(self._fetch, self._ring, self._marks)
+
+    def _generator(self) -> torch.Generator:
+        """Return the source of the workers' seeds; iterating must not draw from the global one."""
+        return torch.Generator()
 
     def _explain(self, error: BaseException) -> str | None:
         """Return a message for an error that PyTorch raised for its workers, or None."""
@@ -240,75 +284,123 @@ class ProcessEngine:
             if process.exitcode is not None
         ]
         ends = "; ".join(
-            f"worker {number} {workers.how_it_ended(code)} {self._where(number)}"
+            f"worker {number} {workers.how_it_ended(code)} "
+            + " or ".join(map(self._where, self._marks[number].tolist()))
             for number, code in dead
         )
         return f"a worker process died: {ends or error}.{workers.hint([code for _, code in dead])}"
 
     def _late(self) -> str:
-        places = "; ".join(f"worker {n} was {self._where(n)}" for n in range(self._workers))
+        rows = enumerate(self._marks.flatten().tolist())
+        places = "; ".join(f"worker {number} was {self._where(row)}" for number, row in rows)
         return f"no batch arrived for {self._timeout:g} s: {places}. {LATE_REMEDY}"
 
-    def _where(self, worker: int) -> str:
-        row = int(self._marks[worker])
+    def _where(self, row: int) -> str:
         return "before its first sample" if row < 0 else f"at {self._fetch.name(row)}"
 
 
-class _Requests:
+class Requests:
     """The sampler of the ``DataLoader``: yields requests, and keeps them until answered."""
 
     def __init__(self) -> None:
         self._coming: Iterator[Request] = iter(())
-        self._open: dict[int, Request] = {}
+        self._open: dict[tuple[int, int], Request] = {}
 
     def begin(self, requests: Iterator[Request]) -> None:
         """Make the next iteration yield ``requests``."""
         self._coming = requests
         self._open = {}
 
-    def __iter__(self) -> Iterator[tuple[int, Request]]:
-        for number, request in enumerate(self._coming):
-            self._open[number] = request
-            yield number, request
+    def __iter__(self) -> Iterator[Any]:
+        for request in self._coming:
+            self._open[request.place] = request
+            yield request
 
-    def take(self, number: int) -> Request:
-        """Return and forget the request of the given number."""
-        return self._open.pop(number)
+    def take(self, place: tuple[int, int]) -> Request:
+        """Return and forget a request."""
+        return self._open.pop(place)
 
 
-class _Remote(Dataset[Any]):
-    """The dataset in a worker process: it reads a request and sends the batch through its slots."""
+class _Groups(Requests):
+    """Yields lists of requests that a worker reads at once."""
 
-    def __init__(self, fetch: Fetch, ring: int, flags: torch.Tensor, marks: torch.Tensor) -> None:
+    def __init__(self, together: int) -> None:
+        super().__init__()
+        self._together = together
+
+    def __iter__(self) -> Iterator[list[Request]]:
+        requests = super().__iter__()
+        while group := list(itertools.islice(requests, self._together)):
+            yield group
+
+
+Answers = list[tuple[tuple[int, int], Any]]
+"""Batches with the places of their requests. The last may be the `Failure` of the next batch."""
+
+
+class Remote(Dataset[Any]):
+    """The dataset in a worker process: it reads requests, and sends batches through its slots."""
+
+    def __init__(self, fetch: Fetch, ring: Ring) -> None:
         self._fetch = fetch
-        self._ring = ring
-        self._flags = flags
-        self._marks = marks
+        self._ring, self._flags = ring.number, ring.flags
         self._slots: Slots | None = None
 
-    def __getitem__(self, numbered: tuple[int, Request]) -> tuple[int, Any]:
-        number, request = numbered
+    def slots(self, worker: int) -> Slots:
+        """Return the slots of this worker."""
+        if self._slots is None:
+            self._slots = Slots(self._ring, worker, self._flags)
+        return self._slots
+
+
+def failure(error: BaseException, where: str) -> Failure:
+    """Return what to send for an error; one that would end a loop or a process says so."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return Failure(error)
+    failed = LoaderFailed(f"{type(error).__name__} was raised ({error}) {where}")
+    failed.__cause__ = error
+    return Failure(failed)
+
+
+class _RemoteFetch(Remote):
+    """Reads the requests of one group."""
+
+    def __init__(self, fetch: Fetch, ring: Ring, marks: torch.Tensor) -> None:
+        super().__init__(fetch, ring)
+        self._marks = marks
+
+    def __getitem__(self, requests: list[Request]) -> Any:
         worker = get_worker_info()
         if worker is None:
-            return number, self._fetch(request)
-        if self._slots is None:
-            self._slots = Slots(self._ring, worker.id, self._flags)
-        mark = self._marks.numpy()[worker.id : worker.id + 1]
-        mark[0] = request.rows[0]
+            return [(request.place, self._fetch(request)) for request in requests]
+        slots = self.slots(worker.id)
+        mark = self._marks.numpy()[worker.id]
+        mark[0] = requests[0].rows[0]
+        answers: Answers = []
         try:
             with full_explained():
-                batch = self._fetch(request, allocate=self._slots.new, mark=mark)
-                return number, Packed(self._slots.pack(batch))
-        except (StopIteration, SystemExit) as error:  # these would end a worker silently
-            failed = LoaderFailed(
-                f"{type(error).__name__} was raised ({error}) in the batch that starts with "
-                f"{self._fetch.name(int(request.rows[0]))}"
-            )
-            failed.__cause__ = error
-            return number, Failure(failed)
+                batches = self._read(requests, slots.new, mark)
+                for request, batch in zip(requests, batches, strict=True):
+                    answers.append((request.place, batch))
+                    del batch
+        except (Exception, SystemExit) as error:
+            request = requests[len(answers)]
+            where = f"in the batch that starts with {self._fetch.name(int(request.rows[0]))}"
+            answers.append((request.place, failure(error, where)))
+        try:
+            with full_explained():
+                return Packed(slots.pack(answers))
         except Exception as error:
-            return number, Failure(error)
+            return [(requests[0].place, Failure(error))]
+
+    def _read(
+        self, requests: list[Request], allocate: Allocate, mark: npt.NDArray[np.int64]
+    ) -> Iterable[Any]:
+        """Return the batches of requests."""
+        if len(requests) == 1:  # without a generator, which would change a StopIteration
+            return [self._fetch(requests[0], allocate=allocate, mark=mark)]
+        return self._fetch.read_several(requests, allocate=allocate, alone=True, mark=mark)
 
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
+def _as_it_is(answers: Answers) -> Answers:
+    return answers

@@ -116,7 +116,7 @@ class ResidentFetch(Fetch):
             order = np.argsort(part_of, kind="stable")
             groups = np.split(order, np.flatnonzero(np.diff(part_of[order])) + 1)
             blocks = [self._parts[part_of[g[0]]].read(request, places[g], g) for g in groups]
-            back = torch.from_numpy(np.argsort(order)).to(self._device)
+            back = _on_device(np.argsort(order), self._device)
             columns = [
                 torch.cat(parts).index_select(0, back) for parts in zip(*blocks, strict=True)
             ]
@@ -283,7 +283,7 @@ class _Field:
     def _select(self, source: torch.Tensor, places: Positions) -> torch.Tensor:
         """Return the bytes at ``places`` of the first axis of ``source``, of shape (N, bytes)."""
         out = _new_block((len(places), math.prod(source.shape[1:])), self._device)
-        index = torch.from_numpy(places).to(self._device)
+        index = _on_device(places, self._device)
         torch.index_select(source, 0, index, out=out.view(len(places), *source.shape[1:]))
         return out
 
@@ -346,6 +346,12 @@ class _CroppedField(_Field):
         images[rows] = values.view(-1, *shape[1:])
 
 
+def _on_device(places: Positions, device: torch.device) -> torch.Tensor:
+    """Return places on a device. From pinned memory, a GPU's copy does not wait for its work."""
+    index = torch.from_numpy(places)
+    return index if device.type == "cpu" else index.pin_memory().to(device, non_blocking=True)
+
+
 def _new_block(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Return uninitialized bytes: reused main memory, or memory of PyTorch's own pool."""
     if device.type == "cpu":
@@ -354,14 +360,16 @@ def _new_block(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 
 def _device(resident: str) -> torch.device:
-    """Return the device that ``resident`` names.
+    """Return the device that ``resident`` names; of several GPUs, the current one.
 
     Raises:
         UsageError: If there is none.
     """
-    if resident == "cuda" and not torch.cuda.is_available():
+    if resident == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise UsageError("resident='cuda' needs a CUDA device, and there is none: use 'cpu'")
-    return torch.device(resident)
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _require_tensors(dataset: Any) -> None:
@@ -457,7 +465,8 @@ def _require_memory(needed: int, device: torch.device) -> None:
         UsageError: With the bytes that it needs, and those that are free.
     """
     if device.type == "cuda":
-        free, ranks = torch.cuda.mem_get_info(device)[0], 1
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free, ranks = torch.cuda.mem_get_info(device)[0] + unused, 1
     else:
         free, ranks = free_memory(), local_ranks()
     if needed * ranks <= free:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +46,7 @@ class Ring:
         _RINGS[self.number] = self
 
     def receive(self, sent: _Sent) -> torch.Tensor:
-        """Return the block in a slot; freeing its last tensor frees the slot."""
+        """Return the bytes of a slot; freeing their last tensor frees the slot."""
         place = sent.worker, sent.slot
         if sent.memory is not None:
             self._slots[place] = sent.memory
@@ -57,15 +59,15 @@ class Ring:
                 flags[sent.slot] = _FREE
 
         self._lent[number] = weakref.ref(lent, free)
-        block = torch.from_numpy(lent).view(sent.dtype)
-        return block.as_strided(sent.size, sent.stride, sent.offset)
+        return torch.from_numpy(lent)
 
 
 class Slots:
     """The slots of one worker.
 
     A slot is reused only if the main process has freed its batch (the shared flag) and no tensor in
-    this process uses it (a weak reference, as in `shardkit.torch.data.memory.BlockPool`).
+    this process uses it (a weak reference, as in `shardkit.torch.data.memory.BlockPool`). Several
+    threads may call `new`, while one packs.
     """
 
     def __init__(self, ring: int, worker: int, flags: torch.Tensor) -> None:
@@ -80,6 +82,9 @@ class Slots:
         self._worker = worker
         self._flags = flags.numpy()[worker]
         self._slots: list[_Slot] = []
+        self._choosing = threading.Lock()
+        self._message: set[int] = set()
+        """Slots in the message that is being packed."""
 
     def new(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return an uninitialized uint8 tensor of ``shape``, in shared memory.
@@ -87,6 +92,10 @@ class Slots:
         Raises:
             RuntimeError: If shared memory is full.
         """
+        with self._choosing:
+            return self._new(shape)
+
+    def _new(self, shape: tuple[int, ...]) -> torch.Tensor:
         size = int(np.prod(shape))
         free = [
             (slot.memory.numel() != size, number)
@@ -103,13 +112,17 @@ class Slots:
             self._slots[number] = _Slot(new_shared(size))
         return self._slots[number].lend().view(shape)
 
-    def pack(self, part: Any) -> Any:
-        """Return a batch, or a part of one, in the form to send; `unpack` reverses this.
+    def pack(self, batches: Any) -> Any:
+        """Return batches in the form to send; `unpack` reverses this.
 
         Unknown types are pickled as they are, and keep their slot in use meanwhile.
         """
+        self._message.clear()
+        return self._pack(batches)
+
+    def _pack(self, part: Any) -> Any:
         if type(part) in (tuple, list, dict) or is_namedtuple(part):
-            return map_tensors(self.pack, part)
+            return map_tensors(self._pack, part)
         if type(part) is not torch.Tensor or not _is_plain(part):
             return part
         for number, slot in enumerate(self._slots):
@@ -125,9 +138,10 @@ class Slots:
         fits = (
             slot.memory.numel() % part.dtype.itemsize == 0
         )  # else it cannot be viewed as this type
-        if not fits or self._flags[number] != _FREE:
+        if not fits or (self._flags[number] != _FREE and number not in self._message):
             return _shared(part.clone())
         self._flags[number] = _TAKEN
+        self._message.add(number)
         memory, slot.is_known = (None if slot.is_known else slot.memory), True
         layout = part.dtype, tuple(part.shape), part.stride(), int(part.storage_offset())
         return _Sent(self._ring, self._worker, number, memory, *layout)
@@ -149,21 +163,28 @@ class _Slot:
 
 
 class Packed(NamedTuple):
-    """A packed batch; unpickling it returns the batch itself."""
+    """Packed batches; unpickling them returns the batches themselves."""
 
-    batch: Any
+    batches: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return unpack, (self.batch,)
+        return unpack, (self.batches,)
 
 
-def unpack(batch: Any) -> Any:
-    """Return the batch that `Slots.pack` packed; call this in the main process."""
-    if isinstance(batch, _Sent):
-        return _RINGS[batch.ring].receive(batch)
-    if isinstance(batch, _Inline):
-        return torch.from_numpy(batch.values).as_strided(batch.size, batch.stride)
-    return map_tensors(unpack, batch)
+def unpack(batches: Any) -> Any:
+    """Return what `Slots.pack` packed; call this in the main process."""
+    return _unpack({}, batches)
+
+
+def _unpack(blocks: dict[tuple[int, int], torch.Tensor], part: Any) -> Any:
+    if isinstance(part, _Sent):
+        place = part.worker, part.slot
+        if place not in blocks:
+            blocks[place] = _RINGS[part.ring].receive(part)
+        return blocks[place].view(part.dtype).as_strided(part.size, part.stride, part.offset)
+    if isinstance(part, _Inline):
+        return torch.from_numpy(part.values).as_strided(part.size, part.stride)
+    return map_tensors(partial(_unpack, blocks), part)
 
 
 class _Sent(NamedTuple):

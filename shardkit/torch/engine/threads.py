@@ -15,12 +15,16 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from shardkit.errors import LoaderFailed
+from shardkit.system.priority import lower_priority
 from shardkit.torch.data.memory import BlockPool, OwnedBlocks, new_pinned, pin
 from shardkit.torch.data.read_context import Allocate
 from shardkit.torch.data.schedule import Request
@@ -44,8 +48,23 @@ class ThreadEngine:
     Of small batches, a thread reads several at once: Python would take longer than copying one.
     """
 
-    def __init__(self, fetch: Fetch, settings: Settings) -> None:
-        """Create an engine; threads start and stop with an iteration."""
+    def __init__(
+        self,
+        fetch: Fetch,
+        settings: Settings,
+        *,
+        allocate: Allocate | None = None,
+        marks: Sequence[npt.NDArray[np.int64] | None] = (),
+    ) -> None:
+        """Create an engine; threads start and stop with an iteration.
+
+        Args:
+            fetch: Reads the batches.
+            settings: Numbers of threads and batches.
+            allocate: Memory of batches, for several threads at a time; None for memory of this
+                process, as ``settings`` ask for.
+            marks: `ReadContext.mark` of each thread; empty for none.
+        """
         options = settings.options
         self._fetch = fetch
         self._threads = settings.num_workers
@@ -55,7 +74,10 @@ class ThreadEngine:
         """Batches to read at once; None before the first iteration."""
         self._timeout = options.timeout
         self._in_order = options.in_order
-        self._pinned = settings.pinned
+        self._pinned = settings.pinned and allocate is None
+        self._is_low = settings.is_low
+        self._new_block = allocate
+        self._marks = marks or [None] * self._threads
         self._pool = BlockPool((self._prefetch + 2) * fetch.views)
         self._owned: dict[int, list[torch.Tensor]] | None = {} if options.reuse_buffers else None
 
@@ -75,8 +97,11 @@ class ThreadEngine:
         if first is None:
             return
         requests = itertools.chain([first], requests)
-        group, free = self._group(len(first.rows))
-        threads, owner = _WorkerThreads(self._threads, self._make), os.getpid()
+        group, free = self.at_once(len(first.rows))
+        # PyTorch's current device is that of a thread.
+        device = torch.cuda.current_device() if self._pinned else None
+        threads = _WorkerThreads(self._makers(), device, is_low=self._is_low)
+        owner = os.getpid()
         jobs: deque[_Job] = deque()
 
         def submit() -> None:
@@ -104,7 +129,7 @@ class ThreadEngine:
     def close(self) -> None:
         """Do nothing: an engine holds no thread between iterations."""
 
-    def _group(self, batch_size: int) -> tuple[int, int]:
+    def at_once(self, batch_size: int) -> tuple[int, int]:
         """Return how many batches to read at once, and to prefetch."""
         if self._together is None:
             self._together = self._fetch.batches_at_once(batch_size)
@@ -113,15 +138,22 @@ class ThreadEngine:
             return group, group * prefetch
         return max(1, min(group, prefetch // (self._threads + 1))), prefetch
 
-    def _make(self, job: _Job) -> None:
+    def _makers(self) -> list[Callable[[_Job], None]]:
+        """Return the function of each thread."""
+        return [partial(self._make, mark) for mark in self._marks]
+
+    def _make(self, mark: npt.NDArray[np.int64] | None, job: _Job) -> None:
         """Make the batches of a job; runs in a thread."""
+        allocate = self._allocate(job)
         try:
-            for batch in self._fetch.read_several(job.requests, allocate=self._allocate(job)):
+            for batch in self._fetch.read_several(job.requests, allocate=allocate, mark=mark):
                 job.batches.append(self._ready(batch))
         except BaseException as error:  # re-raised where the batch is awaited
             job.error = error
 
     def _allocate(self, job: _Job) -> Allocate:
+        if self._new_block is not None:
+            return self._new_block
         if self._pinned:
             return new_pinned
         return self._pool.new if job.blocks is None else job.blocks.new
@@ -184,14 +216,18 @@ class _WorkerThreads:
     They are daemons: a transform that hangs must not block interpreter shutdown.
     """
 
-    def __init__(self, threads: int, make: Callable[[_Job], None]) -> None:
+    def __init__(
+        self, makers: Sequence[Callable[[_Job], None]], device: int | None, *, is_low: bool
+    ) -> None:
         # A Future for each batch would take about 50 us more of the GIL.
         self.tasks: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.finished: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self.stopped = False
         self._threads = [
-            threading.Thread(target=_work, args=(self, make), name="shardkit-decode", daemon=True)
-            for _ in range(threads)
+            threading.Thread(
+                target=_work, args=(self, make, device, is_low), name="shardkit-decode", daemon=True
+            )
+            for make in makers
         ]
         _RUNNING.add(self)
         for thread in self._threads:
@@ -210,7 +246,13 @@ class _WorkerThreads:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _work(threads: _WorkerThreads, make: Callable[[_Job], None]) -> None:
+def _work(
+    threads: _WorkerThreads, make: Callable[[_Job], None], device: int | None, is_low: bool
+) -> None:
+    if is_low:
+        lower_priority()
+    if device is not None:  # else pinning could create a context on the first GPU, for each rank
+        torch.cuda.set_device(device)
     # This reference keeps `threads` in _RUNNING until the last thread has exited.
     while (job := threads.tasks.get()) is not None:
         if not threads.stopped:

@@ -20,9 +20,10 @@ import torch.multiprocessing
 from shardkit.errors import UsageError
 from shardkit.system.bootstrap import main_file, main_problem
 from shardkit.system.helper import RECEIVER
+from shardkit.system.priority import lower_priority
 from shardkit.system.turns import Turn, join_turn
 from shardkit.torch import _compat
-from shardkit.torch.data.memory import SHARED_MEMORY, remove_left
+from shardkit.torch.data.memory import SHARED_MEMORY, finish_shared, remove_left
 from shardkit.torch.engine.fetch import Fetch
 
 _STOP_SECONDS = 1.0
@@ -105,14 +106,16 @@ def _shared_files(pid: int) -> list[str]:
     return [file for file in files if file.startswith(prefix) and not file.endswith(" (deleted)")]
 
 
-def begin_worker(sharing: str | None, turn: Turn, _: int) -> None:
-    """Prepare a worker process: ignore Ctrl-C and limit OpenCV to one thread."""
+def begin_worker(sharing: str | None, turn: Turn, is_low: bool, _: int) -> None:
+    """Prepare a worker process: ignore Ctrl-C, limit OpenCV to one thread, set the priority."""
     join_turn(turn)
     if sharing is not None:
         torch.multiprocessing.set_sharing_strategy(sharing)  # type: ignore[no-untyped-call]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_between_steps)
     end_with_parent()
+    if is_low:  # from here on: the thread that watches the parent stays as it is
+        lower_priority()
     opencv = sys.modules.get("cv2")
     if opencv is not None:
         opencv.setNumThreads(0)
@@ -125,6 +128,7 @@ def _end_between_steps(*_: object) -> None:
     creating and unlinking the file of a shared tensor, that would leave the file behind.
     """
     remove_left(sys.exc_info()[1])
+    finish_shared()
     os._exit(0)
 
 
@@ -149,6 +153,7 @@ def _end_with_parent() -> None:
             time.sleep(_WATCH_SECONDS)
     else:
         connection.wait([parent.sentinel])
+    finish_shared()
     os._exit(1)
 
 

@@ -269,7 +269,7 @@ def test_any_number_of_workers_writes_the_same_files(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--resize", "big"], "--resize 'big' is neither"),
+        (["--resize", "big"], "--resize big is neither"),
         (["--resize", "0"], "--resize 0x0 is not from 1"),
         (["--resize", ""], "--resize"),
         (["--resize-mode", "pad"], "--resize-mode requires --resize"),
@@ -277,7 +277,7 @@ def test_any_number_of_workers_writes_the_same_files(folder: Path, tmp_path: Pat
         (["--dct-scaling"], "--dct-scaling requires --resize"),
         (["--dct-scaling", "--resize", "8", "--resizer", "torch"], "with the resizer pillow"),
         (["--resizer", "torch", "--resize", "8", "--filter", "lanczos"], "has no filter lanczos"),
-        (["--shard-size", "lots"], "--shard-size 'lots' is not a size such as"),
+        (["--shard-size", "lots"], "--shard-size lots is not a size such as"),
         (["--shard-size", "0"], "shard size 0"),
         (["--shard-size", "1MB", "--shard-samples", "4"], "exclude each other"),
         (["--dry-run", "--plan-only"], "choose one"),
@@ -290,7 +290,7 @@ def test_any_number_of_workers_writes_the_same_files(folder: Path, tmp_path: Pat
         (["--encode", "png", "--quality", "80"], "quality has no effect"),
         (["--quality", "0"], "quality 0 is not"),
         (["--class-order", "missing.txt"], "missing.txt"),
-        (["--resize", "9" * 5000], "--resize '9999"),
+        (["--resize", "9" * 5000], "--resize 9999"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )

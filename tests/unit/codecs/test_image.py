@@ -29,6 +29,7 @@ from pairwise import pairwise
 from PIL import Image, ImageOps
 
 from shardkit.codecs import image as codec
+from shardkit.codecs import libjpeg
 from shardkit.codecs.image import (
     Decoding,
     ImageInfo,
@@ -449,10 +450,16 @@ def test_a_reduced_jpeg_suffices(mode: str, at_least: tuple[int, int]) -> None:
     assert height >= min(120, at_least[1])
 
 
-def test_without_simplejpeg_pixels_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_module", [True, False])
+def test_without_simplejpeg_pixels_are_the_same(
+    has_module: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = [jpeg(23, 17), encoded(picture(mode="L"), "JPEG"), with_exif(6, "JPEG")]
     fast = [(inspect(data, "jpg"), decode(data, "jpg")) for data in files]
-    monkeypatch.setattr(codec, "simplejpeg", None)
+    monkeypatch.setattr(libjpeg, "simplejpeg", None)
+    if not has_module:
+        monkeypatch.setattr(native, "module", lambda: None)
+        assert not libjpeg.is_available()
     for data, (info, values) in zip(files, fast, strict=True):
         assert inspect(data, "jpg") == info
         assert np.array_equal(decode(data, "jpg"), values)

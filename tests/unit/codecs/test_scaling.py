@@ -239,7 +239,7 @@ def test_another_resizer_is_another_plan(
         patch.setattr(Assembly, "finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert_scan(scan, tmp_path / "out", options_of())
-    with pytest.raises(UsageError, match="--resizer was torch and is pillow"):
+    with pytest.raises(UsageError, match="resizer= was torch and is pillow"):
         convert_scan(scan, tmp_path / "out", other)
     assert convert_scan(scan, tmp_path / "out", options_of()).reused_shards == 1
 

@@ -616,7 +616,7 @@ def test_a_tiny_image_is_reduced_as_without_the_library(
         np.testing.assert_array_equal(found, op.render(image, piece, EXACT))
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_loaders_give_the_same_with_the_library(

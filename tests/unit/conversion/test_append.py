@@ -150,7 +150,7 @@ def test_the_content_is_that_of_a_conversion(
 def test_a_folder_that_has_grown(place: Path, folder: Path) -> None:
     make_tree(folder, MORE)
     before = tree(place)
-    with pytest.raises(UsageError, match=r"already has 6 .*'cat/000.jpg'.*--skip-existing"):
+    with pytest.raises(UsageError, match=r"already has 6 .*'cat/000.jpg'.*skip_existing=True"):
         append(place, folder)
     assert tree(place) == before
     done = append(place, folder, skip_existing=True)

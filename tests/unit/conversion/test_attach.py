@@ -404,7 +404,7 @@ def _wrong(tars: Path, tmp_path: Path) -> Iterator[tuple[str, dict[str, Any], st
     yield str(tars), {"check": "none"}, "choose from header, decode"
     yield str(tars), {"on_error": "ignore"}, "on_error='ignore' is unknown; choose from fail, skip"
     yield str(tars), {"grouping": "first"}, "choose from webdataset"
-    yield str(tars), {"keep": "image:txt"}, "--keep image:txt is not"
+    yield str(tars), {"keep": "image:txt"}, "keep='image:txt' is not"
     yield str(tars), {"target": tars}, "overlap"
     yield str(tars), {"target": tars.parent / "full"}, "holds other files"
     yield str(tars), {"target": tars / "x-0.tar"}, "overlap"
@@ -436,14 +436,14 @@ def test_wrong_uses_of_an_attached_dataset(made: Path, tars: Path, tmp_path: Pat
         reindex(made)
     with pytest.raises(UsageError, match="Restore them from a copy"):
         repair(made, tars)
-    with pytest.raises(UsageError, match="made with another --keep; --force replaces it"):
+    with pytest.raises(UsageError, match="made with another keep=; force=True replaces it"):
         attach(tars, made)
     with pytest.raises(UsageError, match="2 archives that you did not name"):
         attach(tars / "x-0.tar", made, keep="caption=txt")
     with pytest.raises(UsageError, match="1 archive that you did not name"):
         attach(tars / "x-[01].tar", made, keep="caption=txt")
     other = converted(tars, tmp_path / "made")
-    with pytest.raises(UsageError, match="already holds a dataset; --force"):
+    with pytest.raises(UsageError, match="already holds a dataset; force=True"):
         attach(tars, other)
     with pytest.raises(UsageError, match="is not an attached dataset"):
         open_dataset(other, root=tars)

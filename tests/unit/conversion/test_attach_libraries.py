@@ -178,7 +178,7 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
         ({"images": "gzip"}, "gzip cannot be read in place.*compressed or filtered"),
         ({"images": "parts"}, "its chunks have parts of rows"),
         ({"images": "gray"}, "rows of 6x8; arrays other than height x width x 3"),
-        ({"images": "x", "keep": "emb"}, "--keep emb: a field of the kind array"),
+        ({"images": "x", "keep": "emb"}, "keep='emb': a field of the kind array"),
     ):
         with pytest.raises(UsageError, match=message):
             attach(get_source("hdf5").open(path, **options), index)
@@ -195,7 +195,7 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
     attach(source, index)
     with pytest.raises(UsageError, match="reads lmdb files; these indexes are of tar archives"):
         export_index(index, tmp_path / "out", "dali")
-    with pytest.raises(UsageError, match="made with another --label; --force replaces it"):
+    with pytest.raises(UsageError, match="made with another label=; force=True replaces it"):
         attach(get_source("lmdb").open(environment, label="folder"), index)
 
 

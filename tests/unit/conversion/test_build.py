@@ -196,14 +196,14 @@ def test_memory_that_runs_out_is_not_blamed_on_the_image(
 
     monkeypatch.setattr(build, "_read", fail)
     monkeypatch.setattr(build, "read_ordinary", lambda source, *_: [None] * len(source))
-    with pytest.raises(ConversionFailed, match=r"memory ran out at .*cat/0\.jpg.*fewer --workers"):
+    with pytest.raises(ConversionFailed, match=r"memory ran out at .*cat/0\.jpg.*fewer workers"):
         carry_out(make_task(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("said", "kind", "told"),
     [
-        ("can't start new thread", ConversionFailed, "memory ran out.*fewer --workers"),
+        ("can't start new thread", ConversionFailed, "memory ran out.*fewer workers"),
         ("a bug", RuntimeError, "^a bug$"),
     ],
 )

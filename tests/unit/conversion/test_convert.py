@@ -370,7 +370,7 @@ def test_only_bad_files_may_be_removed_between_runs(spoilt: Path, tmp_path: Path
     with pytest.raises(BadImages):
         made(spoilt, tmp_path / "out", shard_samples=2)
     (spoilt / "cat/001.jpg").rename(tmp_path / "aside")
-    with pytest.raises(UsageError, match=r"1 file removed \(cat/001.jpg\). --force"):
+    with pytest.raises(UsageError, match=r"1 file removed \(cat/001.jpg\). force=True"):
         made(spoilt, tmp_path / "out", shard_samples=2)
     (tmp_path / "aside").rename(spoilt / "cat/001.jpg")
     for name in BAD:
@@ -503,7 +503,7 @@ def test_an_existing_dataset_is_refused(folder: Path, tmp_path: Path) -> None:
     before = tree(tmp_path / "out")
     changes: list[dict[str, Any]] = [{"shuffle": False}, {"seed": 3}]
     for options in changes:
-        with pytest.raises(UsageError, match="--force replaces it"):
+        with pytest.raises(UsageError, match="force=True replaces it"):
             made(folder, tmp_path / "out", **options)
     assert tree(tmp_path / "out") == before
 
@@ -942,9 +942,9 @@ def test_an_unfinished_run_is_not_resumed_after_the_source_changed(
     with stopped(module, "save_facts"), pytest.raises(KeyboardInterrupt):
         made(folder, tmp_path / "out")
     (folder / "cat/000.jpg").write_bytes(jpeg(30, 30))
-    with pytest.raises(UsageError, match=r"1 file changed \(cat/000.jpg\). --force starts over"):
+    with pytest.raises(UsageError, match=r"1 file changed \(cat/000.jpg\). force=True starts over"):
         made(folder, tmp_path / "out")
-    with pytest.raises(UsageError, match=r"--quality was not given and is 7; --resize was not"):
+    with pytest.raises(UsageError, match=r"quality= was not given and is 7; resize= was not"):
         made(folder, tmp_path / "out", recipe=Recipe(quality=7, resize=(8, 9)))
     made(folder, tmp_path / "out", force=True)
     assert stored_images(tmp_path / "out")["cat/000.jpg"] == jpeg(30, 30)

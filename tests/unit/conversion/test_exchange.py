@@ -392,7 +392,7 @@ def test_a_hidden_folder_without_proof_is_left_alone(
     hidden = interrupted(photos, out, monkeypatch)
     shutil.rmtree(hidden / WORK_NAME)
     before, old = tree(hidden), (out / "shardkit.json").read_bytes()
-    with pytest.raises(UsageError, match="--force replaces it"):
+    with pytest.raises(UsageError, match="force=True replaces it"):
         into(photos, out)
     assert (out / "shardkit.json").read_bytes() == old
     into(photos, out, force=True)  # it has no complete dataset, and must not publish an empty one

@@ -101,7 +101,7 @@ def test_a_target_with_anything_else_is_refused(
     run(photos, out)
     change(photos, out)
     before = tree(out)
-    with pytest.raises(UsageError, match="--force replaces it"):
+    with pytest.raises(UsageError, match="force=True replaces it"):
         run(photos, out)
     assert tree(out) == before
 
@@ -111,7 +111,7 @@ def test_a_target_with_anything_else_is_refused(
 )
 def test_a_target_with_other_options_is_refused(photos: Path, options: dict[str, Any]) -> None:
     run(photos, photos.parent / "out")
-    with pytest.raises(UsageError, match="--force replaces it"):
+    with pytest.raises(UsageError, match="force=True replaces it"):
         run(photos, photos.parent / "out", **options)
 
 
@@ -127,7 +127,7 @@ def test_skipped_files_must_still_be_bad(photos: Path) -> None:
     run(photos, photos.parent / "out", on_error="skip")
     assert run(photos, photos.parent / "out", on_error="skip").unchanged
     (photos / "cat/bad.jpg").write_bytes(jpeg())
-    with pytest.raises(UsageError, match="--force replaces it"):
+    with pytest.raises(UsageError, match="force=True replaces it"):
         run(photos, photos.parent / "out", on_error="skip")
 
 
@@ -136,10 +136,10 @@ def test_a_bad_file_that_is_gone_or_no_longer_skipped_is_another_conversion(phot
     link.symlink_to("nowhere")
     run(photos, photos.parent / "out", on_error="skip")
     assert run(photos, photos.parent / "out", on_error="skip").unchanged
-    with pytest.raises(UsageError, match="--force replaces it"):
+    with pytest.raises(UsageError, match="force=True replaces it"):
         run(photos, photos.parent / "out")
     link.unlink()
-    with pytest.raises(UsageError, match="--force replaces it"):
+    with pytest.raises(UsageError, match="force=True replaces it"):
         run(photos, photos.parent / "out", on_error="skip")
 
 
@@ -151,8 +151,8 @@ def test_other_splits_are_another_conversion(tmp_path: Path) -> None:
     run(tmp_path / "photos/train", tmp_path / "alone")  # with the splits below it
     for name in ("train", "val"):
         shutil.copytree(tmp_path / "out" / name, tmp_path / "alone" / name)
-    with pytest.raises(UsageError, match="--force replaces it"):
+    with pytest.raises(UsageError, match="force=True replaces it"):
         run(tmp_path / "photos", tmp_path / "alone")
     save_manifest(SplitsManifest(splits={"train": "0" * 64, "val": "0" * 64}), tmp_path / "out")
-    with pytest.raises(UsageError, match="--force replaces it"):
+    with pytest.raises(UsageError, match="force=True replaces it"):
         run(tmp_path / "photos", tmp_path / "out")

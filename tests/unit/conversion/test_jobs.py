@@ -196,13 +196,13 @@ def test_a_plan_replaces_a_dataset_only_if_forced(
 ) -> None:
     target = tmp_path / "old"
     convert(source, target, to="webdataset")
-    with pytest.raises(UsageError, match="--force replaces it"):
+    with pytest.raises(UsageError, match="force=True replaces it"):
         plan(source, target)
     plan(source, target, force=True)
     assert (target / "shardkit.json").exists()
     for number in range(5):
         Jobs(Ledger(target)).build(number)
-    with pytest.raises(UsageError, match="--force replaces it"):
+    with pytest.raises(UsageError, match="force=True replaces it"):
         commit(target)
     assert commit(target, force=True).manifests[""].format == "lmdb"
 
@@ -354,8 +354,8 @@ def test_two_jobs_may_build_one_shard_at_once(planned: Path, local: dict[str, st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["work", "DST"], "choose --task N or --claim"),
-        (["work", "DST", "--task", "0", "--take-over"], "--take-over needs --claim"),
+        (["work", "DST"], "choose --task or --claim"),
+        (["work", "DST", "--task", "0", "--take-over"], "--take-over requires --claim"),
         (["work", "DST", "--task", "0", "--claim"], "--task and --claim exclude each other"),
         (["work", "DST", "--claim", "--kind", "foo"], "reads imagefolder, not 'foo'"),
         (["work", "missing", "--claim"], "missing holds no plan"),

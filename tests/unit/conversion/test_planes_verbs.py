@@ -167,7 +167,7 @@ def test_planes_are_turned_on_request(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["imagefolder", "csv", "webdataset", "parquet"])
 def test_export_as_png_on_request(place: Path, source: Path, tmp_path: Path, layout: str) -> None:
-    with pytest.raises(UsageError, match=r"stores planes.*--raw-as-png"):
+    with pytest.raises(UsageError, match=r"stores planes.*raw_as_png=True"):
         export(place, tmp_path / "files", layout=layout)
     assert not (tmp_path / "files").exists()
     export(place, tmp_path / "files", layout=layout, raw_as_png=True)

@@ -83,7 +83,7 @@ def test_a_file_is_refused(tmp_path: Path, force: bool) -> None:
 
 def test_a_dataset_is_refused_without_force(dataset: Path) -> None:
     before = tree(dataset)
-    with pytest.raises(UsageError, match="already holds a dataset; --force replaces it"):
+    with pytest.raises(UsageError, match="already holds a dataset; force=True replaces it"):
         hold(dataset)
     assert tree(dataset) == before
 
@@ -167,7 +167,7 @@ def test_the_same_conversion_resumes(tmp_path: Path) -> None:
 def test_another_conversion_needs_force_and_starts_over(tmp_path: Path) -> None:
     place = hold(tmp_path / "out", "one")
     (place.dataset / "shard").write_bytes(b"done")
-    with pytest.raises(UsageError, match=r"--seed was one and is two\. --force starts over"):
+    with pytest.raises(UsageError, match=r"seed= was one and is two\. force=True starts over"):
         hold(tmp_path / "out", "two")
     assert (place.dataset / "shard").exists()
     again = hold(tmp_path / "out", "two", force=True)
@@ -183,7 +183,7 @@ def test_a_conversion_resumes_after_bad_files_were_fixed(tmp_path: Path) -> None
     for wanted in (terms(a="1", b="2", c="1"), terms(a="1", b="3"), terms("d", "skip", a="1")):
         assert (resume(tmp_path / "out", wanted).dataset / "shard").exists()
     for wanted in (terms(a="2"), terms(b="1"), terms(a="1", d="1"), terms("e", a="1")):
-        with pytest.raises(UsageError, match="--force starts over"):
+        with pytest.raises(UsageError, match="force=True starts over"):
             resume(tmp_path / "out", wanted)
     assert (place.dataset / "shard").exists()
 
@@ -203,7 +203,7 @@ FILES = {"a": "1", "b": "1", "c": "1"}
         (terms(v="1", w="1", x="1", y="1"), r"4 files added \(v, w, x and 1 more\)"),
         (
             ConversionFingerprint({"--seed": [1, 2]}, {"": 3}, FILES, "fail"),
-            "--seed was d and is 1x2",
+            "seed= was d and is 1x2",
         ),
         (
             ConversionFingerprint({"--seed": "d", "classes": ["b", "a"]}, {"": 3}, FILES, "fail"),

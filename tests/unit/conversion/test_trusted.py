@@ -245,7 +245,7 @@ def test_looks_next_to_the_archives(tars: Path) -> None:
 def test_wrong_uses_are_explained(tars: Path, tmp_path: Path) -> None:
     for text, message in (
         *(
-            (each, rf"no archive has an index of {each}, .*{each}=DIR, or omit --trust")
+            (each, rf"no archive has an index of {each}, .*{each}=DIR', or omit trust=")
             for each in TOOLS
         ),
         ("wids", "choose from dali, energon, webshart"),

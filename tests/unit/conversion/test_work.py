@@ -49,9 +49,9 @@ def test_bad_images_of_a_task_are_raised(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_task_must_be_chosen(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="choose --task N or --claim"):
+    with pytest.raises(UsageError, match="choose task= or claim="):
         work(tmp_path)
-    with pytest.raises(UsageError, match="--take-over needs --claim"):
+    with pytest.raises(UsageError, match="take_over= requires claim="):
         work(tmp_path, task=0, take_over=True)
     with pytest.raises(UsageError, match="task=-1 is not an integer from 0 on"):
         work(tmp_path, task=-1)

@@ -573,7 +573,7 @@ def test_datasets_read_the_same_with_and_without_the_module(
     assert left == [0 if source == "raw" else others] * len(decodes)
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_loaders_read_the_same_with_and_without_the_module(
     sources: dict[str, Path], engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from shardkit.dataset.manifest import (
     Manifest,
     ShardEntry,
     SplitsManifest,
+    format_version,
     load_any_manifest,
     load_manifest,
     save_manifest,
@@ -216,6 +217,22 @@ def test_only_planes_have_version_2(tmp_path: Path) -> None:
         write(tmp_path, changed)
         with pytest.raises(CorruptDataset, match="does not have the format version"):
             load_any_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fields", "version"),
+    [
+        ({}, (), 1),
+        ({"encode": "jpeg"}, ("jpg", "xy4m", "y4m.png"), 1),
+        ({"encode": "planes"}, (), 2),
+        ({}, ("cls", "y4m"), 2),
+        ({}, ("cls", "left.y4m"), 2),
+    ],
+)
+def test_the_version_is_the_lowest_that_has_all(
+    recipe: dict[str, Any], fields: tuple[str, ...], version: int
+) -> None:
+    assert format_version(recipe, fields) == version
 
 
 def test_a_missing_version_is_refused(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_small_cache_is_enough(bucket: Bucket, dataset: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_a_loader_gives_the_same_epoch(
     engine: str, bucket: Bucket, dataset: Path, tmp_path: Path
 ) -> None:

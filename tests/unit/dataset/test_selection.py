@@ -105,12 +105,12 @@ def test_a_file_lists_rows_or_keys(shards: ShardSet, tmp_path: Path) -> None:
 )
 def test_other_lists_are_refused(shards: ShardSet, tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "rows.txt").write_text(text)
-    with pytest.raises(UsageError, match=f"--rows .*{reason}"):
+    with pytest.raises(UsageError, match=f"rows=.*{reason}"):
         listed(shards, tmp_path / "rows.txt", "--rows")
 
 
 def test_a_list_must_be_readable_text(shards: ShardSet, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--rows .*cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"rows=.*cannot be read: No such file"):
         listed(shards, tmp_path / "none", "--rows")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="not UTF-8"):

@@ -94,7 +94,7 @@ def test_other_sources_get_class_folders_and_suffixes(tmp_path: Path) -> None:
 
 def test_raw_pixels_are_exported_only_on_request(folder: Path, tmp_path: Path) -> None:
     convert(folder, tmp_path / "raw", to="lmdb", resize="8x6", encode="raw")
-    with pytest.raises(UsageError, match="--raw-as-png"):
+    with pytest.raises(UsageError, match="raw_as_png=True"):
         export(tmp_path / "raw", tmp_path / "files")
     assert not (tmp_path / "files").exists()
     export(tmp_path / "raw", tmp_path / "files", raw_as_png=True)
@@ -127,7 +127,7 @@ def fields(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_images_does_not_lose_fields(fields: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"mask.*--layout csv"):
+    with pytest.raises(UsageError, match=r"mask.*the layout csv"):
         export(fields, tmp_path / "files")
 
 

@@ -151,9 +151,9 @@ def test_samples_are_divided_by_a_column(tmp_path: Path) -> None:
         assert len(sides[0] | sides[1]) == 9
     with pytest.raises(UsageError, match="'blood' is not one of its columns: patient, age"):
         shardkit.split(tmp_path / "all", val=0.3, group="blood")
-    with pytest.raises(UsageError, match=r"\(--keep patient\)\. .* shardkit split --group"):
+    with pytest.raises(UsageError, match=r"\(keep='patient'\)\. .* shardkit split --group"):
         convert(samples, tmp_path / "x", to="lmdb", val=0.3, group="patient")
-    with pytest.raises(UsageError, match="--stratify needs labels"):
+    with pytest.raises(UsageError, match="stratify=True needs labels"):
         convert(samples, tmp_path / "x", to="lmdb", val=0.3, stratify=True)
     convert(samples, tmp_path / "divided", to="lmdb", val=0.3, workers=2)
     assert verify(tmp_path / "divided", against=samples).findings == []
@@ -197,10 +197,10 @@ def test_lists_select_rows_again(photos: Path, tmp_path: Path) -> None:
         ({"val": 1.0}, "is not a fraction from 0 to below 1"),
         ({"val": -0.1}, "is not a fraction"),
         ({"val": 0.5, "test": 0.5}, "leave images for train"),
-        ({"stratify": True}, "require --val or --test"),
-        ({"group": "folder"}, "require --val or --test"),
+        ({"stratify": True}, "require val= or test="),
+        ({"group": "folder"}, "require val= or test="),
         ({"val": 1e-9}, "no image of .* is in val"),
-        ({"val": 0.3, "group": "person"}, "--group person: .* states no such number or text"),
+        ({"val": 0.3, "group": "person"}, "group='person': .* states no such number or text"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -214,7 +214,7 @@ def test_a_source_with_splits_is_refused(tmp_path: Path) -> None:
     make_tree(
         tmp_path / "s", {f"{side}/a/{n}.jpg": jpeg(8, 8, n) for side in NAMES for n in (1, 2)}
     )
-    with pytest.raises(UsageError, match=r"such as .*/train, or leave --val"):
+    with pytest.raises(UsageError, match=r"such as .*/train, or leave val="):
         convert(tmp_path / "s", tmp_path / "made", to="lmdb", val=0.1)
 
 

@@ -45,7 +45,7 @@ def test_saved_splits_become_splits(tmp_path: Path) -> None:
     assert verify(tmp_path / "made", against=tmp_path / "saved").ok
     convert(opened(tmp_path / "saved", split="test"), tmp_path / "one", to="lmdb")
     assert verify(tmp_path / "one", against=tmp_path / "saved").ok
-    with pytest.raises(UsageError, match="--split val is unknown; choose from train, test"):
+    with pytest.raises(UsageError, match="split='val' is unknown; choose from train, test"):
         opened(tmp_path / "saved", split="val")
 
 
@@ -100,7 +100,7 @@ def test_columns_are_kept_by_their_types(tmp_path: Path) -> None:
         "mask=mask:mask,caption=caption,age=age,score=score,ids=ids:array,objects=objects,"
         "deep=text:/a/b:int64,rare=rare?"
     )
-    with pytest.raises(UsageError, match=r"2 columns have images: choose with --image from image"):
+    with pytest.raises(UsageError, match=r"2 columns have images: choose with image= from image"):
         opened(path)
     convert(opened(path, image="image", keep=keep), tmp_path / "made", to="lmdb")
     names = ("mask", "caption", "age", "score", "ids", "objects", "deep", "rare")

@@ -361,7 +361,7 @@ def test_a_file_of_classes_must_name_each_once(
 def test_an_unknown_class_order_is_an_error(tmp_path: Path, files: dict[str, bytes | None]) -> None:
     make_tree(tmp_path / "src", files)
     for wrong in (str(tmp_path / "missing"), str(tmp_path), ""):
-        with pytest.raises(UsageError, match="--class-order"):
+        with pytest.raises(UsageError, match="class_order="):
             scan_imagefolder(tmp_path / "src", class_order=wrong)
 
 

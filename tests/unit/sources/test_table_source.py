@@ -112,7 +112,7 @@ def test_all_kinds_of_columns_are_kept(suffix: str, root: Path, tmp_path: Path) 
 @pytest.mark.parametrize("values", [["a", "b", "a"], [3, 1, 2]])
 def test_the_advice_to_store_a_label_next_to_labels_works(values: list[Any], root: Path) -> None:
     table = write_table(root / "x.csv", rows(tags=["k", "p|k", ""], kind=values))
-    with pytest.raises(UsageError, match=r"--labels tags --keep label_value=kind$"):
+    with pytest.raises(UsageError, match=r"labels='tags' and keep='label_value=kind'$"):
         scan(table, image="path", label="kind", labels="tags")
     source = get_source("table").open(table, image="path", labels="tags", keep="label_value=kind")
     convert(source, root.parent / "made", to="lmdb", shuffle=False)
@@ -223,14 +223,14 @@ def test_a_table_that_cannot_be_parsed_is_reported(root: Path, tmp_path: Path) -
 def test_wrong_options_and_tables_are_named(root: Path, tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", rows(n=[1, 2, 3]))
     for options, reason in (
-        ({}, "choose the column of images with --image from path, n"),
+        ({}, "choose the column of images with image= from path, n"),
         ({"image": "name"}, "has no column name; it has path, n"),
         ({"image": "path", "keep": "m"}, "has no column m"),
         ({"image": "path", "keep": "m=n,m=path"}, "names a field twice"),
         ({"image": "path", "keep": "n", "file": "n=n"}, "two fields are called n"),
-        ({"image": "path", "keep": "mask=n:mask"}, "a mask is a file of its own: use --file"),
-        ({"image": "path", "boxes": "n"}, "--boxes n is not COLUMN:xyxy or COLUMN:xywh"),
-        ({"image": "path", "label": "n", "labels": "n"}, "--label and --labels exclude"),
+        ({"image": "path", "keep": "mask=n:mask"}, "a mask is a file of its own: use file="),
+        ({"image": "path", "boxes": "n"}, "boxes='n' is not COLUMN:xyxy or COLUMN:xywh"),
+        ({"image": "path", "label": "n", "labels": "n"}, "label= and labels= exclude"),
         ({"image": "path", "root": tmp_path / "none"}, "none with the images does not exist"),
     ):
         with pytest.raises(UsageError, match=reason):

@@ -108,7 +108,7 @@ def test_the_usual_features_are_found_and_labels_shifted(tmp_path: Path) -> None
     assert labels(named) == ["one", "two", "three"]
     again = get_source("tfrecord").find(path, {"": named.source.describe("")})
     assert labels(again.scan(named.classes)) == ["one", "two", "three"]
-    with pytest.raises(UsageError, match="the label -1 is negative; --label-offset"):
+    with pytest.raises(UsageError, match="the label -1 is negative; label_offset="):
         scan(path, label_offset=-2)
 
 

@@ -68,7 +68,7 @@ def test_one_split_or_all_annotations_are_read(voc: Path, tmp_path: Path) -> Non
     assert one.schema["boxes"].classes == ("dog", "cat")
     again = get_source("voc").find(voc, {"": one.source.describe("")}).scan()
     assert again.schema == one.schema
-    with pytest.raises(UsageError, match=r"--split test is unknown; .* has dog_train, train, val"):
+    with pytest.raises(UsageError, match=r"split='test' is unknown; .* has dog_train, train, val"):
         scan(voc, split="test")
     for path in (voc / "ImageSets" / "Main").iterdir():
         path.unlink()

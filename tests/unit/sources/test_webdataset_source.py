@@ -109,7 +109,7 @@ def test_labels_come_from_members_json_or_folders(tmp_path: Path) -> None:
     assert named.classes == ("zero", "one", "two", "three", "four")
     assert [row[2] for row in rows(named)] == ["four", "one"]
     (tmp_path / "names.txt").write_text("zero\none\n")
-    with pytest.raises(UsageError, match="the label 4 has no name: --classes gives 2"):
+    with pytest.raises(UsageError, match="the label 4 has no name: classes= gives 2"):
         scan(path, label="json:/info/ids/0", classes=str(tmp_path / "names.txt"))
 
 

@@ -12,7 +12,8 @@ from typing import IO, Any
 from unittest.mock import Mock
 
 import pytest
-from helpers import make_folder, tree
+from helpers import make_folder, make_tree, tree
+from interrupting import interrupt_everywhere
 
 from shardkit import repair
 from shardkit.conversion.convert import convert_scan, plan_scan
@@ -20,11 +21,12 @@ from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure.runner.material import is_dataset
 from shardkit.sources.imagefolder import scan_imagefolder
-from shardkit.system import files
+from shardkit.system import files, safe_paths
 from shardkit.system.files import (
     Appender,
     Reservation,
     free_bytes,
+    open_regular,
     published,
     read_small,
     require_local,
@@ -257,3 +259,12 @@ def test_a_reservation_fails_only_for_lack_of_space(
         with pytest.raises(OSError, match=os.strerror(code)):
             Reservation(tmp_path, 1 << 20)
     assert made[0].closed
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # closed, as it warns
+def test_an_interruption_closes_no_file_twice(tmp_path: Path) -> None:
+    """A second time would fail, or close a file that another thread opened."""
+    make_tree(tmp_path, {"a/file": b""})
+    path = tmp_path / "a/file"
+    points = interrupt_everywhere(lambda: open_regular(path, tmp_path).close(), files, safe_paths)
+    assert points > 10

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 from helpers import make_tree
+from interrupting import interrupt_everywhere
 
+from shardkit.system import safe_paths
 from shardkit.system.safe_paths import (
     LinkRefused,
     make_folder,
     open_plain,
+    opened,
     remove_tree,
     require_removable,
     status_of,
@@ -99,3 +102,14 @@ def test_files_of_others_in_a_sticky_folder_cannot_be_removed(
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     with pytest.raises(PermissionError, match="another user"):
         require_removable(tmp_path, ["folder/file"])
+
+
+def test_an_interruption_closes_no_file_twice(tmp_path: Path) -> None:
+    """A second time would fail, or close a file that another thread opened."""
+    make_tree(tmp_path, {"a/b/file": b""})
+
+    def open_folder() -> None:
+        with opened(tmp_path, "a/b"):
+            pass
+
+    assert interrupt_everywhere(open_folder, safe_paths) > 10

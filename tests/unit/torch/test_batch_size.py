@@ -170,10 +170,12 @@ def test_a_device_that_is_out_of_memory_sets_the_limit(
         started.append(InThread(**given))
         return started[-1]
 
-    def move(batch: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    clone = torch.Tensor.clone
+
+    def copy(batch: torch.Tensor, **options: Any) -> torch.Tensor:
         if len(batch) > largest:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB")
-        return batch.clone()
+        return clone(batch, **options)
 
     context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=process)
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
@@ -182,7 +184,12 @@ def test_a_device_that_is_out_of_memory_sets_the_limit(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (900, 1000))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda _: None)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 800)
-    monkeypatch.setattr(torch.Tensor, "to", move)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
+    monkeypatch.setattr(torch.Tensor, "clone", copy)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    devices: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     monkeypatch.setattr(nn.Module, "to", lambda module, _: module)
 
     found = find_batch_size(lambda: (nn.Linear(3, 2), torch.zeros(3)))
@@ -191,6 +198,7 @@ def test_a_device_that_is_out_of_memory_sets_the_limit(
     assert (found.device, found.memory, found.used) == ("cuda", 810, 800)
     assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 7 GiB" in found.limit
     assert len(started) > 1, "a step that failed may leave memory in use"
+    assert devices == [3] * len(started), "the current device is that of this process"
 
 
 def test_indices_stay_integers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ CROP = RandomResizedCrop(8)
 
 THREADS: dict[str, Any] = {"engine": "thread", "num_workers": 2}
 PROCESSES: dict[str, Any] = {"engine": "process", "num_workers": 2, "start_method": "fork"}
-OPTIONS = {"thread": THREADS, "process": PROCESSES}
+OPTIONS = {"thread": THREADS, "helper": {**PROCESSES, "engine": "helper"}, "process": PROCESSES}
 
 
 class Seen(NamedTuple):

@@ -50,7 +50,7 @@ ROWS = 23
 BATCH = 4
 BATCHES = 6
 
-ENGINES = [("thread", 0), ("thread", 2), ("process", 0), ("process", 2)]
+ENGINES = [("thread", 0), ("thread", 2), ("helper", 2), ("process", 0), ("process", 2)]
 
 engines = pytest.mark.parametrize(("engine", "num_workers"), ENGINES)
 
@@ -298,7 +298,7 @@ def test_a_collate_function_gets_the_datasets_samples(
     assert found == [(True, len(part), part) for part in parts]
 
 
-@pytest.mark.parametrize(("engine", "num_workers"), ENGINES[1::2])
+@pytest.mark.parametrize(("engine", "num_workers"), [crew for crew in ENGINES if crew[1]])
 def test_without_order_every_sample_comes_but_there_is_no_state(
     dataset: ShardDataset, load: Load, engine: str, num_workers: int
 ) -> None:
@@ -587,7 +587,7 @@ def test_a_warning_points_to_the_caller(root: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_pinning_without_a_device_warns_and_continues(dataset: ShardDataset, engine: str) -> None:
     options: dict[str, Any] = {"pin_memory": True, "engine": engine, "num_workers": 0}
     with pytest.warns(RuntimeWarning, match="pin_memory=True has no effect") as caught:

@@ -54,9 +54,13 @@ class Stage:
         class Stream:
             def __init__(self, device: Any = None, name: str = "side") -> None:
                 self.name = name
+                self.device = torch.device("cuda", 3)  # the current one, unless the user names one
 
             def wait_event(self, event: Any) -> None:
                 stage.log.append(("wait", self.name, event.number))
+
+            def wait_stream(self, stream: Any) -> None:
+                stage.log.append(("wait for", self.name, stream.name))
 
         class Event:
             count = 0
@@ -67,6 +71,9 @@ class Stage:
 
             def record(self, stream: Stream) -> None:
                 stage.log.append(("record", stream.name, self.number))
+
+            def synchronize(self) -> None:
+                stage.log.append(("synchronize", self.number))
 
         @contextlib.contextmanager
         def stream(which: Stream) -> Iterator[None]:
@@ -84,13 +91,17 @@ class Stage:
             stage.copies.append(weakref.ref(copied))
             return copied
 
+        def current_stream(device: torch.device) -> Stream:
+            assert device.index == 3, "the current device may change"
+            return Stream(name="main")
+
         def record_stream(tensor: torch.Tensor, which: Stream) -> None:
             stage.log.append(("keep", which.name, tuple(tensor.shape)))
 
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "stream", stream)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream(name="main"))
+        monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
         monkeypatch.setattr(torch.Tensor, "to", move)
         monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
 
@@ -191,7 +202,7 @@ def test_only_images_are_normalized(device: str) -> None:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_batches_come_in_order_with_the_values_of_the_loader(
     root: Path, to: str, engine: str, device: str
 ) -> None:
@@ -407,11 +418,54 @@ def test_the_next_batch_is_copied_on_a_side_stream(stage: Stage) -> None:
         assert read == list(range(min(4, value + 2)))  # one batch ahead, and no more
     with pytest.raises(StopIteration):
         next(iterator)
-    ahead: list[Any] = [("copy", "side"), ("record", "side", 1)]
-    for number in (2, 3, 4):
-        ahead += [("copy", "side"), ("record", "side", number)]
-        ahead += [("wait", "main", number - 1), ("keep", "main", (number - 1,))]
-    assert stage.log == [*ahead, ("wait", "main", 4), ("keep", "main", (4,))]
+    expected: list[Any] = []
+    for number in range(1, 5):
+        copied, ready = 2 * number - 1, 2 * number
+        expected += [("copy", "side"), ("record", "side", copied), ("record", "side", ready)]
+        if number > 1:
+            expected += [("wait", "main", ready - 2), ("keep", "main", (number - 1,))]
+        expected += [("synchronize", copied)]
+    assert stage.log == [*expected, ("wait", "main", 8), ("keep", "main", (4,))]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_batch_is_copied_before_the_loader_may_overwrite_it(stage: Stage, stop: int) -> None:
+    """Its memory may be a slot that PyTorch's allocator does not know."""
+    released = []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for number in range(1, 4):
+            try:
+                yield torch.zeros(number)
+            finally:
+                released.append(number)
+                assert stage.log[-1] == ("synchronize", 2 * number - 1)
+
+    iterator = iter(DevicePrefetcher(batches(), "cuda"))
+    for _ in range(stop):
+        next(iterator)
+    iterator.close()  # type: ignore[attr-defined]
+    del iterator
+    gc.collect()
+    assert released == list(range(1, min(stop + 1, 3) + 1))
+
+
+def test_tensors_that_the_loader_made_on_the_device_are_awaited(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a collate function that decodes there: its kernels may still be running."""
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor is images))
+    monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda", 3))
+    stage.log.clear()
+    (_, labels), _ = DevicePrefetcher([(images, torch.arange(2)), torch.ones(1)], "cuda")
+    assert labels.tolist() == [0, 1]
+    assert stage.log[:3] == [
+        ("wait for", "side", "main"),
+        ("keep", "side", (2, 3, 4, 4)),
+        ("copy", "side"),
+    ]
+    assert stage.names().count("wait for") == 1
 
 
 def test_every_tensor_of_a_batch_is_kept_for_the_stream_that_uses_it(stage: Stage) -> None:
@@ -423,7 +477,8 @@ def test_every_tensor_of_a_batch_is_kept_for_the_stream_that_uses_it(stage: Stag
     list(DevicePrefetcher([batch], "cuda"))
     kept = [entry for entry in stage.log if entry[0] == "keep"]
     assert kept == [("keep", "main", (size,)) for size in (1, 2, 3, 4)]
-    assert stage.names() == ["copy"] * 4 + ["record", "wait"] + ["keep"] * 4
+    before = ["copy"] * 4 + ["record", "record", "synchronize", "wait"]
+    assert stage.names() == before + ["keep"] * 4
 
 
 def test_normalizing_runs_on_the_side_stream(stage: Stage) -> None:

@@ -48,7 +48,7 @@ pytestmark = [
 
 BLOCKS = BlockShuffle(rows=3, buffer=9)
 SHUFFLES: tuple[bool | BlockShuffle, ...] = (False, True, BLOCKS)
-CREWS = tuple(itertools.product(("thread", "process"), range(4)))
+CREWS = (*itertools.product(("thread", "process"), range(4)), ("helper", 2))
 FAST_CREWS = (("thread", 2), ("process", 2))
 PLACES = tuple((rank, world_size) for world_size in (1, 2, 3) for rank in range(world_size))
 
@@ -120,7 +120,7 @@ def check_stop(first: Loader, second: Loader, run: list[list[Prints]], stop: int
         assert not difference(second, part), where
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_prefetched_batches_are_delivered_after_resuming(engine: str) -> None:
     dataset = Counted(ROWS)
     options: dict[str, Any] = {

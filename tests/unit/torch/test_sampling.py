@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "all": {"sampler": Weighted(WEIGHTS), "samples_per_epoch": 14, "aug_repeats": 2, "views": 3},
     "pytorch": {"sampler": RandomSampler(range(ROWS)), "samples_per_epoch": 30},
 }
-CREWS = (("thread", 0), ("thread", 2), ("process", 2))
+CREWS = (("thread", 0), ("thread", 2), ("helper", 2), ("process", 2))
 PLACES = ((0, 1), (0, 2), (1, 2), (2, 3))
 
 

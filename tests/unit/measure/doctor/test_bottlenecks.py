@@ -1,4 +1,8 @@
-"""`shardkit doctor` names planted bottlenecks, and what helps, through the command."""
+"""`shardkit doctor` names planted bottlenecks, and what helps, through the command.
+
+The stages are timed without the time in which a thread waits for a CPU. The rates of loaders depend
+on what else the machine does, so the tests measure them but judge others.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ import numpy as np
 import pytest
 from helpers import encoded, invoke, jpeg, make_dataset, make_tree
 from PIL import Image
+
+from shardkit.measure.doctor.doctor import _Examination
+from shardkit.measure.doctor.pipeline import Remedy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -77,18 +84,29 @@ def small(place: Path) -> Path:
     return make_dataset(make_tree(place / "photos", files), place / "small")
 
 
+@pytest.fixture
+def helping(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Words in the names of changes that triple the rate; no other change has an effect."""
+    words: list[str] = []
+    measure = _Examination._rate
+
+    def rate(examination: _Examination, remedy: Remedy) -> float:
+        assert measure(examination, remedy) > 0
+        return 3000.0 if any(word in remedy.name for word in words) else 1000.0
+
+    monkeypatch.setattr(_Examination, "_rate", rate)
+    return words
+
+
 def diagnosed(*arguments: object) -> str:
-    """Return what the command prints, in one line; on a busy machine it measures for longer."""
-    for seconds in (5, 15, 45):
-        done = invoke("doctor", *arguments, "--step-ms", "1", "--budget", f"{seconds}s")
-        assert done.exit_code == 0, done.output
-        assert len(done.stdout.splitlines()) <= 16
-        text = " ".join(done.stdout.split())
-        if "the rounds differ too much" not in text:
-            break
-    return text
+    """Return what the command prints, in one line."""
+    done = invoke("doctor", *arguments, "--step-ms", "1", "--budget", "5s")
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) <= 16
+    return " ".join(done.stdout.split())
 
 
+@pytest.mark.usefixtures("helping")
 def test_a_python_transform_holds_the_gil(small: Path) -> None:
     text = diagnosed(small, "--transform", "planted:spin")
 
@@ -97,7 +115,8 @@ def test_a_python_transform_holds_the_gil(small: Path) -> None:
     assert "so threads do not help" in text
 
 
-def test_too_many_torch_threads_are_named(small: Path, place: Path) -> None:
+def test_too_many_torch_threads_are_named(small: Path, place: Path, helping: list[str]) -> None:
+    helping.append("1 PyTorch thread")
     module = place / "planted.py"
     module.write_text(f"{PLANTED}\ntorch.set_num_threads(16)\n")
     text = diagnosed(small, "--transform", "planted:many_threads")
@@ -106,7 +125,8 @@ def test_too_many_torch_threads_are_named(small: Path, place: Path) -> None:
     assert "next torch.set_num_threads(1)" in text
 
 
-def test_a_sleeping_transform_gets_more_workers(small: Path) -> None:
+def test_a_sleeping_transform_gets_more_workers(small: Path, helping: list[str]) -> None:
+    helping.append("workers instead of")
     text = diagnosed(small, "--transform", "planted:sleep")
 
     assert "the transform sleep takes" in text
@@ -119,7 +139,8 @@ def photo(width: int, height: int, kind: str) -> bytes:
     return encoded(Image.fromarray(noise).resize((width, height)), kind)
 
 
-def test_a_few_huge_images_are_named(place: Path) -> None:
+def test_a_few_huge_images_are_named(place: Path, helping: list[str]) -> None:
+    helping.append("smaller images")
     huge, usual = photo(4000, 3000, "JPEG"), photo(160, 120, "JPEG")
     files: dict[str, bytes | None] = {
         f"{'ab'[n % 2]}/{n}.jpg": usual if n % 10 else huge for n in range(40)
@@ -129,10 +150,11 @@ def test_a_few_huge_images_are_named(place: Path) -> None:
 
     assert "decoding takes" in text
     assert re.search(r"the largest images \(\d+% of the images; JPG, 12.0 megapixels\) take", text)
-    assert "smaller images" in text  # or, on a busy machine, too noisy to tell
+    assert "smaller images" in text
 
 
-def test_a_class_of_large_pngs_is_named(place: Path) -> None:
+def test_a_class_of_large_pngs_is_named(place: Path, helping: list[str]) -> None:
+    helping.append("JPEGs instead of")
     usual, large = photo(160, 120, "JPEG"), photo(1000, 700, "PNG")
     files: dict[str, bytes | None] = {f"{name}/{n}.jpg": usual for name in "abcd" for n in range(8)}
     files |= {f"maps/{n}.png": large for n in range(8)}
@@ -143,7 +165,8 @@ def test_a_class_of_large_pngs_is_named(place: Path) -> None:
     assert "JPEGs" in text
 
 
-def test_a_copying_collate_function_is_named() -> None:
+def test_a_copying_collate_function_is_named(helping: list[str]) -> None:
+    helping.append("default collate")
     text = diagnosed("--loader", "planted:loader")
 
     assert "the collate function copying takes" in text

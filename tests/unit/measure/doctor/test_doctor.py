@@ -46,9 +46,9 @@ def test_without_data_only_the_machine_is_checked() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--step-ms", "5"], "--model require DATASET"),
-        (["photos", "--loader", "planted:nothing"], "--loader excludes DATASET"),
-        (["--loader", "planted:nothing", "--workers", "2"], "--loader excludes DATASET"),
+        (["--step-ms", "5"], "--model require a dataset"),
+        (["photos", "--loader", "planted:nothing"], "--loader excludes a dataset"),
+        (["--loader", "planted:nothing", "--workers", "2"], "--loader excludes a dataset"),
         (["missing"], "missing does not exist"),
         (["photos", "--decode", "Crop"], "decode 'Crop' is unknown"),
         (["photos", "--step-ms", "5", "--model", "small"], "either a time in ms or a model"),

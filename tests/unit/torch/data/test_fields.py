@@ -53,6 +53,7 @@ from shardkit.errors import CorruptRecord, StateMismatch, TransformFailed
 from shardkit.sampling.order import Draws
 from shardkit.torch.data.collate import BatchView
 from shardkit.torch.data.ops import Crop, ImageOp
+from shardkit.torch.data.read_context import NumberedRows, ReadContext
 from shardkit.torch.loader import Loader
 
 ALL = tuple(SCHEMA)
@@ -198,6 +199,22 @@ def test_equal_arrays_are_one_block(path: Path) -> None:
     assert latents.is_contiguous()
 
 
+def test_arrays_keep_the_storage_of_their_block(path: Path) -> None:
+    """Otherwise pinned memory would be reused while it is copied: PyTorch would not know it."""
+    blocks: list[torch.Tensor] = []
+
+    def allocate(shape: tuple[int, ...]) -> torch.Tensor:
+        blocks.append(torch.empty(shape, dtype=torch.uint8))
+        return blocks[-1]
+
+    dataset = open_dataset(path, fields=("latent", "half"))
+    rows = NumberedRows(WHOLE, ReadContext(0, 0, allocate))
+    batch = collate(dataset.__getitems__(rows))
+    assert [part.untyped_storage()._cdata for part in batch] == [
+        block.untyped_storage()._cdata for block in blocks
+    ]
+
+
 def test_default_collate_gives_the_same_batch(path: Path) -> None:
     names = tuple(name for name in ALL if name not in LISTED)
     for as_dict in (False, True):
@@ -233,7 +250,7 @@ def test_a_missing_value_names_the_row_and_the_remedy(path: Path) -> None:
     assert collate(texts[[LACKING, 1]]) == ([None, sample_of(1)["caption"]],)
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_a_missing_mask_is_named_by_every_engine(tmp_path: Path, engine: str) -> None:
     """PyTorch collates tensors in another way in worker processes."""
     mask = np.zeros((8, 8), np.uint8)
@@ -545,7 +562,7 @@ def test_rows_are_selected_by_values(path: Path) -> None:
         dataset.select("label == 'cat'")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_a_selection_reads_what_a_subset_reads(path: Path, engine: str) -> None:
     rows = [3, 9, 3, 1, 6]  # one row twice, which must draw different numbers
     dataset = open_dataset(path, decode=RandomResizedCrop(8), fields=("image", "mask", "boxes"))

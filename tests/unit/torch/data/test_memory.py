@@ -317,10 +317,13 @@ def test_pin_copies_only_unpinned_tensors(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() in locked)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
     already = pin_memory(torch.ones(3))
-    batch = Pair({"x": [already, torch.zeros(2)]}, (torch.arange(3), "name", 4))
+    elsewhere, sparse = torch.empty(2, device="meta"), torch.eye(2).to_sparse()
+    batch = Pair({"x": [already, torch.zeros(2), elsewhere, sparse]}, (torch.arange(3), "name", 4))
     found = pin(batch)
     assert type(found) is Pair
     assert found.images["x"][0] is already
+    assert found.images["x"][2] is elsewhere, "a collate function may decode on a GPU"
+    assert found.images["x"][3] is sparse
     assert found.labels[1:] == ("name", 4)
     for tensor in (found.images["x"][1], found.labels[0]):
         assert tensor.data_ptr() in locked

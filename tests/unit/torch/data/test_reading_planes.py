@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,119 @@ def test_each_read_compares_the_checksum(
         monkeypatch.setattr(native, "module", lambda: None)
     with pytest.raises(CorruptRecord, match="its checksum does not match"):
         samples(path, CenterCrop(8))
+
+
+SIDE = 300
+"""Of images from which small crops need some bands only."""
+BAND = 26
+"""Rows of their bands: 2 * ceil(300 / 24)."""
+CROPS = [CenterCrop(64), CenterCrop((290, 20)), CenterCrop((1, 300)), RandomResizedCrop(24)]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images with all samplings."""
+    files: dict[str, bytes | None] = {
+        f"a/{number}.jpg": jpeg(SIDE, SIDE, number, subsampling=number) for number in range(3)
+    }
+    files["a/gray.jpg"] = encoded(picture(SIDE, SIDE, mode="L"))
+    return make_tree(tmp_path_factory.mktemp("large"), files)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_bands_of_all_samplings_are_read(
+    large: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_dataset(large, tmp_path / "planes", to=to, recipe=Recipe(encode="planes"))
+    whole = make_dataset(large, tmp_path / "png", to=to, recipe=Recipe(encode="png"))
+    for module in (native.module, lambda: None):
+        monkeypatch.setattr(native, "module", module)
+        for crop in CROPS:
+            for (image, _), (expected, _) in zip(
+                samples(path, crop), samples(whole, crop), strict=True
+            ):
+                np.testing.assert_array_equal(image, expected, str(crop))
+
+
+def damaged(path: Path, place: int) -> None:
+    """Change a byte of the first record of planes, counted from its start."""
+    shard = path / load_manifest(path).shards[0].name
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"YUV4MPEG2") + place] ^= 1
+    shard.write_bytes(data)
+
+
+HEADER = len("YUV4MPEG2 W300 H300 F1:1 Ip A1:1 C420jpeg XCOLORRANGE=FULL\nFRAME") + 4 * 18 + 1
+CHROMA = HEADER + SIDE * SIDE
+TOP = (SIDE - 64) // 2 // BAND * BAND
+"""First row of the bands that the crop of 64 needs."""
+LEFT_OUT = {
+    "first": HEADER,
+    "above": HEADER + SIDE * TOP - 1,
+    "below": HEADER + SIDE * (TOP + 4 * BAND),
+    "last": CHROMA - 1,
+    "blue": CHROMA + (TOP // 2) * SIDE // 2 - 1,
+    "red": CHROMA + 2 * (SIDE // 2) ** 2 - 1,
+}
+NEEDED = {
+    "size": 11,
+    "sampling": 35,
+    "range": 45,
+    "checksum of a band that is read": HEADER - 40,
+    "checksum of a band that is not": HEADER - 2,
+    "parameter": HEADER - 19,
+    "top": HEADER + SIDE * TOP,
+    "bottom": HEADER + SIDE * (TOP + 4 * BAND) - 1,
+    "blue": CHROMA + (TOP // 2) * SIDE // 2,
+    "red": CHROMA + (SIDE // 2) ** 2 + (TOP // 2 + 2 * BAND) * SIDE // 2 - 1,
+}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of one image, which tests copy."""
+    folder = tmp_path_factory.mktemp("one")
+    tree = make_tree(folder / "source", {"a/1.jpg": jpeg(SIDE, SIDE, subsampling=2)})
+    return make_dataset(tree, folder / "planes", recipe=Recipe(encode="planes"))
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_crops_need_their_bands_only(one: Path, tmp_path: Path, name: str) -> None:
+    path = Path(shutil.copytree(one, tmp_path / "copy"))
+    damaged(path, LEFT_OUT[name])
+    np.testing.assert_array_equal(
+        samples(path, CenterCrop(64))[0][0], samples(one, CenterCrop(64))[0][0]
+    )
+    with pytest.raises(CorruptRecord, match="its checksum does not match"):
+        samples(path, CenterCrop(SIDE))
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_crops_check_header_and_bands(one: Path, tmp_path: Path, name: str) -> None:
+    path = Path(shutil.copytree(one, tmp_path / "copy"))
+    damaged(path, NEEDED[name])
+    with pytest.raises(CorruptRecord, match=r"row 0.*its checksum does not match"):
+        samples(path, CenterCrop(64))
+
+
+def test_a_wrong_checksum_of_a_band_changes_no_pixels(
+    one: Path, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.codecs.planes._checksums", lambda *_: [7] * 12)
+    path = make_dataset(large, tmp_path / "planes", recipe=Recipe(encode="planes"))
+    monkeypatch.undo()
+    intact = make_dataset(large, tmp_path / "intact", recipe=Recipe(encode="planes"))
+    for (image, _), (expected, _) in zip(
+        samples(path, CenterCrop(64)), samples(intact, CenterCrop(64)), strict=True
+    ):
+        np.testing.assert_array_equal(image, expected)
+
+
+def test_views_of_an_image_share_what_they_read(one: Path) -> None:
+    crops = [CenterCrop(40), CenterCrop((110, 10)), CenterCrop((20, 30))]
+    (views,) = make_loader(open_dataset(one), batch_size=1, views=crops)
+    for crop, (images, _) in zip(crops, views, strict=True):
+        np.testing.assert_array_equal(images[0], samples(one, crop)[0][0])
 
 
 def test_a_loader_reads_planes(source: Path, tmp_path: Path) -> None:

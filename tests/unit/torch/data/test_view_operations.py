@@ -43,7 +43,7 @@ VIEWS = [LARGE, CenterCrop(24, resize=30), SMALL, LARGE, SMALL, CenterCrop(300),
 
 FIELDS = ("image", "mask", "boxes", "label")
 
-ENGINES = [("thread", 0), ("thread", 2), ("process", 2)]
+ENGINES = [("thread", 0), ("thread", 2), ("helper", 2), ("process", 2)]
 
 
 @pytest.fixture(scope="module")

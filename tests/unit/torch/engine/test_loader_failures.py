@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -66,8 +67,11 @@ def make_plain(root: Path) -> Path:
     return make_dataset(make_tree(root / "photos", files), root / "made", to="webdataset")
 
 
-@pytest.fixture
-def load() -> Iterator[Load]:
+ENGINES = ("helper", "process")
+
+
+@pytest.fixture(params=ENGINES)
+def load(request: pytest.FixtureRequest) -> Iterator[Load]:
     """Create loaders with processes, closed at the end of the test."""
     made: list[Loader] = []
 
@@ -75,7 +79,7 @@ def load() -> Iterator[Load]:
         given = {"num_workers": 2, "start_method": "fork", **options}
         if given["start_method"] == "forkserver":
             start_fork_server()
-        loader = make_loader(dataset, BATCH, engine="process", **given)
+        loader = make_loader(dataset, BATCH, engine=request.param, **given)
         made.append(loader)
         return loader
 
@@ -135,8 +139,8 @@ def kill() -> None:
 
 
 def crash() -> None:
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # faulthandler would print a page
-    os.kill(os.getpid(), signal.SIGSEGV)
+    faulthandler.disable()  # it would print a page
+    signal.raise_signal(signal.SIGSEGV)  # in this thread
 
 
 def leave() -> None:
@@ -377,10 +381,11 @@ def test_an_unpicklable_dataset_is_refused_at_once(
     assert_usable(load(dataset, start_method="fork", collate_fn=chosen))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_garbage_collected_loader_ends_its_workers(
-    place: Path, tmp_path: Path, load: Load
+    place: Path, tmp_path: Path, engine: str
 ) -> None:
-    options: dict[str, Any] = {"engine": "process", "num_workers": 2, "start_method": "fork"}
+    options: dict[str, Any] = {"engine": engine, "num_workers": 2, "start_method": "fork"}
     dataset = open_dataset(place, At(place, tmp_path, bool), decode="numpy")
     loader = make_loader(dataset, BATCH, **options)
     assert len(list(loader)) == ROWS // BATCH
@@ -391,11 +396,12 @@ def test_a_garbage_collected_loader_ends_its_workers(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_collector_does_not_wait_for_the_workers_of_a_loader_that_failed(
-    place: Path, tmp_path: Path
+    place: Path, tmp_path: Path, engine: str
 ) -> None:
     """A kept error references the loader through its traceback, often in a cycle."""
-    options: dict[str, Any] = {"engine": "process", "num_workers": 2, "start_method": "fork"}
+    options: dict[str, Any] = {"engine": engine, "num_workers": 2, "start_method": "fork"}
     dataset = open_dataset(place, At(place, tmp_path, fail), decode="numpy")
     kept: list[Any] = []
     try:
@@ -475,9 +481,9 @@ class Script:
         assert self.child.stdout is not None
         return self.child.stdout.readline().strip()
 
-    def workers_are_at_work(self) -> None:
+    def workers_are_at_work(self, processes: int = 2) -> None:
         assert self.line() == "begun"
-        wait_until(lambda: len(list(self.notes.iterdir())) == 2, "both workers")
+        wait_until(lambda: len(list(self.notes.iterdir())) == processes, "all workers")
 
     def end(self, seconds: float = DEADLINE) -> tuple[int, str]:
         """Return exit code and error output; the process must end by itself."""
@@ -507,6 +513,9 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Script]]:
 
 Run = Callable[..., Script]
 
+PROCESSES = [("helper", 1), ("process", 2)]
+"""Engines, and the processes that they start for two workers."""
+
 SLOW = "row >= 16 and time.sleep(600); return torch.tensor(row)"
 
 WAITING = "next(batches); print('begun', flush=True); list(batches)"
@@ -517,11 +526,14 @@ BUSY = "next(batches); print('begun', flush=True); time.sleep(600)"
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("use", [WAITING, BUSY], ids=["waiting", "busy"])
+@pytest.mark.parametrize(("engine", "processes"), PROCESSES)
 @pytest.mark.slow
-def test_ctrl_c_ends_everything_at_once(run: Run, method: str, use: str) -> None:
+def test_ctrl_c_ends_everything_at_once(
+    run: Run, method: str, use: str, engine: str, processes: int
+) -> None:
     """It is sent to the whole group, as a terminal does it, while all workers are asleep."""
-    script = run(read=SLOW, use=use, options=f"start_method={method!r}")
-    script.workers_are_at_work()
+    script = run(read=SLOW, use=use, options=f"start_method={method!r}", engine=engine)
+    script.workers_are_at_work(processes)
     os.killpg(script.child.pid, signal.SIGINT)
     code, told = script.end(AT_ONCE)
     assert code == -signal.SIGINT
@@ -531,8 +543,9 @@ def test_ctrl_c_ends_everything_at_once(run: Run, method: str, use: str) -> None
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(("engine", "processes"), PROCESSES)
 @pytest.mark.slow
-def test_workers_end_when_the_main_process_is_killed(run: Run) -> None:
+def test_workers_end_when_the_main_process_is_killed(run: Run, engine: str, processes: int) -> None:
     """PyTorch looks for the main process every 5 s; so all kinds are tried at once.
 
     The second kind fills the pipe to the main process, whose reading end every worker has too.
@@ -542,13 +555,14 @@ def test_workers_end_when_the_main_process_is_killed(run: Run) -> None:
         run(
             read=read,
             use=BUSY,
+            engine=engine,
             options=f"start_method={method!r}, prefetch_factor=4, collate_fn=list",
         )
         for method in ("fork", "forkserver")
         for read in kinds
     ]
     for script in scripts:
-        script.workers_are_at_work()
+        script.workers_are_at_work(processes)
         script.child.kill()
     for script in scripts:
         assert_gone(script.notes)
@@ -594,9 +608,10 @@ can_mount = pytest.mark.skipif(
     ],
     ids=["collated", "stacked", "block", "transform"],
 )
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.slow
 def test_a_full_shared_memory_is_an_error_in_the_main_process(
-    tmp_path: Path, run: Run, parts: dict[str, str]
+    tmp_path: Path, run: Run, parts: dict[str, str], engine: str
 ) -> None:
     files: dict[str, bytes | None] = {
         f"a/{n}.png": encoded(Image.new("RGB", (400, 300))) for n in range(12)

@@ -266,6 +266,7 @@ def test_transforms_that_take_a_generator_are_equal_in_threads_and_processes(
             {"engine": "thread", "num_workers": 3},
             in_processes(0),
             in_processes(2, start_method=method),
+            in_processes(2, start_method=method, engine="helper"),
         )
     ]
     assert all(same(run, runs[0]) for run in runs)
@@ -315,7 +316,7 @@ SUBSETS = {
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "engine", "wrap"), pairwise([0, 2], ["thread", "process"], WRAPPED)
+    ("num_workers", "engine", "wrap"), pairwise([0, 2], ["thread", "helper", "process"], WRAPPED)
 )
 def test_wrapped_datasets_give_their_samples_with_the_epochs_random_numbers(
     root: Path, wrap: str, engine: str, num_workers: int
@@ -372,7 +373,9 @@ def interleaved(loaders: list[Loader]) -> list[list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("engines", [("thread",) * 2, ("process",) * 2, ("thread", "process")])
+@pytest.mark.parametrize(
+    "engines", [("thread",) * 2, ("process",) * 2, ("thread", "process"), ("helper", "process")]
+)
 def test_two_loaders_of_one_dataset_do_not_disturb_each_other(
     root: Path, engines: tuple[str, str]
 ) -> None:
@@ -420,7 +423,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 @pytest.mark.slow
 def test_a_run_resumes_in_a_new_process(root: Path, engine: str) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
@@ -552,7 +555,12 @@ print(status, rows == list(range(16)), list(map(len, loader)) == [2] * 8)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("engine", "lifetime"),
-    [("thread", "persistent"), ("process", "persistent"), ("process", "short")],
+    [
+        ("thread", "persistent"),
+        ("helper", "persistent"),
+        ("process", "persistent"),
+        ("process", "short"),
+    ],
 )
 @pytest.mark.slow
 def test_a_fork_cannot_continue_its_parents_iterator_and_leaves_it_only(

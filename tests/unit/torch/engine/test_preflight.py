@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +36,7 @@ from shardkit.torch.engine.preflight import (
     descriptor_problem,
     shared_memory_problem,
     why_processes,
+    why_threads,
 )
 
 
@@ -172,6 +175,37 @@ def test_a_transform_requires_processes_and_is_named(
     assert reason == f"the transform {name} may hold the GIL"
     reason = why_processes(with_transforms(place, careful, transform))
     assert reason == f"the target_transform {name} may hold the GIL"
+
+
+def test_threads_suit_transforms_where_python_has_no_gil(
+    place: Path, dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No free-threaded Python was at hand: this replaces the function by which it tells."""
+    augmented = with_transforms(place, slow)
+    subset = Subset(augmented, [0])
+    foreign = [0, 1]
+    for is_enabled in (True, False):
+        monkeypatch.setattr(sys, "_is_gil_enabled", lambda value=is_enabled: value, raising=False)
+        reason = None if is_enabled else "this Python runs without a GIL"
+        assert why_threads(augmented) == why_threads(subset) == reason
+        assert why_threads(foreign) is None
+        assert why_processes(augmented) == "the transform slow may hold the GIL"
+
+
+def test_without_a_gil_auto_uses_threads_and_warns_of_random_numbers(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    augmented = with_transforms(place, slow)
+    with pytest.warns(RuntimeWarning, match=r"without a GIL; .* not draw repeatable"):
+        loader = make_loader(augmented, 2, num_workers=1)
+    reason = "the transform slow may hold the GIL, but this Python runs without a GIL"
+    assert (loader.engine, loader.reason) == ("thread", reason)
+
+    with closing(make_loader(augmented, 2, num_workers=1, engine="process")) as loader:
+        assert (loader.engine, loader.reason) == ("process", "requested")
+    with closing(make_loader([0, 1], 2, num_workers=1)) as loader:
+        assert loader.engine == "process"
 
 
 def test_wrapped_datasets_count(place: Path, dataset: ShardDataset) -> None:

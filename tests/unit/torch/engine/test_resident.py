@@ -310,6 +310,47 @@ def test_another_device_is_used_throughout(path: Path, monkeypatch: pytest.Monke
         assert same(found, expected)
 
 
+def test_the_rows_are_on_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one may be current later: each rank sets its own."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert module._device("cuda") == torch.device("cuda", 3)
+    assert module._device("cpu") == torch.device("cpu")
+
+
+def test_places_are_copied_from_pinned_memory_without_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any other copy would make the training process wait for the device in each batch."""
+    calls: list[Any] = []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        calls.append("pinned")
+        return tensor
+
+    def to(tensor: torch.Tensor, *where: Any, **how: Any) -> torch.Tensor:
+        calls.append((where, how))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    device = torch.device("cuda", 3)
+    assert module._on_device(np.array([2, 1]), device).tolist() == [2, 1]
+    assert calls == ["pinned", ((device,), {"non_blocking": True})]
+    assert module._on_device(np.array([2, 1]), torch.device("cpu")).tolist() == [2, 1]
+    assert len(calls) == 2
+
+
+def test_memory_that_pytorch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    device = torch.device("cuda", 3)
+    module._require_memory(800, device)
+    with pytest.raises(UsageError, match="'cuda' needs 801 bytes of memory, and 800 bytes are"):
+        module._require_memory(801, device)
+
+
 def test_batches_on_the_device_are_not_moved_on_another_stream(path: Path) -> None:
     """Nothing would make that stream wait for the batch."""
     loader = make_loader(open_dataset(path, decode="torch"), BATCH, resident="cpu")
@@ -459,6 +500,7 @@ def test_too_little_memory_is_refused_with_both_sizes(
         ({"resident": "gpu"}, "resident='gpu' is unknown; choose from cpu, cuda"),
         ({"resident": "cpu", "engine": "process"}, "leave engine='process' out"),
         ({"resident": "cuda", "pin_memory": True}, "leave pin_memory= out"),
+        ({"resident": "cuda", "num_workers": 1}, "leave num_workers= out"),
     ],
 )
 def test_wrong_options_are_refused(

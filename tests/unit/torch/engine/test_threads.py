@@ -34,6 +34,7 @@ from shardkit import (
 from shardkit.errors import CorruptRecord, LoaderFailed, TransformFailed
 from shardkit.sampling.order import Order
 from shardkit.torch.data.schedule import BatchSchedule, Request
+from shardkit.torch.engine import threads as engine_module
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.engine.threads import _RUNNING, ThreadEngine
@@ -168,6 +169,20 @@ def test_prefetch_limits_the_batches_in_progress(
     assert taken == []
     for given, _ in enumerate(batches, 1):
         assert len(taken) == min(given + prefetch, BATCHES)
+
+
+def test_threads_that_pin_use_the_device_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's current device is that of a thread: 0 in a new one."""
+    devices: list[int] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(engine_module, "pin", lambda batch: batch)
+    settings = LoaderOptions(num_workers=2).resolved(1, pinned=True)
+    engine = ThreadEngine(Fetch(Rows(), collate, with_rows=False), settings)
+    assert numbers(engine) == IN_ORDER
+    assert devices == [3, 3]
+    assert numbers(make_engine(Rows(), num_workers=2)) == IN_ORDER
+    assert devices == [3, 3], "without pinned memory CUDA is not used"
 
 
 def test_without_threads_nothing_is_read_ahead() -> None:

@@ -1,0 +1,89 @@
+"""The datasets: JPEGs of 256 pixels, their planes, and raw pixels, all in LMDB."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpu_parts.job import Job, cores
+from isolation import NotAvailable, Progress
+from memory import pictures
+
+from shardkit import convert
+from shardkit.dataset.source import DatasetSource
+
+_CLASSES = 8
+"""Class folders: labels of a training run."""
+
+_GENERATED = 64
+"""Photographs to generate if there are none."""
+
+
+def run(values: dict[str, Any], progress: Progress) -> None:
+    """Make the datasets.
+
+    Raises:
+        NotAvailable: If the folder of photographs holds none.
+    """
+    job = Job.of(values)
+    folder, side = job.work / "photos", 48 if job.is_small else 256
+    photographs = _photographs(job)
+    _write(photographs, folder, job.images)
+    source = "generated" if job.photos is None else job.photos
+    remark = f"{len(photographs)} photographs, {source}"
+    progress.add("images", job.images, "images", remark=remark)
+    workers = 1 if job.is_small else min(cores(), 16)
+    raw: dict[str, Any] = {"resize": (job.side, job.side), "resize_mode": "crop"}
+    steps: dict[str, Callable[[Path], object]] = {
+        "jpeg": lambda target: convert(
+            folder,
+            target,
+            to="lmdb",
+            resize=side,
+            encode="jpeg",
+            quality=90,
+            enlarge=True,
+            workers=workers,
+        ),
+        "planes": lambda target: convert(
+            DatasetSource(job.work / "jpeg"), target, to="lmdb", encode="planes", workers=workers
+        ),
+        "raw": lambda target: convert(
+            DatasetSource(job.work / "jpeg"),
+            target,
+            to="lmdb",
+            encode="raw",
+            workers=workers,
+            **raw,
+        ),
+    }
+    for name, step in steps.items():
+        start = time.perf_counter()
+        step(job.work / name)
+        progress.add(name, job.images / (time.perf_counter() - start), "images/s, converted")
+
+
+def _photographs(job: Job) -> list[bytes]:
+    """Return the content of the JPEG files of the given folder, or generated ones."""
+    if job.photos is None:
+        return pictures(8 if job.is_small else _GENERATED)
+    folder = Path(job.photos)
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    data = (path.read_bytes() for path in paths)
+    photographs = list(
+        itertools.islice((item for item in data if item.startswith(b"\xff\xd8\xff")), job.images)
+    )
+    if not photographs:
+        raise NotAvailable(f"{folder} holds no JPEG: leave PHOTOS out to generate photographs")
+    return photographs
+
+
+def _write(photographs: list[bytes], folder: Path, count: int) -> None:
+    """Write so many files into class folders, so that neighbors in path order differ."""
+    for number, data in zip(range(count), itertools.cycle(photographs), strict=False):
+        place = folder / f"class{number % _CLASSES}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:06d}.jpg").write_bytes(data)

@@ -1,0 +1,132 @@
+"""What all parts of `gpu.py` share: the job, its device and its datasets."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from isolation import NotAvailable, Progress
+
+from shardkit import RandomResizedCrop, ShardDataset, make_loader, open_dataset
+from shardkit.record import DATASET_FILE
+from shardkit.torch.engine.options import ENGINES
+from shardkit.torch.loader import Loader
+
+KINDS = ("jpeg", "planes", "raw")
+"""Datasets of the same photographs; random crops of the first two, and the pixels of the last."""
+
+PLANNED_ENGINES = ("thread", "helper", "process")
+"""Engines to measure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run of the script, as its parts see it."""
+
+    work: Path
+    device_name: str
+    """``cuda`` or ``cpu``."""
+    photos: str | None
+    """An image folder; None to generate photographs."""
+    is_small: bool = False
+    """Whether to do as little as shows that it works."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Job:
+        """Return the job that a part is given as JSON values."""
+        return cls(**{**values, "work": Path(values["work"])})
+
+    @property
+    def side(self) -> int:
+        """Height and width of the images of a batch."""
+        return 32 if self.is_small else 224
+
+    @property
+    def images(self) -> int:
+        """Images in each dataset."""
+        return 48 if self.is_small else min(2048, 256 * cores())
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device.
+
+        Raises:
+            NotAvailable: If there is none.
+        """
+        if self.device_name == "cuda" and not torch.cuda.is_available():
+            built = torch.version.cuda or "no CUDA"
+            raise NotAvailable(f"no CUDA device: PyTorch {torch.__version__} is built for {built}")
+        if self.device_name == "cpu":
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def dataset(self, kind: str, decode: Any = None) -> ShardDataset:
+        """Return a dataset of photographs.
+
+        Args:
+            kind: One of `KINDS`.
+            decode: As for `open_dataset`; None for what a training run would use.
+
+        Raises:
+            NotAvailable: If the part that makes the datasets did not get so far.
+        """
+        path = self.work / kind
+        if not (path / DATASET_FILE).is_file():
+            raise NotAvailable("no dataset: see the part 'data'")
+        if decode is None:
+            decode = "torch" if kind == "raw" else RandomResizedCrop(self.side)
+        return open_dataset(path, decode=decode)
+
+    def loader(self, dataset: Any, batch_size: int, engine: str, **options: Any) -> Loader:
+        """Return a loader; two of the same options give the same batches."""
+        settings: dict[str, Any] = {"engine": engine, "seed": 1, **options}
+        return make_loader(dataset, batch_size, shuffle=True, **settings)
+
+    def seconds(self, longest: float, left: float) -> float:
+        """Return the seconds of one measurement, given the most it needs and what is left."""
+        return min(0.02 if self.is_small else longest, left)
+
+
+def engines(progress: Progress) -> list[str]:
+    """Return the engines that there are, and add a result for each that there is not."""
+    for engine in PLANNED_ENGINES:
+        if engine not in ENGINES:
+            progress.add(engine, remark="not available in this version of shardkit")
+    return [engine for engine in PLANNED_ENGINES if engine in ENGINES]
+
+
+def cores() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def rate(batches: Iterator[int], warm_up: int, seconds: float, device: torch.device) -> float:
+    """Return images/s in a steady state.
+
+    Args:
+        batches: The number of images of each batch, once that is ready; it does not end.
+        warm_up: Batches that do not count: a loader starts with empty buffers.
+        seconds: To measure, at least one batch.
+        device: Measured until it is done.
+    """
+    for _ in range(warm_up):
+        next(batches)
+    pause(device)
+    start = time.perf_counter()
+    images = next(batches)
+    while time.perf_counter() - start < seconds:
+        images += next(batches)
+    pause(device)
+    return images / (time.perf_counter() - start)
+
+
+def pause(device: torch.device) -> None:
+    """Wait until a device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

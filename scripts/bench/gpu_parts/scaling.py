@@ -1,0 +1,67 @@
+"""Loading alone: images/s of each engine with more and more workers."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import torch
+from gpu_parts.job import Job, cores, engines, rate
+from isolation import Progress
+
+WORKERS = (1, 2, 4, 8, 16)
+BATCH = 64
+
+_MAIN = torch.device("cpu")
+"""Batches stay in main memory."""
+
+_LONGEST = 4.0
+"""Seconds of one measurement."""
+
+
+def jpeg(values: dict[str, Any], progress: Progress) -> None:
+    """Measure random crops of JPEGs."""
+    run(Job.of(values), "jpeg", progress)
+
+
+def planes(values: dict[str, Any], progress: Progress) -> None:
+    """Measure random crops of planes."""
+    run(Job.of(values), "planes", progress)
+
+
+def raw(values: dict[str, Any], progress: Progress) -> None:
+    """Measure raw pixels."""
+    run(Job.of(values), "raw", progress)
+
+
+def run(job: Job, kind: str, progress: Progress) -> None:
+    """Measure all engines with all numbers of workers; the ratio is the efficiency over one.
+
+    Batches are pinned if there is a GPU, as in training.
+    """
+    dataset = job.dataset(kind)
+    workers = WORKERS[:2] if job.is_small else WORKERS
+    batch_size = 8 if job.is_small else BATCH
+    # Interleaved: if time runs out, all engines lack the same numbers of workers.
+    available = engines(progress)
+    cells = [(count, engine) for count in workers for engine in available]
+    single: dict[str, float] = {}
+    for number, (count, engine) in enumerate(cells):
+        case = f"{engine}, {count} worker{'s' * (count > 1)}"
+        # Workers take the other half to start, and to fill their buffers.
+        seconds = job.seconds(_LONGEST, progress.left / (len(cells) - number) / 2)
+        if not seconds:
+            progress.add(case, remark="no time left")
+            continue
+        with progress.case(case):
+            loader = job.loader(dataset, batch_size, engine, num_workers=count, endless=True)
+            with closing(loader):
+                speed = rate((len(labels) for _, labels in loader), 2 * count + 2, seconds, _MAIN)
+            single.setdefault(engine, speed / count)
+            progress.add(
+                case,
+                speed,
+                "images/s",
+                ratio=speed / (count * single[engine]),
+                remark=f"more workers than the {cores()} cores" if count > cores() else "",
+            )

@@ -1,0 +1,166 @@
+"""The helper engine: one child process runs the thread engine, and sends batches through its slots.
+
+The training process takes finished batches and announces further requests. Its launches of kernels
+wait neither for the GIL nor for the loader's Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from shardkit.torch.data.memory import full_explained
+from shardkit.torch.data.schedule import Request
+from shardkit.torch.engine.failure import Failure
+from shardkit.torch.engine.fetch import Fetch
+from shardkit.torch.engine.options import Settings
+from shardkit.torch.engine.processes import Answers, ProcessEngine, Remote, Requests, failure
+from shardkit.torch.engine.ring import Packed, Ring
+from shardkit.torch.engine.threads import ThreadEngine
+
+_CALLS = 2
+"""Calls under way: the helper can answer one while the training process takes the other."""
+
+_IN_USE = 2
+"""Blocks of the batch in use and of the one before it."""
+
+_UNKNOWN = -1, -1
+"""Place of a failed request."""
+
+
+class HelperEngine(ProcessEngine):
+    """A process engine with one worker, in which threads read the requests.
+
+    Batches and errors are those of the thread engine.
+    """
+
+    def __init__(self, fetch: Fetch, settings: Settings) -> None:
+        """Create an engine; the process starts with the first iteration.
+
+        Raises:
+            UsageError: If the dataset cannot be sent to it with the requested start method.
+        """
+        one = replace(settings, num_workers=min(1, settings.num_workers), process_prefetch=_CALLS)
+        super().__init__(fetch, one)
+        self._settings = settings
+        self._here = ThreadEngine(fetch, settings)
+        self._source = _Calls(self._here)
+        self._threads = settings.num_workers
+        self._slots = self.blocks(settings)
+
+    def run(self, requests: Iterator[Request]) -> Generator[tuple[Request, Any], None, None]:
+        """Yield each request with its batch.
+
+        Raises:
+            LoaderFailed: If the helper dies, or a batch exceeds the timeout.
+        """
+        return super().run(requests) if self._workers else self._here.run(requests)
+
+    @staticmethod
+    def blocks(settings: Settings) -> int:
+        """Return how many blocks of shared memory are reused.
+
+        A block holds the batches of one view that a thread reads at once.
+        """
+        return settings.thread_prefetch + _CALLS + _IN_USE
+
+    @classmethod
+    def at_once(cls, fetch: Fetch, settings: Settings) -> tuple[int, int]:
+        """Return 1 and the calls under way: threads read several batches at once."""
+        return 1, _CALLS
+
+    def _remote(self) -> _RemoteThreads:
+        return _RemoteThreads(self._fetch, self._ring, self._marks, self._settings)
+
+    def _generator(self) -> torch.Generator:
+        """Return a source of other random numbers in each helper, as in threads without a seed."""
+        generator = torch.Generator()
+        generator.seed()
+        return generator
+
+
+class _Call(NamedTuple):
+    """A message to the helper, which answers with the next batches."""
+
+    is_first: bool
+    """Whether it begins an iteration; what is left of the one before is dropped."""
+    requests: list[Request]
+    """Further requests, to be read in advance."""
+    batches: int
+    """Number of batches to answer with: those that a thread reads at once."""
+
+
+class _Calls(Requests):
+    """Yields calls, each of which announces the requests that the threads then read."""
+
+    def __init__(self, threads: ThreadEngine) -> None:
+        super().__init__()
+        self._threads = threads
+
+    def __iter__(self) -> Iterator[_Call]:
+        requests = super().__iter__()
+        first = next(requests, None)
+        if first is None:
+            return
+        together, ahead = self._threads.at_once(len(first.rows))
+        requests = itertools.chain([first], requests)
+        announced = list(itertools.islice(requests, ahead + together))
+        waiting, is_first = len(announced), True
+        while waiting:
+            batches = min(together, waiting)
+            yield _Call(is_first, announced, batches)
+            announced, is_first = list(itertools.islice(requests, together)), False
+            waiting += len(announced) - batches
+
+
+class _RemoteThreads(Remote):
+    """Answers calls in the helper."""
+
+    def __init__(self, fetch: Fetch, ring: Ring, marks: torch.Tensor, settings: Settings) -> None:
+        super().__init__(fetch, ring)
+        self._marks = marks
+        # The training process waits for batches, with the timeout; and pins them.
+        options = replace(settings.options, timeout=0.0, reuse_buffers=False, pin_memory=False)
+        self._settings = replace(settings, options=options, pinned=False)
+        self._announced: deque[Request] = deque()
+        self._batches: Generator[tuple[Request, Any], None, None] | None = None
+
+    def __getitem__(self, call: _Call) -> Any:
+        worker = get_worker_info()
+        assert worker is not None
+        slots = self.slots(worker.id)
+        if call.is_first:
+            if self._batches is not None:
+                self._batches.close()
+            self._announced.clear()
+            marks = np.split(self._marks[0].numpy(), self._settings.num_workers)
+            threads = ThreadEngine(self._fetch, self._settings, allocate=slots.new, marks=marks)
+            self._batches = threads.run(_emptied(self._announced))
+        self._announced.extend(call.requests)
+        assert self._batches is not None
+        answers: Answers = []
+        try:
+            for _ in range(call.batches):
+                request, batch = next(self._batches)
+                answers.append((request.place, batch))
+                del batch
+        except BaseException as error:
+            answers.append((_UNKNOWN, failure(error, "in a thread of the helper")))
+        try:
+            with full_explained():
+                return Packed(slots.pack(answers))
+        except Exception as error:
+            return [(_UNKNOWN, Failure(error))]
+
+
+def _emptied(requests: deque[Request]) -> Iterator[Request]:
+    """Yield what is in a queue, and what will be; end when it is empty."""
+    while requests:
+        yield requests.popleft()

@@ -1,0 +1,45 @@
+"""Lists of images as JSON: what was written is read, and anything else is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardkit.contracts import Entry
+from shardkit.record import MAX_KEY_BYTES, NO_LABEL, dump_json
+from shardkit.sources.entry_files import dump_entries, load_entries
+
+ENTRY = Entry("cat/gr\u00f6\u00dfe\udcff.jpg", "cat/key", NO_LABEL, 1 << 40, -5, 7, '{"age": 1}')
+
+
+def test_entries_survive_a_round_trip() -> None:
+    assert load_entries(dump_entries([ENTRY] * 2)) == [ENTRY] * 2
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("key", ""),
+        ("key", "a" * (MAX_KEY_BYTES + 1)),
+        ("key", "a\ud800"),
+        ("values", "a\ud800"),
+        ("path", 1),
+        ("label", NO_LABEL - 1),
+        ("label", True),
+        ("bytes", -1),
+        ("place", 1 << 63),
+        ("stamp", 2.5),
+    ],
+    ids=lambda value: ascii(value)[:20],
+)
+def test_a_value_that_no_source_lists_is_refused(field: str, wrong: Any) -> None:
+    content = dump_entries([ENTRY, ENTRY._replace(**{field: wrong})])
+    with pytest.raises(ValueError, match=r"of an image|can't encode"):
+        load_entries(content)
+
+
+@pytest.mark.parametrize("value", [{}, {"entries": 1}, {"entries": [1]}, {"entries": [["a"]]}])
+def test_anything_but_entries_is_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="does not list images"):
+        load_entries(dump_json(value))

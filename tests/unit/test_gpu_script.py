@@ -1,0 +1,552 @@
+"""`scripts/bench/gpu.py`: parts that fail, hang or lack something, its table, and what it checks.
+
+There is no GPU: the checks are given loaders that do what they must find.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import DEADLINE, wait_until
+
+BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+
+PLANTED = """
+import os, signal, time
+from isolation import NotAvailable
+
+
+def works(job, progress):
+    progress.add("sum", sum(job["numbers"]), "things")
+
+
+def fails(job, progress):
+    progress.add("before", 1)
+    raise ValueError("planted\\nhere")
+
+
+def lacks(job, progress):
+    raise NotAvailable("no torchcodec")
+
+
+def hangs(job, progress):
+    progress.add("before", 1)
+    if not os.fork():
+        time.sleep(600)  # a worker of its own
+    time.sleep(600)
+
+
+def crashes(job, progress):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def exits(job, progress):
+    print("a library gave up")
+    os._exit(3)
+
+
+def cases(job, progress):
+    with progress.case("wrong"):
+        raise ValueError("planted")
+    with progress.case("missing"):
+        raise NotAvailable("no events")
+    progress.add("right")
+"""
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The scripts' folder can be imported from; what was imported is forgotten afterwards."""
+    monkeypatch.syspath_prepend(BENCH)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith(str(BENCH)) or name == "gpu_parts":
+            del sys.modules[name]
+
+
+@pytest.fixture
+def isolation(bench: None) -> ModuleType:
+    return importlib.import_module("isolation")
+
+
+@pytest.fixture
+def gpu(isolation: ModuleType) -> ModuleType:
+    return importlib.import_module("gpu")
+
+
+@pytest.fixture
+def run(isolation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs functions of `PLANTED` as parts; returns their outcomes by name."""
+    (tmp_path / "planted.py").write_text(PLANTED, "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def run_planted(*names: str) -> dict[str, Any]:
+        parts = [
+            isolation.Part(name=name, function=f"planted:{name}", weight=1.0) for name in names
+        ]
+        outcomes = isolation.run_parts(parts, {"numbers": [1, 2]}, tmp_path, 100 * DEADLINE)
+        assert [outcome.name for outcome in outcomes] == list(names)
+        return {outcome.name: outcome for outcome in outcomes}
+
+    return run_planted
+
+
+def rows(outcome: Any) -> list[tuple[str, Any]]:
+    return [(row["case"], row["value"]) for row in outcome.rows]
+
+
+# Parts.
+
+
+def test_a_part_that_fails_leaves_the_others_alone(run: Any) -> None:
+    outcomes = run("fails", "crashes", "exits", "lacks", "works")
+    status = {name: outcome.status for name, outcome in outcomes.items()}
+    assert status == {
+        "fails": "failed",
+        "crashes": "failed",
+        "exits": "failed",
+        "lacks": "not available",
+        "works": "complete",
+    }
+    assert outcomes["fails"].remark == "ValueError: planted here"
+    assert outcomes["crashes"].remark.startswith("its process ended with SIGSEGV")
+    assert outcomes["exits"].remark == "its process ended with exit code 3: a library gave up"
+    assert outcomes["lacks"].remark == "no torchcodec"
+    assert rows(outcomes["fails"]) == [("before", 1)], "results before the failure count"
+    assert rows(outcomes["works"]) == [("sum", 3)]
+
+
+def test_a_part_that_hangs_is_killed_with_its_workers(
+    run: Any, isolation: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    groups: list[int] = []
+
+    def wait_for(process: subprocess.Popen[bytes], seconds: float) -> int:
+        """Time is up as soon as the part hangs."""
+        if groups:
+            return process.wait(DEADLINE)
+        groups.append(process.pid)
+        wait_until((tmp_path / "hangs.json").exists, "the first result")
+        raise subprocess.TimeoutExpired("part", seconds)
+
+    monkeypatch.setattr(isolation, "wait_for", wait_for)
+    outcomes = run("hangs", "works")
+    assert outcomes["hangs"].status == "stopped"
+    assert outcomes["hangs"].remark.startswith("killed after ")
+    assert rows(outcomes["hangs"]) == [("before", 1)]
+    assert outcomes["works"].status == "complete"
+    wait_until(lambda: not exists(groups[0]), "the end of its workers")
+
+
+def exists(group: int) -> bool:
+    """Return whether a process of a group runs; one that waits for its parent does not."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = entry.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(its_group) == group and state != "Z":
+            return True
+    return False
+
+
+def test_a_process_is_given_its_time(isolation: ModuleType) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(command) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            isolation.wait_for(process, 0.01)
+        process.kill()
+
+
+def test_ctrl_c_keeps_the_results_and_ends_the_parts(
+    run: Any, isolation: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def wait_for(process: subprocess.Popen[bytes], seconds: float) -> int:
+        calls.append(process.pid)
+        if len(calls) == 1:
+            return process.wait(DEADLINE)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(isolation, "wait_for", wait_for)
+    outcomes = run("works", "hangs", "cases")
+    assert [outcome.status for outcome in outcomes.values()] == ["complete", "stopped", "not run"]
+    assert outcomes["hangs"].remark == "interrupted"
+
+
+def test_a_case_that_fails_ends_no_other(run: Any) -> None:
+    cases = run("cases")["cases"]
+    assert cases.status == "complete"
+    assert [(row["case"], row["remark"], row["is_failure"]) for row in cases.rows] == [
+        ("wrong", "failed: ValueError: planted", True),
+        ("missing", "not available: no events", False),
+        ("right", "", False),
+    ]
+
+
+def test_time_that_a_part_leaves_is_for_those_after_it(isolation: ModuleType) -> None:
+    assert isolation.share([1, 2, 1], 400) == 100
+    assert isolation.share([2, 1], 390) == 260
+    assert isolation.share([1], 200) == 200
+    assert isolation.share([1, 1], -5) == 0
+
+
+def test_a_part_is_asked_to_end_before_it_is_killed(
+    isolation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(isolation, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    progress = isolation.Progress(tmp_path / "part.json", 100.0)
+    assert progress.left == pytest.approx(90)
+    now[0] += 80
+    assert progress.left == pytest.approx(10)
+    now[0] += 80
+    assert progress.left == 0
+
+
+# The command.
+
+
+def test_the_table_has_a_line_for_each_result_and_each_problem(
+    gpu: ModuleType, isolation: ModuleType
+) -> None:
+    def row(case: str, **values: Any) -> dict[str, Any]:
+        return dict(vars(isolation.Row(case=case, **values)))
+
+    outcomes = [
+        isolation.Outcome(
+            name="training",
+            status="complete",
+            rows=[row("thread", value=1234.5, unit="images/s", ratio=0.987, remark="idle | 1%")],
+        ),
+        isolation.Outcome(name="decoding", status="not available", remark="no\ntorchcodec"),
+        isolation.Outcome(
+            name="checks", status="stopped", remark="killed", rows=[row("a", value=3)]
+        ),
+        isolation.Outcome(name="memory"),
+    ]
+    table, _, notes = gpu.markdown(outcomes).partition("\n\n")
+    assert table.splitlines() == [
+        "| part | case | result | ratio | remark |",
+        "|---|---|---:|---:|---|",
+        "| training | thread | 1,234 images/s | 0.99 | idle \\| 1% |",
+        "| decoding | | | | not available: no torchcodec |",
+        "| checks | a | 3 |  |  |",
+        "| checks | | | | stopped: killed |",
+        "| memory | | | | not run |",
+    ]
+    assert "training: of one cached batch" in notes
+    assert [gpu.has_failed(outcome) for outcome in outcomes] == [False, False, True, True]
+    wrong = isolation.Outcome(name="checks", status="complete", rows=[row("a", is_failure=True)])
+    assert gpu.has_failed(wrong)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_results_are_written_whatever_happens(
+    gpu: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    interrupted: bool,
+) -> None:
+    jobs: list[Any] = []
+
+    def run_part(part: Any, job: Any, folder: Path, seconds: float, outcome: Any) -> None:
+        jobs.append(job)
+        if interrupted and part.name == "checks":
+            raise KeyboardInterrupt
+        outcome.status = "complete"
+
+    monkeypatch.setattr("isolation.run_part", run_part)
+    monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)  # of this process
+    code = gpu.main(["--device", "cpu", "--results", str(tmp_path / "results")])
+    assert code == int(interrupted)
+    values = json.loads((tmp_path / "results" / "gpu.json").read_text())
+    statuses = {part["name"]: part["status"] for part in values["parts"]}
+    assert list(statuses) == [part.name for part in gpu.PARTS]
+    assert (statuses["memory"] == "not run") is interrupted
+    table = (tmp_path / "results" / "gpu.md").read_text()
+    assert capsys.readouterr().out == table
+    assert jobs[0]["is_small"]
+    assert not Path(jobs[0]["work"]).exists(), "the datasets are removed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing"], "missing is not a folder"),
+        (["--minutes", "0"], "'0' is not a number of minutes above 0"),
+        (["--minutes", "nan"], "'nan' is not a number of minutes above 0"),
+        (["--only", "checks,other"], "'other' is no part"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    gpu: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_the_default_time_is_below_nine_minutes(gpu: ModuleType) -> None:
+    assert gpu._parse([]).minutes < 9
+
+
+# What the parts compute.
+
+
+def test_the_model_is_resnet_50(bench: None) -> None:
+    resnet = importlib.import_module("gpu_parts.resnet")
+    assert resnet.ResNet50(width=4)(torch.zeros(2, 3, 32, 32)).shape == (2, 1000)
+    model = resnet.ResNet50()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+    assert sum(isinstance(module, torch.nn.Conv2d) for module in model.modules()) == 53
+
+
+def test_idle_time_lies_between_steps(bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = importlib.import_module("gpu_parts.training")
+    times = iter([0.0, 0.010, 0.012, 0.022, 0.030, 0.040])
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    marks = training.Marks(torch.device("cpu"))
+    for _ in range(6):
+        marks.add()
+    spans = marks.spans()
+    epoch = training.Epoch(2.0, 100, [1.0, 2.0, 3.0], spans[::2], spans[1::2])
+    base = training.Epoch(1.0, 100, [1.0, 1.0, 1.0], [10.0, 10.0, 10.0], [0.0, 0.0])
+    figures = epoch.compared(base)
+    assert figures["images_per_second"] == 50
+    assert figures["idle"] == pytest.approx(10 / 40)
+    assert figures["step"] == pytest.approx(1)
+    assert figures["launch_median"] == 2
+    assert figures["launch_tail"] == pytest.approx(2.9)
+
+
+def test_an_unknown_engine_is_named_once(bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = importlib.import_module("gpu_parts.job")
+    monkeypatch.setattr(job, "ENGINES", ("auto", "thread"))
+    notes: list[Any] = []
+    progress = SimpleNamespace(add=lambda case, **values: notes.append((case, values)))
+    assert job.engines(progress) == ["thread"]
+    text = "not available in this version of shardkit"
+    assert notes == [("helper", {"remark": text}), ("process", {"remark": text})]
+
+
+def test_more_workers_than_cores_are_named(bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    scaling = importlib.import_module("gpu_parts.scaling")
+    speeds = {("thread", 1): 100.0, ("thread", 2): 150.0}
+    asked: list[tuple[str, int]] = []
+
+    class Loaders:
+        is_small = True
+
+        def dataset(self, kind: str) -> str:
+            return kind
+
+        def seconds(self, longest: float, left: float) -> float:
+            return left
+
+        def loader(self, dataset: str, size: int, engine: str, **options: Any) -> Any:
+            asked.append((engine, options["num_workers"]))
+            return Batches()
+
+    monkeypatch.setattr(scaling, "rate", lambda *_: speeds[asked[-1]])
+    monkeypatch.setattr(scaling, "engines", lambda progress: ["thread"])
+    monkeypatch.setattr(scaling, "cores", lambda: 1)
+    results = run_in_memory(scaling.run, Loaders(), "jpeg")
+    assert [(row["value"], row["ratio"]) for row in results] == [(100.0, 1.0), (150.0, 0.75)]
+    assert [row["remark"] for row in results] == ["", "more workers than the 1 cores"]
+
+
+def run_in_memory(function: Any, *arguments: Any) -> list[dict[str, Any]]:
+    """Return the results of a part that has 10 s left."""
+    isolation = importlib.import_module("isolation")
+
+    class InMemory(isolation.Progress):  # type: ignore[misc, name-defined]
+        left = 10.0
+
+        def write(self, status: str, remark: str = "") -> None:
+            pass
+
+    progress = InMemory(Path(os.devnull), 1.0)
+    function(*arguments, progress)
+    return [dict(vars(row)) for row in progress._rows]
+
+
+def test_a_rate_counts_no_batch_of_the_start(bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = importlib.import_module("gpu_parts.job")
+    now = [0.0]
+    monkeypatch.setattr(job, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def batches() -> Iterator[int]:
+        for _ in range(3):
+            now[0] += 100  # workers start
+            yield 1000
+        while True:
+            now[0] += 1
+            yield 50
+
+    assert job.rate(batches(), 3, 4.0, torch.device("cpu")) == 50
+
+
+# The checks find what they are for.
+
+
+@pytest.fixture
+def checks(bench: None) -> ModuleType:
+    return importlib.import_module("gpu_parts.checks")
+
+
+class Batches(list[Any]):
+    """A loader of given batches."""
+
+    def close(self) -> None:
+        pass
+
+
+def batches(*changes: int) -> Batches:
+    """Return three batches; those whose numbers are given have one pixel changed."""
+    pairs = Batches()
+    for number in range(3):
+        images = torch.arange(2 * 3 * 4 * 4, dtype=torch.uint8).view(2, 4, 4, 3) + number
+        images = images.permute(0, 3, 1, 2)
+        if number in changes:
+            images[1, 2, 3, 0] += 1
+        pairs.append((images, torch.tensor([number, number + 1])))
+    return pairs
+
+
+@pytest.mark.parametrize("name", ["pixels", "complete", "plain_copies", "normalized"])
+def test_a_changed_pixel_is_noticed(
+    checks: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    job = SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr(checks, "_expected", lambda job: batches())
+    monkeypatch.setattr(checks, "_loader", lambda job, **_: batches())
+    getattr(checks, name)(job)
+    monkeypatch.setattr(checks, "_loader", lambda job, **_: batches(1))
+    with pytest.raises(checks.Wrong):
+        getattr(checks, name)(job)
+
+
+def test_a_checksum_depends_on_the_order(checks: ModuleType) -> None:
+    (images, _), *_ = batches()
+    swapped = images.clone(memory_format=torch.preserve_format)
+    swapped[0, 0, 0, 0], swapped[0, 0, 0, 1] = images[0, 0, 0, 1], images[0, 0, 0, 0]
+    assert checks.checksum(images) == checks.checksum(images.contiguous())
+    assert checks.checksum(images) != checks.checksum(swapped)
+
+
+def test_memory_that_should_be_pinned_is_checked(
+    checks: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_loader", lambda job, **_: batches())
+    monkeypatch.setattr(checks, "pause", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
+    job = SimpleNamespace(device=torch.device("cuda", 0))
+    with pytest.raises(checks.Wrong, match=r"pin_memory=True, and is_pinned\(\) is False"):
+        checks.bandwidth(job, pin_memory=True)
+    assert checks.bandwidth(job, pin_memory=False)[1] == "GB/s"
+
+
+@pytest.mark.parametrize(
+    ("together", "hidden"), [(21.0, 0.95), (40.0, None)], ids=["parallel", "one after the other"]
+)
+def test_overlap_is_judged_by_the_times_of_events(
+    checks: ModuleType, monkeypatch: pytest.MonkeyPatch, together: float, hidden: float | None
+) -> None:
+    times = iter([20.0, 50.0, 20.0, together, together, together])
+    job = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(checks, "_milliseconds", lambda work: next(times))
+    monkeypatch.setattr(checks, "_loader", lambda job: batches())
+    monkeypatch.setattr(checks, "DevicePrefetcher", lambda batches, device: batches)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: torch.zeros(2, 2))
+    if hidden is None:
+        with pytest.raises(checks.Wrong, match="0% is hidden"):
+            checks.overlap(job)
+    else:
+        assert checks.overlap(job)[0] == pytest.approx(hidden)
+
+
+@pytest.mark.parametrize("takes", ["list", "tensor", "bytes", "nothing"])
+def test_any_form_of_decode_jpeg_is_used(
+    bench: None, monkeypatch: pytest.MonkeyPatch, takes: str
+) -> None:
+    """Releases differ, and this machine has none of them."""
+    decoding = importlib.import_module("gpu_parts.decoding")
+    isolation = importlib.import_module("isolation")
+    accepted = {"list": list, "tensor": torch.Tensor, "bytes": bytes}
+
+    def decode_jpeg(source: Any, *, device: str) -> Any:
+        if type(source) is not accepted.get(takes):
+            raise TypeError("another type is needed")
+        assert device == "cpu"
+        image = torch.zeros(3, 4, 4, dtype=torch.uint8)
+        return [image for _ in source] if isinstance(source, list) else image
+
+    module = SimpleNamespace(decode_jpeg=decode_jpeg)
+    monkeypatch.setitem(sys.modules, "planted_decoders", module)
+    if takes == "nothing":
+        with pytest.raises(isolation.NotAvailable, match="another type is needed"):
+            decoding.decoder("planted_decoders", b"jpeg", torch.device("cpu"))
+        return
+    decode = decoding.decoder("planted_decoders", b"jpeg", torch.device("cpu"))
+    assert len(decode([b"one", b"two"])) == 2
+
+
+def test_a_missing_decoder_is_named(bench: None) -> None:
+    decoding = importlib.import_module("gpu_parts.decoding")
+    isolation = importlib.import_module("isolation")
+    with pytest.raises(isolation.NotAvailable, match="No module named 'no_decoder'"):
+        decoding.decoder("no_decoder", b"", torch.device("cpu"))
+
+
+def test_the_difference_is_in_levels(bench: None) -> None:
+    decoding = importlib.import_module("gpu_parts.decoding")
+    image = torch.zeros(3, 2, 2, dtype=torch.uint8)
+    exact = image.permute(1, 2, 0).numpy().astype("int16")
+    exact[0, 0, 0] = 6
+    text = decoding.difference([image, image], [exact, 0 * exact])
+    assert text == "differs from Pillow by 0.25 levels on average, at most 6"
+
+
+def test_without_a_gpu_a_part_says_so(
+    bench: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = importlib.import_module("gpu_parts.job")
+    isolation = importlib.import_module("isolation")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    values = {"work": str(tmp_path), "device_name": "cuda", "photos": None}
+    with pytest.raises(isolation.NotAvailable, match="no CUDA device"):
+        _ = job.Job.of(values).device
+    with pytest.raises(isolation.NotAvailable, match="no dataset"):
+        job.Job.of(values).dataset("jpeg")
+
+
+@pytest.mark.slow
+def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCH / "gpu.py"), "--device", "cpu", "--minutes", "60"]
+    command += ["--results", str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    values = json.loads((tmp_path / "gpu.json").read_text())
+    status = {part["name"]: part["status"] for part in values["parts"]}
+    assert status.pop("decoding") in ("complete", "not available")
+    assert set(status.values()) == {"complete"}, done.stdout
+    cases = {(part["name"], row["case"]) for part in values["parts"] for row in part["rows"]}
+    assert {("checks", "pixels, thread, pinned"), ("scaling-raw", "process, 2 workers")} <= cases
+    assert any(name == "training" and "one cached batch" in case for name, case in cases)

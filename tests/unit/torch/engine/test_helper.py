@@ -1,0 +1,247 @@
+"""The helper engine: the batches and errors of threads, from one child process."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import make_dataset, make_tree, png
+from torch.utils.data import Subset
+
+from shardkit import CenterCrop, RandomResizedCrop, make_loader, open_dataset, with_rng
+from shardkit.torch.engine import preflight
+from shardkit.torch.engine.helper import _Call, _Calls
+from shardkit.torch.engine.preflight import suited_engine
+from shardkit.torch.engine.ring import Ring
+from shardkit.torch.loader import Loader
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
+
+ROWS = 23
+BATCH = 2
+CROP = RandomResizedCrop(16)
+
+Load = Callable[..., Loader]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 23 images of 20 x 16 pixels."""
+    root = tmp_path_factory.mktemp("helper")
+    files: dict[str, bytes | None] = {f"a/{n:02d}.png": png(20, 16, n) for n in range(ROWS)}
+    return make_dataset(make_tree(root / "photos", files), root / "made")
+
+
+@pytest.fixture
+def load() -> Iterator[Load]:
+    """Create loaders with a helper, closed at the end of the test."""
+    loaders: list[Loader] = []
+
+    def load(dataset: Any, **options: Any) -> Loader:
+        given = {"engine": "helper", "num_workers": 2, "start_method": "fork", **options}
+        loaders.append(make_loader(dataset, BATCH, shuffle=True, **given))
+        return loaders[-1]
+
+    yield load
+    for loader in loaders:
+        loader.close()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether batches of tensors are equal."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return len(one) == len(other) and all(map(same, one, other))
+
+
+@with_rng
+def noisy(image: Any, rng: np.random.Generator) -> torch.Tensor:
+    return torch.from_numpy(image + rng.normal(0, 4, image.shape))
+
+
+def drawn(image: Any) -> torch.Tensor:
+    """A transform that draws from the global generators."""
+    return torch.tensor([random.random(), float(np.random.random()), float(torch.rand(()))])
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "small batches": {},
+    "one worker": {"num_workers": 1},
+    "prefetch": {"prefetch_factor": 1, "num_workers": 3},
+    "many ahead": {"prefetch_factor": 20},
+    "views": {"views": 2},
+    "endless": {"endless": True},
+    "rows": {"with_rows": True, "drop_last": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_batches_and_states_are_those_of_threads(place: Path, load: Load, name: str) -> None:
+    dataset = open_dataset(place, decode=CROP)
+    found = []
+    for engine in ("thread", "helper"):
+        loader = load(dataset, engine=engine, **OPTIONS[name])
+        assert loader.engine == engine
+        steps = []
+        for stop in (5, 30, 30):  # the first ends early
+            steps += [(batch, loader.state_dict()) for batch in itertools.islice(loader, stop)]
+        found.append(steps)
+    threads, helper = found
+    assert [state for _, state in helper] == [state for _, state in threads]
+    assert same([batch for batch, _ in helper], [batch for batch, _ in threads])
+
+
+def test_transforms_and_subsets_are_read_as_in_threads(place: Path, load: Load) -> None:
+    dataset = Subset(open_dataset(place, noisy, decode="numpy"), range(3, 20))
+    threads, helper = (list(load(dataset, engine=engine)) for engine in ("thread", "helper"))
+    assert same(helper, threads)
+
+
+def test_one_process_reads_in_all_threads(place: Path, load: Load) -> None:
+    before = multiprocessing.active_children()
+    loader = load(open_dataset(place, decode=CROP), num_workers=3)
+    next(iter(loader))
+    assert len(set(multiprocessing.active_children()) - set(before)) == 1
+    assert loader.num_workers == 3
+
+
+def test_without_workers_it_reads_in_this_process(place: Path, load: Load) -> None:
+    before = multiprocessing.active_children()
+    loader = load(open_dataset(place, decode=CROP), num_workers=0)
+    assert len(list(loader)) == len(loader)
+    assert multiprocessing.active_children() == before
+
+
+@pytest.mark.parametrize("crop", [16, 400], ids=["read at once", "read one by one"])
+def test_images_come_in_reused_memory(
+    place: Path, load: Load, monkeypatch: pytest.MonkeyPatch, crop: int
+) -> None:
+    """Batches that a thread reads at once share a block, which is sent once."""
+    blocks, received = [], Ring.receive
+
+    def receive(ring: Ring, sent: Any) -> torch.Tensor:
+        blocks.append(sent.memory is not None)
+        return received(ring, sent)
+
+    monkeypatch.setattr(Ring, "receive", receive)
+    loader = load(open_dataset(place, decode=CenterCrop(crop)), num_workers=1)
+    batches = sum(1 for _ in range(8) for _ in loader)
+    assert batches == 8 * len(loader)
+    at_once = loader._engine._fetch.batches_at_once(BATCH)
+    assert at_once == (16 if crop == 16 else 8)
+    assert len(blocks) == 8 * -(-len(loader) // at_once)
+    assert 1 <= sum(blocks) <= 7
+
+
+def test_helpers_draw_other_numbers_from_global_generators(place: Path, load: Load) -> None:
+    """A fork has the state of its parent, and PyTorch seeds the first worker of each loader."""
+    dataset = open_dataset(place, drawn, decode="numpy")
+    loader = load(dataset, persistent_workers=False)
+    epochs = [torch.cat([values for values, _ in loader]) for _ in range(2)]
+    for one, other in zip(epochs[0].T, epochs[1].T, strict=True):
+        assert not set(one.tolist()) & set(other.tolist())
+
+
+def test_a_call_announces_what_the_threads_may_start(place: Path) -> None:
+    """Otherwise their iteration would end early, or wait for a call that waits for them."""
+    loader = make_loader(open_dataset(place, decode=CROP), BATCH, engine="thread", num_workers=1)
+    together, ahead = loader._engine.at_once(BATCH)  # type: ignore[union-attr]
+    calls = _Calls(loader._engine)  # type: ignore[arg-type]
+    calls.begin(itertools.islice(loader._schedule.requests(0, endless=True), 200))
+    announced = answered = 0
+    for number, call in enumerate(calls):
+        assert isinstance(call, _Call)
+        assert call.is_first == (number == 0)
+        announced += len(call.requests)
+        answered += call.batches
+        assert announced == min(200, answered + ahead)
+        assert call.batches == min(together, 200 - answered + call.batches)
+    assert answered == 200
+
+
+# The choice of the engine.
+
+
+@pytest.mark.parametrize(
+    ("why_processes", "launches_kernels", "engine"),
+    [
+        (None, False, "thread"),
+        (None, True, "helper"),
+        ("a transform", False, "process"),
+        ("a transform", True, "process"),
+    ],
+)
+def test_auto_means_the_engine_that_suits(
+    why_processes: str | None, launches_kernels: bool, engine: str
+) -> None:
+    chosen, reason = suited_engine(why_processes, launches_kernels=launches_kernels)
+    assert chosen == engine
+    assert ("kernel" in reason) == (engine == "helper")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that there is a CUDA device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.mark.usefixtures("device")
+def test_auto_uses_the_helper_next_to_a_gpu(place: Path, load: Load) -> None:
+    dataset = open_dataset(place, decode=CenterCrop(16))
+    loader = load(dataset, engine="auto", pin_memory=False)
+    assert loader.engine == "helper"
+    assert "a GPU waits for kernel launches" in loader.reason
+    assert len(list(loader)) == len(loader)
+    assert load(dataset, engine="auto", pin_memory=False, num_workers=0).engine == "thread"
+    assert load(dataset, engine="auto", resident="cpu", pin_memory=False).engine == "thread"
+    slow = open_dataset(place, drawn, decode="numpy")
+    assert load(slow, engine="auto", pin_memory=False).engine == "process"
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("problem", ["shared_memory_problem", "descriptor_problem"])
+def test_threads_replace_a_helper_that_lacks_memory(
+    place: Path, load: Load, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    dataset = open_dataset(place, decode=CROP)
+    expected = list(load(dataset, engine="thread", pin_memory=False))
+    monkeypatch.setattr(preflight, problem, lambda needed: "there is no room")
+    loader = load(dataset, engine="auto", pin_memory=False)  # a warning would be an error here
+    assert loader.engine == "thread"
+    assert loader.reason.startswith("a GPU waits")
+    assert loader.reason.endswith(", but there is no room")
+    with pytest.warns(RuntimeWarning, match="using threads, since there is no room") as caught:
+        loader = load(dataset, pin_memory=False)
+    assert (loader.engine, loader.reason) == ("thread", "requested, but there is no room")
+    assert caught[0].filename == __file__
+    assert same(list(loader), expected)
+
+
+def test_it_needs_the_shared_memory_of_its_blocks(
+    place: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed: list[int] = []
+    monkeypatch.setattr(preflight, "shared_memory_problem", needed.append)
+    load(open_dataset(place, decode=CenterCrop(1200)), num_workers=2)
+    # 4 prefetched, 2 on their way, and 2 in use; of 2 images, and 8 bytes for each label.
+    assert needed == pytest.approx([8 * 2 * 1200 * 1200 * 3], rel=1e-3)
+
+
+def test_threads_replace_a_helper_that_cannot_start_later(
+    place: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = load(open_dataset(place, decode=CROP))
+    monkeypatch.setattr(loader._engine, "start_problem", lambda: "another thread runs")
+    with pytest.warns(RuntimeWarning, match="using threads, since another thread runs"):
+        assert len(list(loader)) == len(loader)
+    assert (loader.engine, loader.reason) == ("thread", "requested, but another thread runs")
