@@ -190,9 +190,9 @@ class RecipeOptions:
     encode: str = option(
         "keep",
         help="Encoding of stored images. keep: leave bytes unchanged unless pixels must change. "
-        "raw: unencoded pixels, all of one size. planes: JPEGs as the planes of their decoder, "
-        "converted to RGB when read: the same pixels, about 4.5x the size, center crops 6x faster; "
-        "other images keep their bytes unless pixels must change.",
+        "raw: unencoded pixels, all of one size. planes: JPEGs as the planes of their decoder "
+        "(Y4M), converted to RGB when read: the same pixels, about 4.5x the size, center crops 6x "
+        "faster; other images keep their bytes unless pixels must change.",
         choices=("keep", "jpeg", "png", "webp", "raw", "planes"),
     )
     chroma: str = option(

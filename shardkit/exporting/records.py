@@ -27,6 +27,7 @@ from shardkit.record import (
     Record,
     is_planes,
     is_raw,
+    unquote_key,
 )
 from shardkit.registry import DEFAULT_SOURCE, get_format
 from shardkit.system.pool import Progress, Report
@@ -172,7 +173,8 @@ class Exporting:
         if dot and "/" not in suffix and before.rpartition("/")[2]:
             if suffix.lower() in _SUFFIXES.get(kind, (kind,)):
                 return str(path)
-            if suffix.lower() in _KNOWN:
+            # A key keeps the suffix if it tells the record from another one.
+            if suffix.lower() in _KNOWN and not unquote_key(record.key).endswith(f".{suffix}"):
                 path = before
         return f"{path}.{kind}"
 

@@ -34,6 +34,7 @@ from PIL import Image
 from shardkit import Field, convert, export
 from shardkit.errors import ConversionFailed, CorruptDataset, UsageError
 from shardkit.exporting.output import OutputFolder
+from shardkit.recipe import Recipe
 
 NAMES = {
     "cat/a b.jpg": jpeg(),
@@ -311,3 +312,15 @@ def test_a_killed_export_leaves_nothing_in_place_and_a_rerun_completes(
     assert shown.stdout.startswith(f"{place}: 6 records exported to {tmp_path / 'files'}: 6 files")
     assert tree(tmp_path / "files") == tree(folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "made", "photos"]
+
+
+def test_encoded_images_of_one_name_keep_the_suffix_of_their_source(tmp_path: Path) -> None:
+    files: dict[str, bytes | None] = {
+        "a/twin.jpg": jpeg(),
+        "a/twin.png": png(),
+        "a/other.jpg": jpeg(),
+    }
+    source = make_tree(tmp_path / "source", files)
+    made = make_dataset(source, tmp_path / "made", recipe=Recipe(encode="png"))
+    export(made, tmp_path / "out")
+    assert sorted(os.listdir(tmp_path / "out/a")) == ["other.png", "twin.jpg.png", "twin.png"]
