@@ -30,9 +30,9 @@ from shardkit.torch.data.read_context import (
 from shardkit.torch.data.schedule import Request
 
 _AT_ONCE_BYTES, _COPIED_BYTES, _MOST_AT_ONCE = 8 << 20, 20 << 20, 16
-"""Batches to read at once: their bytes, their bytes if nothing is decoded, and their number. Looking
-up a batch, filling it and handing it over takes Python 0.2 ms, as long as copying 1 MiB, and other
-threads wait for the GIL meanwhile. A message from a worker takes 1 ms."""
+"""Batches to read at once: their bytes, their bytes if nothing is decoded, and their number.
+Looking up a batch, filling it and handing it over takes Python 0.2 ms, as long as copying 1 MiB,
+and other threads wait for the GIL meanwhile. A message from a worker takes 1 ms."""
 
 _SAMPLED_ROWS = 64
 """Rows whose mean size estimates that of a sample."""

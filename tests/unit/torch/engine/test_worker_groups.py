@@ -143,4 +143,5 @@ def test_numbered_rows_become_an_array_without_iterating(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(NumberedRows, "__iter__", refuse)
     array = np.asarray(rows)
-    assert (array.tolist(), array.dtype) == ([5, 3], np.int64)
+    assert array.tolist() == [5, 3]
+    assert array.dtype == np.int64
