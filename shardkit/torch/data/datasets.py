@@ -531,6 +531,12 @@ class ShardDataset(Dataset[Sample]):
         return total
 
     @property
+    def stores_samples(self) -> bool:
+        """Whether samples are stored as they are, or as raw pixels: nothing has to be decoded."""
+        pictures = any(kind.is_picture for kind in self._kinds.values())
+        return not pictures or self.manifest.raw_shape is not None
+
+    @property
     def keys(self) -> Sequence[str]:
         """The key of each row."""
         return self._texts(self._shards.keys)

@@ -29,10 +29,10 @@ from shardkit.torch.data.read_context import (
 )
 from shardkit.torch.data.schedule import Request
 
-_AT_ONCE_BYTES, _MOST_AT_ONCE = 8 << 20, 16
-"""Bytes and number of batches that a thread reads at once. Looking up a batch, filling it and
-handing it over takes Python 0.2 ms, as long as copying 1 MiB, and other threads wait for the GIL
-meanwhile."""
+_AT_ONCE_BYTES, _COPIED_BYTES, _MOST_AT_ONCE = 8 << 20, 20 << 20, 16
+"""Batches to read at once: their bytes, their bytes if nothing is decoded, and their number.
+Looking up a batch, filling it and handing it over takes Python 0.2 ms, as long as copying 1 MiB,
+and other threads wait for the GIL meanwhile. A message from a worker takes 1 ms."""
 
 _SAMPLED_ROWS = 64
 """Rows whose mean size estimates that of a sample."""
@@ -87,7 +87,8 @@ class Fetch:
         if self.ops or not isinstance(dataset, ShardDataset) or dataset.functions():
             return 1
         size = batch_size * dataset.sample_bytes(_SAMPLED_ROWS)
-        return max(1, min(_MOST_AT_ONCE, _AT_ONCE_BYTES // max(1, size)))
+        most = _COPIED_BYTES if dataset.stores_samples else _AT_ONCE_BYTES
+        return max(1, min(_MOST_AT_ONCE, most // max(1, size)))
 
     def read_several(
         self,

@@ -95,8 +95,8 @@ class LoaderOptions:
         help="Batches that each worker prepares ahead, as in PyTorch. None is 2 for processes, "
         "and ``num_workers + 2`` batches in all for threads. The thread engine holds at most "
         "two more: the batch in use and the one before it; the helper two more than that, under "
-        "way to this process. Without transforms, a thread "
-        "reads several small batches at once, up to 8 MiB, and None counts these as one.",
+        "way to this process. Without transforms, a thread or process reads several small batches "
+        "at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts these as one.",
         minimum=1,
     )
     in_order: bool = option(

@@ -362,6 +362,18 @@ def test_pixels_are_not_copied_from_maps_if_their_checksum_is_compared(copied: l
     np.testing.assert_array_equal(out, made)
 
 
+def test_pixels_outside_the_page_cache_are_read() -> None:
+    """The helper stops at the first page that it waits for; the others are read without a map."""
+    found, made = mapped_images()
+    os.fsync(found.descriptor)
+    size = made[0].nbytes
+    for first in (0, 1, LARGE // 2):
+        os.posix_fadvise(found.descriptor, first * size, 0, os.POSIX_FADV_DONTNEED)
+        out = np.zeros_like(made)
+        assert fill(found.as_rows(), out) == []
+        np.testing.assert_array_equal(out, made)
+
+
 def test_a_missing_page_of_a_map_ends_no_process(copied: list[int]) -> None:
     """The file of the descriptors is complete, so the rest is read from there."""
     found, made = mapped_images()

@@ -1,0 +1,147 @@
+"""Worker processes that read several small batches at once, into one block of shared memory."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import make_dataset, make_tree, png
+from loading import prints_of
+
+from shardkit import collate, make_loader, open_dataset
+from shardkit.errors import CorruptRecord
+from shardkit.torch.data.read_context import NumberedRows, ReadContext
+from shardkit.torch.engine import preflight
+from shardkit.torch.engine.fetch import Fetch
+from shardkit.torch.engine.options import LoaderOptions
+from shardkit.torch.engine.processes import ProcessEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+ROWS, BATCH = 24, 2
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 24 images of 12 x 8 pixels."""
+    root = tmp_path_factory.mktemp("groups")
+    files: dict[str, bytes | None] = {f"a/{n:02d}.png": png(12, 8, n) for n in range(ROWS)}
+    return make_dataset(make_tree(root / "photos", files), root / "dataset")
+
+
+def in_workers(path: Path, **options: Any) -> Any:
+    chosen = {"num_workers": 1, "start_method": "fork", "timeout": 60.0, **options}
+    return make_loader(open_dataset(path, decode="torch"), BATCH, engine="process", **chosen)
+
+
+def blocks(batches: list[Any]) -> set[int]:
+    return {batch[0].untyped_storage().data_ptr() for batch in batches}
+
+
+def test_batches_of_one_block_are_those_read_one_by_one(images: Path) -> None:
+    with (
+        closing(in_workers(images)) as together,
+        closing(in_workers(images, prefetch_factor=1)) as alone,
+    ):
+        kept = list(together)
+        expected = list(alone)
+        assert prints_of(kept) == prints_of(expected)
+        assert (len(blocks(kept)), len(blocks(expected))) == (1, ROWS // BATCH)
+        for _ in range(4):  # more blocks than the worker has: none is that of a kept batch
+            assert prints_of(list(together)) == prints_of(expected)
+        assert prints_of(kept) == prints_of(expected)
+
+
+def drawn(_: Any) -> torch.Tensor:
+    return torch.rand(1) + np.random.random()
+
+
+def test_a_collate_function_draws_the_same_for_any_number_of_batches_at_once(images: Path) -> None:
+    with (
+        closing(in_workers(images, collate_fn=drawn)) as together,
+        closing(in_workers(images, collate_fn=drawn, prefetch_factor=1, num_workers=2)) as alone,
+    ):
+        assert torch.cat(list(together)).tolist() == torch.cat(list(alone)).tolist()
+
+
+def test_a_fault_among_batches_read_at_once_comes_with_its_own(
+    images: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(images, tmp_path / "copy")
+    shards = open_dataset(copy)._shards
+    shard = shards.files.path(shards.files.place(7)[0])
+    content = bytearray(shard.read_bytes())
+    content[int(shards.rows["offset"][7]) + 60] ^= 1
+    shard.write_bytes(content)
+    batches: list[Any] = []
+    with closing(in_workers(copy)) as loader, pytest.raises(CorruptRecord, match="row 7"):
+        batches.extend(loader)
+    assert len(batches) == 7 // BATCH
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), ValueError("third")], ids=["exit", "error"])
+def test_a_failing_collate_function_fails_its_own_batch(images: Path, error: BaseException) -> None:
+    def refuse(samples: Any) -> Any:
+        labels.append(len(samples))
+        if len(labels) == 3:
+            raise error
+        return collate(samples)
+
+    labels: list[int] = []
+    batches: list[Any] = []
+    expected = "SystemExit was raised" if isinstance(error, SystemExit) else "third"
+    with (
+        closing(in_workers(images, collate_fn=refuse)) as loader,
+        pytest.raises(Exception, match=expected),
+    ):
+        batches.extend(loader)
+    assert len(batches) == 2
+
+
+@pytest.mark.parametrize(
+    ("free", "prefetch", "expected"),
+    [
+        (None, None, (16, 2)),
+        (1 << 30, None, (16, 2)),
+        (64 << 10, None, (1, 2)),
+        (1 << 30, 1, (1, 1)),
+        (1 << 30, 8, (4, 2)),
+    ],
+)
+def test_workers_read_as_much_at_once_as_memory_and_prefetch_factor_allow(
+    images: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int | None,
+    prefetch: int | None,
+    expected: tuple[int, int],
+) -> None:
+    monkeypatch.setattr(preflight, "shared_memory", lambda: None if free is None else (free, free))
+    fetch = Fetch(open_dataset(images, decode="torch"), collate, with_rows=False)
+    options = LoaderOptions(engine="process", num_workers=2, prefetch_factor=prefetch)
+    settings = options.resolved(2, pinned=False, batch_size=BATCH)
+    assert ProcessEngine.at_once(fetch, settings) == expected
+
+
+def test_stored_samples_are_read_in_larger_groups(images: Path) -> None:
+    size = 5 << 20
+    for fields, expected in ((("image", "label"), 1), (("label",), 4)):
+        dataset = open_dataset(images, decode="torch", fields=fields)
+        dataset.sample_bytes = lambda rows: size  # type: ignore[method-assign]
+        assert Fetch(dataset, collate, with_rows=False).batches_at_once(1) == expected
+
+
+def test_numbered_rows_become_an_array_without_iterating(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = NumberedRows([5, 3], ReadContext(0, 0))
+
+    def refuse(self: NumberedRows) -> Any:
+        raise AssertionError("iterated")
+
+    monkeypatch.setattr(NumberedRows, "__iter__", refuse)
+    array = np.asarray(rows)
+    assert array.tolist() == [5, 3]
+    assert array.dtype == np.int64
