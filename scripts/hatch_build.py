@@ -1,7 +1,7 @@
 """Compile `shardkit._native` for a wheel or an editable install; see shardkit/native/README.md.
 
-One module serves Python 3.11 and newer (abi3). Free-threaded Python cannot load it, and gets one for
-its version.
+One module serves Python 3.11 and newer (abi3). Free-threaded Python cannot load that, and gets one
+for its version.
 The package works without it. So where there is no compiler or no libjpeg-turbo, the build goes on,
 says that it skipped the module, and makes a wheel of Python alone. Without libdeflate, the module
 does not decode PNGs.
@@ -46,9 +46,8 @@ class NativeHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the module, into the package if that is installed in place."""
-        name = (
-            f"_native{'.abi3.so' if _has_stable_abi() else sysconfig.get_config_var('EXT_SUFFIX')}"
-        )
+        suffix = ".abi3.so" if _has_stable_abi() else sysconfig.get_config_var("EXT_SUFFIX")
+        name = f"_native{suffix}"
         self._temporary = tempfile.TemporaryDirectory()
         target = Path(self._temporary.name, name)
         if version == "editable":
