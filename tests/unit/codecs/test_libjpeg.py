@@ -90,6 +90,9 @@ def test_headers_equal_those_of_simplejpeg(kind: str, monkeypatch: pytest.Monkey
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut in the middle": lambda data: data[: len(data) // 2],
     "no end": lambda data: data[:-2],
+    "a bad color profile": lambda data: (
+        data[:2] + b"\xff\xe2\0\x12ICC_PROFILE\0\x02\x01xx" + data[2:]
+    ),
     "changed in the middle": lambda data: (
         data[: 2 * len(data) // 3] + b"\xff\xd9" + data[2 * len(data) // 3 + 2 :]
     ),
