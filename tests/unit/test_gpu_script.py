@@ -547,5 +547,6 @@ def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
     assert status.pop("decoding") in ("complete", "not available")
     assert set(status.values()) == {"complete"}, done.stdout
     cases = {(part["name"], row["case"]) for part in values["parts"] for row in part["rows"]}
-    assert {("checks", "pixels, thread, not pinned"), ("scaling-raw", "process, 2 workers")} <= cases
+    expected = {("checks", "pixels, thread, not pinned"), ("scaling-raw", "process, 2 workers")}
+    assert expected <= cases, done.stdout
     assert any(name == "training" and "one cached batch" in case for name, case in cases)
