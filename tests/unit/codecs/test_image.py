@@ -604,7 +604,7 @@ def test_a_jpeg_of_too_many_scans_is_refused(
     with_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not with_simplejpeg:
-        monkeypatch.setattr(codec, "simplejpeg", None)
+        monkeypatch.setattr(libjpeg, "simplejpeg", None)
     assert decode(jpeg_of_scans(MAX_SCANS), "jpg").shape == (8, 8, 3)
     many, reason = jpeg_of_scans(MAX_SCANS + 1), f"it has {MAX_SCANS + 1} scans, more than"
     for function in (decode, decode_mask, inspect):
