@@ -104,8 +104,14 @@ def things() -> Things:
 def in_use(before: Things) -> Use:
     """Return what is in use now and was not ``before``: things of earlier tests end at any time."""
     now = things()
-    counts = (len(new - old) for new, old in zip(now, before, strict=True))
-    return Use(*counts, _resident(os.getpid()), sum(map(_resident, now.processes)))
+    return Use(
+        files=len(now.files - before.files),
+        shared=len(now.shared - before.shared),
+        threads=len(now.threads - before.threads),
+        processes=len(now.processes - before.processes),
+        memory=_resident(os.getpid()),
+        num_workers=sum(map(_resident, now.processes - before.processes)),
+    )
 
 
 def _resident(pid: int) -> int:
