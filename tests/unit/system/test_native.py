@@ -193,6 +193,7 @@ def test_without_the_module_all_is_left_to_python(without_native: None) -> None:
     table = number[:, None], number[:, None], None, b"", number, 0
     nothing = (
         compiled.check_entries(entries, 8),
+        compiled.crc32_contribution(b"abc", 3),
         compiled.draw_crops(
             (1, np.array([2, 3], np.uint64)), (number, number), (0.1, 1.0), (0.7, 1.4), 0.5
         ),
@@ -207,7 +208,7 @@ def test_without_the_module_all_is_left_to_python(without_native: None) -> None:
         compiled.walk_lmdb(0, 100),
         compiled.walk_tar(0, 100, 0, 100),
     )
-    assert nothing == (None,) * 12
+    assert nothing == (None,) * 13
 
 
 def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
