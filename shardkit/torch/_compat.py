@@ -59,7 +59,7 @@ def disown(iterator: Any) -> None:
     """Keep a forked copy of a ``DataLoader`` iterator from stopping its parent's workers."""
     iterator._shutdown = True
     if getattr(iterator, "_worker_pids_set", False):  # else an iterator at its address cannot start
-        signal_handling._remove_worker_pids(id(iterator))
+        signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
         iterator._worker_pids_set = False
 
 
