@@ -10,6 +10,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 import torch
+from torch.utils.data._utils import signal_handling
 
 
 def new_shared_storage(size: int) -> torch.UntypedStorage:
@@ -57,6 +58,9 @@ def shut_down(iterator: Any) -> None:
 def disown(iterator: Any) -> None:
     """Keep a forked copy of a ``DataLoader`` iterator from stopping its parent's workers."""
     iterator._shutdown = True
+    if getattr(iterator, "_worker_pids_set", False):  # else an iterator at its address cannot start
+        signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+        iterator._worker_pids_set = False
 
 
 def forget_iterator(loader: Any) -> None:
