@@ -212,4 +212,4 @@ def test_without_simplejpeg_everything_works_and_nothing_differs(tmp_path: Path)
     (expected, present), (prints, absent) = run("with"), run("without", PYTHONPATH=paths)
     assert (present, absent) == (True, False)
     assert prints == expected
-    assert prints["damaged"].startswith(f"{len(bad)} bad files")
+    assert prints["damaged"].startswith(f"{len(bad) - 1} bad files")  # a bad profile is harmless
