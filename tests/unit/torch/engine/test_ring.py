@@ -6,8 +6,10 @@ import gc
 import itertools
 import os
 import pickle
+import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -223,6 +225,29 @@ def test_two_views_of_one_slot_stay_valid(link: Link) -> None:
     fill_every_slot(link)
     assert torch.equal(two, expected[:2])
     assert torch.equal(three[0], expected[2:])
+
+
+def test_parts_of_a_slot_in_one_message_are_not_copied(link: Link) -> None:
+    one, two = link.send((block := link.block(5))[:2].split(1))
+    assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+    del block, one
+    assert link.taken() == [1, 0, 0]
+    assert two.eq(5).all()
+    del two
+    assert link.taken() == [0, 0, 0]
+
+
+def test_threads_never_get_the_same_slot() -> None:
+    link = Link(slots=64)
+    barrier = threading.Barrier(4)
+
+    def take(_: int) -> list[torch.Tensor]:
+        barrier.wait(10)
+        return [link.slots.new((4, 6)) for _ in range(16)]
+
+    with ThreadPoolExecutor(4) as pool:
+        blocks = [block for part in pool.map(take, range(4)) for block in part]
+    assert len({block.data_ptr() for block in blocks}) == 64
 
 
 def test_two_blocks_take_two_slots(link: Link) -> None:
