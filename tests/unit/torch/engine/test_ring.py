@@ -228,7 +228,7 @@ def test_two_views_of_one_slot_stay_valid(link: Link) -> None:
 
 
 def test_parts_of_a_slot_in_one_message_are_not_copied(link: Link) -> None:
-    one, two = link.send((block := link.block(5))[:2].split(1))
+    one, two = link.send(((block := link.block(5))[:1], block[1:2]))
     assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
     del block, one
     assert link.taken() == [1, 0, 0]
