@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 
 from shardkit import make_loader
 from shardkit.torch.data.read_context import new_block
+from shardkit.torch.engine import ring
 from shardkit.torch.engine.ring import INLINE_BYTES, Packed, Ring, Slots
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -237,9 +238,15 @@ def test_parts_of_a_slot_in_one_message_are_not_copied(link: Link) -> None:
     assert link.taken() == [0, 0, 0]
 
 
-def test_threads_never_get_the_same_slot() -> None:
+def test_threads_never_get_the_same_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link(slots=64)
-    barrier = threading.Barrier(4)
+    barrier, usual = threading.Barrier(4), ring.new_shared
+
+    def new_shared(size: int) -> torch.Tensor:
+        os.sched_yield()  # to the other threads: the call releases the GIL
+        return usual(size)
+
+    monkeypatch.setattr(ring, "new_shared", new_shared)
 
     def take(_: int) -> list[torch.Tensor]:
         barrier.wait(10)
