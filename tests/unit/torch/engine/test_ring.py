@@ -6,10 +6,8 @@ import gc
 import itertools
 import os
 import pickle
-import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -22,7 +20,6 @@ from torch.utils.data import Dataset
 
 from shardkit import make_loader
 from shardkit.torch.data.read_context import new_block
-from shardkit.torch.engine import ring
 from shardkit.torch.engine.ring import INLINE_BYTES, Packed, Ring, Slots
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -236,25 +233,6 @@ def test_parts_of_a_slot_in_one_message_are_not_copied(link: Link) -> None:
     assert two.eq(5).all()
     del two
     assert link.taken() == [0, 0, 0]
-
-
-def test_threads_never_get_the_same_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link(slots=64)
-    barrier, usual = threading.Barrier(4), ring.new_shared
-
-    def new_shared(size: int) -> torch.Tensor:
-        os.sched_yield()  # to the other threads: the call releases the GIL
-        return usual(size)
-
-    monkeypatch.setattr(ring, "new_shared", new_shared)
-
-    def take(_: int) -> list[torch.Tensor]:
-        barrier.wait(10)
-        return [link.slots.new((4, 6)) for _ in range(16)]
-
-    with ThreadPoolExecutor(4) as pool:
-        blocks = [block for part in pool.map(take, range(4)) for block in part]
-    assert len({block.data_ptr() for block in blocks}) == 64
 
 
 def test_two_blocks_take_two_slots(link: Link) -> None:
