@@ -32,7 +32,7 @@ _STOP_SECONDS = 1.0
 _REPEAT_SECONDS = 0.05
 """Interval at which SIGTERM is repeated: the first may come just before a call that blocks."""
 
-_WATCH_SECONDS = 1.0
+_WATCH_SECONDS = 0.5
 """Interval at which a worker checks that the main process lives."""
 
 _LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")

@@ -225,6 +225,16 @@ def test_two_views_of_one_slot_stay_valid(link: Link) -> None:
     assert torch.equal(three[0], expected[2:])
 
 
+def test_parts_of_a_slot_in_one_message_are_not_copied(link: Link) -> None:
+    one, two = link.send(((block := link.block(5))[:1], block[1:2]))
+    assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+    del block, one
+    assert link.taken() == [1, 0, 0]
+    assert two.eq(5).all()
+    del two
+    assert link.taken() == [0, 0, 0]
+
+
 def test_two_blocks_take_two_slots(link: Link) -> None:
     one, two = link.send((link.block(1), link.block(2)))
     assert link.taken() == [1, 1, 0]
