@@ -50,6 +50,11 @@ def done_event(iterator: Any) -> Any:
     return iterator._workers_done_event
 
 
+def queues(iterator: Any) -> list[Any]:
+    """Return the queues between a ``DataLoader`` iterator and its workers."""
+    return [*iterator._index_queues, iterator._worker_result_queue]
+
+
 def shut_down(iterator: Any) -> None:
     """Stop the workers of a ``DataLoader`` iterator."""
     iterator._shutdown_workers()

@@ -229,6 +229,7 @@ class ProcessEngine:
                 _compat.worker_processes(iterator),
                 _compat.done_event(iterator),
                 os.getpid(),
+                _compat.queues(iterator),
             )
 
     def _start(self) -> DataLoader[Any]:

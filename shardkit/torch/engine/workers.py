@@ -42,7 +42,7 @@ _PRELOAD = ("torch", "shardkit.torch.loader")
 """Modules that a fork server imports once: workers then start in 0.1 s, not 2 s."""
 
 
-def end(processes: list[Any], done: Any, owner: int) -> None:
+def end(processes: list[Any], done: Any, owner: int, _queues: list[Any]) -> None:
     """Stop worker processes, if this process owns them and is not a fork of their owner.
 
     SIGTERM comes first: it ends a worker silently after its current call. A worker that has just
@@ -52,6 +52,9 @@ def end(processes: list[Any], done: Any, owner: int) -> None:
         processes: The workers.
         done: PyTorch's event that tells them to stop.
         owner: Process ID of their owner.
+        _queues: Theirs. Referenced from here, they are no garbage yet if all of a loader is: else
+            their pipes would be closed first, and again by the threads with which PyTorch tells
+            the workers to stop, which could close another file.
     """
     if os.getpid() != owner:
         return

@@ -142,7 +142,7 @@ def test_a_conversion_writes_to_a_url(bucket: Bucket, folder: Path, tmp_path: Pa
     assert f"{URL} already holds the result" in again.stdout
     assert held(bucket, staging)
     lacking = run_main(*arguments)
-    assert (lacking.returncode, "--staging DIR" in lacking.stderr) == (2, True)
+    assert (lacking.returncode, "with --staging" in lacking.stderr) == (2, True)
     with pytest.raises(UsageError, match="staging= is for conversions to a URL"):
         convert(folder, tmp_path / "other", to="lmdb", staging=staging)
 

@@ -29,6 +29,6 @@ def test_a_worker_that_misses_a_signal_still_stops_by_itself() -> None:
     process.start()
     assert ready.wait(60)
 
-    workers.end([process], done, os.getpid())
+    workers.end([process], done, os.getpid(), [])
 
     assert process.exitcode == 0  # -9 if it was killed
