@@ -107,7 +107,8 @@ static void check_ranges(const uint8_t *record, size_t length, uint32_t width, u
         end = ranges[n].end;
     }
     if (end > length) abort();
-    if (count > 1) (void)sk_check_planes(record, length, width, height, region, ranges, count, 0, 0);
+    if (count > 1 || end < length)
+        (void)sk_check_planes(record, length, width, height, region, ranges, count, 0, 0);
 }
 
 /* Convert regions of a record, in memory that is exactly as large as it must be. */

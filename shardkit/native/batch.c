@@ -318,7 +318,7 @@ static int find_region(const sk_batch *views, size_t count, size_t number, const
     return shows;
 }
 
-/* Find what all views of an image read of it. Returns the number of ranges; 1 if they read all. */
+/* Find the ranges of a record that all views of an image read; returns their number. */
 static size_t find_ranges(const workspace *work, size_t number, const entry *image, sk_region *region,
                           sk_extent *ranges) {
     ranges[0] = (sk_extent){0, image->length};
@@ -366,7 +366,8 @@ static enum sk_code read_image(const sk_batch *batch, size_t number, const entry
     }
     if (!verify) return SK_DONE;
     crc = sk_crc32(0, head, CHECKED - HEAD);
-    if (count == 1) return sk_crc32(crc, to, image->length) == image->checksum ? SK_DONE : SK_CHECKSUM;
+    if (count == 1 && ranges->end == image->length)
+        return sk_crc32(crc, to, image->length) == image->checksum ? SK_DONE : SK_CHECKSUM;
     return sk_check_planes(to, image->length, image->width, image->height, region, ranges, count, crc,
                            image->checksum)
                ? SK_DONE

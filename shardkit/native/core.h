@@ -112,7 +112,7 @@ typedef struct {
  *
  * length, width, height, region: as above
  * ranges: at least SK_MOST_RANGES
- * Returns their number; it is 1 if all of the record is needed. */
+ * Returns their number. */
 size_t sk_planes_ranges(size_t length, uint32_t width, uint32_t height, sk_region region,
                         sk_extent *ranges);
 

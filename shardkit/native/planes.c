@@ -125,9 +125,10 @@ static int find_planes(const uint8_t *data, size_t length, uint32_t width, uint3
     return 0;
 }
 
-/* Lay out planes of that size and length. Only tiny ones may have another mode. */
+/* Lay out planes of that size and length. Only tiny ones may have another mode, and those of one
+ * column, which have as many bytes with 4:2:2 as with 4:4:4. */
 static int lay_out_any(planes *out, size_t length, uint32_t width, uint32_t height) {
-    if (!start_layout(out, width, height)) return 0;
+    if (width == 1 || !start_layout(out, width, height)) return 0;
     for (size_t mode = 0; mode < sizeof modes / sizeof *modes; mode++)
         if (lay_out(out, mode, length)) return 1;
     return 0;

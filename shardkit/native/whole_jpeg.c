@@ -51,7 +51,6 @@ static enum sk_code guarded(struct job *job) {
         return job->failure.code;
     }
     jpeg_create_decompress(image);
-    image->mem->max_memory_to_use = (long)SK_MOST_MEMORY;
     jpeg_mem_src(image, (unsigned char *)whole->data, whole->length);
     if (whole->out != NULL) jpeg_save_markers(image, JPEG_APP0 + 2, 0xFFFF);
     jpeg_read_header(image, TRUE);

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers import FORMATS, encoded, invoke, jpeg, make_dataset, make_tree, picture, png
 
-from shardkit import CenterCrop, RandomResizedCrop, Resize, make_loader, open_dataset
+from shardkit import CenterCrop, RandomCrop, RandomResizedCrop, Resize, make_loader, open_dataset
 from shardkit.dataset.manifest import load_manifest
 from shardkit.errors import CorruptRecord, UsageError
 from shardkit.recipe import Recipe
@@ -128,6 +128,20 @@ def test_bands_of_all_samplings_are_read(
                 samples(path, crop), samples(whole, crop), strict=True
             ):
                 np.testing.assert_array_equal(image, expected, str(crop))
+
+
+def test_crops_at_the_top_are_left_to_no_other_code(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, header and luma are one range, which is all that gray images have."""
+    dataset = open_dataset(
+        make_dataset(large, tmp_path / "planes", recipe=Recipe(encode="planes")),
+        decode=RandomCrop(40),
+    )
+    monkeypatch.setattr("shardkit.codecs.planes.decode", pytest.fail)
+    for epoch in range(30):
+        dataset.set_epoch(epoch)
+        dataset.__getitems__(range(len(dataset)))
 
 
 def damaged(path: Path, place: int) -> None:
