@@ -285,7 +285,10 @@ def _choose_engine(fetch: Fetch, batch_size: int, settings: Settings, by: str) -
         return "thread", f"the decoded dataset is in memory ({resident})"
     engine, reason = asked, by
     if asked == "auto":
-        launches = settings.num_workers > 0 and torch.cuda.is_available()
+        # Another function may make tensors on the device.
+        launches = (
+            settings.num_workers > 0 and torch.cuda.is_available() and fetch.collate is collate
+        )
         engine, reason = preflight.suited_engine(
             preflight.why_processes(fetch.dataset), launches_kernels=launches
         )

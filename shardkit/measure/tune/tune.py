@@ -259,7 +259,8 @@ def tune(options: TuneArguments) -> TuneReport:
         usual, _ = suited_engine(
             opened.processes or None, launches_kernels=torch.cuda.is_available()
         )
-        engines = tuple(dict.fromkeys((usual, "process")))
+        here = ("thread",) if usual == "helper" else ()
+        engines = tuple(dict.fromkeys((usual, *here, "process")))
         default = replace(setting, engine=usual)
         step_seconds = step.milliseconds / 1000 or None
         if step.model is not None:

@@ -84,9 +84,9 @@ class Fetch:
     def batches_at_once(self, batch_size: int) -> int:
         """Return how many batches to read at once: several if they are small."""
         dataset = self.dataset
-        if self.ops or not isinstance(dataset, ShardDataset) or dataset.functions():
+        if self.ops or not _reads_views(dataset) or dataset.functions():
             return 1
-        size = batch_size * dataset.sample_bytes(_SAMPLED_ROWS)
+        size: int = batch_size * dataset.sample_bytes(_SAMPLED_ROWS)
         most = _COPIED_BYTES if dataset.stores_samples else _AT_ONCE_BYTES
         return max(1, min(_MOST_AT_ONCE, most // max(1, size)))
 
@@ -272,7 +272,7 @@ def _reads_batches(dataset: Any) -> bool:
 
 
 def _reads_views(dataset: Any) -> bool:
-    """Return whether a dataset returns all views of its samples at once."""
+    """Return whether a dataset returns all views, and several batches, of its samples at once."""
     unchanged = ShardDataset.__getitems__
     return isinstance(dataset, ShardDataset) and type(dataset).__getitems__ is unchanged
 

@@ -109,7 +109,7 @@ class _Calls(Requests):
         first = next(requests, None)
         if first is None:
             return
-        together, ahead = self._threads.at_once(len(first.rows))
+        together, ahead = self._threads.at_once()
         requests = itertools.chain([first], requests)
         announced = list(itertools.islice(requests, ahead + together))
         waiting, is_first = len(announced), True
@@ -147,10 +147,11 @@ class _RemoteThreads(Remote):
         assert self._batches is not None
         answers: Answers = []
         try:
-            for _ in range(call.batches):
-                request, batch = next(self._batches)
-                answers.append((request.place, batch))
-                del batch
+            with full_explained():
+                for _ in range(call.batches):
+                    request, batch = next(self._batches)
+                    answers.append((request.place, batch))
+                    del batch
         except BaseException as error:
             answers.append((_UNKNOWN, failure(error, "in a thread of the helper")))
         try:

@@ -97,7 +97,9 @@ class ProcessEngine:
                     place, batch = answers.pop(0)
                     if isinstance(batch, Failure):
                         raise batch.rebuild()
-                    yield self._source.take(place), batch
+                    # PyTorch before 2.10 makes a list of each tuple that it pins.
+                    epoch, position = place
+                    yield self._source.take((epoch, position)), batch
                     del batch
         except GeneratorExit:
             if not self._persistent:
@@ -176,13 +178,16 @@ class ProcessEngine:
         each = max(1, -(-settings.process_prefetch // max(1, settings.num_workers)))
         together = fetch.batches_at_once(settings.batch_size) if settings.num_workers else 1
         if settings.options.prefetch_factor is not None:
-            together = max(1, min(together, each // 2))
-            each = -(-each // together)
+            together = min(together, each // 2)
         shared = preflight.shared_memory()
         if together > 1 and shared is not None:
             size = preflight.batch_bytes(fetch.dataset, settings.batch_size) or 1
-            together = min(together, shared[1] // _SHARE // (size * cls.blocks(settings)))
-        return max(1, together), each
+            share = shared[1] // (_SHARE * preflight.local_ranks())
+            together = min(together, share // (size * cls.blocks(settings)))
+        together = max(1, together)
+        if settings.options.prefetch_factor is not None:
+            each = -(-each // together)
+        return together, each
 
     def close(self) -> None:
         """Stop the worker processes, whatever they are doing."""
@@ -247,6 +252,8 @@ class ProcessEngine:
             workers.preload()
         if self._sharing is not None:  # both ends must agree
             torch.multiprocessing.set_sharing_strategy(self._sharing)  # type: ignore[no-untyped-call]
+        # Named only if asked for: PyTorch has it since 2.6.
+        options: dict[str, Any] = {} if self._in_order else {"in_order": False}
         return DataLoader(
             self._remote(),
             batch_size=None,
@@ -263,8 +270,8 @@ class ProcessEngine:
             prefetch_factor=self._each if count else None,
             persistent_workers=count > 0,
             generator=self._generator(),
-            in_order=self._in_order,
             multiprocessing_context=method,
+            **options,
         )
 
     def _remote(self) -> Remote:

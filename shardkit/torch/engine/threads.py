@@ -70,6 +70,7 @@ class ThreadEngine:
         self._threads = settings.num_workers
         self._prefetch = settings.thread_prefetch
         self._is_prefetch_default = options.prefetch_factor is None
+        self._batch_size = settings.batch_size
         self._together: int | None = None
         """Batches to read at once; None before the first iteration."""
         self._timeout = options.timeout
@@ -97,7 +98,7 @@ class ThreadEngine:
         if first is None:
             return
         requests = itertools.chain([first], requests)
-        group, free = self.at_once(len(first.rows))
+        group, free = self.at_once()
         # PyTorch's current device is that of a thread.
         device = torch.cuda.current_device() if self._pinned else None
         threads = _WorkerThreads(self._makers(), device, is_low=self._is_low)
@@ -129,10 +130,10 @@ class ThreadEngine:
     def close(self) -> None:
         """Do nothing: an engine holds no thread between iterations."""
 
-    def at_once(self, batch_size: int) -> tuple[int, int]:
+    def at_once(self) -> tuple[int, int]:
         """Return how many batches to read at once, and to prefetch."""
         if self._together is None:
-            self._together = self._fetch.batches_at_once(batch_size)
+            self._together = self._fetch.batches_at_once(self._batch_size)
         group, prefetch = self._together, self._prefetch
         if self._is_prefetch_default:
             return group, group * prefetch

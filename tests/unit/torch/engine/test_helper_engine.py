@@ -157,7 +157,7 @@ def test_a_call_announces_what_the_threads_may_start(place: Path) -> None:
     """Otherwise their iteration would end early, or wait for a call that waits for them."""
     loader = make_loader(open_dataset(place, decode=CROP), BATCH, engine="thread", num_workers=1)
     assert isinstance(loader._engine, ThreadEngine)
-    together, ahead = loader._engine.at_once(BATCH)
+    together, ahead = loader._engine.at_once()
     calls = _Calls(loader._engine)
     calls.begin(itertools.islice(loader._schedule.requests(0, endless=True), 200))
     announced = answered = 0
