@@ -144,6 +144,18 @@ def test_images_come_in_reused_memory(
     assert 1 <= sum(blocks) <= 7
 
 
+def test_resuming_before_a_short_batch_changes_no_group(place: Path, load: Load) -> None:
+    """More batches of one sample than of two are read at once, and both sides count them."""
+    loader = load(open_dataset(place, decode=CenterCrop(600)), endless=True, num_workers=1)
+    batches = iter(loader)
+    for _ in range(ROWS // BATCH):  # all but the last, of one sample
+        next(batches)
+    state = loader.state_dict()
+    expected = [next(batches) for _ in range(20)]
+    loader.load_state_dict(state)
+    assert all(map(same, itertools.islice(loader, 20), expected))
+
+
 def test_helpers_draw_other_numbers_from_global_generators(place: Path, load: Load) -> None:
     """A fork has the state of its parent, and PyTorch seeds the first worker of each loader."""
     dataset = open_dataset(place, drawn, decode="numpy")
