@@ -93,7 +93,8 @@ import launches
 launches.fresh = lambda calls: [call() for call in calls]
 photos, work, results = sys.argv[1:]
 options = ["--rounds", "1", "--steps", "2", "--workers", "1", "--copies", "1", "--seconds", "0.01"]
-launches.main([photos, "--work", work, "--results", results, *options])
+engines = ["--engines", "thread", "helper"]  # a helper is a process engine
+launches.main([photos, "--work", work, "--results", results, *options, *engines])
 """
 
 _WORKLOADS = ("crop", "raw", "arrays", "random", "cold", "convert", "options", "scaling", "monitor")
@@ -252,14 +253,14 @@ def test_every_workload_measures_all_candidates_that_are_installed(
 
 
 @pytest.mark.slow
-def test_launches_measures_every_load_with_every_engine(
+def test_launches_measures_every_load_with_the_engines_asked_for(
     twenty: Path, smoke_work: Path, tmp_path: Path
 ) -> None:
     done = _run_smoke(_LAUNCHES, twenty, smoke_work, tmp_path / "launches.json")
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "launches.json").read_text("utf-8"))
     (phases,), (rates,) = results["rounds"], results["contention"]
-    jpeg, engines = "JPEG, random crop", ("thread", "process")
+    jpeg, engines = "JPEG, random crop", ("thread", "helper")
     loads = (jpeg, "raw 224 x 224", "Python transform")
     workers = [f"{engine}, 1 worker{low}" for engine in engines for low in ("", ", low priority")]
     alone = {"no loader", *(f"{load}, {name}" for load in loads for name in workers)}

@@ -112,7 +112,7 @@ def loading(engine: str, place: Path, verify: bool | None) -> Iterator[np.ndarra
         yield from map(images_of, loader)
 
 
-START = {"thread": "auto", "process": "fork"}
+START = {"thread": "auto", "helper": "fork", "process": "fork"}
 
 
 def outcome_of(batches: Iterator[np.ndarray[Any, Any]], expected: list[Any], *, raw: bool) -> str:
