@@ -290,13 +290,13 @@ def _print(rounds: list[dict[Candidate, Phases]]) -> None:
         base = Candidate(is_disturbed=candidate.is_disturbed)
         pairs = [(phases[candidate], phases[base]) for phases in rounds]
         columns = (
-            [own.median for own, _ in pairs],
-            [own.median / none.median for own, none in pairs],
-            [own.tail for own, _ in pairs],
-            [own.tail / none.tail for own, none in pairs],
-            [statistics.median(own.wait) for own, _ in pairs],
-            [own.held(by_training=True) for own, _ in pairs],
-            [own.held(by_training=False) for own, _ in pairs],
+            [loaded.median for loaded, _ in pairs],
+            [loaded.median / none.median for loaded, none in pairs],
+            [loaded.tail for loaded, _ in pairs],
+            [loaded.tail / none.tail for loaded, none in pairs],
+            [statistics.median(loaded.wait) for loaded, _ in pairs],
+            [loaded.held(by_training=True) for loaded, _ in pairs],
+            [loaded.held(by_training=False) for loaded, _ in pairs],
         )
         lines.append((candidate, *map(statistics.median, columns)))
     columns_of_table = ("launch phase", "median, ms", "x none", "95th percentile, ms", "x none")

@@ -169,7 +169,7 @@ class Loader:
         if options.priority != self.priority:
             problem = priority_problem() or "with 0 workers, the training thread loads"
             warnings.warn(f"priority='low' has no effect: {problem}", RuntimeWarning, stacklevel=4)
-        self.engine, self.reason = _choose_engine(fetch, schedule.batch_size, settings, by)
+        self.engine, self.reason = _choose_engine(fetch, settings, by)
         engine = _PROCESSES.get(self.engine, ThreadEngine)
         self._engine: ThreadEngine | ProcessEngine = engine(fetch, settings)
         self._new_threads = partial(ThreadEngine, fetch, settings)
@@ -278,7 +278,7 @@ class Loader:
             self._engine = self._new_threads()
 
 
-def _choose_engine(fetch: Fetch, batch_size: int, settings: Settings, by: str) -> tuple[str, str]:
+def _choose_engine(fetch: Fetch, settings: Settings, by: str) -> tuple[str, str]:
     """Return an engine and the reason for it (``by`` if it was requested)."""
     asked, resident = settings.options.engine, settings.options.resident
     if resident is not None:
@@ -296,7 +296,7 @@ def _choose_engine(fetch: Fetch, batch_size: int, settings: Settings, by: str) -
         return engine, reason
     is_free = asked == "auto" and engine == "process"
     problem = preflight.why_threads(fetch.dataset) if is_free else None
-    problem = problem or _process_problem(engine, fetch, batch_size, settings)
+    problem = problem or _process_problem(engine, fetch, settings)
     if problem is None:
         return engine, reason
     if asked == "process":
@@ -306,14 +306,15 @@ def _choose_engine(fetch: Fetch, batch_size: int, settings: Settings, by: str) -
     return "thread", f"{reason}, but {problem}"
 
 
-def _process_problem(engine: str, fetch: Fetch, batch_size: int, settings: Settings) -> str | None:
+def _process_problem(engine: str, fetch: Fetch, settings: Settings) -> str | None:
     """Return why the processes of an engine may fail on this machine, or None."""
     if settings.num_workers == 0:
         return None
-    blocks = _PROCESSES[engine].blocks(settings)
-    size = preflight.batch_bytes(fetch.dataset, batch_size, fetch.ops)
-    batches = blocks * fetch.batches_at_once(batch_size) if engine == "helper" else blocks
-    problem = preflight.shared_memory_problem(size * batches) if size else None
+    kind = _PROCESSES[engine]
+    blocks = kind.blocks(settings)
+    size = preflight.batch_bytes(fetch.dataset, settings.batch_size, fetch.ops)
+    needed = blocks * kind.least_in_block(fetch, settings)
+    problem = preflight.shared_memory_problem(size * needed) if size else None
     problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * blocks * fetch.views)
     return problem or workers.start_problem(settings.options.start_method, fetch)
 

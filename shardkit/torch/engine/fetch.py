@@ -84,7 +84,7 @@ class Fetch:
     def batches_at_once(self, batch_size: int) -> int:
         """Return how many batches to read at once: several if they are small."""
         dataset = self.dataset
-        if self.ops or not _reads_views(dataset) or dataset.functions():
+        if self.ops or not _reads_together(dataset) or dataset.functions():
             return 1
         size: int = batch_size * dataset.sample_bytes(_SAMPLED_ROWS)
         most = _COPIED_BYTES if dataset.stores_samples else _AT_ONCE_BYTES
@@ -133,7 +133,7 @@ class Fetch:
         """Yield the batch of each view; shardkit's datasets read all views at once."""
         requests = [request.of_view(view, self.views) for view in range(self.views)]
         portions = nested.portions(self.dataset, request.rows.tolist())
-        if not all(_reads_views(portion.dataset) for portion in portions):
+        if not all(_reads_together(portion.dataset) for portion in portions):
             for view, op in zip(requests, self.ops, strict=True):
                 yield self._read(view, context._replace(op=op))
             return
@@ -271,7 +271,7 @@ def _reads_batches(dataset: Any) -> bool:
     return all(getattr(inner, "__getitems__", None) for inner in datasets)
 
 
-def _reads_views(dataset: Any) -> bool:
+def _reads_together(dataset: Any) -> bool:
     """Return whether a dataset returns all views, and several batches, of its samples at once."""
     unchanged = ShardDataset.__getitems__
     return isinstance(dataset, ShardDataset) and type(dataset).__getitems__ is unchanged

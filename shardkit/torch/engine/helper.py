@@ -71,6 +71,11 @@ class HelperEngine(ProcessEngine):
         """
         return settings.thread_prefetch + _CALLS + _IN_USE
 
+    @staticmethod
+    def least_in_block(fetch: Fetch, settings: Settings) -> int:
+        """Return how many batches a thread reads at once into a block."""
+        return fetch.batches_at_once(settings.batch_size)
+
     @classmethod
     def at_once(cls, fetch: Fetch, settings: Settings) -> tuple[int, int]:
         """Return 1 and the calls under way: threads read several batches at once."""

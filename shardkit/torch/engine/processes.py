@@ -168,6 +168,11 @@ class ProcessEngine:
         """Return how many blocks of shared memory are reused; a block holds a batch of one view."""
         return settings.process_prefetch + SPARE_SLOTS * settings.num_workers
 
+    @staticmethod
+    def least_in_block(_: Fetch, __: Settings) -> int:
+        """Return for how many batches of one view a block has room at least."""
+        return 1
+
     @classmethod
     def at_once(cls, fetch: Fetch, settings: Settings) -> tuple[int, int]:
         """Return how many batches a worker reads at once, and how often each does so ahead.
