@@ -7,6 +7,7 @@ interruption changes the result.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from shardkit._version import __version__
 from shardkit.contracts import Format, Images, Scan, StoredEntries
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.stored_order import sort_entries, stored_order
+from shardkit.conversion.typed import typed_recipe, typed_scan
 from shardkit.dataset.manifest import format_version
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Schema, describe_schema
@@ -236,6 +238,8 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
         UsageError: If a field has more classes than fit into a manifest.
     """
     options = _completed(options, scan)
+    scan = typed_scan(scan, options.recipe)
+    options = replace(options, recipe=typed_recipe(options.recipe, scan.schema))
     options.recipe.require_codecs()
     _require_few_classes(scan.schema)
     storage = get_format(options.to)
@@ -265,8 +269,10 @@ def _require_few_classes(schema: Schema) -> None:
 def _completed(options: ConvertOptions, scan: Scan) -> ConvertOptions:
     """Return the options with the defaults of a source: a dataset is copied."""
     recipe = options.recipe
-    if scan.records and recipe.keeps_bytes:
-        recipe = replace(recipe, copy=True, check="none")
+    typed = any(field.pixels for field in scan.schema.values())
+    if scan.records and recipe.keeps_bytes and (typed or recipe.pixels == "rgb"):
+        pixels = "keep" if typed else "rgb"
+        recipe = replace(recipe, copy=True, check="none", pixels=pixels)
         if scan.raw_shape:
             size = scan.raw_shape[:2]
             recipe = replace(recipe, encode="raw", resize=size, resize_mode="crop")
@@ -336,7 +342,7 @@ def shard_meta(
     """Return the description of a dataset that each of its shards stores."""
     described = recipe.describe()
     return {
-        "shardkit": format_version(described),
+        "shardkit": format_version(described, typed=any(f.pixels for f in schema.values())),
         "format": to,
         "classes": schema[LABEL].classes if LABEL in schema else None,
         "schema": describe_schema(schema),
@@ -352,8 +358,9 @@ def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Iterable[int]:
     if recipe.keeps_bytes and scan.exact_sizes:
         return source.sizes()
     if recipe.raw_shape and schema.keys() <= {IMAGE, LABEL}:
-        height, width, channels = recipe.raw_shape
-        return itertools.repeat(height * width * channels, len(source))
+        kind = schema[IMAGE].pixels
+        size = math.prod(recipe.raw_shape) * (1 if kind is None else kind.values.itemsize)
+        return itertools.repeat(size, len(source))
     step = max(1, len(source) // _TRIALS)
     # Sizes are similar with either resizer. With one of them, both give the same shards.
     trial = replace(recipe, resizer="pillow")
