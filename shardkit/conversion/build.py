@@ -247,8 +247,9 @@ class _Chunk(NamedTuple):
     @property
     def spec(self) -> ShardSpec:
         """What the encoding of records depends on."""
-        meta = {"schema": describe_schema(self.schema)}
-        return ShardSpec(meta=meta, raw_shape=self.recipe.raw_shape)
+        shape = self.recipe.raw_shape
+        meta = {"schema": describe_schema(self.schema), "raw_shape": shape}
+        return ShardSpec(meta=meta, raw_shape=shape)
 
 
 class _Prepared(NamedTuple):
