@@ -311,6 +311,8 @@ class Recipe(RecipeOptions):
                 f"encode={self.encode!r} does not hold the images of pixels={self.pixels!r}: use "
                 f"{' or '.join(encodings)}, or pixels='rgb'"
             )
+        if self.quality is not None and self.encode != "jpeg":
+            raise UsageError(f"quality with pixels={self.pixels!r} requires encode='jpeg'")
         if self.resizer != "pillow" or self.dct_scaling:
             raise UsageError(
                 f"resizer='torch' and dct_scaling are for pixels='rgb': leave them out with "
@@ -604,8 +606,11 @@ class Recipe(RecipeOptions):
         geometry = self._geometry(*info.upright)
         turns = self.orient and info.orientation != 1
         unchanged = geometry == (info.upright, info.upright) and not turns
-        wanted = self._typed_encoding(expected, field if unchanged and kind == expected else "")
-        if unchanged and kind == expected and wanted == field and self.quality is None:
+        wanted = self._typed_encoding(expected)
+        # An array from Python is not a file of the user's: PNG is smaller.
+        keeps = self.encode == "keep" and field not in (ARRAY_IMAGE, FOREIGN_FIELD)
+        same_kind = kind == expected and (keeps or wanted == field)
+        if unchanged and same_kind and self.quality is None:
             if self.check == "decode":
                 self._decode_typed(data, field, expected, notes)
             if info.orientation != 1:
@@ -625,20 +630,14 @@ class Recipe(RecipeOptions):
         view = Geometry(size, info.orientation, *geometry)
         return _Converted(wanted, content, plan.canvas, notes, view)
 
-    def _typed_encoding(self, kind: ImageType, field: str) -> str:
-        """Return the encoding of an image of a type.
-
-        Args:
-            kind: The type.
-            field: Its encoding if no pixel changes, else "".
+    def _typed_encoding(self, kind: ImageType) -> str:
+        """Return the encoding of an image of a type that changes.
 
         Raises:
             BadImage: If the encoding of the recipe does not hold the type.
         """
         if self.encode == "keep":
-            lossless = lossless_encoding(kind)
-            # An array from Python is not a file of the user's: the smaller one is stored.
-            return lossless if field in ("", ARRAY_IMAGE, FOREIGN_FIELD) else field
+            return lossless_encoding(kind)
         wanted = _ENCODED_AS[self.encode]
         if not kind.is_held_by(wanted):
             raise BadImage(
