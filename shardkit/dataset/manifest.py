@@ -402,7 +402,7 @@ def _version(manifest: Manifest | SplitsManifest) -> int:
     """Return the format version that a manifest states."""
     if not isinstance(manifest, Manifest):
         return 1
-    typed = any(entry.kind == IMAGE and entry.dtype is not None for entry in manifest.schema)
+    typed = any(field.pixels for field in manifest.fields_by_name.values())
     return format_version(manifest.recipe, manifest.fields, typed=typed)
 
 
