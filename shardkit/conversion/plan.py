@@ -238,7 +238,12 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
         UsageError: If a field has more classes than fit into a manifest.
     """
     options = _completed(options, scan)
-    scan = typed_scan(scan, options.recipe)
+    seed = None if sorted_already else _seed(options)
+    sources = {
+        name: as_stored(images, seed=seed, limit=options.limit)
+        for name, images in scan.splits.items()
+    }
+    scan = typed_scan(scan, options.recipe, sources.values())
     options = replace(options, recipe=typed_recipe(options.recipe, scan.schema))
     options.recipe.require_codecs()
     _require_few_classes(scan.schema)
@@ -247,10 +252,7 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
         storage=storage,
         options=options,
         scan=scan,
-        splits=tuple(
-            _plan_split(name, source, scan, options, sorted_already=sorted_already)
-            for name, source in scan.splits.items()
-        ),
+        splits=tuple(_plan_split(name, source, scan, options) for name, source in sources.items()),
         software=software_of(storage, options.recipe),
     )
 
@@ -304,11 +306,8 @@ def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
     return source.take(stored_order(source.paths(), seed)[:limit])
 
 
-def _plan_split(
-    name: str, images: Images, scan: Scan, options: ConvertOptions, *, sorted_already: bool
-) -> SplitPlan:
-    seed = None if sorted_already else _seed(options)
-    source = as_stored(images, seed=seed, limit=options.limit)
+def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) -> SplitPlan:
+    images = scan.splits[name]
     cuts, sizes = _cuts(_sizes(source, options.recipe, scan), options)
     overhead = get_format(options.to).overhead + _INDEX_BYTES
     return SplitPlan(

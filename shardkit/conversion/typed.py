@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from shardkit.codecs.image_type import GRAY, RGB, ImageType
 from shardkit.codecs.typed import inspect_typed
-from shardkit.contracts import Scan
+from shardkit.contracts import Images, Scan
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field, Schema
 from shardkit.recipe import Recipe
@@ -19,8 +19,13 @@ _TRIES = 1000
 """Records to read at most, until one has each image."""
 
 
-def typed_scan(scan: Scan, recipe: Recipe) -> Scan:
+def typed_scan(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> Scan:
     """Return a scan whose schema states channels and dtype of each image, if the recipe types them.
+
+    Args:
+        scan: The scan.
+        recipe: The recipe.
+        sources: The images of each split in the order of rows; the first one decides.
 
     Raises:
         UsageError: If no image can be read to take them from, or a dataset of typed images would
@@ -42,7 +47,7 @@ def typed_scan(scan: Scan, recipe: Recipe) -> Scan:
     if recipe.pixels == "gray":
         kinds = dict.fromkeys(images, GRAY)
     else:
-        kinds = _kinds(images, itertools.islice(_records(scan), _TRIES))
+        kinds = _kinds(images, itertools.islice(_records(sources), _TRIES))
     if missing := [name for name in images if name not in kinds]:
         raise UsageError(
             f"pixels='keep' takes channels and dtype from the first {missing[0]}, and none of the "
@@ -98,9 +103,9 @@ def _kinds(images: Schema, records: Iterable[Record]) -> dict[str, ImageType]:
     return kinds
 
 
-def _records(scan: Scan) -> Iterator[Record]:
-    """Yield the records of a scan in the order of its source, without those that cannot be read."""
-    for images in scan.splits.values():
+def _records(sources: Iterable[Images]) -> Iterator[Record]:
+    """Yield the records of all splits in order, without those that cannot be read."""
+    for images in sources:
         for row in range(len(images)):
             with suppress(BadImage):
                 yield from images.read([row])
