@@ -50,6 +50,9 @@ class ImageReader:
     values: Any = None
     """The images: the array of `block`, or a list."""
 
+    pixel_bytes = 3
+    """Bytes of a decoded pixel."""
+
     def __init__(
         self,
         rows: BatchRows,
@@ -182,7 +185,7 @@ class ImageReader:
                 crop = self.crops[number]
                 pixels = max(pixels, math.prod(crop.size), math.prod(crop.scaled or (0,)))
             likely = max(_INFLATED_BYTES, _INFLATION * located.lengths[number])
-            if 3 * pixels > likely and located.fields[number] not in ("raw", ABSENT):
+            if self.pixel_bytes * pixels > likely and located.fields[number] not in ("raw", ABSENT):
                 yield number
 
     def _all_small(self) -> bool:
@@ -203,7 +206,7 @@ class ImageReader:
         most: int = (
             max(map(mul, located.widths, located.heights)) if survey is None else survey.most_pixels
         )
-        return 3 * max(most, scaled, math.prod(self.size)) <= _INFLATED_BYTES
+        return self.pixel_bytes * max(most, scaled, math.prod(self.size)) <= _INFLATED_BYTES
 
     def _allocate(self) -> None:
         """Provide memory for the result."""
