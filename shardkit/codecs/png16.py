@@ -176,7 +176,7 @@ def encode_png16(pixels: npt.NDArray[np.uint16]) -> bytes:
     color = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
     chunks = (
         (b"IHDR", _HEAD.pack(width, height, 16, color, 0, 0, 0)),
-        (b"IDAT", zlib.compress(rows, 6)),
+        (b"IDAT", zlib.compress(rows.tobytes(), 6)),
         (b"IEND", b""),
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)

@@ -92,9 +92,8 @@ def _kinds(images: Schema, records: Iterable[Record]) -> dict[str, ImageType]:
         return kinds
     for record in records:
         for name in images.keys() - kinds.keys():
-            stored = image_field(record.fields, name)
-            if name == IMAGE and stored is None:
-                stored = FOREIGN_FIELD
+            other = FOREIGN_FIELD if name == IMAGE else ""
+            stored = image_field(record.fields, name) or other
             if stored in record.fields:
                 with suppress(BadImage):  # reported when its shard is built
                     kinds[name] = inspect_typed(record.fields[stored], image_kind(stored))[1]

@@ -365,9 +365,10 @@ class Field:
         """Channels and dtype that an image states; None if it states none: RGB of 8 bits."""
         if not self.type.is_picture or self.dtype is None or self.shape is None:
             return None
-        return ImageType(*self.shape, self.dtype)
+        (channels,) = self.shape
+        return ImageType(channels, self.dtype)
 
-    @property
+    @cached_property
     def own_pixels(self) -> ImageType | None:
         """Channels and dtype of an image whose pixels are not RGB of 8 bits; None for others."""
         return None if self.pixels == RGB else self.pixels

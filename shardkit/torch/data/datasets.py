@@ -636,7 +636,7 @@ class ShardDataset(Dataset[Sample]):
         """Return a reader of images or masks."""
         if name in self._followers:
             require_one_size(batch, self._leading or name, name)
-        reader = MaskReader if kind.follows else ImageReader
+        reader: type[ImageReader] = MaskReader if kind.follows else ImageReader
         if self.schema[name].own_pixels is not None:
             reader = TypedReader
         return reader(batch, name, self._decode_of(name), self._function(name), self._decoding)

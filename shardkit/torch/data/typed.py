@@ -70,19 +70,19 @@ class TypedReader(ImageReader):
         typed = [reader for reader in readers if isinstance(reader, TypedReader)]
         first = typed[0]
         if first.decode == "bytes":
-            return [Values(reader._stored()) for reader in typed]
+            return [Values(reader.stored()) for reader in typed]
         for reader in typed:
-            reader._check_sizes()
-            reader._allocate()
-        left = first._copy_raw() if len(typed) == 1 else first._present()
-        with first._buffered():
+            reader.check_sizes()
+            reader.allocate()
+        left = first._copy_raw() if len(typed) == 1 else first.present()
+        with first.buffered():
             for number in left:
                 pixels = first._decoded(number)
                 for reader in typed:
                     reader._keep(pixels, number)
-        return [reader._result() for reader in typed]
+        return [reader.result() for reader in typed]
 
-    def _allocate(self) -> None:
+    def allocate(self) -> None:
         """Provide memory for the result."""
         if self.size is None or self.transform is not None:
             self.values = [None] * len(self.rows)
@@ -94,7 +94,7 @@ class TypedReader(ImageReader):
 
     def _copy_raw(self) -> Sequence[int]:
         """Read raw pixels directly into the block; return the positions of all other images."""
-        present, located = self._present(), self.located
+        present, located = self.present(), self.located
         whole = self.block is not None and not isinstance(self.decode, ImageOp)
         if not whole or not all(kind == "raw" for kind in located.fields):
             return present

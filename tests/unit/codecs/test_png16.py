@@ -9,13 +9,12 @@ from helpers import png_chunk, png_file
 from parsed_png import parsed_png16
 from PIL import Image
 
-from shardkit.codecs import png16
 from shardkit.codecs.png16 import decode_png16, encode_png16, png_header
+from shardkit.codecs.structure import PNG_PASSES
 from shardkit.errors import BadImage
 from shardkit.system import compiled
 
 COLORS = {1: 0, 2: 4, 3: 2, 4: 6}
-PASSES = png16.PNG_PASSES
 KEY = struct.pack(">3H", 1, 2, 3)
 
 
@@ -24,7 +23,7 @@ def random_png(channels: int, *, interlaced: bool = False, seed: int = 0) -> byt
     width, height = 11, 9
     rng = np.random.default_rng(seed)
     rows = bytearray()
-    for left, top, across, down in PASSES if interlaced else ((0, 0, 1, 1),):
+    for left, top, across, down in PNG_PASSES if interlaced else ((0, 0, 1, 1),):
         columns = len(range(left, width, across))
         for _ in range(top, height, down) if columns else ():
             rows += bytes([rng.integers(5)]) + rng.bytes(2 * channels * columns)
