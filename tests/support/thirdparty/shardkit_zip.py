@@ -35,7 +35,9 @@ class ZipWriter:
     def write(self, record: Record) -> None:
         if "raw" in record.fields:
             shape = self._spec.raw_shape
-            if shape is None or len(record.fields["raw"]) != prod(shape):
+            array = self._spec.arrays.get("raw")
+            size = array.values.itemsize if array else 1
+            if shape is None or len(record.fields["raw"]) != prod(shape) * size:
                 raise ValueError(f"raw pixels of {record.key!r} have not the shape of this shard")
         self._add(f"{self._rows:09d}/{KEY}", record.key.encode())
         for name in sorted(record.fields):

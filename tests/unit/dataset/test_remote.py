@@ -127,7 +127,7 @@ def test_a_loader_gives_the_same_epoch(
 ) -> None:
     upload_by_hand(bucket, dataset, "data")
     # spawn: a server of forks from an earlier test has no credentials
-    start = "spawn" if engine == "process" else "auto"
+    start = "auto" if engine == "thread" else "spawn"
     options: dict[str, Any] = {
         "engine": engine,
         "num_workers": 2,
