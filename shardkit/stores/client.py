@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -23,10 +24,14 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.stores.store import Exists, Missing, Store, timeout
+from shardkit.stores.store import Exists, Listed, Missing, Store, timeout
+from shardkit.system.text import quoted
 
 PART = 8 << 20
 """Bytes of a request: few enough to finish within the time limit at 2.5 Mbit/s."""
+
+_PAGE = 1000
+"""Objects of a listing at a time."""
 
 _RETRIES = 8
 _RETRY_SECONDS = 60
@@ -56,6 +61,9 @@ _ENDPOINT = {
 }
 """Variables with the address of another server."""
 
+_BAD_NAME = "path segment"
+"""What the client's errors about names contain, such as "contained empty path segment"."""
+
 _DIGEST = "sha256"
 """Metadata of each object that `ObjectStore.put` writes."""
 
@@ -63,7 +71,7 @@ _DIGEST = "sha256"
 class ObjectStore(Store):
     """A store that obstore knows."""
 
-    errors = (BaseError, OSError)
+    errors = (BaseError, OSError, ValueError)
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -113,9 +121,7 @@ class ObjectStore(Store):
 
         Stores state seconds. The ETag, which changes with the content, decides the rest.
         """
-        head = self._repeated(name, lambda: obstore.head(self._store, name))
-        seconds, tag = int(head["last_modified"].timestamp()), str(head["e_tag"])
-        return head["size"], seconds * 10**9 + crc32(tag.encode()) % 10**9
+        return _version(self._repeated(name, lambda: obstore.head(self._store, name)))
 
     def names(self) -> list[str]:
         """Return the names of the objects directly below the URL, not in folders."""
@@ -133,6 +139,50 @@ class ObjectStore(Store):
             return {entry["path"]: entry["size"] for page in listed for entry in page}
 
         return self._repeated("*", ask)
+
+    def folders(self, folder: str) -> tuple[list[str], list[str]]:
+        """Return the names of the folders and of the objects directly in a folder."""
+        answer = self._repeated(
+            folder or "*", lambda: obstore.list_with_delimiter(self._store, folder or None)
+        )
+        objects = [entry["path"] for entry in answer["objects"]]
+        return [_last(path) for path in answer["common_prefixes"]], [*map(_last, objects)]
+
+    def listing(self, folder: str, *, deep: bool) -> Iterator[list[Listed]]:
+        """Yield the objects in a folder, perhaps also below it, some at a time.
+
+        A listing that fails after the client's own attempts is not resumed.
+        """
+        with self._named(folder or "*"):
+            if deep:
+                for page in obstore.list(self._store, folder or None, chunk_size=_PAGE):
+                    yield [*map(_listed, page)]
+            else:
+                yield [
+                    *map(
+                        _listed,
+                        obstore.list_with_delimiter(self._store, folder or None)["objects"],
+                    )
+                ]
+
+    def whole(self, name: str, size: int, stamp: int) -> bytes | None:
+        """Return the content of an object; None if it is not the version that was listed."""
+        listed = (size, stamp)
+        if size > PART:
+            if self.version(name) != listed:
+                return None
+            data = bytearray()
+            while len(data) < size:
+                data += self.read(name, len(data), min(len(data) + PART, size))
+            return bytes(data) if self.version(name) == listed else None
+
+        def ask() -> bytes | None:
+            answer = obstore.get(self._store, name)
+            if _version(answer.meta) != listed:
+                return None
+            return bytes(answer.bytes())
+
+        return self._complete(name, size, ask)
 
     def create(self, name: str, content: bytes) -> None:
         """Write an object that does not exist yet.
@@ -165,7 +215,7 @@ class ObjectStore(Store):
 
     def _is_transient(self, error: Exception) -> bool:
         return isinstance(error, (GenericError, JoinError)) and not re.search(
-            r"status code: 4(?!29)", str(error)
+            rf"status code: 4(?!29)|{_BAD_NAME}", str(error)
         )
 
     def _missing(self, name: str, error: Exception) -> ShardkitError:
@@ -199,10 +249,30 @@ class ObjectStore(Store):
                 f"{what}: access is denied ({reason}); ask the owner of the bucket for "
                 "permission to read and list it, and to write if you upload"
             )
+        if _BAD_NAME in text:
+            key = re.search(r'Path "([^"]{1,1024})"', text)
+            return UsageError(
+                f"{self.url} has an object whose name has //, . or .. as a folder"
+                f"{': ' + quoted(key[1]) if key else ''}; it cannot be read: rename it, or name a "
+                "folder without it"
+            )
         if "error sending request" in reason:
             server = _ENDPOINT[self._scheme]
             reason += f": the server does not answer; check the network and {server}"
         return ShardkitError(f"{what} cannot be used: {reason}")
+
+
+def _version(meta: Mapping[str, Any]) -> tuple[int, int]:
+    seconds, tag = int(meta["last_modified"].timestamp()), str(meta["e_tag"])
+    return meta["size"], seconds * 10**9 + crc32(tag.encode()) % 10**9
+
+
+def _listed(meta: Mapping[str, Any]) -> Listed:
+    return Listed(meta["path"], *_version(meta))
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _has_credentials() -> bool:
