@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,15 @@ from pathlib import Path
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage, UsageError
 from shardkit.sources.inputs import CHANGED
-from shardkit.sources.places import MAX_BYTES, TOO_LARGE, Finder, LocalFolder, Place, claims_image
+from shardkit.sources.places import (
+    MAX_BYTES,
+    TOO_LARGE,
+    Finder,
+    LocalFolder,
+    Place,
+    claims_image,
+    walk_order,
+)
 from shardkit.stores import whole
 from shardkit.stores.process import call
 from shardkit.stores.urls import as_url
@@ -119,18 +128,13 @@ class BucketFolder(Place):
             folder = self._path(top) if top else self._below
             call(whole.listing, self.url, folder, deep, Path(lines.name))
             objects = [(name[skip:], size, stamp) for name, size, stamp in map(json.loads, lines)]
-        objects.sort(key=lambda item: _walk(item[0]))
-        for (name, *_), (following, *_) in zip(objects, objects[1:], strict=False):
+        objects.sort(key=lambda item: walk_order(item[0]))
+        for (name, *_), (following, *_) in itertools.pairwise(objects):
             if name == following:
                 raise UsageError(
                     f"{self}/{name} is listed twice, once with a slash at its end: remove one"
                 )
         return objects
-
-
-def _walk(path: str) -> list[tuple[bool, str]]:
-    *folders, name = path.split("/")
-    return [*((True, folder) for folder in folders), (False, name)]
 
 
 class _Listing(Finder):

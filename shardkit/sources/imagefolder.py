@@ -37,6 +37,7 @@ from shardkit.sources.places import (
     UNREADABLE_FOLDER,
     Finder,
     Place,
+    walk_order,
 )
 from shardkit.system.files import read_small
 from shardkit.system.text import is_within
@@ -247,7 +248,7 @@ class ImageFolder(PartedSource):
             entry._replace(key=key)
             for key, entry in zip(make_keys(by_path), by_path.values(), strict=True)
         ]
-        return sorted(listed, key=lambda entry: (entry.label, _walk(entry.path)))
+        return sorted(listed, key=lambda entry: (entry.label, walk_order(entry.path)))
 
 
 _READ = ImageFolder.read
@@ -267,12 +268,6 @@ def scan_imagefolder(
 
 def _was_never_listed(problem: Problem) -> bool:
     return problem.reason in _NEVER_LISTED or problem.reason.startswith(UNREADABLE_FOLDER)
-
-
-def _walk(path: str) -> list[tuple[bool, str]]:
-    """Return a sort key that puts a folder's files before its subfolders, as a scan does."""
-    *folders, name = path.split("/")
-    return [*((True, folder) for folder in folders), (False, name)]
 
 
 def _below(split: str, path: str) -> str:

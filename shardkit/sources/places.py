@@ -125,6 +125,12 @@ def claims_image(path: str) -> bool:
     return (dot + suffix).lower() in IMAGE_SUFFIXES
 
 
+def walk_order(path: str) -> list[tuple[bool, str]]:
+    """Return a sort key that puts a folder's files before its subfolders, as a scan does."""
+    *folders, name = path.split("/")
+    return [*((True, folder) for folder in folders), (False, name)]
+
+
 class LocalFolder(Place):
     """A folder of this machine."""
 

@@ -80,6 +80,8 @@ class ObjectStore(Store):
         client: Any = {"timeout": f"{timeout()}s", "allow_http": server.startswith("http://")}
         retry: Any = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
         more: Any = {"checksum_algorithm": "SHA256"} if self._scheme == "s3" else {}
+        if self._scheme == "s3" and _is_set("AWS_REQUEST_PAYER"):
+            more["request_payer"] = True
         if self._scheme == "s3" and not _has_credentials():
             more |= self._configured()
         try:
@@ -230,14 +232,21 @@ class ObjectStore(Store):
     def _error(self, name: str, error: Exception) -> ShardkitError:
         what = f"{self.url}/{name}".rstrip("/")
         reason, text = _reason(error), str(error)
+        if _BAD_NAME in text:
+            return self._wrong_name(text)
         remedy = _SET[self._scheme]
         without = r"169\.254|Account must be"  # the client asks the machine for credentials
         if self._scheme == "s3" and not _has_credentials():
             without += "|Missing A|403|401|[Cc]redential"
-        if re.search("ExpiredToken|TokenRefreshRequired|RequestExpired", text):
-            return UsageError(f"{what}: the credentials have expired; renew them ({reason})")
-        if re.search("InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AuthenticationF", text):
-            return UsageError(f"{what}: the credentials are wrong ({reason}); {remedy}")
+        expired = re.search("ExpiredToken|TokenRefreshRequired|RequestExpired", text)
+        wrong = "InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AuthenticationF"
+        if expired or re.search(wrong, text):
+            end = (
+                f"have expired; renew them ({reason})"
+                if expired
+                else f"are wrong ({reason}); {remedy}"
+            )
+            return UsageError(f"{what}: the credentials {end}")
         if re.search("AuthorizationHeaderMalformed|PermanentRedirect|IncorrectEndpoint", text):
             region = re.search(r"<Region>([a-z0-9-]{1,32})</Region>|expecting '([a-z0-9-]+)'", text)
             name = next(filter(None, region.groups()), "") if region else "REGION"
@@ -245,21 +254,27 @@ class ObjectStore(Store):
         if re.search(without, text):
             return UsageError(f"{what}: there are no credentials; {remedy}")
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-            return UsageError(
-                f"{what}: access is denied ({reason}); ask the owner of the bucket for "
-                "permission to read and list it, and to write if you upload"
-            )
-        if _BAD_NAME in text:
-            key = re.search(r'Path "([^"]{1,1024})"', text)
-            return UsageError(
-                f"{self.url} has an object whose name has //, . or .. as a folder"
-                f"{': ' + quoted(key[1]) if key else ''}; it cannot be read: rename it, or name a "
-                "folder without it"
-            )
+            return self._denied(what, reason)
         if "error sending request" in reason:
             server = _ENDPOINT[self._scheme]
             reason += f": the server does not answer; check the network and {server}"
         return ShardkitError(f"{what} cannot be used: {reason}")
+
+    def _denied(self, what: str, reason: str) -> UsageError:
+        asks_to_pay = self._scheme == "s3" and not _is_set("AWS_REQUEST_PAYER")
+        payer = "; if the bucket's readers pay, set AWS_REQUEST_PAYER=true" if asks_to_pay else ""
+        return UsageError(
+            f"{what}: access is denied ({reason}); ask the owner of the bucket for permission to "
+            f"read and list it, and to write if you upload{payer}"
+        )
+
+    def _wrong_name(self, text: str) -> UsageError:
+        key = re.search(r'Path "([^"]{1,1024})"', text)
+        return UsageError(
+            f"{self.url} has an object whose name has //, . or .. as a folder"
+            f"{': ' + quoted(key[1]) if key else ''}; it cannot be read: rename it, or name a "
+            "folder without it"
+        )
 
 
 def _version(meta: Mapping[str, Any]) -> tuple[int, int]:
@@ -277,8 +292,11 @@ def _last(path: str) -> str:
 
 def _has_credentials() -> bool:
     """Return whether the environment has credentials for S3, or says that none are needed."""
-    anonymous = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true")
-    return anonymous or any(map(os.environ.get, _CREDENTIALS))
+    return _is_set("AWS_SKIP_SIGNATURE") or any(map(os.environ.get, _CREDENTIALS))
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true")
 
 
 def _reason(error: Exception) -> str:

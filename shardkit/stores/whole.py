@@ -66,9 +66,7 @@ def ahead(url: str, objects: Sequence[tuple[str, int, int]]) -> None:
 
 
 def take(url: str, name: str, size: int, stamp: int) -> bytes:
-    """Return ``b"="`` and the content of an object; only ``b"-"`` or ``b"~"`` if it is gone or
-    changed.
-    """
+    """Return ``b"="`` and the content of an object; ``b"-"`` if it is gone, ``b"~"`` if changed."""
     request = _started.pop((url, name, size, stamp), None)
     try:
         content = request.result() if request else open_store(url).whole(name, size, stamp)

@@ -109,9 +109,7 @@ def test_jobs_read_the_url(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
-def test_a_change_since_the_scan_is_a_bad_image(
-    bucket: Bucket, photos: Path, change: str
-) -> None:
+def test_a_change_since_the_scan_is_a_bad_image(bucket: Bucket, photos: Path, change: str) -> None:
     source = ImageFolder(URL)
     images = source.scan().splits[""]
     if change == "replaced":
