@@ -807,12 +807,19 @@ class ShardSpec:
 def stated_arrays(meta: Mapping[str, Any]) -> Mapping[str, Field]:
     """Return the arrays of one shape that a shard's metadata state, by stored name.
 
+    Raw pixels of typed images are such arrays.
+
     Raises:
         ValueError: If the metadata are damaged.
     """
     if not meta.get("schema"):
         return {}
-    return uniform_arrays(load_schema(meta["schema"], ()))
+    raw_shape = meta.get("raw_shape")
+    if raw_shape is not None:
+        sides = raw_shape if isinstance(raw_shape, (list, tuple)) else ()
+        if len(sides) != 3 or not all(type(side) is int and side > 0 for side in sides):
+            raise ValueError(f"the size of its raw pixels is damaged: {str(raw_shape)[:40]}")
+    return uniform_arrays(load_schema(meta["schema"], ()), raw_shape)
 
 
 @dataclass(frozen=True, kw_only=True)

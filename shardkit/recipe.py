@@ -6,6 +6,7 @@ the primary image.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -31,9 +32,21 @@ from shardkit.codecs.image import (
     in_turn_if_large,
     inspect,
 )
+from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType, TypedPixels
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.reduced import reduction
+from shardkit.codecs.typed import (
+    FILTERS,
+    crop_or_pad,
+    decode_gray,
+    decode_typed,
+    encode_typed,
+    inspect_typed,
+    lossless_encoding,
+    scale_typed,
+    turn,
+)
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field, Schema
 from shardkit.kinds.mask import LOSSY, moved_mask
@@ -48,6 +61,7 @@ from shardkit.options import (
     words,
 )
 from shardkit.record import (
+    ARRAY_IMAGE,
     FOREIGN_FIELD,
     IMAGE,
     META_FIELD,
@@ -55,22 +69,20 @@ from shardkit.record import (
     Record,
     dump_json,
     image_field,
+    image_kind,
+    image_name,
 )
 from shardkit.system import compiled
+from shardkit.system.npy import npy_header
 
 _Size = tuple[int, int]
 """Width and height, in pixels."""
 
 _ONE_IMAGE: Schema = {IMAGE: Field("image")}
 
+PIXELS = ("rgb", "gray", "keep")
 RESIZE_MODES = ("shorter", "longer", "crop", "pad", "stretch")
 CHECKS = ("decode", "header", "none")
-FILTERS = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-}
 DEFAULT_QUALITY = 90
 
 TOO_SMALL = "--enlarge or --resize-mode pad"
@@ -80,6 +92,8 @@ _TORCH_FILTERS = ("bicubic", "bilinear")
 """The `FILTERS` that torch has with antialiasing."""
 
 _ENCODED_AS = {"jpeg": "jpg", "png": "png", "webp": "webp", "raw": "raw", "planes": PLANES}
+_TYPED_ENCODINGS = {"gray": ("keep", "png", "jpeg", "raw"), "keep": ("keep", "png", "raw")}
+"""Encodings of typed images: those that hold all of their types, or one that is checked later."""
 _KEPT = ("jpg", "png", "webp")
 """Encodings that ``keep`` keeps if pixels change; others become PNG."""
 
@@ -208,6 +222,14 @@ class RecipeOptions:
         metavar="1-100",
         shown=f"{DEFAULT_QUALITY} where an image must be encoded",
     )
+    pixels: str = option(
+        "rgb",
+        help="Channels and values of stored images. rgb: RGB of 8 bits; of 16 bits, readers keep "
+        "the upper eight. gray: one channel of 8 bits. keep: channels and dtype of the first "
+        "image; any other image is a bad file.",
+        choices=PIXELS,
+        left_out=True,
+    )
     background: str | Color = option(
         WHITE,
         help="Color under transparent pixels and around padded images.",
@@ -235,6 +257,9 @@ class Recipe(RecipeOptions):
     copy: bool = False
     """Whether records come from a dataset and are stored unchanged and unchecked."""
 
+    channels: int = RGB.channels
+    """Channels of stored images, which `shardkit.conversion.typed` sets."""
+
     def __post_init__(self) -> None:
         require_valid(self)
         if self.quality is not None and not 1 <= require_integer("quality", self.quality) <= 100:
@@ -250,6 +275,7 @@ class Recipe(RecipeOptions):
                 f"the resizer torch has no filter {self.filter}: use "
                 f"{' or '.join(_TORCH_FILTERS)}, or the resizer pillow"
             )
+        self._check_pixels()
         if self.dct_scaling and self.resizer != "pillow":
             raise UsageError("dct_scaling requires a resize with the resizer pillow")
         if self.resize is not None and self.resize_mode is None:
@@ -271,8 +297,32 @@ class Recipe(RecipeOptions):
                 "the encoding raw requires images of one size: resize to HxW in the mode crop, "
                 "pad or stretch"
             )
-        if self.raw_shape and self.raw_shape[0] * self.raw_shape[1] * 3 >= 2**32:
+        if math.prod(self.raw_shape or ()) >= 2**32:
             raise UsageError("resize makes raw images of over 4 GiB each")
+
+    def _check_pixels(self) -> None:
+        if not 1 <= require_integer("channels", self.channels) <= MOST_CHANNELS:
+            raise UsageError(f"channels {self.channels} is not from 1 to {MOST_CHANNELS}")
+        if self.pixels == "rgb":
+            return
+        encodings = _TYPED_ENCODINGS[self.pixels]
+        if self.encode not in encodings:
+            raise UsageError(
+                f"encode={self.encode!r} does not hold the images of pixels={self.pixels!r}: use "
+                f"{' or '.join(encodings)}, or pixels='rgb'"
+            )
+        if self.quality is not None and self.encode != "jpeg":
+            raise UsageError(f"quality with pixels={self.pixels!r} requires encode='jpeg'")
+        if self.resizer != "pillow" or self.dct_scaling:
+            raise UsageError(
+                f"resizer='torch' and dct_scaling are for pixels='rgb': leave them out with "
+                f"pixels={self.pixels!r}"
+            )
+        if self.pixels == "keep" and self.fill != WHITE:
+            raise UsageError(
+                "background has no effect with pixels='keep', which pads with 0 and keeps alpha: "
+                "leave it out"
+            )
 
     @property
     def box(self) -> _Size | None:
@@ -292,14 +342,13 @@ class Recipe(RecipeOptions):
     @property
     def raw_shape(self) -> tuple[int, int, int] | None:
         """Height, width and channels of every image stored as raw pixels, or None."""
-        return (*self.box, 3) if self.box and self.encode == "raw" else None
+        return (*self.box, self.channels) if self.box and self.encode == "raw" else None
 
     @property
     def keeps_bytes(self) -> bool:
         """Whether no image can change, so the stored sizes equal the file sizes."""
-        return self.copy or (
-            self.encode == "keep" and not (self.resize or self.orient or self.quality)
-        )
+        unchanged = not (self.resize or self.orient or self.quality)
+        return self.copy or (self.encode == "keep" and unchanged and self.pixels != "gray")
 
     @property
     def scaling(self) -> dict[str, Any]:
@@ -311,6 +360,8 @@ class Recipe(RecipeOptions):
         value = describe(self)
         if not self.copy:
             del value["copy"]
+        if self.channels == RGB.channels:
+            del value["channels"]
         return {**value, "resize_mode": self.resize_mode or "shorter"}
 
     @classmethod
@@ -384,16 +435,19 @@ class Recipe(RecipeOptions):
         if self.copy:
             return record, _notes_in(record.meta, others)
         field = record.image_field or FOREIGN_FIELD
-        if not others and field in record.fields and field not in ("raw", PLANES):
-            image = self._convert(record.fields[field], field, proven=proven)
+        typed = schema[IMAGE].pixels if IMAGE in schema else None
+        simple = field in record.fields and field not in ("raw", PLANES)
+        if not others and simple and typed is None:
+            image = self._convert(record.fields[field], image_kind(field), proven=proven)
             return _stored(record, field, image), image.notes
         fields = dict(record.fields)
         meta = {name: value for name, value in record.meta.items() if name not in NOTES}
         view, notes = None, dict[str, int]()
         if field in fields:
             turned = _orientation(record.meta)
-            image = self._convert(*_as_file(fields.pop(field), field, meta), turned=turned)
-            fields[image.field] = image.content
+            content, kind = _as_file(fields.pop(field), image_kind(field), meta, typed)
+            image = self._convert(content, kind, turned=turned, typed=typed)
+            fields[image_name(IMAGE, image.field)] = image.content
             meta |= image.described
             notes |= image.notes
             view = image.view
@@ -429,11 +483,12 @@ class Recipe(RecipeOptions):
         stored = image_field(fields, name) or f"{name}.{FOREIGN_FIELD}"
         if stored not in fields:
             return {}
-        data, kind = _as_file(fields.pop(stored), stored.rpartition(".")[2], meta.get(name))
+        typed, described = field.pixels, meta.get(name)
+        data, kind = _as_file(fields.pop(stored), image_kind(stored), described, typed)
         if field.type.follows:
             image = self._mask(data, kind, view)
         else:
-            image = self._convert(data, kind, turned=_orientation(meta.get(name)))
+            image = self._convert(data, kind, turned=_orientation(described), typed=typed)
         fields[f"{name}.{image.field}"] = image.content
         meta[name] = image.described
         return image.notes
@@ -459,7 +514,13 @@ class Recipe(RecipeOptions):
         return _Converted("png", content, view.canvas, {}, view)
 
     def _convert(
-        self, data: bytes, field: str, *, turned: int = 1, proven: bool = False
+        self,
+        data: bytes,
+        field: str,
+        *,
+        turned: int = 1,
+        proven: bool = False,
+        typed: ImageType | None = None,
     ) -> _Converted:
         """Check an image, unless it is ``proven``, and change it if the recipe says so.
 
@@ -468,10 +529,18 @@ class Recipe(RecipeOptions):
             field: Its kind.
             turned: Its EXIF orientation if it is planes, whose record has no EXIF data.
             proven: Whether it certainly decodes without a warning.
+            typed: Its type in the schema; None for RGB of 8 bits.
 
         Raises:
             BadImage: As for `apply`.
         """
+        if typed is not None:
+            return self._convert_typed(data, field, turned, typed)
+        if field == ARRAY_IMAGE:
+            raise BadImage(
+                f"its values are {ImageType.of(decode_typed(data, field)).dtype}, not uint8 with 1 "
+                "to 4 channels: use --pixels keep, or a field of the kind array"
+            )
         info = self._inspect(data, field)
         if field == PLANES:
             info = replace(info, orientation=turned)
@@ -485,11 +554,7 @@ class Recipe(RecipeOptions):
             decode(data, field, Decoding(self.fill))  # raises if re-encoding would fail too
             raise BadImage(f"it is an image of the format {info.kind}, {RE_ENCODE}")
         plan = self._plan(info, field)
-        notes: dict[str, int] = {}
-        if self.resize_mode != "pad" and not self.enlarge and self._enlarges(*info.upright):
-            notes["small"] = 1
-        if info.frames > 1:
-            notes["frames"] = info.frames
+        notes = self._header_notes(info)
         if plan is None:
             stored = field, data
             if self.encode == "planes" and field == "jpg":
@@ -502,17 +567,97 @@ class Recipe(RecipeOptions):
             return _Converted(*stored, size, notes, Geometry(size, 1, size, size))
         _check_size(plan)
         image = self._change(data, field, info, plan, notes)
-        if self.raw_shape and (image.height, image.width) != self.box:
-            raise BadImage(
-                f"it has {info.width} x {info.height} pixels, too few without enlarging or padding "
-                f"({TOO_SMALL})"
-            )
+        self._require_raw_size(image.width, image.height, info)
         if plan.field == PLANES:
             content = planes.from_rgb(np.asarray(image), self.chroma)
         else:
             content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
         view = Geometry((info.width, info.height), info.orientation, plan.size, plan.canvas)
         return _Converted(plan.field, content, image.size, notes, view)
+
+    def _header_notes(self, info: ImageInfo) -> dict[str, int]:
+        """Return the notes on an image that its header decides."""
+        notes: dict[str, int] = {}
+        if self.resize_mode != "pad" and not self.enlarge and self._enlarges(*info.upright):
+            notes["small"] = 1
+        if info.frames > 1:
+            notes["frames"] = info.frames
+        return notes
+
+    def _require_raw_size(self, width: int, height: int, info: ImageInfo) -> None:
+        """Refuse a changed image that is too small for raw pixels of one size."""
+        if self.raw_shape and (height, width) != self.box:
+            raise BadImage(
+                f"it has {info.width} x {info.height} pixels, too few without enlarging or padding "
+                f"({TOO_SMALL})"
+            )
+
+    def _convert_typed(
+        self, data: bytes, field: str, turned: int, expected: ImageType
+    ) -> _Converted:
+        """Check and change an image of the type that the schema states."""
+        info, kind = inspect_typed(data, field)
+        if field == PLANES:
+            info = replace(info, orientation=turned)
+        if self.pixels == "keep" and kind != expected:
+            raise BadImage(f"it is of {kind}; the first image is of {expected}")
+        notes = self._header_notes(info)
+        size = info.width, info.height
+        geometry = self._geometry(*info.upright)
+        turns = self.orient and info.orientation != 1
+        unchanged = geometry == (info.upright, info.upright) and not turns
+        wanted = self._typed_encoding(expected)
+        # An array from Python is not a file of the user's: PNG is smaller.
+        keeps = self.encode == "keep" and field not in (ARRAY_IMAGE, FOREIGN_FIELD)
+        same_kind = kind == expected and (keeps or wanted == field)
+        if unchanged and same_kind and self.quality is None:
+            if self.check == "decode":
+                self._decode_typed(data, field, expected, notes)
+            if info.orientation != 1:
+                notes["orientation"] = info.orientation
+            return _Converted(field, data, size, notes, Geometry(size, 1, size, size))
+        plan = _Change(wanted, *geometry)
+        _check_size(plan)
+        with in_turn_if_large(info.width, info.height):
+            pixels = turn(self._decode_typed(data, field, expected, notes), info.orientation)
+            whole = 0.0, 0.0, float(pixels.shape[1]), float(pixels.shape[0])
+            pixels = scale_typed(pixels, whole, plan.size[::-1], self.filter)
+        place = (*centered(plan.size, plan.canvas), *plan.canvas)
+        fill = _luma(self.fill) if self.pixels == "gray" else 0
+        pixels = crop_or_pad(pixels, place, fill)
+        self._require_raw_size(pixels.shape[1], pixels.shape[0], info)
+        content = encode_typed(pixels, wanted, self.quality or DEFAULT_QUALITY)
+        view = Geometry(size, info.orientation, *geometry)
+        return _Converted(wanted, content, plan.canvas, notes, view)
+
+    def _typed_encoding(self, kind: ImageType) -> str:
+        """Return the encoding of an image of a type that changes.
+
+        Raises:
+            BadImage: If the encoding of the recipe does not hold the type.
+        """
+        if self.encode == "keep":
+            return lossless_encoding(kind)
+        wanted = _ENCODED_AS[self.encode]
+        if not kind.is_held_by(wanted):
+            raise BadImage(
+                f"{self.encode} does not hold images of {kind}: use --encode keep or --encode raw"
+            )
+        return wanted
+
+    def _decode_typed(
+        self, data: bytes, field: str, kind: ImageType, notes: dict[str, int]
+    ) -> TypedPixels:
+        """Decode an image to its type; note its faults, or raise for them."""
+        warnings: list[str] = []
+        if self.pixels == "gray" and field != ARRAY_IMAGE:
+            pixels: TypedPixels = decode_gray(data, field, Decoding(self.fill), warnings)
+        else:
+            pixels = decode_typed(data, field, warnings)
+        self._judge(data, warnings, notes)
+        if ImageType.of(pixels) != kind:
+            raise BadImage(f"it is of {ImageType.of(pixels)}, not of {kind}")
+        return pixels
 
     def _planes(self, data: bytes, notes: dict[str, int]) -> tuple[str, bytes]:
         """Return field and content: a JPEG's planes if they give its pixels, or else the JPEG."""
@@ -529,12 +674,16 @@ class Recipe(RecipeOptions):
         warnings: list[str] = []
         how = Decoding(self.fill, at_least=at_least)
         pixels = decode(data, field, how, warnings=warnings)
+        self._judge(data, warnings, notes)
+        return pixels
+
+    def _judge(self, data: bytes, warnings: list[str], notes: dict[str, int]) -> None:
+        """Note what libjpeg warned about a JPEG, or raise for it."""
         for warning in warnings:
             loss = jpeg_loss(data, warning)
             if loss and not self.tolerate_damage:
                 raise BadImage(f"it is damaged: {loss} ({TOLERATE})")
             notes["damaged" if loss else "odd"] = 1
-        return pixels
 
     def _inspect(self, data: bytes, field: str) -> ImageInfo:
         try:
@@ -723,8 +872,15 @@ def _orientation(described: Any) -> int:
     return noted if type(noted) is int and 2 <= noted <= 8 else 1
 
 
-def _as_file(data: bytes, field: str, described: Any) -> tuple[bytes, str]:
-    """Return an image and its kind; raw pixels, whose size is in the metadata, as a PPM file.
+def _luma(color: Color) -> int:
+    """Return a color as Pillow's mode L has it."""
+    return int(np.asarray(Image.new("RGB", (1, 1), color).convert("L"))[0, 0])
+
+
+def _as_file(
+    data: bytes, field: str, described: Any, typed: ImageType | None = None
+) -> tuple[bytes, str]:
+    """Return an image and its kind; raw pixels, whose size is in the metadata, as a file.
 
     Raises:
         BadImage: If the size is missing.
@@ -732,6 +888,9 @@ def _as_file(data: bytes, field: str, described: Any) -> tuple[bytes, str]:
     if field != "raw":
         return data, field
     try:
+        if typed is not None:
+            shape = described["height"], described["width"], typed.channels
+            return npy_header(shape, typed.values) + data, ARRAY_IMAGE
         return b"P6 %d %d 255\n" % (described["width"], described["height"]) + data, "ppm"
     except (KeyError, TypeError) as error:
         raise BadImage(f"its metadata lacks the size of its pixels: {error!r}") from error

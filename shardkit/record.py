@@ -28,6 +28,10 @@ IMAGE_FIELDS = ("jpg", "png", "webp", "bmp", "gif", "tiff", "ppm", "raw", PLANES
 """The names of image fields. ``raw`` is uint8 pixels in the order height, width, channel, all of
 the manifest's ``raw_shape``."""
 
+ARRAY_IMAGE = "npy"
+"""The kind of an image that is an .npy file, of any `shardkit.codecs.image_type.ImageType`. Unlike
+`IMAGE_FIELDS`, its stored name states the field of the primary image too: ``image.npy``."""
+
 STORED_KINDS = (*IMAGE_FIELDS[:8], "npy", "bin", "absent", PLANES)
 """What an entry of the index describes, in the order of its codes: an image, an array, bytes, or
 nothing, where the row lacks the field. Part of the format: entries may be appended, never moved.
@@ -53,6 +57,8 @@ MAX_KEY_BYTES = 1 << 14
 
 IMAGE, LABEL = "image", "label"
 """The names of the primary image and the primary label, which training code gets by default."""
+
+_PRIMARY_ARRAY = f"{IMAGE}.{ARRAY_IMAGE}"
 
 _FIELD_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,31}(?:\.[a-z0-9][a-z0-9_]{0,31})?\Z")
 _UNQUOTED = re.compile(r"[A-Za-z0-9_~/-]*")
@@ -128,14 +134,29 @@ def image_field(names: Iterable[str], field: str = IMAGE) -> str | None:
     """
     if field == IMAGE:
         for name in names:
-            if name in IMAGE_FIELDS:
+            if name in IMAGE_FIELDS or name == _PRIMARY_ARRAY:
                 return name
         return None
     for name in names:
         before, dot, kind = name.partition(".")
-        if before == field and dot and kind in IMAGE_FIELDS:
+        if before == field and dot and (kind in IMAGE_FIELDS or kind == ARRAY_IMAGE):
             return name
     return None
+
+
+def image_name(field: str, kind: str) -> str:
+    """Return the stored name of an image: ``png``, ``image.npy``, ``left.png``.
+
+    Args:
+        field: Name of the image in the schema.
+        kind: One of `IMAGE_FIELDS`, or `ARRAY_IMAGE`.
+    """
+    return kind if field == IMAGE and kind != ARRAY_IMAGE else f"{field}.{kind}"
+
+
+def image_kind(stored: str) -> str:
+    """Return the kind of an image, given its stored name."""
+    return stored.rpartition(".")[2]
 
 
 def is_raw(stored: str) -> bool:

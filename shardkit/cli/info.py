@@ -14,7 +14,7 @@ from shardkit.cli.runner import command
 from shardkit.dataset.parts import sources_of
 from shardkit.errors import NotPublished
 from shardkit.kinds.field import field_in_words
-from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL
+from shardkit.record import IMAGE, LABEL, image_field, image_kind
 from shardkit.stores.urls import as_url
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable
@@ -65,7 +65,9 @@ def _show(place: Path | str, value: dict[str, Any]) -> None:
     say(f"{place}")
     line("format", f"{value['format']}, {amount(value['shards'], 'shard')}, {size(value['bytes'])}")
     images = ", ".join(
-        f"{count:,} {name}" for name, count in value["fields"].items() if name in IMAGE_FIELDS
+        f"{count:,} {image_kind(name)}"
+        for name, count in value["fields"].items()
+        if image_field([name])
     )
     line("images" if images else "rows", f"{value['rows']:,}" + (f" ({images})" if images else ""))
     _show_fields(value["schema"], value["rows"])
@@ -100,8 +102,9 @@ def _show(place: Path | str, value: dict[str, Any]) -> None:
 
 
 def _show_fields(schema: list[dict[str, Any]], rows: int) -> None:
-    """Print the fields of a dataset that has others than images and labels."""
-    if {field["name"] for field in schema} <= {IMAGE, LABEL}:
+    """Print the fields of a dataset that has others than RGB images and labels."""
+    typed = any(field["name"] == IMAGE and field["dtype"] for field in schema)
+    if {field["name"] for field in schema} <= {IMAGE, LABEL} and not typed:
         return
     line("fields", f"{len(schema)}")
     table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,6 +22,23 @@ the center of its first pixel is at (0.5, 0.5)."""
 
 Mask = npt.NDArray[Any]
 """A value for each pixel: shape (height, width), or (height, width, channels)."""
+
+
+_TURNS: dict[int, Callable[[Mask], Mask]] = {
+    1: lambda pixels: pixels,
+    2: np.fliplr,
+    3: lambda pixels: np.rot90(pixels, 2),
+    4: np.flipud,
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, 3),
+    7: lambda pixels: np.rot90(pixels, 2).swapaxes(0, 1),
+    8: np.rot90,
+}
+
+
+def upright(pixels: Mask, orientation: int) -> Mask:
+    """Return a view of pixels with their EXIF orientation (1 to 8) applied."""
+    return _TURNS[orientation](pixels)
 
 
 class Frame(NamedTuple):

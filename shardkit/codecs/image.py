@@ -314,7 +314,7 @@ def decode_mask(data: bytes | memoryview, field: str) -> Mask:
     """
     if field == "png" and (mask := compiled.decode_png(data, None)) is not None:
         return mask
-    with _loaded(data, field) as image:
+    with loaded(data, field) as image:
         values = np.asarray(image)
         if image.mode.startswith("I"):  # older versions of Pillow open 16-bit PNG files as 32-bit
             if values.min(initial=0) < 0 or values.max(initial=0) > _UINT16:
@@ -436,7 +436,7 @@ def _decode_by_pillow(
     how: Decoding,
     out: Pixels | None,
 ) -> Pixels:
-    with _loaded(data, field, how.at_least) as image:
+    with loaded(data, field, how.at_least) as image:
         shape = (image.height, image.width, 3)
         if out is not None and out.shape != shape:
             raise WrongSizeError(f"it is {shape[1]} x {shape[0]} pixels, not of the expected size")
@@ -451,10 +451,14 @@ def _decode_planes(data: bytes | memoryview, out: Pixels | None) -> Pixels:
 
 
 @contextlib.contextmanager
-def _loaded(
+def loaded(
     data: bytes | memoryview, field: str, at_least: tuple[int, int] = (0, 0)
 ) -> Iterator[Image.Image]:
-    """Open an image with Pillow and decode it completely."""
+    """Open an image with Pillow and decode it completely.
+
+    Raises:
+        BadImage: If that is not possible.
+    """
     if field == "png":
         with as_bad_image("it cannot be decoded"):
             check_png(data)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.image import inspect, opened
-from shardkit.record import PLANES
+from shardkit.record import ARRAY_IMAGE, PLANES
 
 # The luminance table of the JPEG standard, Annex K, which most encoders scale by their quality.
 _LUMINANCE = np.array(
@@ -56,7 +56,7 @@ def properties(data: bytes | memoryview, field: str) -> Properties:
     Raises:
         BadImage: If the header is damaged.
     """
-    if field in ("raw", PLANES):
+    if field in ("raw", PLANES, ARRAY_IMAGE):
         return Properties(b"RGB", 1, 1, icc=False, quantizers=0)
     info = inspect(bytes(data), field)
     with opened(data, field) as image:

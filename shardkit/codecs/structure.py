@@ -237,7 +237,7 @@ def check_png(data: bytes | memoryview) -> None:
         BadImage: If a checksum is wrong, or the last chunk is missing.
     """
     end = b""
-    for at, kind, content in _chunks(memoryview(data)):
+    for at, kind, content in png_chunks(memoryview(data)):
         end = kind
         if (kind == b"IHDR") != (at == _SIGNATURE):
             raise BadImage("it is damaged: IHDR is not its first chunk, or not the only one")
@@ -285,7 +285,7 @@ def plain_png(data: bytes | memoryview) -> PlainPng | None:
     if not small or data[:16] != b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR":
         return None
     pieces: list[memoryview] = []
-    for at, kind, content in _chunks(memoryview(data)):
+    for at, kind, content in png_chunks(memoryview(data)):
         size = len(content)
         if kind == b"IEND":
             return PlainPng(width, height, channels, b"".join(pieces)) if pieces else None
@@ -312,7 +312,7 @@ def png_is_whole(data: bytes | memoryview) -> bool:
             missing += rows * (1 + -(-columns * bits // 8))
     unpacker = zlib.decompressobj()
     try:
-        for _, kind, content in _chunks(view):
+        for _, kind, content in png_chunks(view):
             piece: bytes | memoryview = content if kind == b"IDAT" else b""
             while len(piece) and missing > 0:
                 missing -= len(unpacker.decompress(piece, _INFLATED))
@@ -392,7 +392,7 @@ def _coding(marker: int, bits: int) -> str:
     return f"{bits} bits, {hierarchical}{arithmetic}{_CODINGS[marker & 3]}"
 
 
-def _chunks(view: memoryview) -> Iterator[tuple[int, bytes, memoryview]]:
+def png_chunks(view: memoryview) -> Iterator[tuple[int, bytes, memoryview]]:
     """Yield the offset, type and content of each complete chunk of a PNG file."""
     at = _SIGNATURE
     while at + 12 <= len(view):

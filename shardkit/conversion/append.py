@@ -40,6 +40,7 @@ from shardkit.conversion.staging import (
     open_staging,
     refuse_overlap,
 )
+from shardkit.conversion.typed import with_types
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
@@ -136,6 +137,7 @@ def append(arguments: AppendArguments) -> Appended:
         temporary = TemporaryFolder()  # for the list of images, while the plan is used
         with full_disk_named():
             scan = _scan(opened, manifests, temporary.path, part(arguments, Builder))
+        scan = with_types(scan, next(iter(manifests.values())).fields_by_name)
         new = _new_images(directory, manifests, scan, skip_existing=arguments.skip_existing)
         if new.images or any(new.scan.problems.values()):
             first = next(iter(manifests.values()))

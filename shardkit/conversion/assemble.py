@@ -25,7 +25,7 @@ from shardkit.dataset.manifest import (
 from shardkit.dataset.reports import IGNORED, SKIPPED, report_lines
 from shardkit.errors import Problem, UsageError
 from shardkit.kinds.field import Schema
-from shardkit.record import ABSENT, IMAGE, LABEL, LABEL_FIELD, META_FIELD, STORED_KINDS
+from shardkit.record import ABSENT, IMAGE, LABEL, LABEL_FIELD, META_FIELD, STORED_KINDS, image_name
 from shardkit.system.files import as_name, sha256_of, sync
 
 
@@ -132,11 +132,10 @@ def _stored_names(part: IndexPart, schema: Schema, present: Mapping[str, int]) -
             counts[LABEL_FIELD if name == LABEL else stored] = present[name]
         elif field.type.is_picture:
             entries = part.rows if name == IMAGE else part.apart[name]
-            prefix = "" if name == IMAGE else f"{name}."
             codes = np.bincount(entries["field"], minlength=len(STORED_KINDS)).tolist()
             for kind, count in zip(STORED_KINDS, codes, strict=True):
                 if kind != ABSENT:
-                    counts[prefix + kind] = count
+                    counts[image_name(name, kind)] = count
     return counts
 
 

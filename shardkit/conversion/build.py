@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardkit.codecs.image_type import ImageType
 from shardkit.codecs.measures import MEASURES
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary
@@ -30,7 +31,7 @@ from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
 from shardkit.kinds.field import Schema, describe_schema
 from shardkit.recipe import Recipe
-from shardkit.record import IMAGE, LABEL, NO_LABEL, Record, checksums, dump_json
+from shardkit.record import IMAGE, LABEL, NO_LABEL, Record, checksums, dump_json, image_kind
 from shardkit.registry import get_format
 from shardkit.system.files import (
     has_sha256,
@@ -245,8 +246,9 @@ class _Chunk(NamedTuple):
     @property
     def spec(self) -> ShardSpec:
         """What the encoding of records depends on."""
-        meta = {"schema": describe_schema(self.schema)}
-        return ShardSpec(meta=meta, raw_shape=self.recipe.raw_shape)
+        shape = self.recipe.raw_shape
+        meta = {"schema": describe_schema(self.schema), "raw_shape": shape}
+        return ShardSpec(meta=meta, raw_shape=shape)
 
 
 class _Prepared(NamedTuple):
@@ -297,7 +299,9 @@ def _prepare(chunk: _Chunk) -> _Prepared:
                 tally.count(record, notes)
     tally.checksums += checksums(records)
     if measures is not None:
-        tally.facts.append(measure_images(lambda number: _image(records[number]), measures[rows]))
+        typed = chunk.schema[IMAGE].own_pixels if IMAGE in chunk.schema else None
+        read = partial(_image_at, records, typed)
+        tally.facts.append(measure_images(read, measures[rows]))
     pieces = get_format(chunk.format).pieces
     if pieces is None:
         return _Prepared(records, [], tally)
@@ -310,12 +314,16 @@ def _read(chunk: _Chunk, row: int) -> Prepared:
     return chunk.recipe.apply_with_notes(record, chunk.schema)
 
 
-def _image(record: Record) -> EncodedImage | None:
+def _image_at(
+    records: Sequence[Record], typed: ImageType | None, number: int
+) -> EncodedImage | None:
     """Return the image of a record as readers of the dataset will find it, if it has one."""
+    record = records[number]
     if (field := record.image_field) is None:
         return None
     meta = record.meta
-    return EncodedImage(record.fields[field], field, NO_LABEL, meta["width"], meta["height"])
+    size = meta["width"], meta["height"]
+    return EncodedImage(record.fields[field], image_kind(field), NO_LABEL, *size, typed)
 
 
 class _WrittenPart(NamedTuple):

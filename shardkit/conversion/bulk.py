@@ -47,7 +47,8 @@ def read_ordinary(
 def _read_ordinary(
     source: Images, recipe: Recipe, measures: npt.NDArray[Any] | None
 ) -> list[Prepared | None]:
-    paths = source.files() if recipe.keeps_bytes else None
+    is_plain = recipe.keeps_bytes and recipe.pixels == "rgb"
+    paths = source.files() if is_plain else None
     if paths is None:
         return [None] * len(source)
     entries = source.entries

@@ -7,6 +7,7 @@ interruption changes the result.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from shardkit._version import __version__
 from shardkit.contracts import Format, Images, Scan, StoredEntries
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.stored_order import sort_entries, stored_order
+from shardkit.conversion.typed import typed_recipe, typed_scan
 from shardkit.dataset.manifest import format_version
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Schema, describe_schema
@@ -236,6 +238,13 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
         UsageError: If a field has more classes than fit into a manifest.
     """
     options = _completed(options, scan)
+    seed = None if sorted_already else _seed(options)
+    sources = {
+        name: as_stored(images, seed=seed, limit=options.limit)
+        for name, images in scan.splits.items()
+    }
+    scan = typed_scan(scan, options.recipe, sources.values())
+    options = replace(options, recipe=typed_recipe(options.recipe, scan.schema))
     options.recipe.require_codecs()
     _require_few_classes(scan.schema)
     storage = get_format(options.to)
@@ -243,10 +252,7 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
         storage=storage,
         options=options,
         scan=scan,
-        splits=tuple(
-            _plan_split(name, source, scan, options, sorted_already=sorted_already)
-            for name, source in scan.splits.items()
-        ),
+        splits=tuple(_plan_split(name, source, scan, options) for name, source in sources.items()),
         software=software_of(storage, options.recipe),
     )
 
@@ -265,8 +271,10 @@ def _require_few_classes(schema: Schema) -> None:
 def _completed(options: ConvertOptions, scan: Scan) -> ConvertOptions:
     """Return the options with the defaults of a source: a dataset is copied."""
     recipe = options.recipe
-    if scan.records and recipe.keeps_bytes:
-        recipe = replace(recipe, copy=True, check="none")
+    typed = any(field.pixels for field in scan.schema.values())
+    if scan.records and recipe.keeps_bytes and (typed or recipe.pixels == "rgb"):
+        pixels = "keep" if typed else "rgb"
+        recipe = replace(recipe, copy=True, check="none", pixels=pixels)
         if scan.raw_shape:
             size = scan.raw_shape[:2]
             recipe = replace(recipe, encode="raw", resize=size, resize_mode="crop")
@@ -298,11 +306,8 @@ def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
     return source.take(stored_order(source.paths(), seed)[:limit])
 
 
-def _plan_split(
-    name: str, images: Images, scan: Scan, options: ConvertOptions, *, sorted_already: bool
-) -> SplitPlan:
-    seed = None if sorted_already else _seed(options)
-    source = as_stored(images, seed=seed, limit=options.limit)
+def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) -> SplitPlan:
+    images = scan.splits[name]
     cuts, sizes = _cuts(_sizes(source, options.recipe, scan), options)
     overhead = get_format(options.to).overhead + _INDEX_BYTES
     return SplitPlan(
@@ -336,7 +341,7 @@ def shard_meta(
     """Return the description of a dataset that each of its shards stores."""
     described = recipe.describe()
     return {
-        "shardkit": format_version(described),
+        "shardkit": format_version(described, typed=any(f.pixels for f in schema.values())),
         "format": to,
         "classes": schema[LABEL].classes if LABEL in schema else None,
         "schema": describe_schema(schema),
@@ -352,8 +357,9 @@ def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Iterable[int]:
     if recipe.keeps_bytes and scan.exact_sizes:
         return source.sizes()
     if recipe.raw_shape and schema.keys() <= {IMAGE, LABEL}:
-        height, width, channels = recipe.raw_shape
-        return itertools.repeat(height * width * channels, len(source))
+        kind = schema[IMAGE].pixels
+        size = math.prod(recipe.raw_shape) * (1 if kind is None else kind.values.itemsize)
+        return itertools.repeat(size, len(source))
     step = max(1, len(source) // _TRIALS)
     # Sizes are similar with either resizer. With one of them, both give the same shards.
     trial = replace(recipe, resizer="pillow")

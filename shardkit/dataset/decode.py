@@ -17,8 +17,10 @@ from shardkit.codecs.image import (
     decode,
     stated_size,
 )
+from shardkit.codecs.image_type import ImageType, TypedPixels
 from shardkit.codecs.reduced import reduced_side, reduction, sufficient_eighths
 from shardkit.codecs.turbo import Region, available, decode_region
+from shardkit.codecs.typed import decode_typed, display, inspect_typed
 from shardkit.dataset.located import EncodedImage
 from shardkit.record import PLANES
 
@@ -42,7 +44,9 @@ def decode_stored(
     out: Pixels | None = None,
     warnings: list[str] | None = None,
 ) -> Pixels:
-    """Return the pixels of a stored image.
+    """Return the pixels of a stored image, as RGB; of a typed image those that are shown.
+
+    `decode_stored_type` returns a typed image unchanged.
 
     Args:
         image: The image.
@@ -58,6 +62,9 @@ def decode_stored(
         BadImage: If the image cannot be decoded.
     """
     shape = (image.height, image.width, 3)
+    if image.pixels is not None:
+        shown = display(decode_stored_type(image, image.pixels, warnings=warnings))
+        return shown if out is None else _copied(shown, out)
     if image.field != "raw":
         pixels = decode(image.data, image.field, how, out=out, warnings=warnings)
         if pixels.shape != shape and not (any(how.at_least) and reduction(pixels.shape, shape)):
@@ -66,8 +73,42 @@ def decode_stored(
             require_stated_size(image)  # do not mistake a smaller image for a reduced one
         return pixels
     pixels = _raw(image)
-    if out is None:
-        return pixels.copy()  # the caller may write to it
+    return pixels.copy() if out is None else _copied(pixels, out)  # the caller may write to it
+
+
+def decode_stored_type(
+    image: EncodedImage, kind: ImageType, *, warnings: list[str] | None = None
+) -> TypedPixels:
+    """Return the pixels of a stored image in its own channels and dtype.
+
+    Args:
+        image: The image.
+        kind: The type that the schema states.
+        warnings: Receives libjpeg's first warning about a JPEG, if any.
+
+    Returns:
+        Shape (height, width, channels); writable.
+
+    Raises:
+        WrongSizeError: If size or type differ from index and schema.
+        BadImage: If the image cannot be decoded.
+    """
+    shape = image.height, image.width, kind.channels
+    if image.field == "raw":
+        if len(image.data) != math.prod(shape) * kind.values.itemsize:
+            raise WrongSizeError(f"it has {len(image.data)} bytes of raw pixels, not {shape}")
+        raw = np.frombuffer(image.data, kind.values).reshape(shape)
+        return raw.astype(kind.dtype)
+    pixels = decode_typed(image.data, image.field, warnings)
+    if pixels.shape != shape or pixels.dtype != kind.dtype:
+        raise WrongSizeError(
+            f"it decodes to {pixels.dtype} of shape {pixels.shape}; index and schema state "
+            f"{kind.dtype} of shape {shape}"
+        )
+    return pixels if pixels.flags.writeable else pixels.copy()
+
+
+def _copied(pixels: Pixels, out: Pixels) -> Pixels:
     out[:] = pixels
     return out
 
@@ -79,7 +120,13 @@ def require_stated_size(image: EncodedImage) -> None:
         WrongSizeError: If the sizes differ.
         BadImage: If the header is damaged.
     """
-    width, height = stated_size(image.data, image.field)
+    if image.pixels is None:
+        width, height = stated_size(image.data, image.field)
+    else:
+        info, kind = inspect_typed(bytes(image.data), image.field)
+        width, height = info.width, info.height
+        if kind != image.pixels:
+            raise WrongSizeError(f"it is of {kind}; the schema states {image.pixels}")
     # Decoding rotates some TIFF files by 90 degrees.
     if sorted((width, height)) != sorted((image.width, image.height)):
         raise WrongSizeError(

@@ -27,6 +27,7 @@ from shardkit.codecs.structure import plain_png
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
+from shardkit.record import ARRAY_IMAGE
 from shardkit.system import compiled
 
 VERSION = 2
@@ -105,7 +106,9 @@ def _measure(image: EncodedImage, measures: npt.NDArray[Any]) -> Properties | Im
     try:
         if record["done"]:
             return inspect(bytes(image.data), "jpg")
-        header = properties(image.data, image.field)
+        # Pillow does not open all typed TIFF files.
+        field = ARRAY_IMAGE if image.pixels and image.field == "tiff" else image.field
+        header = properties(image.data, field)
         measures[0] = _decoded(image, header)
         record["done"] = 1
     except BadImage:

@@ -42,6 +42,7 @@ from shardkit.record import (
     STORED_KINDS,
     Record,
     checksums,
+    image_kind,
 )
 from shardkit.system import compiled
 from shardkit.system.text import quoted, shortened
@@ -294,7 +295,8 @@ class ShardRecords:
         alone = not (self._apart or self._small)
         if name is not None:
             image = self._bytes_of(record, row, name)
-            packed = pack_row(**image, label=record.label, size=_size(meta), field=name)
+            kind = image_kind(name)
+            packed = pack_row(**image, label=record.label, size=_size(meta), field=kind)
         elif alone and IMAGE in self.schema:
             raise CorruptShard(f"{self._path} is damaged: record {quoted(record.key)} has no image")
         else:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.codecs.image import MAX_PIXELS
+from shardkit.codecs.image_type import MOST_BYTES, RGB, ImageType
 from shardkit.dataset.handles import ShardFile
 from shardkit.dataset.index import HEAD, ROW, Rows, checksum, damaged_rows
 from shardkit.errors import CorruptRecord, CorruptShard
@@ -36,6 +37,8 @@ class EncodedImage(NamedTuple):
     label: int
     width: int
     height: int
+    pixels: ImageType | None = None
+    """Channels and dtype of the image; None for RGB of 8 bits."""
 
 
 class Survey(NamedTuple):
@@ -109,6 +112,7 @@ class LocatedRows:
         self.survey: Survey | None = None
         """From the compiled module; None if it found nothing out."""
         self._announced = len(rows) == 1
+        self._pixels: ImageType | None = None
 
     def sizes(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
         """Return the width and the height of each image in pixels."""
@@ -126,6 +130,8 @@ class LocatedRows:
     ) -> None:
         """Refuse impossible lengths and sizes, before memory is allocated for them.
 
+        This also lets each image state its type.
+
         Args:
             sizes: Bytes of each row's shard.
             field: The field, if the dataset has it.
@@ -134,9 +140,10 @@ class LocatedRows:
         Raises:
             CorruptRecord: If a row of the index is damaged, or states an impossible size.
         """
+        self._pixels = None if field is None else field.own_pixels
         is_image = self.name == IMAGE or (field is not None and field.type.is_picture)
         size = field.bytes if field is not None and field.is_uniform else 0
-        if is_image or size:
+        if (is_image and self._pixels is None) or size:
             height, width, _ = raw_shape or (0, 0, 3)
             kinds = _ARRAY_CODE + 1 if size else _ARRAY_CODE
             usual = compiled.survey(self.entries, sizes, kinds, (width, height), MAX_PIXELS)
@@ -163,14 +170,16 @@ class LocatedRows:
             if len(content) != self.lengths[number]:
                 raise self.corrupt(number, "it ends beyond its shard")
         height, width, _ = raw_shape or (0, 0, 3)
+        bytes_per_pixel = (self._pixels or RGB).bytes
+        most_pixels = min(MAX_PIXELS, MOST_BYTES // bytes_per_pixel)
         pixels = index["width"].astype(np.uint64) * index["height"]  # each has 32 bits
         wrong = np.where(
             index["field"] == _RAW_CODE,
             (index["width"] != width)
             | (index["height"] != height)
-            | (lengths != 3 * width * height),
+            | (lengths != bytes_per_pixel * width * height),
             # 0 x 0 is an unchecked image whose header cannot be read.
-            ((pixels == 0) & (index["width"] + index["height"] > 0)) | (pixels > MAX_PIXELS),
+            ((pixels == 0) & (index["width"] + index["height"] > 0)) | (pixels > most_pixels),
         )
         if field is not None and field.is_uniform:
             odd = (lengths != field.bytes) & (index["field"] != _ABSENT_CODE)
@@ -241,7 +250,7 @@ class LocatedRows:
             if checksum(head, data) != self._checksums[number]:
                 raise self.corrupt(number, "its checksum does not match")
         size = self.widths[number], self.heights[number]
-        return EncodedImage(data, self.fields[number], self.labels[number], *size)
+        return EncodedImage(data, self.fields[number], self.labels[number], *size, self._pixels)
 
     @cached_property
     def _files(self) -> list[ShardFile]:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located
 from shardkit.kinds.field import Field, load_schema
-from shardkit.record import DATASET_FILE, LABEL, dump_json, is_planes, load_json
+from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, is_planes, load_json
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_local, write_atomically
 from shardkit.system.safe_paths import LinkRefused, Unfit, parts_of
 from shardkit.system.text import as_command
@@ -32,8 +32,8 @@ FACTS_NAME = "facts.npy"
 """The array of `shardkit report`: in a dataset's directory, but not part of the dataset."""
 
 FORMAT_VERSION = 2
-"""Increased when readers of an older version would misread new datasets. Version 2 has planes; a
-dataset without them is of version 1."""
+"""Increased when readers of an older version would misread new datasets. Version 2 has planes and
+typed images; a dataset without them is of version 1."""
 
 _DEEPEST = 32
 """Maximum nesting of objects and lists in a recipe or a source; writers need three levels."""
@@ -402,17 +402,21 @@ def _version(manifest: Manifest | SplitsManifest) -> int:
     """Return the format version that a manifest states."""
     if not isinstance(manifest, Manifest):
         return 1
-    return format_version(manifest.recipe, manifest.fields)
+    typed = any(field.pixels for field in manifest.fields_by_name.values())
+    return format_version(manifest.recipe, manifest.fields, typed=typed)
 
 
-def format_version(recipe: Mapping[str, Any], fields: Iterable[str] = ()) -> int:
+def format_version(
+    recipe: Mapping[str, Any], fields: Iterable[str] = (), *, typed: bool = False
+) -> int:
     """Return the lowest format version that has all that a dataset uses.
 
     Args:
         recipe: Description of the changes made to the images.
         fields: Stored names of the fields, if they are known.
+        typed: Whether images state channels and dtype.
     """
-    return 2 if recipe.get("encode") == "planes" or any(map(is_planes, fields)) else 1
+    return 2 if typed or recipe.get("encode") == "planes" or any(map(is_planes, fields)) else 1
 
 
 def _digest(value: Mapping[str, Any]) -> str:
@@ -442,6 +446,9 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
     rows = [field.rows for field in manifest.schema]
     if not manifest.fields_by_name or max(rows) > manifest.rows:
         raise ValueError("the schema has no fields, or more rows than there are")
+    pixels = manifest.fields_by_name[IMAGE].pixels if IMAGE in manifest.fields_by_name else None
+    if pixels and manifest.raw_shape and manifest.raw_shape[2] != pixels.channels:
+        raise ValueError("raw_shape has another number of channels than the image")
     names = [entry.name for entry in manifest.entries]
     for name in names:
         require_file_name(name)

@@ -70,7 +70,7 @@ def _value(exporting: Exporting, record: Record, name: str) -> Any:
     field = exporting.shards.schema[name]
     if field.type.stored_apart:
         stored = exporting.stored_bytes(record, name)
-        if stored is None or not field.type.is_picture:
+        if stored is None or _feature(field)["_type"] != "Image":
             return stored and as_file(field, stored[1])
         return {"bytes": stored[1], "path": exporting.file_name(record, stored[0])}
     if name == LABEL:

@@ -12,11 +12,13 @@ import numpy.typing as npt
 from PIL import Image
 
 from shardkit.codecs.image import decode, encode
+from shardkit.codecs.image_type import ImageType
+from shardkit.codecs.typed import encode_typed, lossless_encoding
 from shardkit.dataset.index import Index, IndexPart
 from shardkit.dataset.index_builder import IndexedRecord, open_records
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptShard, UsageError
-from shardkit.kinds.field import Field
+from shardkit.kinds.field import Field, uniform_arrays
 from shardkit.recipe import Recipe
 from shardkit.record import (
     IMAGE,
@@ -25,6 +27,7 @@ from shardkit.record import (
     NO_LABEL,
     PLANES,
     Record,
+    image_name,
     is_planes,
     is_raw,
     unquote_key,
@@ -56,7 +59,8 @@ class Exporting:
 
     shards: ShardSet
     raw_as_png: bool = False
-    """Whether to encode raw pixels and planes as PNG files."""
+    """Whether to encode raw pixels and planes as PNG files, or as .npy files where PNG does not
+    hold them."""
     report: Report | None = None
 
     def __post_init__(self) -> None:
@@ -132,6 +136,13 @@ class Exporting:
             return record
         fields = {}
         for name, content in record.fields.items():
+            if name in self._typed_raw:
+                field = self._typed_raw[name]
+                values = field.type.load(field, content)
+                kind = lossless_encoding(ImageType.of(values))
+                image = name.removesuffix("raw").removesuffix(".") or IMAGE
+                fields[image_name(image, kind)] = encode_typed(values, kind)
+                continue
             if is_raw(name):
                 pixels = np.frombuffer(content, np.uint8).reshape(self.shards.manifest.raw_shape)
             elif is_planes(name):
@@ -142,6 +153,12 @@ class Exporting:
             kind = name.rpartition(".")[2]
             fields[name.removesuffix(kind) + "png"] = encode(Image.fromarray(pixels), "png", 0)
         return replace(record, fields=fields)
+
+    @cached_property
+    def _typed_raw(self) -> dict[str, Field]:
+        """The raw pixels of typed images, by stored name."""
+        arrays = uniform_arrays(self.shards.schema, self.shards.manifest.raw_shape)
+        return {name: field for name, field in arrays.items() if is_raw(name)}
 
     def _finished(self, key: str, content: bytes) -> npt.NDArray[np.uint8]:
         try:

@@ -164,9 +164,9 @@ class Hdf5Writer:
 
     def _form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """Return dtype and shape of each value of a field whose values all have one shape."""
-        if is_raw(name):
-            return np.dtype(np.uint8), self._spec.raw_shape or ()
-        return array_form(self._spec.arrays[name]) if name in self._spec.arrays else None
+        if name in self._spec.arrays:
+            return array_form(self._spec.arrays[name])
+        return (np.dtype(np.uint8), self._spec.raw_shape or ()) if is_raw(name) else None
 
 
 def array_form(field: Field) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -356,7 +356,7 @@ class Hdf5Reader(RangeReader):
 
     def _stride(self, name: str, data: StoredArray) -> int:
         """Return the bytes of each value of a dataset with one value of one shape for each row."""
-        if is_raw(name) and len(data.shape) > 1:
+        if is_raw(name) and name not in self._arrays and len(data.shape) > 1:
             if not all(data.shape[1:]):
                 self._fail(f"field {quoted(name)} has images of no pixels")
             return math.prod(data.shape[1:])

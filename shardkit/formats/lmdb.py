@@ -19,8 +19,8 @@ import lmdb
 
 from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.formats.lmdb_pages import MalformedLmdbError, walk
-from shardkit.formats.ranges import KEY, META, RangeReader, stored_fields
-from shardkit.record import Record, dump_json
+from shardkit.formats.ranges import KEY, META, NPY, RangeReader, stored_fields
+from shardkit.record import Record, dump_json, is_raw
 from shardkit.system import compiled
 from shardkit.system.files import free_bytes
 from shardkit.system.text import quoted
@@ -151,9 +151,17 @@ class LmdbReader(RangeReader):
             self._fail(str(error))
         if len(self._keys) != len(self._fields):
             self._fail(f"row {len(self._fields) - 1} has no key")
-        for fields in self._fields if self._arrays else ():  # known only now
+        # The metadata, which state arrays and typed pixels, come last.
+        for row, fields in enumerate(self._fields):
+            if any(map(_is_raw_file, fields)):
+                self._fields[row] = dict(
+                    self._field(name, range_) if _is_raw_file(name) else (name, range_)
+                    for name, range_ in fields.items()
+                )
+        for fields in self._fields if self._arrays else ():
             for name in fields.keys() & self._arrays.keys():
-                fields[name] = self._values(name, fields[name])
+                if not is_raw(name):
+                    fields[name] = self._values(name, fields[name])
 
     def _add(self, lmdb_key: bytes, range_: Range) -> None:
         if lmdb_key == META.encode():
@@ -169,8 +177,9 @@ class LmdbReader(RangeReader):
         if stored == KEY:
             self._keys.append(self._decode_key(range_))
             return
-        name, range_ = self._field(stored, range_)
-        self._fields[-1][name] = range_
+        if not _is_raw_file(stored):
+            stored, range_ = self._field(stored, range_)
+        self._fields[-1][stored] = range_
 
     def _decode_key(self, range_: Range) -> str:
         self._check_key_size(range_.length)
@@ -178,6 +187,11 @@ class LmdbReader(RangeReader):
             return self._pread(range_).decode()
         except UnicodeDecodeError as error:
             self._fail(f"the key at byte {range_.offset} is not UTF-8: {error}")
+
+
+def _is_raw_file(stored: str) -> bool:
+    """Return whether a stored name is that of raw pixels with their header."""
+    return stored.endswith(NPY) and is_raw(stored.removesuffix(NPY))
 
 
 FORMAT = Format(

@@ -76,10 +76,10 @@ def header_of(record: Record, name: str, spec: ShardSpec) -> bytes:
         ValueError: If the field does not have the shape that the shard states for it.
     """
     shape: tuple[int, ...] | None
-    if is_raw(name):
-        dtype, shape = np.dtype(np.uint8), spec.raw_shape
-    elif name in spec.arrays:
+    if name in spec.arrays:
         dtype, shape = spec.arrays[name].values, spec.arrays[name].shape
+    elif is_raw(name):
+        dtype, shape = np.dtype(np.uint8), spec.raw_shape
     else:
         return b""
     if shape is None or len(record.fields[name]) != math.prod(shape) * dtype.itemsize:
@@ -196,7 +196,8 @@ class RangeReader(abc.ABC):
         """Return the name and range of the field stored under the name ``stored``."""
         name = stored.removesuffix(NPY)
         if is_raw(name) and name != stored:
-            return name, self._raw_values(range_)
+            typed = name in self._arrays
+            return name, self._values(name, range_) if typed else self._raw_values(range_)
         if stored in self._arrays:
             return stored, self._values(stored, range_)
         if not is_field_name(stored) or is_raw(stored):
@@ -258,7 +259,9 @@ class RangeReader(abc.ABC):
             return False
         if _RAW in table.names or not all(map(is_field_name, names)) or len({*keys}) < len(keys):
             return False
-        if raw_header:
+        if meta.length:
+            self.meta = self._parse_meta(meta)
+        if raw_header and _RAW not in self._arrays:
             column = names.index(_RAW)
             stored = table.offsets[:, column] >= 0
             starts, sizes = table.offsets[stored, column], table.lengths[stored, column]
@@ -267,8 +270,6 @@ class RangeReader(abc.ABC):
             self._check_raw(Range(int(starts[0]), int(sizes[0])))
             table.offsets[stored, column] += _RAW_HEADER_BYTES
             table.lengths[stored, column] -= _RAW_HEADER_BYTES
-        if meta.length:
-            self.meta = self._parse_meta(meta)
         for number, name in enumerate(names):
             if name in self._arrays:
                 self._move_to_values(table, number, name)

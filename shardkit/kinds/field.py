@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.geometry import Frame, Geometry
-from shardkit.record import IMAGE, LABEL, Record
+from shardkit.codecs.image_type import RGB, ImageType
+from shardkit.record import IMAGE, LABEL, Record, image_name
 from shardkit.system.text import quoted
 
 KINDS = (
@@ -265,10 +266,12 @@ class Field:
     nearest neighbor and stored without loss."""
 
     dtype: str | None
-    """Type of an array's or number's values: a NumPy name, or ``bfloat16``."""
+    """Type of an array's, number's or image's values: a NumPy name, or ``bfloat16``. Images
+    without one are RGB of 8 bits."""
 
     shape: tuple[int, ...] | None
-    """Shape of every array; None if it varies."""
+    """Shape of every array; None if it varies. Of an image with a dtype, the number of channels:
+    the shape of each pixel."""
 
     classes: tuple[str, ...] | None
     """Class names of a label, of labels, or of the labels of boxes, which have none without; of
@@ -285,8 +288,10 @@ class Field:
 
         Args:
             kind: One of `KINDS`.
-            dtype: Type of an array's or number's values, such as ``"float16"`` or ``"bfloat16"``.
-            shape: Shape of every array; None if it varies.
+            dtype: Type of an array's, number's or image's values, such as ``"float16"`` or
+                ``"bfloat16"``. Images without one are RGB of 8 bits.
+            shape: Shape of every array; None if it varies. Of an image with a dtype, its channels,
+                such as ``(1,)``.
             classes: Names or number of the classes of a label, of labels, or of boxes; of keypoints
                 those of the points of each object. If an image is flipped, points whose names
                 differ in ``left`` and ``right`` change places.
@@ -314,7 +319,7 @@ class Field:
             raise ValueError(f"a {self.kind} has {'a' if self.dtype is None else 'no'} dtype")
         if self.shape is not None:
             if kind.shape is Need.NEVER or self.dtype is None:
-                raise ValueError("only an array of a stated dtype has a shape")
+                raise ValueError("only an array or image of a stated dtype has a shape")
             if len(self.shape) > _MOST_AXES or not 0 < self.bytes < 1 << 32:
                 raise ValueError(f"the shape {self.shape} is out of range")
             if min(self.shape, default=1) < 1:
@@ -353,7 +358,20 @@ class Field:
     @property
     def is_uniform(self) -> bool:
         """Whether all values are arrays of one dtype and shape, stored end to end."""
-        return self.shape is not None
+        return self.shape is not None and not self.type.is_picture
+
+    @cached_property
+    def pixels(self) -> ImageType | None:
+        """Channels and dtype that an image states; None if it states none: RGB of 8 bits."""
+        if not self.type.is_picture or self.dtype is None or self.shape is None:
+            return None
+        (channels,) = self.shape
+        return ImageType(channels, self.dtype)
+
+    @cached_property
+    def own_pixels(self) -> ImageType | None:
+        """Channels and dtype of an image whose pixels are not RGB of 8 bits; None for others."""
+        return None if self.pixels == RGB else self.pixels
 
     def stored_name(self, name: str) -> str | None:
         """Return the stored name of this field, called ``name``; None in the metadata.
@@ -447,11 +465,21 @@ def load_schema(described: Any, classes: Sequence[str] | None) -> dict[str, Fiel
     return schema
 
 
-def uniform_arrays(schema: Schema) -> dict[str, Field]:
-    """Return the fields whose values are stored end to end without headers, by stored name."""
-    return {
+def uniform_arrays(schema: Schema, raw_shape: Sequence[int] | None = None) -> dict[str, Field]:
+    """Return the fields whose values are stored end to end without headers, by stored name.
+
+    Args:
+        schema: The fields of a dataset.
+        raw_shape: Height, width and channels of raw pixels. Those of typed images are arrays, too.
+    """
+    arrays = {
         str(field.stored_name(name)): field for name, field in schema.items() if field.is_uniform
     }
+    for name, field in schema.items():
+        if raw_shape is not None and field.pixels is not None:
+            shape = (*raw_shape[:2], field.pixels.channels)
+            arrays[image_name(name, "raw")] = Field("array", field.dtype, shape)
+    return arrays
 
 
 def columns_of(schema: Schema) -> dict[str, Field]:
@@ -473,7 +501,9 @@ def apart_of(schema: Schema) -> dict[str, Field]:
 def field_in_words(kind: str, dtype: str | None, shape: Sequence[int] | None, classes: int) -> str:
     """Return a description of a field: "array of float16, 4 x 64 x 64", "labels of 80 classes"."""
     text = kind if dtype is None else f"{kind} of {dtype}"
-    if shape is not None:
+    if shape is not None and kind == IMAGE:
+        text += f", {shape[0]} channel{'s' * (shape[0] != 1)}"
+    elif shape is not None:
         text += f", {' x '.join(map(str, shape)) or 'one value'}"
     nouns = get_kind(kind).class_nouns if kind in KINDS else Kind.class_nouns
     return f"{text} of {classes} {nouns[classes != 1]}" if classes else text

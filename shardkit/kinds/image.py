@@ -1,4 +1,4 @@
-"""The kind ``image``: RGB pixels, in the encoding of their file or as raw pixels."""
+"""The kind ``image``: pixels in the encoding of their file or raw, RGB of 8 bits or typed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,33 @@ import numpy as np
 from PIL import Image
 
 from shardkit.codecs.image import SNIFF_BYTES, sniff
-from shardkit.kinds.field import Field
+from shardkit.codecs.image_type import ImageType
+from shardkit.codecs.typed import encode_typed
+from shardkit.kinds.field import Field, Need
 from shardkit.kinds.picture import Picture, as_png
+from shardkit.record import ARRAY_IMAGE
+
+_MOST_PNG_CHANNELS = 4
 
 
 class _Image(Picture):
     name = "image"
+    dtype = Need.OPTIONAL
+    shape = Need.OPTIONAL
+
+    def check(self, field: Field) -> None:
+        """Refuse a dtype without channels, and types that no image has."""
+        if field.dtype is None:
+            return
+        if field.shape is None or len(field.shape) != 1:
+            raise ValueError("an image with a dtype has one number of channels, as in shape=(1,)")
+        ImageType(*field.shape, field.dtype)
+
+    def feature(self, field: Field) -> dict[str, Any]:
+        """Return the field as a feature of Hugging Face's ``datasets``, which knows no .npy."""
+        if field.pixels is None or field.pixels.is_held_by("png"):
+            return super().feature(field)
+        return {"_type": "Value", "dtype": "binary"}
 
     def infer(self, value: Any) -> Field | None:
         """Return the field of a PIL image, or of bytes or a path of an image file."""
@@ -24,13 +45,20 @@ class _Image(Picture):
             return Field("image") if sniff(bytes(value[:SNIFF_BYTES])) else None
         return Field("image") if isinstance(value, Image.Image) else None
 
-    def encode(self, value: Any) -> bytes:
-        """Return a PIL image, or uint8 of shape (height, width[, channels]), as a PNG file."""
+    def encode(self, value: Any) -> tuple[str, bytes]:
+        """Return the kind and the content of the file of an image.
+
+        A PIL image, or uint8 of shape (height, width[, channels]) with 1 to 4 channels, is a PNG
+        file. Other arrays are .npy files, which only conversions to typed images accept.
+        """
         if isinstance(value, Image.Image):
-            return as_png(value)
-        if value.dtype != np.uint8:
-            raise ValueError(f"an image of {value.dtype}; use uint8, or a field of the kind array")
-        return as_png(Image.fromarray(value[..., 0] if value.shape[2:] == (1,) else value))
+            return "png", as_png(value)
+        typed = value[..., None] if value.ndim == 2 else value
+        if typed.ndim != 3 or 0 in typed.shape:
+            raise ValueError(f"an image cannot be an array of shape {value.shape}")
+        if typed.dtype == np.uint8 and typed.shape[2] <= _MOST_PNG_CHANNELS:
+            return "png", as_png(Image.fromarray(value[..., 0] if typed.shape[2] == 1 else value))
+        return ARRAY_IMAGE, encode_typed(typed, ARRAY_IMAGE)
 
 
 KIND = _Image()

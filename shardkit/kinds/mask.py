@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardkit.codecs.geometry import Geometry, Mask, move_mask
+from shardkit.codecs.geometry import Geometry, move_mask, upright
 from shardkit.codecs.image import decode_mask, encode_mask
 from shardkit.errors import BadImage
 from shardkit.kinds.picture import Picture, as_png
@@ -22,13 +21,13 @@ class _Mask(Picture):
     name = "mask"
     follows = True
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: Any) -> tuple[str, bytes]:
         """Return a PIL image, or integers of shape (height, width[, channels]), as a PNG file."""
         if not isinstance(value, Image.Image):
-            return encode_mask(_values(value))
+            return "png", encode_mask(_values(value))
         if value.mode not in ("1", "L", "P", "RGB", "RGBA", "LA"):
-            return encode_mask(_values(np.asarray(value)))
-        return as_png(value)
+            return "png", encode_mask(_values(np.asarray(value)))
+        return "png", as_png(value)
 
 
 def _values(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -57,21 +56,9 @@ def moved_mask(data: bytes, field: str, geometry: Geometry) -> bytes:
     """
     mask = decode_mask(data, field)
     try:
-        return encode_mask(move_mask(_TURNS[geometry.orientation](mask), geometry.frame))
+        return encode_mask(move_mask(upright(mask, geometry.orientation), geometry.frame))
     except (ValueError, TypeError) as error:
         raise BadImage(f"it cannot be stored as PNG: {error}") from error
 
-
-_TURNS: dict[int, Callable[[Mask], Mask]] = {
-    1: lambda mask: mask,
-    2: np.fliplr,
-    3: lambda mask: np.rot90(mask, 2),
-    4: np.flipud,
-    5: lambda mask: mask.swapaxes(0, 1),
-    6: lambda mask: np.rot90(mask, 3),
-    7: lambda mask: np.rot90(mask, 2).swapaxes(0, 1),
-    8: np.rot90,
-}
-"""What turns the pixels of an image upright, by its EXIF orientation."""
 
 KIND = _Mask()

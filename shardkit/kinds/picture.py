@@ -13,7 +13,7 @@ from PIL import Image
 from shardkit.codecs.image import image_field_of
 from shardkit.kinds.field import Field, Kind
 from shardkit.kinds.values import as_numpy
-from shardkit.record import IMAGE, image_field
+from shardkit.record import image_field, image_name
 
 
 class Picture(Kind):
@@ -31,23 +31,28 @@ class Picture(Kind):
         """Return the stored name and the file of an image.
 
         A file's bytes and the file at a path are stored unchanged. PIL images, arrays (height,
-        width, channels) and tensors (channels, height, width) become PNG files.
+        width, channels) and tensors (channels, height, width) become PNG files,
+        or .npy files where PNG does not hold them.
         """
-        before = "" if name == IMAGE else f"{name}."
         if isinstance(value, (str, Path)):
             value = Path(value).read_bytes()
         if isinstance(value, (bytes, bytearray, memoryview)):
             data = bytes(value)
-            return before + image_field_of(io.BytesIO(data)), data
+            return image_name(name, image_field_of(io.BytesIO(data))), data
         if not isinstance(value, Image.Image):
             array = np.asarray(as_numpy(value))
             if array is not value and not isinstance(value, np.ndarray) and array.ndim == 3:
                 array = np.moveaxis(array, 0, -1)  # tensors have channels first
             value = array
-        return f"{before}png", self.encode(value)
+        kind, content = self.encode(value)
+        return image_name(name, kind), content
 
-    def encode(self, value: Any) -> bytes:
-        """Return a PIL image, or an array of shape (height, width[, channels]), as a PNG file."""
+    def encode(self, value: Any) -> tuple[str, bytes]:
+        """Return the kind and the content of the file of a PIL image, or of an array.
+
+        Args:
+            value: The image; an array has the shape (height, width[, channels]).
+        """
         raise NotImplementedError
 
     def feature(self, field: Field) -> dict[str, Any]:

@@ -283,7 +283,7 @@ static enum sk_code choose_piece(const sk_batch *batch, size_t number, const ent
                                  sk_piece *piece) {
     if (batch->values) {
         *piece = (sk_piece){{0, 0, 0, 0}, 0, 0, 0};
-        if (image->kind != ARRAY || image->offset < 0) return SK_UNSUPPORTED;
+        if ((image->kind != ARRAY && image->kind != RAW) || image->offset < 0) return SK_UNSUPPORTED;
         return image->length == batch->values ? SK_DONE : SK_SIZE;
     }
     if (batch->pieces != NULL)

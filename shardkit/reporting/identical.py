@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.decode import decode_stored, decode_stored_type
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.reporting.collection import Collection
@@ -66,7 +66,8 @@ def _confirm(images: Collection, rows: Rows, same: Identical) -> None:
 
 def _digest(image: EncodedImage) -> bytes:
     try:
-        pixels = decode_stored(image)
+        typed = image.pixels
+        pixels = decode_stored(image) if typed is None else decode_stored_type(image, typed)
     except BadImage:
         return hashlib.sha256(image.data).digest()
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardkit.dataset.selection import KEY_MARK, LIST_HEAD
 from shardkit.errors import UsageError
-from shardkit.record import NO_LABEL, STORED_KINDS
+from shardkit.record import IMAGE, NO_LABEL, STORED_KINDS
 from shardkit.reporting.channels import channel_statistics
 from shardkit.reporting.collection import Collection
 from shardkit.reporting.fields import describe_fields
@@ -55,7 +55,14 @@ class DatasetReport:
 
     @property
     def normalize(self) -> str:
-        """The line that normalizes these images."""
+        """The line that normalizes these images; why there is none, of other than RGB images.
+
+        `shardkit.codecs.typed.display` says which levels mean and std are of.
+        """
+        schemas = [part.shards.schema for part in self.images.parts]
+        kinds = {str(schema[IMAGE].own_pixels) for schema in schemas if schema[IMAGE].own_pixels}
+        if kinds:
+            return f"mean and std are of the pixels shown; the images are of {'; '.join(kinds)}"
         mean, std = (
             ", ".join(f"{value:.4f}" for value in levels) for levels in (self.mean, self.std)
         )

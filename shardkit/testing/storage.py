@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shardkit.contracts import Format, ShardSpec
 from shardkit.errors import CorruptShard
+from shardkit.kinds.field import Field, describe_schema
 from shardkit.record import Record
 from shardkit.testing.strategies import records
 from shardkit.testing.tools import (
@@ -162,6 +163,23 @@ class StorageConformance:
             content = [Record("a", {"raw": value})]
             with pytest.raises(ValueError, match="shape"):
                 write_shard(storage, tmp_path / str(number), content, raw_shape=shape)
+
+    def test_raw_pixels_of_a_stated_dtype_come_back(self, storage: Format, tmp_path: Path) -> None:
+        shape = (3, 5, 2)
+        schema = describe_schema({"image": Field("image", "uint16", shape[2:])})
+        content = [
+            Record(f"r{row}", {"json": b"{}"} | ({"raw": bytes([row]) * 60} if row != 2 else {}))
+            for row in range(4)
+        ]
+        meta = {"schema": schema, "raw_shape": shape, "classes": None}
+        path = write_shard(storage, tmp_path / "s", content, meta=meta, raw_shape=shape)
+        assert read_shard(storage, path) == content
+        with reading(storage, path) as reader:
+            file = path.read_bytes()
+            for record, ranges in zip(content, reader.ranges(), strict=True):
+                if "raw" in ranges:
+                    start = ranges["raw"].offset
+                    assert file[start : start + ranges["raw"].length] == record.fields["raw"]
 
     def test_many_rows_come_back(self, storage: Format, tmp_path: Path) -> None:
         content = [

@@ -17,7 +17,10 @@ from shardkit.torch.data.memory import map_tensors
 
 @dataclass(frozen=True)
 class Normalize:
-    """Convert uint8 images to floating point: ``(image / 255 - mean) / std``.
+    """Convert images to floating point: ``(image / 255 - mean) / std``.
+
+    Integers of other dtypes are divided by the largest number of their dtype instead of 255, such
+    as 65535 of uint16. Floating-point images are not divided.
 
     On the device, this needs a quarter of the bus traffic and no CPU time.
 
@@ -27,7 +30,7 @@ class Normalize:
 
     mean: Sequence[float] = (0.485, 0.456, 0.406)
     std: Sequence[float] = (0.229, 0.224, 0.225)
-    """For each channel, for values from 0 to 1; the defaults are those of ImageNet."""
+    """One number for each channel, for values from 0 to 1; the defaults are those of ImageNet."""
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
@@ -41,8 +44,19 @@ class Normalize:
             raise UsageError(f"dtype={self.dtype} is not a floating point type")
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Return uint8 images of shape (N, C, H, W) as `dtype`, in the same memory format."""
-        scale, shift = _constants(tuple(self.mean), tuple(self.std), images.device)
+        """Return images of shape (N, C, H, W) as `dtype`, in the same memory format.
+
+        Raises:
+            UsageError: If they have another number of channels than ``mean``.
+        """
+        channels = images.shape[-3]
+        if channels != len(self.mean) != 1:
+            raise UsageError(
+                f"Normalize has {len(self.mean)} values for images of {channels} channels: give "
+                "mean and std one value for each channel"
+            )
+        most = 1 if images.dtype.is_floating_point else torch.iinfo(images.dtype).max
+        scale, shift = _constants(tuple(self.mean), tuple(self.std), most, images.device)
         values = images.to(torch.float32)
         values = values.div_(scale.view(-1, 1, 1)).sub_(shift.view(-1, 1, 1))
         return values.to(self.dtype)
@@ -50,10 +64,10 @@ class Normalize:
 
 @lru_cache(maxsize=16)
 def _constants(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+    mean: tuple[float, ...], std: tuple[float, ...], most: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return divisor and shift on ``device``; cached, since each copy would synchronize."""
-    scale = torch.tensor([255 * value for value in std], device=device)
+    scale = torch.tensor([most * value for value in std], device=device)
     shift = torch.tensor([m / s for m, s in zip(mean, std, strict=True)], device=device)
     return scale, shift
 

@@ -8,11 +8,11 @@ from typing import Any
 from shardkit.codecs import planes
 from shardkit.codecs.image import decode_mask
 from shardkit.codecs.jpeg_faults import jpeg_loss
-from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.decode import decode_stored, decode_stored_type
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
-from shardkit.record import ABSENT, IMAGE, NO_LABEL, PLANES, STORED_KINDS, Record
+from shardkit.record import ABSENT, IMAGE, NO_LABEL, PLANES, STORED_KINDS, Record, image_kind
 
 RawShape = tuple[int, int, int] | None
 """The manifest's ``raw_shape``: height, width and channels of raw pixels."""
@@ -51,15 +51,20 @@ def _value_fault(
 def _image_fault(
     data: bytes, stored: str, field: Field, meta: Mapping[str, Any], raw_shape: RawShape
 ) -> str:
-    kind, width, height = stored.rpartition(".")[2], int(meta["width"]), int(meta["height"])
-    if kind == "raw" and (height, width, 3) != raw_shape:
+    kind, width, height = image_kind(stored), int(meta["width"]), int(meta["height"])
+    typed = field.own_pixels
+    if kind == "raw" and (height, width) != (raw_shape or ())[:2]:
         return "its shape differs from the manifest's raw_shape"
     warnings = list[str]()
     try:
         if field.type.follows:
             shape = decode_mask(data, kind).shape
             return "" if shape[:2] == (height, width) else f"its mask has the shape {shape}"
-        decode_stored(EncodedImage(data, kind, NO_LABEL, width, height), warnings=warnings)
+        image = EncodedImage(data, kind, NO_LABEL, width, height, typed)
+        if typed is not None:
+            decode_stored_type(image, typed, warnings=warnings)
+        else:
+            decode_stored(image, warnings=warnings)
         if kind == PLANES:
             planes.require_bands(data)
     except BadImage as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardkit.codecs.image import Pixels, decode_mask
+from shardkit.codecs.image_type import ImageType
 from shardkit.contracts import Entry, Source
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.located import EncodedImage
@@ -176,14 +177,15 @@ def _likeness(record: Record, expected: Record, stored: str, field: Field | None
             decode_mask(stored_record.fields[stored], "png") for stored_record in (record, expected)
         )
         return 100.0 if np.array_equal(one, other) else 0.0
-    return _psnr(_pixels(record, stored), _pixels(expected, stored))
+    typed = None if field is None else field.own_pixels
+    return _psnr(_pixels(record, stored, typed), _pixels(expected, stored, typed))
 
 
-def _pixels(record: Record, stored: str) -> Pixels:
+def _pixels(record: Record, stored: str, typed: ImageType | None) -> Pixels:
     name, _, kind = stored.rpartition(".")
     meta = record.meta[name] if name else record.meta
     size = int(meta["width"]), int(meta["height"])
-    return decode_stored(EncodedImage(record.fields[stored], kind, record.label, *size))
+    return decode_stored(EncodedImage(record.fields[stored], kind, record.label, *size, typed))
 
 
 def _psnr(one: Pixels, other: Pixels) -> float:

@@ -13,9 +13,10 @@ from PIL import Image, ImageCms, ImageOps
 
 from shardkit.codecs import planes
 from shardkit.codecs.image import decode, sniff
+from shardkit.codecs.typed import FILTERS
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field
-from shardkit.recipe import FILTERS, RESIZE_MODES, Recipe, parse_size
+from shardkit.recipe import RESIZE_MODES, Recipe, parse_size
 from shardkit.record import Record
 
 GREEN = (0, 200, 0)

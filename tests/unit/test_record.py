@@ -199,7 +199,7 @@ def test_json_holds_names_that_are_not_utf8() -> None:
         (("array", "object"), "no plain values"),
         (("array", "i4,i4"), "is unknown"),
         (("array", "longdouble"), "no plain values"),
-        (("array", None, (2,)), "only an array of a stated dtype"),
+        (("array", None, (2,)), "only an array or image of a stated dtype"),
         (("array", "int8", (0,)), "out of range"),
         (("array", "int8", (1,) * 17), "out of range"),
         (("array", "int8", (1 << 16, 1 << 16)), "out of range"),

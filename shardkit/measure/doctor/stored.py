@@ -21,7 +21,7 @@ from shardkit.conversion.plan import ConvertOptions
 from shardkit.measure.doctor.command import Provenance, provenance_of
 from shardkit.measure.runner.session import Session
 from shardkit.recipe import Recipe
-from shardkit.record import PLANES
+from shardkit.record import IMAGE, PLANES
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.machine import usable_cpus
 from shardkit.torch.data.datasets import ShardDataset, open_dataset
@@ -87,6 +87,8 @@ def stored_images(dataset: Any) -> Any:
         stored = stored_images(dataset.dataset)
         return None if stored is None else Subset(stored, dataset.indices)
     if isinstance(dataset, ShardDataset):
+        if IMAGE in dataset.schema and dataset.schema[IMAGE].own_pixels:
+            return None  # remedies are for RGB
         return open_dataset(dataset.path, decode="bytes")
     samples = getattr(dataset, "samples", None)
     # A list of (path, label) makes it an image folder, as in torchvision.

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from shardkit.codecs.image import WHITE, Decoding
+from shardkit.codecs.image_type import RGB
 from shardkit.codecs.turbo import available
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import Fetching
@@ -32,9 +33,10 @@ from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, Several
 from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import BatchContext, EpochCell
+from shardkit.torch.data.typed import TypedReader
 from shardkit.torch.data.values import read_apart, read_column
 
-DECODES = ("pil", "numpy", "torch", "bytes")
+DECODES = ("pil", "numpy", "torch", "native", "bytes")
 JPEG_DECODING = ("exact", "fast")
 
 Function = Callable[..., Any]
@@ -69,7 +71,9 @@ class ReaderOptions:
         "pil",
         help="Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height, "
         "width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory, "
-        "``bytes`` for the stored bytes. An `ImageOp`, such as ``RandomResizedCrop(224)``, "
+        "``bytes`` for the stored bytes. ``native`` is another name of ``torch``. Images of other "
+        "types (``--pixels``) keep their channels and dtype, in operations, too; ``pil`` requires "
+        "a mode of Pillow. An `ImageOp`, such as ``RandomResizedCrop(224)``, "
         "crops while decoding and returns images as ``torch`` does; it selects one crop for "
         "all images, masks, boxes and keypoints of a row. A mapping sets each field "
         "separately; boxes and keypoints then follow ``image``. Masks have the shape "
@@ -186,7 +190,7 @@ class ShardDataset(Dataset[Sample]):
             decode, transform = transform, None
         self.transform: Function | Transforms | None = transform
         self.target_transform = options.target_transform
-        self.decode = decode
+        self.decode = _as_torch(decode)
         self.jpeg = options.jpeg
         self._shards = options.open()
         self.selected: npt.NDArray[np.int64] | None = None
@@ -523,7 +527,7 @@ class ShardDataset(Dataset[Sample]):
                 decode = self._decode_of(name)
                 fixed = decode.fixed_size if isinstance(decode, ImageOp) else None
                 pixels = fixed[0] * fixed[1] if fixed else self.mean_pixels(rows, name)
-                values = pixels * (1 if kind.follows else 3)
+                values = pixels * (1 if kind.follows else (self.schema[name].pixels or RGB).bytes)
                 plain = self._function(name) is None and name not in joint
                 total += values * (1 if plain else 4)
             elif name in self.schema and self.schema[name].is_uniform:
@@ -632,7 +636,9 @@ class ShardDataset(Dataset[Sample]):
         """Return a reader of images or masks."""
         if name in self._followers:
             require_one_size(batch, self._leading or name, name)
-        reader = MaskReader if kind.follows else ImageReader
+        reader: type[ImageReader] = MaskReader if kind.follows else ImageReader
+        if self.schema[name].own_pixels is not None:
+            reader = TypedReader
         return reader(batch, name, self._decode_of(name), self._function(name), self._decoding)
 
     @cached_property
@@ -670,6 +676,13 @@ class ShardDataset(Dataset[Sample]):
             )
         red, green, blue = color
         return Decoding((red, green, blue), fast=self.jpeg == "fast")
+
+
+def _as_torch(decode: Decode | Mapping[str, Decode]) -> Decode | dict[str, Decode]:
+    """Return ``decode`` with ``torch`` for its other name, ``native``."""
+    if isinstance(decode, Mapping):
+        return {name: "torch" if value == "native" else value for name, value in decode.items()}
+    return "torch" if decode == "native" else decode
 
 
 def _names(key: str | tuple[str, ...]) -> tuple[str, ...]:

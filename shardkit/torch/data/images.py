@@ -50,6 +50,9 @@ class ImageReader:
     values: Any = None
     """The images: the array of `block`, or a list."""
 
+    pixel_bytes = 3
+    """Bytes of a decoded pixel."""
+
     def __init__(
         self,
         rows: BatchRows,
@@ -120,25 +123,25 @@ class ImageReader:
         """
         first = readers[0]
         if first.decode == "bytes":
-            return [Values(reader._stored()) for reader in readers]
+            return [Values(reader.stored()) for reader in readers]
         for reader in readers:
-            reader._check_sizes()
-            reader._allocate()
+            reader.check_sizes()
+            reader.allocate()
         views_of: dict[int, list[ImageReader]] = {}
         for reader, numbers in zip(readers, _fill(readers), strict=True):
             for number in numbers:
                 views_of.setdefault(number, []).append(reader)
         if views_of:
-            with first._buffered():
+            with first.buffered():
                 for number in sorted(views_of):
                     views = views_of[number]
                     # Transforms run right after decoding, while the image is in the CPU cache.
                     for view, pixels in zip(views, first._pixels(number, views), strict=True):
                         if view.block is None:
                             view.values[number] = view._transformed(number, pixels)
-        return [reader._result() for reader in readers]
+        return [reader.result() for reader in readers]
 
-    def _stored(self) -> list[Any]:
+    def stored(self) -> list[Any]:
         """Return the stored bytes, or what the transform makes of them."""
         values, transform = self.rows.stored(self.name), self.transform
         if transform is None:
@@ -146,19 +149,19 @@ class ImageReader:
         numbered = enumerate(values)
         return [self.rows.transformed(self.name, transform, value, n) for n, value in numbered]
 
-    def _present(self) -> Sequence[int]:
+    def present(self) -> Sequence[int]:
         """Return the positions of the rows that have the image."""
         if self.located.survey is not None or ABSENT not in self.located.fields:
             return range(len(self.rows))
         return [number for number, kind in enumerate(self.located.fields) if kind != ABSENT]
 
     @contextlib.contextmanager
-    def _buffered(self) -> Iterator[None]:
+    def buffered(self) -> Iterator[None]:
         """Provide a buffer for the bytes of the longest image."""
         with scratch(self.located.longest) as self._buffer:
             yield
 
-    def _check_sizes(self) -> None:
+    def check_sizes(self) -> None:
         """Compare implausible sizes in the index with the images, before allocating memory.
 
         The decoder compares all other sizes later.
@@ -166,7 +169,7 @@ class ImageReader:
         # Otherwise, the sizes in the index do not determine how much memory is allocated.
         if self.decode == "pil" or self._all_small():
             return
-        with self._buffered():
+        with self.buffered():
             for number in self._inflated():
                 stored = self.located.read(number, self._buffer)
                 with self.rows.naming_record(self.located, number):
@@ -182,7 +185,7 @@ class ImageReader:
                 crop = self.crops[number]
                 pixels = max(pixels, math.prod(crop.size), math.prod(crop.scaled or (0,)))
             likely = max(_INFLATED_BYTES, _INFLATION * located.lengths[number])
-            if 3 * pixels > likely and located.fields[number] not in ("raw", ABSENT):
+            if self.pixel_bytes * pixels > likely and located.fields[number] not in ("raw", ABSENT):
                 yield number
 
     def _all_small(self) -> bool:
@@ -203,9 +206,9 @@ class ImageReader:
         most: int = (
             max(map(mul, located.widths, located.heights)) if survey is None else survey.most_pixels
         )
-        return 3 * max(most, scaled, math.prod(self.size)) <= _INFLATED_BYTES
+        return self.pixel_bytes * max(most, scaled, math.prod(self.size)) <= _INFLATED_BYTES
 
-    def _allocate(self) -> None:
+    def allocate(self) -> None:
         """Provide memory for the result."""
         if self.size is None or self.transform is not None:
             self.values = [None] * len(self.rows)
@@ -213,7 +216,8 @@ class ImageReader:
         self.block = new_block((len(self.located), *self.size, 3), shared=len(self.located) > 1)
         self.values = self.block.numpy()
 
-    def _result(self) -> Values:
+    def result(self) -> Values:
+        """Return the images: in a block if they have one."""
         if self.block is None:
             return Values(self.values)
         if self.decode == "numpy":
@@ -265,7 +269,7 @@ class ImageReader:
 
 def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:
     """Fill blocks with the compiled module; return the positions that it leaves of each view."""
-    first, left = readers[0], [reader._present() for reader in readers]
+    first, left = readers[0], [reader.present() for reader in readers]
     views = [reader.compiled_view() for reader in readers]
     blocks = [view for view in views if view is not None]
     if blocks:
@@ -299,16 +303,16 @@ class MaskReader(ImageReader):
         masks = [reader for reader in readers if isinstance(reader, MaskReader)]
         first = masks[0]
         if first.decode == "bytes":
-            return [Values(reader._stored()) for reader in masks]
+            return [Values(reader.stored()) for reader in masks]
         for reader in masks:
-            reader._check_sizes()
+            reader.check_sizes()
             reader.values = [None] * len(reader.rows)
-        with first._buffered():
-            for number in first._present():
+        with first.buffered():
+            for number in first.present():
                 mask = first._mask(number)
                 for reader in masks:  # a transform may change its mask
                     reader._keep(mask if len(masks) == 1 else mask.copy(), number)
-        return [reader._result() for reader in masks]
+        return [reader.result() for reader in masks]
 
     def _keep(self, mask: Mask, number: int) -> None:
         """Keep the view of a mask."""
@@ -317,7 +321,8 @@ class MaskReader(ImageReader):
         value = self._typed(mask) if listed else mask
         self.values[number] = self.rows.transformed(self.name, self.transform, value, number)
 
-    def _result(self) -> Values:
+    def result(self) -> Values:
+        """Return the masks: in one array if they can be."""
         if self.transform is None and self.decode != "pil":
             return self._stacked(self.values)
         return Values(self.values)

@@ -17,13 +17,14 @@ from PIL import Image
 
 from shardkit.codecs import scaling
 from shardkit.codecs.image import sniff
+from shardkit.codecs.typed import FILTERS
 from shardkit.conversion.assemble import Assembly
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions, make_plan
 from shardkit.dataset.manifest import load_manifest
 from shardkit.errors import UsageError
-from shardkit.recipe import FILTERS, RESIZE_MODES, Recipe
+from shardkit.recipe import RESIZE_MODES, Recipe
 from shardkit.record import Record
 from shardkit.sources.imagefolder import scan_imagefolder
 

@@ -321,6 +321,7 @@ FAULTS: list[tuple[str, _Writer, _Reader]] = [
     ("any_records_come_back", TarWriter, LosesTheLastRecord),
     ("any_records_come_back", TarWriter, GivesMemoryViews),
     ("raw_pixels_of_one_shape_come_back", InvertsPixels, TarReader),
+    ("raw_pixels_of_a_stated_dtype_come_back", InvertsPixels, TarReader),
     ("raw_pixels_of_another_shape_are_refused", PadsPixels, TarReader),
     ("any_rows_come_in_the_requested_order", TarWriter, SortsRows),
     ("rows_come_in_the_requested_order", TarWriter, SortsRows),

@@ -420,7 +420,8 @@ def test_the_error_of_the_wrong_class_names_open_dataset(root: Path) -> None:
 
 
 def test_the_error_for_an_unknown_decode_lists_all(photos: Path) -> None:
-    with pytest.raises(UsageError, match="'jpeg' is unknown; choose from pil, numpy, torch, bytes"):
+    words = "'jpeg' is unknown; choose from pil, numpy, torch, native, bytes"
+    with pytest.raises(UsageError, match=words):
         open_dataset(photos, decode="jpeg")
     with pytest.raises(
         UsageError, match=r"pass an operation, without quotes: decode=shardkit\.Cen"

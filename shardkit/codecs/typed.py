@@ -1,0 +1,330 @@
+"""Images of any `ImageType`: decode to their own channels and dtype, change, encode, and display.
+
+`shardkit.codecs.image` makes all images RGB of 8 bits; here nothing changes a type silently.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from shardkit.codecs.decode_errors import as_bad_image
+from shardkit.codecs.geometry import upright
+from shardkit.codecs.image import (
+    MAX_PIXELS,
+    Decoding,
+    ImageInfo,
+    Pixels,
+    decode,
+    in_turn_if_large,
+    inspect,
+    loaded,
+    opened,
+)
+from shardkit.codecs.image_type import DTYPES, GRAY, MOST_BYTES, RGB, ImageType, TypedPixels
+from shardkit.codecs.png16 import decode_png16, encode_png16, png_header
+from shardkit.codecs.tiff import decode_tiff
+from shardkit.errors import BadImage
+from shardkit.record import ARRAY_IMAGE, PLANES
+from shardkit.system.npy import npy_header, read_npy
+
+FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+}
+"""Pillow's antialiased filters by name."""
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom of a part of an image, in pixels."""
+
+_RGBA = ImageType(4, "uint8")
+_MODES = {
+    "1": GRAY,
+    "L": GRAY,
+    "LA": ImageType(2, "uint8"),
+    "RGBA": _RGBA,
+    "I": ImageType(1, "int32"),
+    "I;16": ImageType(1, "uint16"),
+    "F": ImageType(1, "float32"),
+}
+"""The types of Pillow's modes; all others are converted to RGB."""
+
+_WIDE = ("PNG", "PPM")
+"""Pillow's formats whose mode ``I`` is 16 bits without a sign."""
+
+_WIDE_COLOR = re.compile(rb"P[36]\s+(?:#[^\n]*\n\s*)*[0-9]+\s+(?:#[^\n]*\n\s*)*[0-9]+\s+([0-9]+)")
+"""The header of a PPM file in color, with its largest value."""
+
+
+def inspect_typed(data: bytes, field: str) -> tuple[ImageInfo, ImageType]:
+    """Return what an image's header states, and the type that `decode_typed` gives it.
+
+    Args:
+        data: The encoded image.
+        field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS` except ``raw``,
+            `ARRAY_IMAGE`, or a foreign one.
+
+    Raises:
+        BadImage: If the header is damaged, or states too many pixels or bytes.
+    """
+    if field in (ARRAY_IMAGE, "tiff"):  # one has no header of images, Pillow does not know some
+        pixels = decode_typed(data, field)
+        return ImageInfo(pixels.shape[1], pixels.shape[0]), ImageType.of(pixels)
+    info = inspect(data, field)
+    kind = _stated_type(data, field)
+    _require_fitting(kind, info.width, info.height)
+    return info, kind
+
+
+def decode_typed(
+    data: bytes | memoryview, field: str, warnings: list[str] | None = None
+) -> TypedPixels:
+    """Decode an image to its own channels and dtype, without applying its EXIF orientation.
+
+    Palettes become RGB, images of 1 bit 0 and 255, and transparent colors a further channel. CMYK
+    becomes RGB. Of an animation, decodes the first frame.
+
+    Args:
+        data: The encoded image.
+        field: As for `inspect_typed`.
+        warnings: Receives libjpeg's first warning about a JPEG, if any.
+
+    Returns:
+        Shape (height, width, channels); its type is an `ImageType`.
+
+    Raises:
+        BadImage: If the image cannot be decoded completely, or has no `ImageType`.
+    """
+    if field == ARRAY_IMAGE:
+        return _load_array(data)
+    if field == "tiff":
+        return _as_image(decode_tiff(data))
+    kind = _stated_type(data, field)
+    if field == "png" and kind.dtype == "uint16":
+        return _decode_png16(data)
+    if field in ("jpg", PLANES):
+        pixels = decode(data, field, warnings=warnings)
+        return np.ascontiguousarray(pixels[:, :, :1]) if kind == GRAY else pixels
+    with loaded(data, field) as image:
+        _require_fitting(kind, image.width, image.height)
+        with as_bad_image("it cannot be decoded", image.width * image.height):
+            values = np.asarray(_converted(image, kind))
+    return values.reshape(*values.shape[:2], kind.channels).astype(kind.dtype)
+
+
+def decode_gray(data: bytes | memoryview, field: str, how: Decoding, warnings: list[str]) -> Pixels:
+    """Decode an image to one channel of 8 bits: luma of its RGB pixels, as Pillow's mode L.
+
+    Images of 16 bits keep their upper eight bits, as in `shardkit.codecs.image.decode`.
+
+    Returns:
+        uint8 of shape (height, width, 1).
+
+    Raises:
+        BadImage: If it cannot be decoded, or its values have no defined range.
+    """
+    if field == "tiff":
+        pixels = _as_image(decode_tiff(data))
+        kind = ImageType.of(pixels)
+        if kind.dtype not in ("uint8", "uint16") or kind.channels not in (1, 3):
+            raise BadImage(f"it is of {kind}, which has no gray image of 8 bits: --pixels keep")
+        narrow = (pixels >> 8 if kind.dtype == "uint16" else pixels).astype(np.uint8)
+        rgb = np.broadcast_to(narrow, (*pixels.shape[:2], 3))
+    else:
+        rgb = decode(data, field, how, warnings=warnings)
+    return np.asarray(Image.fromarray(np.ascontiguousarray(rgb)).convert("L"))[:, :, None]
+
+
+def encode_typed(pixels: TypedPixels, field: str, quality: int = 0) -> bytes:
+    """Encode pixels of shape (height, width, channels), without metadata.
+
+    Args:
+        pixels: Pixels of an `ImageType` that the encoding holds.
+        field: ``png``, ``npy`` or ``raw``, which are lossless, or ``jpg``.
+        quality: 1 to 100; for jpg.
+
+    Raises:
+        BadImage: If the encoding does not support an image of this size.
+    """
+    kind = ImageType.of(pixels)
+    if field in (ARRAY_IMAGE, "raw"):
+        values = np.ascontiguousarray(pixels, kind.values)
+        header = npy_header(values.shape, values.dtype) if field == ARRAY_IMAGE else b""
+        return header + values.tobytes()
+    height, width = pixels.shape[:2]
+    with as_bad_image(f"{width} x {height} pixels cannot be stored as {field}", width * height):
+        if kind.dtype == "uint16":
+            return encode_png16(pixels)
+        image = Image.fromarray(pixels[:, :, 0] if kind.channels == 1 else pixels)
+        buffer = io.BytesIO()
+        options = {"quality": quality} if field == "jpg" else {}
+        image.save(buffer, "JPEG" if field == "jpg" else "PNG", **options)
+        return buffer.getvalue()
+
+
+def lossless_encoding(kind: ImageType) -> str:
+    """Return the encoding of changed images: ``png`` where it holds the type, else ``npy``."""
+    return "png" if kind.is_held_by("png") else ARRAY_IMAGE
+
+
+def turn(pixels: TypedPixels, orientation: int) -> TypedPixels:
+    """Return pixels with an EXIF orientation (1 to 8) applied."""
+    return np.ascontiguousarray(upright(pixels, orientation))
+
+
+def scale_typed(pixels: TypedPixels, box: Box, size: tuple[int, int], filter_: str) -> TypedPixels:
+    """Return a box of an image, scaled as Pillow scales float32, each channel by itself.
+
+    Integers are rounded to the nearest and clipped to their dtype. float32 holds integers up to
+    16,777,216 exactly, so larger ones lose their lowest bits.
+
+    Args:
+        pixels: Shape (height, width, channels).
+        box: The part to scale.
+        size: Height and width of the result.
+        filter_: One of `FILTERS`.
+
+    Returns:
+        The dtype of ``pixels``, shape (height, width, channels); ``pixels`` itself if nothing
+        changes.
+    """
+    height, width = pixels.shape[:2]
+    if box == (0.0, 0.0, float(width), float(height)) and size == (height, width):
+        return pixels
+    out = np.empty((*size, pixels.shape[2]), pixels.dtype)
+    for channel in range(pixels.shape[2]):
+        values = np.ascontiguousarray(pixels[:, :, channel], np.float32)
+        scaled = np.asarray(Image.fromarray(values).resize(size[::-1], FILTERS[filter_], box))
+        if pixels.dtype.kind != "f":
+            limits = np.iinfo(pixels.dtype)
+            # As float64, which has the limits of all integers of 32 bits.
+            scaled = np.rint(scaled.astype(np.float64)).clip(limits.min, limits.max)
+        with np.errstate(over="ignore"):  # float16: filters overshoot
+            out[:, :, channel] = scaled
+    return out
+
+
+def crop_or_pad(
+    pixels: TypedPixels, place: tuple[int, int, int, int], fill: int = 0
+) -> TypedPixels:
+    """Return a rectangle of an image; pixels outside the image are ``fill``.
+
+    Args:
+        pixels: Shape (height, width, channels).
+        place: Left, top, width and height.
+        fill: Value of all channels.
+
+    Returns:
+        Shape (height, width, channels); a view if the rectangle is inside the image.
+    """
+    left, top, width, height = place
+    bottom, right = max(0, top + height), max(0, left + width)
+    inside = pixels[max(0, top) : bottom, max(0, left) : right]
+    if inside.shape[:2] == (height, width):
+        return inside
+    out = np.full((height, width, pixels.shape[2]), fill, pixels.dtype)
+    top, left = max(0, -top), max(0, -left)
+    out[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+    return out
+
+
+def display(pixels: TypedPixels) -> Pixels:
+    """Return an image as it is shown: RGB of 8 bits.
+
+    uint8 is shown as it is. Values of other dtypes are stretched linearly, from the smallest to the
+    largest finite value of the image, to 0 to 255. Of 3 channels or more, the first three are red,
+    green and blue; of others, the first one is gray.
+
+    Returns:
+        uint8 of shape (height, width, 3), writable.
+    """
+    shown: npt.NDArray[Any] = pixels[:, :, :3] if pixels.shape[2] >= 3 else pixels[:, :, :1]
+    if shown.dtype != np.uint8:
+        values = shown.astype(np.float64)
+        finite = values[np.isfinite(values)]
+        low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+        scale = 255 / (high - low) if high > low else 0.0
+        scaled = (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) * scale
+        shown = np.rint(scaled).astype(np.uint8)
+    return np.array(np.broadcast_to(shown, (*pixels.shape[:2], 3)), order="C")
+
+
+def _stated_type(data: bytes | memoryview, field: str) -> ImageType:
+    """Return the type of an image, from its header."""
+    if field == PLANES:
+        return RGB
+    if field == "png":
+        header = png_header(data)
+        if header.depth == 16:
+            return ImageType(header.channels, "uint16")
+    if field == "ppm":
+        head = bytes(data[:4096])
+        match = _WIDE_COLOR.match(head)
+        if match and int(match[1]) > 255:
+            raise BadImage("it is a PPM of 16 bits in color; convert it to PNG or TIFF")
+    with opened(data, field) as image:
+        return _type_of(image)
+
+
+def _type_of(image: Image.Image) -> ImageType:
+    """Return the type that `_converted` gives an image of Pillow."""
+    mode = "I;16" if image.mode.startswith("I;16") else image.mode
+    if mode == "I" and image.format in _WIDE:
+        mode = "I;16"
+    kind = _MODES.get(mode, RGB)
+    if image.has_transparency_data and kind.dtype == "uint8":
+        return ImageType(2, "uint8") if mode in ("1", "L", "LA") else _RGBA
+    return kind
+
+
+def _converted(image: Image.Image, kind: ImageType) -> Image.Image:
+    """Return an image in the mode of its type."""
+    mode = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}.get(kind.channels, "")
+    if kind.dtype != "uint8" or image.mode == mode:
+        return image
+    return image.convert(mode)
+
+
+def _decode_png16(data: bytes | memoryview) -> TypedPixels:
+    header = png_header(data)
+    _require_fitting(ImageType(header.channels, "uint16"), header.width, header.height)
+    with in_turn_if_large(header.width, header.height):
+        return decode_png16(data, header)
+
+
+def _load_array(data: bytes | memoryview) -> TypedPixels:
+    """Return the image in an .npy file, of shape (height, width[, channels])."""
+    try:
+        return _as_image(read_npy(data))
+    except ValueError as error:
+        raise BadImage(f"it is damaged: {str(error)[:200]}") from error
+
+
+def _as_image(array: npt.NDArray[Any]) -> TypedPixels:
+    """Return an array as an image of shape (height, width, channels), if it can be one."""
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim != 3 or 0 in array.shape or array.dtype.name not in DTYPES:
+        raise BadImage(f"an image cannot be an array of {array.dtype}, shape {array.shape}")
+    try:
+        kind = ImageType.of(array)
+    except ValueError as error:
+        raise BadImage(str(error)) from error
+    _require_fitting(kind, array.shape[1], array.shape[0])
+    return np.ascontiguousarray(array)
+
+
+def _require_fitting(kind: ImageType, width: int, height: int) -> None:
+    """Refuse images of too many pixels or bytes."""
+    if width < 1 or height < 1 or width * height > MAX_PIXELS or not kind.fits(width, height):
+        raise BadImage(
+            f"it states {width} x {height} pixels of {kind}, over the limit of {MAX_PIXELS} pixels "
+            f"and {MOST_BYTES} bytes"
+        )
