@@ -64,6 +64,8 @@ _ENDPOINT = {
 _BAD_NAME = "path segment"
 """What the client's errors about names contain, such as "contained empty path segment"."""
 
+_NO_BUCKET = "NoSuchBucket|ContainerNotFound"
+
 _DIGEST = "sha256"
 """Metadata of each object that `ObjectStore.put` writes."""
 
@@ -221,7 +223,7 @@ class ObjectStore(Store):
         )
 
     def _missing(self, name: str, error: Exception) -> ShardkitError:
-        if not re.search("NoSuchBucket|ContainerNotFound", str(error)):
+        if not re.search(_NO_BUCKET, str(error)):
             return super()._missing(name, error)
         region = "the region (AWS_REGION) and " if self._scheme == "s3" else ""
         return UsageError(
@@ -234,6 +236,8 @@ class ObjectStore(Store):
         reason, text = _reason(error), str(error)
         if _BAD_NAME in text:
             return self._wrong_name(text)
+        if re.search(_NO_BUCKET, text):  # a listing has no type of error for it
+            return self._missing(name, error)
         remedy = _SET[self._scheme]
         without = r"169\.254|Account must be"  # the client asks the machine for credentials
         if self._scheme == "s3" and not _has_credentials():

@@ -100,7 +100,7 @@ def test_jobs_read_the_url(photos: Path, tmp_path: Path) -> None:
 
     for command in (
         ("convert", "imagefolder", URL, target, "--to", "webdataset", "--plan-only"),
-        ("work", target),
+        ("work", target, "--claim"),
         ("commit", target),
     ):
         assert invoke(*command).exit_code == 0
