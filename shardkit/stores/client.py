@@ -234,10 +234,8 @@ class ObjectStore(Store):
     def _error(self, name: str, error: Exception) -> ShardkitError:
         what = f"{self.url}/{name}".rstrip("/")
         reason, text = _reason(error), str(error)
-        if _BAD_NAME in text:
-            return self._wrong_name(text)
-        if re.search(_NO_BUCKET, text):  # a listing has no type of error for it
-            return self._missing(name, error)
+        if re.search(f"{_BAD_NAME}|{_NO_BUCKET}", text):  # listings have no types of errors for it
+            return self._wrong_name(text) if _BAD_NAME in text else self._missing(name, error)
         remedy = _SET[self._scheme]
         without = r"169\.254|Account must be"  # the client asks the machine for credentials
         if self._scheme == "s3" and not _has_credentials():

@@ -37,7 +37,7 @@ class ReadsAnother(ImageFolder):
 
 class DescribesItsPlace(ImageFolder):
     def describe(self, split: str) -> Mapping[str, Any]:
-        return {"name": str(self.root)}
+        return {"name": str(self.place)}
 
 
 class ReadsAnything(ImageFolder):
