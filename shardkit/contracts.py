@@ -311,6 +311,13 @@ class Source(ABC):
         """
         return None
 
+    chunk_bytes: int = 1 << 20
+    """Bytes of images that a process prepares at a time; more if reads of several overlap."""
+
+    def ahead(self, split: str, entries: Sequence[Entry]) -> None:
+        """Start to read images; the same process then calls `read` for each, in this order."""
+        return
+
     def only(self, entries: Sequence[Entry]) -> Source:
         """Return a source with these images alone, if it holds them in memory, for a worker."""
         return self
@@ -467,6 +474,10 @@ class Images:
     def files(self) -> Sequence[bytes] | None:
         """Return the file of each image; see `Source.files`."""
         return self.source.files(self.split, self.entries)
+
+    def ahead(self) -> None:
+        """Start to read the images; see `Source.ahead`."""
+        self.source.ahead(self.split, self.entries)
 
     def take(self, rows: Iterable[int]) -> Images:
         """Return only the images of ``rows``, in that order."""
@@ -645,6 +656,9 @@ class SourceKind:
 
     of_files: bool = False
     """Whether a path or pattern names all files, so they can be copied from URLs first."""
+
+    reads_urls: bool = False
+    """Whether it reads from object stores by itself, without a copy."""
 
     refuses_shards: bool = False
     """Whether shards of shardkit have its suffix, but it would take their records for images, or

@@ -47,7 +47,7 @@ def append_command(
       shardkit append dataset --from more-photos
       shardkit append dataset --from photos --skip-existing
     """
-    source = copied(run, options.source, copies)
+    source = copied(run, options.source, copies, dataset)
     with progress_bar(run, "appending") as tally:
         words["workers"] = words["workers"] or usable_cpus()
         appended = append(dataset, source, **words, on_progress=tally)

@@ -127,7 +127,7 @@ class CommandOptions:
 
 
 def _convert(
-    run: Run, options: CommandOptions, source: Source, src: Path, dst: Path, **words: Any
+    run: Run, options: CommandOptions, source: Source, src: Path | str, dst: Path, **words: Any
 ) -> None:
     """Convert a source, or plan it; ``words`` are the options of `convert`."""
     if options.report is not None:
@@ -212,4 +212,4 @@ class _Command(Command):
                 require_root(src, of_source["root"])
             src = copied(run, src, Copies(cache=of_source.pop("cache")))
         source = open_source(self._kind.name, src, **of_source)
-        _convert(run, options, source, src, dst, **words)
+        _convert(run, options, source, as_url(src) or src, dst, **words)

@@ -42,7 +42,7 @@ _FIRST = 3
 """Images to show of each split, so that the user can check paths and classes."""
 
 
-def show_plan(src: Path, dst: Path | str, plan: Plan) -> None:
+def show_plan(src: Path | str, dst: Path | str, plan: Plan) -> None:
     """Print the plan of a conversion."""
     say(f"would convert {src} to {dst} ({plan.storage.title}); nothing was written")
     for term, text in plan.scan.understood.items():
@@ -111,7 +111,7 @@ def _by_reason(problems: Iterable[Problem]) -> str:
     )
 
 
-def show_planned(src: Path, dst: Path | str, jobs: int) -> None:
+def show_planned(src: Path | str, dst: Path | str, jobs: int) -> None:
     """Print what to do after a plan for jobs was written."""
     say(f"planned {src} to {dst}: {amount(jobs, 'task')}, 0 to {jobs - 1}")
     place = shlex.quote(str(dst))
@@ -119,7 +119,7 @@ def show_planned(src: Path, dst: Path | str, jobs: int) -> None:
 
 
 def show_converted(
-    src: Path | None,
+    src: Path | str | None,
     dst: Path | str,
     converted: Converted,
     tally: Tally,

@@ -52,7 +52,7 @@ def repair_command(
     """
     for source in options.sources:
         _require_source(source)
-    sources = [copied(run, source, copies) for source in options.sources]
+    sources = [copied(run, source, copies, dataset) for source in options.sources]
     total = OpenedDirectory(dataset).rows
     with progress_bar(run, "repairing", total=total) as tally:
         repaired = repair(dataset, one_or_all(sources), workers=workers.count, on_progress=tally)

@@ -9,8 +9,10 @@ from pathlib import Path
 from shardkit.cli.printing import progress_bar
 from shardkit.cli.run import Run
 from shardkit.contracts import SourceOptions
-from shardkit.errors import UsageError
+from shardkit.dataset.opened import OpenedDirectory
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.options import option
+from shardkit.registry import get_source
 from shardkit.stores.urls import as_url
 from shardkit.transfer.download import download
 
@@ -26,20 +28,30 @@ class Copies(SourceOptions):
     )
 
 
-def copied(run: Run, source: Path, copies: Copies) -> Path:
+def copied(run: Run, source: Path, copies: Copies, dataset: Path | None = None) -> Path:
     """Return a source's local path; copy its files first if it is a URL, perhaps with ``@ROOT``.
+
+    A URL is returned as it is if ``dataset`` was made by a source that reads URLs by itself.
 
     Raises:
         UsageError: If it is a URL and no folder is given, or a file does not exist.
         ShardkitError: If the files cannot be copied.
     """
-    if as_url(source) is None:
+    if as_url(source) is None or (dataset is not None and _reads_urls(dataset)):
         return source
     if copies.cache is None:
         raise UsageError(f"{as_url(source)} is a URL: name a local folder for a copy with --cache")
     url, at, root = _with_root(source)
     with progress_bar(run, "copying") as tally:
         return Path(f"{download(url, copies.cache, on_progress=tally)}{at}{root}")
+
+
+def _reads_urls(dataset: Path) -> bool:
+    try:
+        manifests = OpenedDirectory(dataset).manifests().values()
+        return all(get_source(manifest.source["kind"]).reads_urls for manifest in manifests)
+    except (ShardkitError, KeyError):  # the command itself reports what is wrong with it
+        return False
 
 
 def require_root(source: Path, root: str | None) -> None:

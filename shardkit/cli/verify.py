@@ -89,7 +89,7 @@ def verify_command(
         receipt = load_receipt(options.check_receipt)
     if written is not None:
         require_new(written)
-    sources = one_or_all([copied(run, source, copies) for source in options.against])
+    sources = one_or_all([copied(run, source, copies, dataset) for source in options.against])
     with progress_bar(run, "verifying", total=_count(dataset)) as tally:
         result = verify(
             dataset,

@@ -121,9 +121,8 @@ class _UnwantedError(Exception):
         self.result = result
 
 
-_CHUNK_BYTES = 1 << 20
 _CHUNK_ROWS = 256
-"""Limits of a chunk in bytes and images: large enough that passing it on costs little."""
+"""Maximum images of a chunk; `Source.chunk_bytes` limits its bytes."""
 
 
 class _Tally:
@@ -267,7 +266,7 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
     start = size = 0
     for row, entry in enumerate(source.entries):
         size += max(entry.bytes, raw_bytes)
-        if row > start and (size > _CHUNK_BYTES or row - start == _CHUNK_ROWS):
+        if row > start and (size > source.source.chunk_bytes or row - start == _CHUNK_ROWS):
             part = source.take(range(start, row))
             yield _Chunk(part, task.recipe, task.schema, task.format, task.facts)
             start, size = row, max(entry.bytes, raw_bytes)
@@ -285,6 +284,8 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     with recipe.at_work():
         plain = chunk.schema.keys() <= {IMAGE, LABEL}
         ordinary = read_ordinary(source, recipe, measures) if plain else [None] * len(source)
+        if not all(ordinary):
+            source.ahead()
         for row in range(len(source)):
             try:
                 record, notes = ordinary[row] or _read(chunk, row)

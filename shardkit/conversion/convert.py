@@ -110,7 +110,8 @@ class ConvertArguments(  # its fields have the reverse order
 
     source: str | Path | Source | Any = field(
         metadata=about(
-            "A folder with one folder for each class, or images alone, or splits of either; or "
+            "A folder, or its URL in an object store, with one folder for each class, or images "
+            "alone, or splits of either; or "
             "another `shardkit.contracts.Source`; or samples: a sequence or iterable, such as a "
             "PyTorch dataset, of dicts, `shardkit.Sample` objects or tuples of images (bytes, "
             "paths, PIL images), arrays, tensors, numbers and texts. An iterable is read once, "

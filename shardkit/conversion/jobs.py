@@ -104,7 +104,7 @@ def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: boo
             file.writelines(report_lines(plan.scan.ignored.get(split.name, ())))
     saved = {
         "fingerprint": saved_digest(staging.state),
-        "source": [kind, str(source.absolute())],
+        "source": [kind, as_url(source) or str(source.absolute())],
         "options": _describe_options(plan.options),
         "software": plan.software,
         "classes": plan.scan.classes,
@@ -170,7 +170,7 @@ class PlannedSource(ListedSource):
     """The source that a plan names, not opened."""
 
     def __init__(self, kind: str, path: str) -> None:
-        if not os.path.isabs(path) or type(kind) is not str:
+        if not (os.path.isabs(path) or as_url(path)) or type(kind) is not str:
             # Sources also take MODULE:FUNCTION@PATH, which only a user may give.
             raise ValueError("its source is not an absolute path")
         super().__init__(path, SourceOptions())

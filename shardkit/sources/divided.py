@@ -263,6 +263,15 @@ class Divided(Source):
         """Return the file of each image; see `shardkit.contracts.Source.files`."""
         return self._source.files("", entries)
 
+    @property
+    def chunk_bytes(self) -> int:  # type: ignore[override]
+        """Bytes of images that a process prepares at a time."""
+        return self._source.chunk_bytes
+
+    def ahead(self, split: str, entries: Sequence[Entry]) -> None:
+        """Start to read images; see `shardkit.contracts.Source.ahead`."""
+        self._source.ahead("", entries)
+
     def only(self, entries: Sequence[Entry]) -> Divided:
         """Return a source with these images alone, if they are in memory."""
         source = self._source.only(entries)

@@ -6,15 +6,12 @@ import errno
 import itertools
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.codecs.image import image_field_of
 from shardkit.contracts import (
     LOOSE,
     Entry,
@@ -30,28 +27,25 @@ from shardkit.contracts import (
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.options import option
 from shardkit.record import DATASET_FILE, NO_LABEL, Record, make_keys
-from shardkit.sources.image_files import open_at_once, read_file, require_inside
+from shardkit.sources.bucket_folder import open_place
+from shardkit.sources.image_files import require_inside
 from shardkit.sources.images import IMAGE_SUFFIXES, image_record
-from shardkit.sources.inputs import require_machine
-from shardkit.system.files import as_name, as_text, read_small, require_local
+from shardkit.sources.places import (
+    BROKEN_LINK,
+    NO_FILE,
+    TOO_LARGE,
+    UNREADABLE_FOLDER,
+    Finder,
+    Place,
+    walk_order,
+)
+from shardkit.system.files import read_small
 from shardkit.system.text import is_within
 
 SPLIT_NAMES = frozenset(
     ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
 )
 """A source whose folders all have one of these names, in any case, holds splits."""
-
-MAX_BYTES = 0x7FFFF000
-"""Maximum size of an image file: Linux reads no more at once."""
-
-NO_FILE = "neither a file nor a folder"
-BROKEN_LINK = "a broken link"
-TOO_LARGE = f"it is larger than the limit of {MAX_BYTES:,} bytes"
-UNREADABLE_FOLDER = "the folder cannot be read"
-"""Reasons (or the start of one) for which a scan cannot list a path as an image."""
-
-_STORED = ("utf-8", "surrogateescape")
-"""Encoding of names in datasets, whatever the locale."""
 
 _NEVER_LISTED = {NO_FILE, BROKEN_LINK, TOO_LARGE, *map(os.strerror, errno.errorcode)}
 """Reasons for which a scan reports a bad file without listing it as an image."""
@@ -88,7 +82,7 @@ class ImageFolder(PartedSource):
     class, no folder is entered twice.
 
     Args:
-        root: The folder.
+        root: The folder, or its URL: ``s3://BUCKET/PATH``, ``gs://`` or ``az://``.
         options: The options. ``class_order``: ``plain`` sorts class names as torchvision does.
             ``natural`` sorts numbers in them by value. Any other value is the path of a text file
             with one class per line; it may name classes without a folder. ``splits``: whether the
@@ -100,34 +94,40 @@ class ImageFolder(PartedSource):
     kind = "imagefolder"
 
     def __init__(self, root: str | Path, options: FolderOptions | None = None) -> None:
-        require_local(root)
-        self.root = Path(root)
+        self.place = open_place(root)
         self.options = options or FolderOptions()
-        self._prefix = os.path.join(root, "")
 
     def __str__(self) -> str:
-        return str(self.root)
+        return str(self.place)
 
     def paths(self) -> Sequence[Path]:
-        """Return the folder."""
-        return [self.root]
+        """Return the folder, if it is local."""
+        return self.place.local()
+
+    @property
+    def chunk_bytes(self) -> int:  # type: ignore[override]
+        """Bytes of images that a process prepares at a time."""
+        return self.place.chunk_bytes
 
     def describe(self, split: str) -> Mapping[str, Any]:
         """Return the name of the folder, or of the split's folder."""
-        return {"name": as_text(self._folder(split).resolve().name)}
+        return {"name": self.place.inner(split).name}
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image file."""
         require_inside(entry.path)
-        return image_record(entry, read_file(self.locate(split, entry), entry.bytes, entry.stamp))
+        return image_record(entry, self.place.read(entry, _below(split, entry.path)))
 
     def locate(self, split: str, entry: Entry) -> str:
-        """Return the path of an image file."""
-        path = f"{split}/{entry.path}" if split else entry.path
-        return self._prefix + as_name(path)
+        """Return the path or URL of an image."""
+        return self.place.locate(_below(split, entry.path))
+
+    def ahead(self, split: str, entries: Sequence[Entry]) -> None:
+        """Start to read images."""
+        self.place.ahead(entries, [_below(split, entry.path) for entry in entries])
 
     def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
-        """Return the file of each image."""
+        """Return the file of each image, if they are local."""
         if type(self).read is not _READ:
             return None  # another class reads otherwise
         try:
@@ -135,8 +135,7 @@ class ImageFolder(PartedSource):
                 require_inside(entry.path)
         except BadImage:
             return None  # `read` says which
-        prefix = os.fsencode(self._prefix) + (split.encode(*_STORED) + b"/" if split else b"")
-        return [prefix + entry.path.encode(*_STORED) for entry in entries]
+        return self.place.paths([_below(split, entry.path) for entry in entries])
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images of each split, in the order of labels and paths.
@@ -171,10 +170,10 @@ class ImageFolder(PartedSource):
             UsageError: If the folder is missing or unreadable, the file of ``class_order`` does not
                 name each class once, or ``splits`` is required.
         """
-        folders = _top_folders(self.root)
-        splits = _are_splits(folders) if self.options.splits is None else self.options.splits
-        names = [as_text(folder.name) for folder in folders] if splits else [""]
-        inner = {name: [*map(_name, _top_folders(self._folder(name)))] for name in names}
+        folders, splits = self.place.folders(), self.options.splits
+        splits = _are_splits(self.place, folders) if splits is None else splits
+        names = folders if splits else [""]
+        inner = {name: self.place.inner(name).folders() for name in names}
         class_names = {name for classes in inner.values() for name in classes}
         if classes is None:
             ordered = _ordered(
@@ -193,7 +192,7 @@ class ImageFolder(PartedSource):
                     (labels[name], name) for name in class_folders[start : start + step]
                 )
                 parts.append(SourcePart(split, _Folders(labeled=True, classes=of_part)))
-        loose = sorted(set(map(as_text, os.listdir(self.root))).difference(names)) if splits else []
+        loose = sorted(set(self.place.names()).difference(names)) if splits else []
         ignored: dict[str, list[Problem]] = {name: [] for name in names}
         ignored[names[0]] += [Problem(path=name, reason="outside any split") for name in loose]
         scan = Scan(
@@ -207,8 +206,8 @@ class ImageFolder(PartedSource):
 
     def list_part(self, part: SourcePart) -> PartListing:
         """List the images of some class folders, in the order of labels and paths."""
-        finder = _Finder(self._folder(part.split))
-        entries = ((part.split, entry) for entry in finder.entries(part.place))
+        finder = self.place.inner(part.split).finder()
+        entries = ((part.split, entry) for entry in _find(finder, part.place))
         return PartListing(entries, finder.problems, finder.ignored)
 
     def require_images(self, scan: Scan) -> None:
@@ -218,14 +217,14 @@ class ImageFolder(PartedSource):
             UsageError: If there are neither images nor problems.
         """
         if not any(map(len, scan.splits.values())) and not any(scan.problems.values()):
-            if (self.root / DATASET_FILE).is_file():
+            if self.place.has(DATASET_FILE):
                 raise UsageError(
-                    f"{self.root} is a shardkit dataset, not a folder of images: use `shardkit "
+                    f"{self.place} is a shardkit dataset, not a folder of images: use `shardkit "
                     "convert dataset` or `shardkit merge`; `shardkit diff` compares two datasets"
                 )
             kinds = ", ".join(sorted(IMAGE_SUFFIXES))
             raise UsageError(
-                f"there are no images in {self.root}: no file has image content or a suffix of "
+                f"there are no images in {self.place}: no file has image content or a suffix of "
                 f"{kinds}"
             )
 
@@ -249,10 +248,7 @@ class ImageFolder(PartedSource):
             entry._replace(key=key)
             for key, entry in zip(make_keys(by_path), by_path.values(), strict=True)
         ]
-        return sorted(listed, key=lambda entry: (entry.label, _walk(entry.path)))
-
-    def _folder(self, split: str) -> Path:
-        return self.root / as_name(split)
+        return sorted(listed, key=lambda entry: (entry.label, walk_order(entry.path)))
 
 
 _READ = ImageFolder.read
@@ -274,47 +270,23 @@ def _was_never_listed(problem: Problem) -> bool:
     return problem.reason in _NEVER_LISTED or problem.reason.startswith(UNREADABLE_FOLDER)
 
 
-def _walk(path: str) -> list[tuple[bool, str]]:
-    """Return a sort key that puts a folder's files before its subfolders, as a scan does."""
-    *folders, name = path.split("/")
-    return [*((True, folder) for folder in folders), (False, name)]
+def _below(split: str, path: str) -> str:
+    return f"{split}/{path}" if split else path
 
 
-def _open(path: str) -> BufferedReader:
-    return open(path, "rb", opener=open_at_once)
-
-
-def _top_folders(root: Path) -> list[Path]:
-    try:
-        return sorted(
-            (path for path in root.iterdir() if not path.name.startswith(".") and path.is_dir()),
-            key=lambda path: as_text(path.name),
-        )
-    except FileNotFoundError:
-        raise UsageError(f"the source folder {root} does not exist") from None
-    except NotADirectoryError:
-        raise UsageError(f"the source {root} is a file, not a folder") from None
-    except OSError as error:
-        raise UsageError(f"the source folder {root} cannot be read: {error.strerror}") from error
-
-
-def _are_splits(folders: Sequence[Path]) -> bool:
-    named = [folder for folder in folders if folder.name.lower() in SPLIT_NAMES]
-    inner = [folder for folder in named if _top_folders(folder)]
+def _are_splits(place: Place, folders: Sequence[str]) -> bool:
+    named = [folder for folder in folders if folder.lower() in SPLIT_NAMES]
+    inner = [folder for folder in named if place.inner(folder).folders()]
     if len(named) == len(folders):
         return bool(inner)
     if inner:
         other = next(folder for folder in folders if folder not in named)
         verb = "looks like a split" if len(inner) == 1 else "look like splits"
         raise UsageError(
-            f"{inner[0].parent}: {', '.join(folder.name for folder in inner)} {verb}, but "
-            f"{other.name} does not: pass splits=True for splits, or splits=False for classes"
+            f"{place}: {', '.join(inner)} {verb}, but {other} does not: "
+            "pass splits=True for splits, or splits=False for classes"
         )
     return False
-
-
-def _name(path: Path) -> str:
-    return as_text(path.name)
 
 
 class _Folders(NamedTuple):
@@ -326,105 +298,16 @@ class _Folders(NamedTuple):
     """Label and name of each class folder; none for the folder of the split."""
 
 
-class _Finder:
-    """Walks folders of classes, or a folder of unlabeled images."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.ignored: list[Problem] = []
-        self.problems: list[Problem] = []
-        self._prefix = os.path.join(root, "")
-
-    def entries(self, folders: _Folders) -> Iterator[Entry]:
-        """Yield the images, by label and path."""
-        for label, name in folders.classes:
-            yield from _entries(self._files(name, recurse=True), label)
-        if folders.labeled and not folders.classes:
-            loose = [_loose(path) for path, *_ in self._files("", recurse=False)]
-            self.ignored += [*self.problems, *loose]
-            self.problems.clear()
-        elif not folders.labeled:
-            yield from _entries(self._files("", recurse=False), NO_LABEL)
-
-    def _files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, int, int]]:
-        """Yield path, size and time of each image below ``top``, and report everything else."""
-        seen = {_identity(os.stat(self.root))} if top else set()
-        waiting = [top]
-        while waiting:
-            folder = waiting.pop()
-            inner = []
-            for name in self._list(folder, seen):
-                path = f"{folder}/{name}" if folder else name
-                if name.startswith("."):
-                    self._ignore(path, "hidden")
-                    continue
-                status = self._stat(path)
-                if status is None:
-                    continue  # reported
-                if stat.S_ISDIR(status.st_mode):
-                    inner.append(path)
-                elif not stat.S_ISREG(status.st_mode):
-                    report = self._blame if self._claims_image(path) else self._ignore
-                    report(path, NO_FILE)
-                elif self._claims_image(path) or self._is_image(path):
-                    if status.st_size <= MAX_BYTES:
-                        yield path, status.st_size, status.st_mtime_ns
-                    else:
-                        self._blame(path, TOO_LARGE)
-            if recurse:
-                waiting += reversed(inner)
-
-    def _list(self, folder: str, seen: set[tuple[int, int]]) -> list[str]:
-        """Return the sorted names in ``folder``; nothing for a folder that was listed before."""
-        try:
-            status = os.stat(self._at(folder))
-            names = sorted(map(as_text, os.listdir(self._at(folder))))
-        except OSError as error:
-            require_machine(error, self._at(folder))
-            self._blame(folder or ".", f"{UNREADABLE_FOLDER}: {error.strerror}")
-            return []
-        if _identity(status) in seen:
-            self._ignore(folder, "a link to a folder that was already read")
-            return []
-        seen.add(_identity(status))
-        return names
-
-    def _at(self, path: str) -> str:
-        return self._prefix + as_name(path)
-
-    def _stat(self, path: str) -> os.stat_result | None:
-        try:
-            return os.stat(self._at(path))
-        except OSError as error:
-            require_machine(error, self._at(path))
-            dangling = error.errno == errno.ENOENT and os.path.islink(self._at(path))
-            reason = BROKEN_LINK if dangling else f"{error.strerror}"
-            report = self._blame if self._claims_image(path) else self._ignore
-            report(path, reason)
-            return None
-
-    def _claims_image(self, path: str) -> bool:
-        _, dot, suffix = path.rpartition(".")
-        return (dot + suffix).lower() in IMAGE_SUFFIXES
-
-    def _is_image(self, path: str) -> bool:
-        try:
-            with _open(self._at(path)) as file:
-                image_field_of(file)
-        except BadImage:
-            self._ignore(path, "not an image")
-            return False
-        except OSError as error:
-            require_machine(error, self._at(path))
-            self._ignore(path, f"cannot be read: {error.strerror}")
-            return False
-        return True
-
-    def _ignore(self, path: str, reason: str) -> None:
-        self.ignored.append(Problem(path=path, reason=reason))
-
-    def _blame(self, path: str, reason: str) -> None:
-        self.problems.append(Problem(path=path, reason=reason))
+def _find(finder: Finder, folders: _Folders) -> Iterator[Entry]:
+    """Yield the images, by label and path."""
+    for label, name in folders.classes:
+        yield from _entries(finder.files(name, recurse=True), label)
+    if folders.labeled and not folders.classes:
+        loose = [_loose(path) for path, *_ in finder.files("", recurse=False)]
+        finder.ignored += [*finder.problems, *loose]
+        finder.problems.clear()
+    elif not folders.labeled:
+        yield from _entries(finder.files("", recurse=False), NO_LABEL)
 
 
 def _entries(files: Iterable[tuple[str, int, int]], label: int) -> Iterator[Entry]:
@@ -438,10 +321,6 @@ def _entries(files: Iterable[tuple[str, int, int]], label: int) -> Iterator[Entr
 
 def _loose(path: str) -> Problem:
     return Problem(path=path, reason=LOOSE)
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 def _ordered(names: Iterable[str], class_order: str) -> tuple[str, ...]:
@@ -492,7 +371,9 @@ SOURCE = SourceKind(
       shardkit convert imagefolder photos dataset --to lmdb
       shardkit convert imagefolder photos dataset --to webdataset --resize 256 --quality 90
       shardkit convert imagefolder photos dataset --to hdf5 --resize 224x224 --encode raw --enlarge
+      shardkit convert imagefolder s3://bucket/photos dataset --to lmdb
     """,
     options=FolderOptions,
+    reads_urls=True,
     source=ImageFolder,
 )

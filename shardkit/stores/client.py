@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -23,10 +24,14 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.stores.store import Exists, Missing, Store, timeout
+from shardkit.stores.store import Exists, Listed, Missing, Store, timeout
+from shardkit.system.text import quoted
 
 PART = 8 << 20
 """Bytes of a request: few enough to finish within the time limit at 2.5 Mbit/s."""
+
+_PAGE = 1000
+"""Objects of a listing at a time."""
 
 _RETRIES = 8
 _RETRY_SECONDS = 60
@@ -56,6 +61,11 @@ _ENDPOINT = {
 }
 """Variables with the address of another server."""
 
+_BAD_NAME = "path segment"
+"""What the client's errors about names contain, such as "contained empty path segment"."""
+
+_NO_BUCKET = "NoSuchBucket|ContainerNotFound"
+
 _DIGEST = "sha256"
 """Metadata of each object that `ObjectStore.put` writes."""
 
@@ -63,7 +73,7 @@ _DIGEST = "sha256"
 class ObjectStore(Store):
     """A store that obstore knows."""
 
-    errors = (BaseError, OSError)
+    errors = (BaseError, OSError, ValueError)
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -72,6 +82,8 @@ class ObjectStore(Store):
         client: Any = {"timeout": f"{timeout()}s", "allow_http": server.startswith("http://")}
         retry: Any = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
         more: Any = {"checksum_algorithm": "SHA256"} if self._scheme == "s3" else {}
+        if self._scheme == "s3" and _is_set("AWS_REQUEST_PAYER"):
+            more["request_payer"] = True
         if self._scheme == "s3" and not _has_credentials():
             more |= self._configured()
         try:
@@ -113,9 +125,7 @@ class ObjectStore(Store):
 
         Stores state seconds. The ETag, which changes with the content, decides the rest.
         """
-        head = self._repeated(name, lambda: obstore.head(self._store, name))
-        seconds, tag = int(head["last_modified"].timestamp()), str(head["e_tag"])
-        return head["size"], seconds * 10**9 + crc32(tag.encode()) % 10**9
+        return _version(self._repeated(name, lambda: obstore.head(self._store, name)))
 
     def names(self) -> list[str]:
         """Return the names of the objects directly below the URL, not in folders."""
@@ -133,6 +143,50 @@ class ObjectStore(Store):
             return {entry["path"]: entry["size"] for page in listed for entry in page}
 
         return self._repeated("*", ask)
+
+    def folders(self, folder: str) -> tuple[list[str], list[str]]:
+        """Return the names of the folders and of the objects directly in a folder."""
+        answer = self._repeated(
+            folder or "*", lambda: obstore.list_with_delimiter(self._store, folder or None)
+        )
+        objects = [entry["path"] for entry in answer["objects"]]
+        return [_last(path) for path in answer["common_prefixes"]], [*map(_last, objects)]
+
+    def listing(self, folder: str, *, deep: bool) -> Iterator[list[Listed]]:
+        """Yield the objects in a folder, perhaps also below it, some at a time.
+
+        A listing that fails after the client's own attempts is not resumed.
+        """
+        with self._named(folder or "*"):
+            if deep:
+                for page in obstore.list(self._store, folder or None, chunk_size=_PAGE):
+                    yield [*map(_listed, page)]
+            else:
+                yield [
+                    *map(
+                        _listed,
+                        obstore.list_with_delimiter(self._store, folder or None)["objects"],
+                    )
+                ]
+
+    def whole(self, name: str, size: int, stamp: int) -> bytes | None:
+        """Return the content of an object; None if it is not the version that was listed."""
+        listed = (size, stamp)
+        if size > PART:
+            if self.version(name) != listed:
+                return None
+            data = bytearray()
+            while len(data) < size:
+                data += self.read(name, len(data), min(len(data) + PART, size))
+            return bytes(data) if self.version(name) == listed else None
+
+        def ask() -> bytes | None:
+            answer = obstore.get(self._store, name)
+            if _version(answer.meta) != listed:
+                return None
+            return bytes(answer.bytes())
+
+        return self._complete(name, size, ask)
 
     def create(self, name: str, content: bytes) -> None:
         """Write an object that does not exist yet.
@@ -165,11 +219,11 @@ class ObjectStore(Store):
 
     def _is_transient(self, error: Exception) -> bool:
         return isinstance(error, (GenericError, JoinError)) and not re.search(
-            r"status code: 4(?!29)", str(error)
+            rf"status code: 4(?!29)|{_BAD_NAME}", str(error)
         )
 
     def _missing(self, name: str, error: Exception) -> ShardkitError:
-        if not re.search("NoSuchBucket|ContainerNotFound", str(error)):
+        if not re.search(_NO_BUCKET, str(error)):
             return super()._missing(name, error)
         region = "the region (AWS_REGION) and " if self._scheme == "s3" else ""
         return UsageError(
@@ -180,14 +234,21 @@ class ObjectStore(Store):
     def _error(self, name: str, error: Exception) -> ShardkitError:
         what = f"{self.url}/{name}".rstrip("/")
         reason, text = _reason(error), str(error)
+        if re.search(f"{_BAD_NAME}|{_NO_BUCKET}", text):  # listings have no types of errors for it
+            return self._wrong_name(text) if _BAD_NAME in text else self._missing(name, error)
         remedy = _SET[self._scheme]
         without = r"169\.254|Account must be"  # the client asks the machine for credentials
         if self._scheme == "s3" and not _has_credentials():
             without += "|Missing A|403|401|[Cc]redential"
-        if re.search("ExpiredToken|TokenRefreshRequired|RequestExpired", text):
-            return UsageError(f"{what}: the credentials have expired; renew them ({reason})")
-        if re.search("InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AuthenticationF", text):
-            return UsageError(f"{what}: the credentials are wrong ({reason}); {remedy}")
+        expired = re.search("ExpiredToken|TokenRefreshRequired|RequestExpired", text)
+        wrong = "InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AuthenticationF"
+        if expired or re.search(wrong, text):
+            end = (
+                f"have expired; renew them ({reason})"
+                if expired
+                else f"are wrong ({reason}); {remedy}"
+            )
+            return UsageError(f"{what}: the credentials {end}")
         if re.search("AuthorizationHeaderMalformed|PermanentRedirect|IncorrectEndpoint", text):
             region = re.search(r"<Region>([a-z0-9-]{1,32})</Region>|expecting '([a-z0-9-]+)'", text)
             name = next(filter(None, region.groups()), "") if region else "REGION"
@@ -195,20 +256,49 @@ class ObjectStore(Store):
         if re.search(without, text):
             return UsageError(f"{what}: there are no credentials; {remedy}")
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-            return UsageError(
-                f"{what}: access is denied ({reason}); ask the owner of the bucket for "
-                "permission to read and list it, and to write if you upload"
-            )
+            return self._denied(what, reason)
         if "error sending request" in reason:
             server = _ENDPOINT[self._scheme]
             reason += f": the server does not answer; check the network and {server}"
         return ShardkitError(f"{what} cannot be used: {reason}")
 
+    def _denied(self, what: str, reason: str) -> UsageError:
+        asks_to_pay = self._scheme == "s3" and not _is_set("AWS_REQUEST_PAYER")
+        payer = "; if the bucket's readers pay, set AWS_REQUEST_PAYER=true" if asks_to_pay else ""
+        return UsageError(
+            f"{what}: access is denied ({reason}); ask the owner of the bucket for permission to "
+            f"read and list it, and to write if you upload{payer}"
+        )
+
+    def _wrong_name(self, text: str) -> UsageError:
+        key = re.search(r'Path "([^"]{1,1024})"', text)
+        return UsageError(
+            f"{self.url} has an object whose name has //, . or .. as a folder"
+            f"{': ' + quoted(key[1]) if key else ''}; it cannot be read: rename it, or name a "
+            "folder without it"
+        )
+
+
+def _version(meta: Mapping[str, Any]) -> tuple[int, int]:
+    seconds, tag = int(meta["last_modified"].timestamp()), str(meta["e_tag"])
+    return meta["size"], seconds * 10**9 + crc32(tag.encode()) % 10**9
+
+
+def _listed(meta: Mapping[str, Any]) -> Listed:
+    return Listed(meta["path"], *_version(meta))
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
 
 def _has_credentials() -> bool:
     """Return whether the environment has credentials for S3, or says that none are needed."""
-    anonymous = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true")
-    return anonymous or any(map(os.environ.get, _CREDENTIALS))
+    return _is_set("AWS_SKIP_SIGNATURE") or any(map(os.environ.get, _CREDENTIALS))
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true")
 
 
 def _reason(error: Exception) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from shardkit.errors import CorruptShard, ShardkitError, UsageError
 from shardkit.stores.urls import WRITABLE
@@ -55,6 +55,15 @@ class Missing(UsageError):
     """An object does not exist."""
 
 
+class Listed(NamedTuple):
+    """An object in a listing."""
+
+    name: str
+    size: int
+    stamp: int
+    """Time and ETag as one number, as `Store.version` returns it."""
+
+
 class Store(ABC):
     """The objects below a URL. Threads may share it; forked processes may not.
 
@@ -75,6 +84,14 @@ class Store(ABC):
             if len(data) == end - start:
                 return data
         raise CorruptShard(f"{self.url}/{name} ends at byte {start + len(data)}, too early")
+
+    def _complete(self, name: str, size: int, ask: Callable[[], bytes | None]) -> bytes | None:
+        """Ask until the answer has ``size`` bytes or is None."""
+        for _ in range(_ATTEMPTS):
+            data = self._repeated(name, ask)
+            if data is None or len(data) == size:
+                return data
+        raise ShardkitError(f"{self.url}/{name}: the store sends too few bytes of it; retry later")
 
     def get(self, name: str, most: int) -> bytes | None:
         """Return the content of an object of at most ``most`` bytes; None if it does not exist."""
@@ -98,6 +115,28 @@ class Store(ABC):
     @abstractmethod
     def sizes(self) -> dict[str, int]:
         """Return the size of each object below the URL, by name."""
+
+    def folders(self, folder: str) -> tuple[list[str], list[str]]:
+        """Return the names of the folders and of the objects directly in a folder."""
+        raise self._unlisted()
+
+    def listing(self, folder: str, *, deep: bool) -> Iterator[list[Listed]]:
+        """Yield the objects in a folder, perhaps also below it, some at a time."""
+        raise self._unlisted()
+
+    def whole(self, name: str, size: int, stamp: int) -> bytes | None:
+        """Return the content of an object; None if it is not the version that was listed.
+
+        Raises:
+            Missing: If it does not exist.
+        """
+        raise self._unlisted()
+
+    def _unlisted(self) -> UsageError:
+        return UsageError(
+            f"{self.url}: folders of images are read from {', '.join(WRITABLE)} and local paths; "
+            "copy this one to a local folder"
+        )
 
     @abstractmethod
     def create(self, name: str, content: bytes) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from buckets import BUCKET, Bucket
 from foreign import MAKERS, class_of, pixels_of, png_of
 from helpers import DEADLINE, tree, wait_until
 
@@ -24,16 +26,29 @@ def test_a_killed_conversion_resumes_to_the_same_bytes(case: str, tmp_path: Path
     kind, make, _, few, stated, *_ = MAKERS[case]
     shape = pixels_of(next(iter(few().values()))).shape
     classes = sorted({class_of(name) for name in few()})
+    (tmp_path / "source").mkdir()
+    path = make(tmp_path / "source", _images(shape, classes))
+    _kill_and_rerun(tmp_path, kind, path, [f"--{name}={value}" for name, value in stated.items()])
+
+
+def test_a_killed_conversion_of_a_folder_in_a_store_resumes(bucket: Bucket, tmp_path: Path) -> None:
+    for name, content in _images((24, 24, 3), ["cat", "dog"]).items():
+        bucket.put(f"photos/{name}", content)
+
+    _kill_and_rerun(tmp_path, "imagefolder", f"s3://{BUCKET}/photos", [])
+
+
+def _images(shape: tuple[int, ...], classes: Sequence[str]) -> dict[str, bytes]:
     rng = np.random.default_rng(0)
-    images = {
+    return {
         f"{classes[n * len(classes) // 96]}/{n:02d}.png": png_of(
             rng.integers(0, 256, shape, np.uint8)
         )
         for n in range(96)
     }
-    (tmp_path / "source").mkdir()
-    path = make(tmp_path / "source", images)
-    options = [f"--{name}={value}" for name, value in stated.items()]
+
+
+def _kill_and_rerun(tmp_path: Path, kind: str, path: Path | str, options: list[str]) -> None:
     shards = ["--to=webdataset", "--shard-samples=2", "--workers=1", "--quiet"]
 
     def command(target: str) -> list[str]:

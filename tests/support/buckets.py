@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 BUCKET = "bucket"
 SECRET = "a-secret-that-appears-nowhere"
@@ -66,7 +67,7 @@ class Bucket:
         """Remove all objects, requests and faults."""
         self.rates, self.planned = {}, {}
         for name in self.names():
-            self.ask("DELETE", name)
+            self.ask("DELETE", quote(name))
         self.requests.clear()
         self.random.seed(1)
 

@@ -37,7 +37,7 @@ class ReadsAnother(ImageFolder):
 
 class DescribesItsPlace(ImageFolder):
     def describe(self, split: str) -> Mapping[str, Any]:
-        return {"name": str(self.root)}
+        return {"name": str(self.place)}
 
 
 class ReadsAnything(ImageFolder):
@@ -58,8 +58,8 @@ def check(source: ImageFolder, images: dict[str, bytes]) -> None:
     suite.test_a_scan_lists_each_image_once(source, images)
     suite.test_parts_list_what_a_scan_lists(source)
     suite.test_labels_follow_given_classes(source, images)
-    suite.test_the_description_is_json_without_absolute_paths(source, source.root.parent)
-    suite.test_a_spoiled_image_is_a_bad_image(source, source.root)
+    suite.test_the_description_is_json_without_absolute_paths(source, source.paths()[0].parent)
+    suite.test_a_spoiled_image_is_a_bad_image(source, source.paths()[0])
 
 
 @pytest.fixture

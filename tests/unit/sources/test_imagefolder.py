@@ -10,8 +10,9 @@ from helpers import encoded, jpeg, make_tree, picture, png
 from shardkit.contracts import Scan
 from shardkit.errors import BadImage, UsageError
 from shardkit.record import unquote_key
-from shardkit.sources.imagefolder import TOO_LARGE, scan_imagefolder
+from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.sources.images import IMAGE_SUFFIXES
+from shardkit.sources.places import TOO_LARGE
 
 JPEG = jpeg()
 PNG = png()

@@ -197,7 +197,6 @@ def test_urls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: 
     before = tree(tmp_path)
     options = ConvertOptions(to="webdataset")
     calls: list[Callable[[], object]] = [
-        lambda: scan_imagefolder(url),
         lambda: convert_scan(scan_imagefolder(photos), url, options),
         lambda: plan_scan(scan_imagefolder(photos), url, options),
         *(lambda: reindex(url), lambda: repair(url, photos), lambda: is_dataset(url)),

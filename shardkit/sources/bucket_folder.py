@@ -1,0 +1,158 @@
+"""A folder in an object store as a `Place`: its objects are listed and read, and never copied."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from shardkit.contracts import Entry
+from shardkit.errors import BadImage, UsageError
+from shardkit.sources.inputs import CHANGED
+from shardkit.sources.places import (
+    MAX_BYTES,
+    TOO_LARGE,
+    Finder,
+    LocalFolder,
+    Place,
+    claims_image,
+    walk_order,
+)
+from shardkit.stores import whole
+from shardkit.stores.process import call
+from shardkit.stores.urls import as_url
+from shardkit.system.files import require_local
+from shardkit.system.temporary import full_disk_named
+
+
+def open_place(path: str | Path) -> Place:
+    """Return the place of a path or URL.
+
+    Raises:
+        UsageError: If the URL has credentials or an unknown scheme.
+    """
+    if url := as_url(path):
+        return BucketFolder(url)
+    require_local(path)
+    return LocalFolder(path)
+
+
+class BucketFolder(Place):
+    """The objects below a URL, with ``/`` in their names as in paths.
+
+    Args:
+        url: The URL, without credentials: those are in the environment.
+        below: A folder below it; its objects are addressed from the URL.
+    """
+
+    chunk_bytes = 16 << 20
+
+    def __init__(self, url: str, below: str = "") -> None:
+        self.url = url
+        self._below = below
+        self.name = (below or url).rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return f"{self.url}/{self._below}" if self._below else self.url
+
+    def local(self) -> Sequence[Path]:
+        """Return nothing."""
+        return ()
+
+    def inner(self, folder: str) -> BucketFolder:
+        """Return a folder directly in this one."""
+        return BucketFolder(self.url, self._path(folder)) if folder else self
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders that contain objects.
+
+        Raises:
+            UsageError: If there is no such bucket, or access is denied.
+        """
+        folders, _ = call(whole.folders, self.url, self._below)
+        return [name for name in folders if not name.startswith(".")]
+
+    def names(self) -> list[str]:
+        """Return the names of all objects and folders in it."""
+        folders, objects = call(whole.folders, self.url, self._below)
+        return [*{*folders, *objects}]
+
+    def has(self, name: str) -> bool:
+        """Return whether it has an object of that name."""
+        _, objects = call(whole.folders, self.url, self._below)
+        return name in objects
+
+    def finder(self) -> Finder:
+        """Return what lists the objects."""
+        return _Listing(self)
+
+    def locate(self, path: str) -> str:
+        """Return the URL of an object."""
+        return f"{self.url}/{self._path(path)}"
+
+    def read(self, entry: Entry, path: str) -> bytes:
+        """Return the content of an object.
+
+        Raises:
+            BadImage: If it is gone, or another version than the listed one.
+            ShardkitError: If the store cannot be read: no image may be left out for that.
+        """
+        answer = call(whole.take, self.url, self._path(path), entry.bytes, entry.stamp)
+        if answer[:1] == b"-":
+            raise BadImage("it cannot be read: the store does not have it any more")
+        if answer[:1] == b"~":
+            raise BadImage(CHANGED)
+        return answer[1:]
+
+    def ahead(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
+        """Start to read objects, a few at a time."""
+        objects = [
+            (self._path(path), entry.bytes, entry.stamp)
+            for entry, path in zip(entries, paths, strict=True)
+        ]
+        call(whole.ahead, self.url, objects)
+
+    def _path(self, path: str) -> str:
+        return f"{self._below}/{path}" if self._below else path
+
+    def listed(self, top: str, *, deep: bool) -> list[tuple[str, int, int]]:
+        """Return path, size and stamp of the objects in a folder, in the order of a local walk.
+
+        Raises:
+            UsageError: If the folder has two objects whose names differ in a slash at the end.
+        """
+        skip = len(self._below) + 1 if self._below else 0
+        with full_disk_named(), tempfile.NamedTemporaryFile("r", encoding="utf-8") as lines:
+            folder = self._path(top) if top else self._below
+            call(whole.listing, self.url, folder, deep, Path(lines.name))
+            objects = [(name[skip:], size, stamp) for name, size, stamp in map(json.loads, lines)]
+        objects.sort(key=lambda item: walk_order(item[0]))
+        for (name, *_), (following, *_) in itertools.pairwise(objects):
+            if name == following:
+                raise UsageError(
+                    f"{self}/{name} is listed twice, once with a slash at its end: remove one"
+                )
+        return objects
+
+
+class _Listing(Finder):
+    """Lists the objects of a folder. The suffix decides which are images: no content is read."""
+
+    def __init__(self, place: BucketFolder) -> None:
+        super().__init__()
+        self._place = place
+
+    def files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, int, int]]:
+        """Yield path, size and stamp of each image in a folder, and report everything else."""
+        skip = len(top) + 1 if top else 0
+        for path, size, stamp in self._place.listed(top, deep=recurse):
+            if any(part.startswith(".") for part in path[skip:].split("/")):
+                self.ignore(path, "hidden")
+            elif not claims_image(path):
+                self.ignore(path, "not an image" if size else "an empty object")
+            elif size > MAX_BYTES:
+                self.blame(path, TOO_LARGE)
+            else:
+                yield path, size, stamp
