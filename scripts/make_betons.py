@@ -87,7 +87,7 @@ def files() -> dict[str, tuple[Mapping[str, Any], Rows, int]]:
             rng.standard_normal((2, 3)).astype("<f2"),
             rng.integers(0, 256, [7, 0, 3, 1, 40][row], np.uint8),
             torch.arange(4, dtype=torch.int32) * row,
-            np.arange(3).astype(">f4") + row,
+            (np.arange(3) + row).astype(">f4"),
             same[row][:4, :5],
             mixed[row][:6, :6],
         )

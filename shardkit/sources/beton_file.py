@@ -130,9 +130,7 @@ def parse_beton(view: OpenedFile) -> Beton:
     if version != _VERSION or not 0 < count <= _MOST_FIELDS:
         raise BadImage(f"it is not a file of FFCV's version {_VERSION}: it states {version}")
     if not table:
-        raise BadImage(
-            "FFCV did not finish it: its table of allocations is missing; write it again"
-        )
+        raise BadImage("FFCV did not finish it, so it has no table of allocations: write it again")
     described = view.read(_HEADER.size, _DESCRIPTOR * count)
     if len(described) < _DESCRIPTOR * count:
         raise BadImage("it is truncated")

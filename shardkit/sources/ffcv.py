@@ -228,7 +228,7 @@ class Ffcv(FileSource, AttachableSource):
             whole &= field.dtype is None or field.dtype == stored.values
             if stored.type.stored_apart and not whole:
                 raise UsageError(
-                    f"the field {quoted(kept.source)}, {field}, {remedy}, or leave it out with keep="
+                    f"the field {quoted(kept.source)} ({field}) {remedy}, or omit it with keep="
                 )
         return super().by_file(images)
 
@@ -330,7 +330,8 @@ class Ffcv(FileSource, AttachableSource):
                 label = int(sample[self._label]) if self._label else None
                 fault = faults.get(row) or _fault_of(where)
                 if label is not None and label < 0:
-                    fault = f"its label {label} is negative; --label none keeps it as a number"
+                    keep = f"--label none --keep number={self._label}"
+                    fault = f"its label {label} is negative; {keep} stores numbers"
                 if fault:
                     listing.blame(name, fault)
                     continue
