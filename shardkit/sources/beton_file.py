@@ -180,7 +180,7 @@ def _parse_field(data: bytes) -> tuple[str, BetonField]:
 class Allocations:
     """The byte ranges of a file that its samples own, none of which share a byte.
 
-    They are in memory: 24 bytes for each, and twice that while they are sorted.
+    They are in memory: 24 bytes for each, and over twice that while they are sorted.
 
     Args:
         view: The file.
@@ -192,7 +192,7 @@ class Allocations:
 
     def __init__(self, view: OpenedFile, beton: Beton) -> None:
         count = (view.size - beton.table) // _ALLOCATION.itemsize
-        table = np.empty(count, _ALLOCATION)
+        parts = [np.empty(0, _ALLOCATION)]
         for first in range(0, count, _CHUNK):  # a hole in the file ends this before it takes memory
             size = min(_CHUNK, count - first) * _ALLOCATION.itemsize
             data = view.read(beton.table + first * _ALLOCATION.itemsize, size)
@@ -202,7 +202,9 @@ class Allocations:
             room = np.uint64(beton.table) - np.minimum(part["start"], np.uint64(beton.table))
             if np.any(part["start"] < beton.data) or np.any(part["size"] > room):
                 raise BadImage("its table of allocations leads outside of its data: it is damaged")
-            table[first : first + len(part)] = part
+            parts.append(part)
+        table = np.concatenate(parts)
+        parts.clear()
         starts, sizes = table["start"], table["size"]
         order = np.lexsort((sizes, starts))
         self._starts, self._sizes = starts[order], sizes[order]

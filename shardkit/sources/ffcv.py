@@ -379,7 +379,8 @@ class Ffcv(FileSource, AttachableSource):
             elif field.kind == "array":
                 good = sizes == field.bytes
             else:
-                good = (stated["size"] == 0) | (sizes == stated["size"].astype(np.int64))
+                own = (sizes >= 0) & (sizes.astype(np.uint64) == stated["size"])
+                good = own | (stated["size"] == 0)
             for row in np.flatnonzero(~good).tolist():
                 faults.setdefault(row, f"its {name} is not where the table of allocations has it")
         return faults, of_images

@@ -457,6 +457,20 @@ def test_empty_bytes_share_the_offset_of_the_next_value(tmp_path: Path) -> None:
     assert [(bytes(s["blob"]), int(s["image"][0, 0, 0])) for s in samples] == [(b"", 0), (b"", 1)]
 
 
+@pytest.mark.parametrize("size", [1, 4, (1 << 64) - 1, 1 << 63])
+def test_bytes_of_another_size_are_bad(size: int, tmp_path: Path) -> None:
+    for number, row in ((size, None), (3, 4096)):
+        blobs = BetonColumn("b", 3, "<u8 <u8", [(None, 3), (None, 3)], [b"123", b"456"])
+        path = two_images(tmp_path, blobs)
+        data = bytearray(path.read_bytes())
+        if row is not None:
+            put(ROWS + 13, "<Q", row)(data)
+        put(ROWS + 21, "<Q", number)(data)
+        path.write_bytes(data)
+        (problem,) = opened(path).scan().problems[""]
+        assert problem.reason == "its b is not where the table of allocations has it"
+
+
 def test_infinite_numbers_are_kept(tmp_path: Path) -> None:
     weights = BetonColumn("w", 0, "<f8", [(math.inf,), (math.nan,)])
     dataset = converted(two_images(tmp_path, weights))
