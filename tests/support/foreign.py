@@ -251,7 +251,7 @@ def write_beton(path: Path, columns: Sequence[BetonColumn], page: int = 512) -> 
     """Write a file of FFCV, of one page."""
     count = len(columns[0].rows)
     kinds = [np.dtype([(str(n), kind) for n, kind in enumerate(c.form.split())]) for c in columns]
-    types = [kind[0] if len(kind) == 1 else kind for kind in kinds]
+    types = [kind["0"] if kind.itemsize == 8 else kind for kind in kinds]
     rows = np.zeros(
         count, np.dtype([(c.name, t) for c, t in zip(columns, types, strict=True)], align=True)
     )
