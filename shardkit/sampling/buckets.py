@@ -6,6 +6,7 @@ Like `Order`, everything is a pure function of seed, epoch and position; docs/or
 from __future__ import annotations
 
 import itertools
+import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -69,7 +70,7 @@ class BucketSizes:
 
     @classmethod
     def by_area(cls, area: int, step: int = 64, ratio: float = 2.0) -> BucketSizes:
-        """Return the largest sizes of at most ``area`` pixels whose sides are multiples of ``step``.
+        """Return the largest sizes of up to ``area`` pixels whose sides are multiples of ``step``.
 
         Args:
             area: Maximum pixels of a sample.
@@ -81,8 +82,8 @@ class BucketSizes:
         """
         if not all(type(value) is int and value > 0 for value in (area, step)) or not ratio >= 1:
             raise UsageError(
-                f"by_area({area!r}, step={step!r}, ratio={ratio!r}): area and step are pixels, from "
-                "1 on, and ratio is a number from 1 on"
+                f"by_area({area!r}, step={step!r}, ratio={ratio!r}): area and step are numbers of "
+                "pixels, and ratio is a number from 1 on"
             )
         sizes = set()
         for short in range(step, min(int(area**0.5), MOST_SIDE) + 1, step):
@@ -115,19 +116,28 @@ class BucketSizes:
         ratios = widths / heights
         return np.searchsorted(self._limits, ratios * ratios, side="left").astype(np.int64)
 
-    def count(self, widths: Positions, heights: Positions) -> list[BucketCount]:
-        """Return what each bucket gets of images of these sizes."""
-        buckets = self.nearest_of(widths, heights)
-        counts = []
-        for number, (height, width) in enumerate(self.sizes):
-            inside = buckets == number
-            across, down = widths[inside], heights[inside]
-            pixels = float((across * down).sum())
-            # Pixels of the largest part of the image with the bucket's aspect ratio.
-            used = np.minimum(across * (across * height / width), down * (down * width / height))
-            cropped = 1 - float(np.minimum(used, across * down).sum()) / pixels if pixels else 0.0
-            counts.append(BucketCount((height, width), int(inside.sum()), max(0.0, cropped)))
-        return counts
+    def count(self, images: Iterable[tuple[Positions, Positions]]) -> list[BucketCount]:
+        """Return what each bucket gets.
+
+        Args:
+            images: Widths and heights of images, in pieces; all above 0.
+        """
+        counts, pixels, used = np.zeros((3, len(self.sizes)))
+        sides = np.array(self.sizes, np.float64)
+        for widths, heights in images:
+            buckets = self.nearest_of(widths, heights)
+            ratios = (sides[:, 1] / sides[:, 0])[buckets]
+            total = widths * heights.astype(np.float64)
+            # The largest part of the image with the bucket's aspect ratio.
+            part = np.minimum(widths * (widths / ratios), heights * (heights * ratios))
+            counts += np.bincount(buckets, minlength=len(counts))
+            pixels += np.bincount(buckets, total, len(counts))
+            used += np.bincount(buckets, np.minimum(part, total), len(counts))
+        cropped = 1 - used / np.maximum(pixels, 1)
+        return [
+            BucketCount(size, int(count), float(max(0, loss)) if count else 0.0)
+            for size, count, loss in zip(self.sizes, counts, cropped, strict=True)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -218,6 +228,23 @@ class BucketOrder(Order):
         return f"Buckets({len(sizes)} buckets, batches of {self.step}{carry}, digest {hashed})"
 
 
+def parse_buckets(text: str) -> BucketSizes:
+    """Return the buckets of a text: ``512x512,448x576``, or ``512`` for `BucketSizes.by_area`.
+
+    Raises:
+        UsageError: If the text is neither.
+    """
+    if re.fullmatch(r"[0-9]{1,5}", text):
+        return BucketSizes.by_area(int(text) ** 2)
+    parts = [re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", part) for part in text.split(",")]
+    if not all(parts):
+        raise UsageError(
+            f"buckets={text[:80]!r} is neither a list of HEIGHTxWIDTH, such as 512x512,448x576, "
+            "nor a side, such as 512"
+        )
+    return BucketSizes(tuple((int(part[1]), int(part[2])) for part in parts if part))
+
+
 def make_buckets(sizes: Iterable[Any]) -> BucketSizes:
     """Return buckets of sizes that a user gave.
 
@@ -228,14 +255,15 @@ def make_buckets(sizes: Iterable[Any]) -> BucketSizes:
         return BucketSizes(tuple(tuple(size) for size in sizes))
     except TypeError:
         raise UsageError(
-            f"{str(sizes)[:80]} is not a list of heights and widths, such as [(512, 512), (448, 576)]"
+            f"{str(sizes)[:80]} is not a list of heights and widths, such as "
+            "[(512, 512), (448, 576)]"
         ) from None
 
 
 def order_members(
     buckets: Positions, number: int, weights: npt.NDArray[Any] | None
 ) -> tuple[Positions, Positions, Weights | None]:
-    """Return the number of rows of each bucket, the rows by bucket, and their cumulative weights."""
+    """Return the rows that each bucket has, all rows by bucket, and their cumulative weights."""
     members = np.argsort(buckets, kind="stable")
     cumulative = None if weights is None else np.cumsum(weights[members])
     return np.bincount(buckets, minlength=number).astype(np.int64), members, cumulative

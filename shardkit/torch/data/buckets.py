@@ -20,9 +20,9 @@ from shardkit.sampling.buckets import (
 from shardkit.sampling.order import Draws, Order, Positions
 from shardkit.sampling.weighted import check_weights
 from shardkit.torch.data.datasets import ShardDataset
-from shardkit.torch.data.ops import FILTERS, Crop, ImageOp, check_probability
+from shardkit.torch.data.ops import Crop, ImageOp, check_probability
 
-_KNOWN = {"crop": ("random", "center"), "leftovers": ("drop", "carry"), "filter": FILTERS}
+_KNOWN = {"crop": ("random", "center"), "leftovers": ("drop", "carry")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +86,12 @@ class Buckets:
     again in each epoch. With ``carry``, the rest comes first in the next epoch, so that all images
     of a bucket come equally often."""
     weights: Any = None
-    """A number for each row, as for `Weighted`: rows are drawn with replacement, and each bucket gets
-    its share of the batches."""
+    """A number for each row, as for `Weighted`: rows are drawn with replacement, and each bucket
+    gets its share of the batches."""
     filter: str = "bilinear"
     """``bilinear`` or ``bicubic``, both antialiased."""
+    oversample: float = 1.0
+    """As for `RandomResizedCrop`; ``math.inf`` decodes all pixels of a JPEG before scaling."""
 
     def __post_init__(self) -> None:
         sizes = self.sizes
@@ -105,12 +107,17 @@ class Buckets:
             if self.leftovers == "carry":
                 raise UsageError("weights= draws with replacement: leave out leftovers='carry'")
         check_probability("flip", self.flip)
+        _ = self.op  # checks the other options
 
     @cached_property
     def op(self) -> BucketCrop:
         """The operation of the images, which the loader sets."""
         return BucketCrop(
-            sizes=self.sizes, is_random=self.crop == "random", flip=self.flip, filter=self.filter
+            sizes=self.sizes,
+            is_random=self.crop == "random",
+            flip=self.flip,
+            filter=self.filter,
+            oversample=self.oversample,
         )
 
     @classmethod
@@ -135,7 +142,8 @@ class Buckets:
             UsageError: As `order`.
         """
         heights, widths = _image_sizes(dataset).T
-        return self.sizes.count(widths, heights)
+        counts: list[BucketCount] = self.sizes.count([(widths, heights)])
+        return counts
 
     def order(self, dataset: Any, seed: int) -> Order:
         """Return the order of a dataset's rows.

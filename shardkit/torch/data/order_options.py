@@ -171,7 +171,7 @@ class OrderOptions(RowOrder):
         for part in nested.leaves(dataset):
             if isinstance(part, ShardDataset):
                 part.with_decode(first)
-            elif not nested.has_shards(part):
+            elif self.ops and not nested.has_shards(part):
                 raise UsageError(
                     f"views= sets the operation of each view for datasets of shardkit, not "
                     f"{type(part).__name__}: use views={len(self.ops)}, and crop in your dataset"
