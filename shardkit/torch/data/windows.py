@@ -147,7 +147,7 @@ def _grouped(values: Values, places: npt.NDArray[np.int64], shape: tuple[int, ..
     if isinstance(block, torch.Tensor):
         if len(places) > len(block):
             block = _gathered(block, torch.from_numpy(places))
-        block = block.unflatten(0, shape)
+        block = block.reshape(*shape, *block.shape[1:])
         return Values(block, block)
     if block is not None:
         block = block[places].reshape(*shape, *block.shape[1:])
