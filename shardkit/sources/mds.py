@@ -118,7 +118,7 @@ class Mds(ListedSource):
         self.class_names = read_classes(options.classes)
         folders = _find_splits(self.path)
         self.splits = {name: name for name in folders}
-        self._columns: Sequence[Column] = ()
+        self._columns: list[Column] = []
         self._shards: list[Shard] = []
         for name, folder in folders.items():
             self._read_index(name, folder)
@@ -287,7 +287,7 @@ def _find_splits(path: Path) -> dict[str, Path]:
     return found
 
 
-def _columns(stated: Any) -> tuple[Column, ...]:
+def _columns(stated: Any) -> list[Column]:
     if stated["format"] != "mds" or stated["version"] != 2:
         raise UsageError(f"its shards are {quoted(stated['format'])}, not mds of version 2")
     names, encodings, sizes = (stated[f"column_{part}"] for part in ("names", "encodings", "sizes"))
@@ -300,7 +300,7 @@ def _columns(stated: Any) -> tuple[Column, ...]:
         fixed = _fixed_size(column.encoding)
         if (column.size or None) != fixed:
             raise ValueError(f"the size of {column.name} is {column.size}, not {fixed}")
-    return tuple(column._replace(size=column.size or None) for column in columns)
+    return [column._replace(size=column.size or None) for column in columns]
 
 
 def _array_of(encoding: str) -> tuple[str | None, tuple[int, ...] | None]:
