@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import re
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.contracts import LOOSE
 from shardkit.errors import BadImage
+from shardkit.sources.driver import Listing
 from shardkit.sources.inputs import OpenedFile, reading, require_machine
+from shardkit.sources.labels import Value
+from shardkit.system.files import as_text
 from shardkit.system.text import quoted
 
 _MAGIC = b"\x93NUMPY"
 _LONGEST = 1 << 14
 """Maximum bytes of a header; those of plain arrays have 118."""
+_MOST_LABELS = 1 << 30
+_LABELS = 1 << 14
+"""Labels to read at a time."""
 _DESCR = re.compile(r"'descr': *'([<>|=]?[biufSU][0-9]{1,9})'")
 _ORDER = re.compile(r"'fortran_order': *(True|False)")
 _SHAPE = re.compile(r"'shape': *\(([0-9L, ]{0,400})\)")
@@ -125,7 +135,11 @@ def parse_header(view: OpenedFile | _Bytes) -> Array:
     text = view.read(start, length).decode("latin-1")
     descr, order, shape = (p.search(text) for p in (_DESCR, _ORDER, _SHAPE))
     if descr is None or order is None or shape is None:
-        kind = "pickled objects, which could run any code" if "'|O'" in text else "no plain values"
+        kind = "no plain values"
+        if "'|O'" in text:
+            kind = "pickled objects, which could run any code"
+        elif "V2'" in text:
+            kind = "values of 2 bytes without a type; of bfloat16, save x.view('uint16')"
         raise BadImage(f"it holds {kind}: {quoted(text.strip())}")
     try:
         dtype: np.dtype[np.generic] = np.dtype(descr[1])
@@ -161,3 +175,60 @@ def values(view: OpenedFile, array: Array, row: int, count: int) -> npt.NDArray[
     if len(data) != count * array.row_bytes:
         raise BadImage("the file is truncated")
     return np.frombuffer(data, array.dtype).reshape(count, *array.shape[1:])
+
+
+def labels_of(path: str, member: str, name: str, rows: int) -> Iterator[Value]:
+    """Return the labels of all rows, which are read when they are used.
+
+    Raises:
+        BadImage: If the array ``name`` does not hold a label for each row.
+    """
+    with opened(path, member) as view:
+        array = parse_header(view)
+    if array.shape[1:] not in ((), (1,)) or not array.shape or array.dtype.kind not in "biuSU":
+        raise BadImage(f"{name} is {array}, not one integer or text for each image")
+    if array.rows != rows:
+        raise BadImage(f"there are {rows} images, but {array.rows} labels")
+    if array.rows * array.row_bytes > _MOST_LABELS:
+        raise BadImage(f"{name} has over {_MOST_LABELS} bytes of labels")
+    return itertools.chain.from_iterable(
+        _some_labels((path, member), name, array, range(row, min(row + _LABELS, rows)))
+        for row in range(0, rows, _LABELS)
+    )
+
+
+def _some_labels(file: tuple[str, str], name: str, array: Array, rows: range) -> list[Value]:
+    with opened(*file) as view:
+        column: npt.NDArray[Any] = values(view, array, rows.start, len(rows)).reshape(-1)
+    if array.dtype.kind == "S":
+        return [value.decode("utf-8", "surrogateescape") for value in column.tolist()]
+    if array.dtype.kind == "U":  # NumPy does not check the code points
+        codec = "utf-32-be" if array.dtype.str[0] == ">" else "utf-32-le"
+        size = array.dtype.itemsize
+        data = column.tobytes()
+        try:
+            texts = [data[n : n + size].decode(codec) for n in range(0, len(data), size)]
+        except UnicodeDecodeError as error:
+            raise BadImage(f"{name} has a text that is not Unicode: {error}") from error
+        return [text.rstrip("\0") for text in texts]
+    return [int(value) for value in column]
+
+
+def walk(root: Path, listing: Listing, suffixes: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield path and class of each array file in the folders of ``root``, or in ``root`` itself."""
+    tops = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    for top in [name for name in tops if not name.startswith(".")] or [""]:
+        for folder, inner, names in os.walk(root / top):
+            inner.sort(key=as_text)
+            if not top:
+                inner.clear()
+            for name in sorted(names, key=as_text):
+                path = as_text(os.path.relpath(os.path.join(folder, name), root))
+                if name.startswith(".") or not name.endswith(tuple(suffixes)):
+                    listing.ignore(path, f"not an {suffixes[0]} file")
+                else:
+                    yield path, as_text(top) or None
+    if tops:
+        for entry in sorted(os.scandir(root), key=lambda item: item.name):
+            if not entry.is_dir():
+                listing.ignore(as_text(entry.name), LOOSE)

@@ -18,7 +18,9 @@ from scripts.fuzzing.targets.manifest import ManifestTarget
 from scripts.fuzzing.targets.native import NativeTarget
 from scripts.fuzzing.targets.sources import (
     IdxTarget,
+    NpyRowsTarget,
     NpyTarget,
+    NpzSampleTarget,
     NpzTarget,
     SourceTarTarget,
     TFRecordTarget,
@@ -45,7 +47,9 @@ TARGETS: dict[str, type[Target]] = {
         TFRecordTarget,
         IdxTarget,
         NpyTarget,
+        NpyRowsTarget,
         NpzTarget,
+        NpzSampleTarget,
         CsvTarget,
         JsonLinesTarget,
         CocoTarget,
