@@ -91,6 +91,8 @@ class NpyArrays(ListedSource):
             raise UsageError("images= names an array of images; with arrays=True, leave it out")
         self.exact_sizes = False
         self.class_names = read_classes(options.classes)
+        self._first: dict[str, Any] = {}
+        """Type and shape of each array of the first file."""
         self._rows = self.path.is_file()
         self._labels = options.labels
         if self._rows:
@@ -161,7 +163,7 @@ class NpyArrays(ListedSource):
         else:
             if self.class_names is True:
                 self.class_names = None  # folders may be new
-            self.schema = {}
+            self.schema, self._first = {}, {}
             for split, listing in listings.items():
                 self._list_folder(split, listing)
             label = "the folder"
@@ -224,9 +226,12 @@ class NpyArrays(ListedSource):
 
     def _include(self, arrays: Mapping[str, Array]) -> None:
         """Extend the schema to the arrays of a sample: their shapes may vary, their types not."""
+        kinds = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+        if kinds == self._first:
+            return
         schema = _schema(arrays)
         if not self.schema:
-            self.schema = schema
+            self.schema, self._first = schema, kinds
         if schema.keys() != self.schema.keys():
             raise BadImage(
                 f"it has the arrays {', '.join(schema)}, "
