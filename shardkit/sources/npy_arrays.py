@@ -28,6 +28,7 @@ from shardkit.sources.npy_files import (
     labels_of,
     members,
     opened,
+    opened_once,
     parse_header,
     values,
     walk,
@@ -124,7 +125,8 @@ class NpyArrays(ListedSource):
         path = self._file(split, entry.path)
         arrays = {}
         for name in self.schema:
-            with opened(path, _member(path, name), entry.stamp) as view:
+            open_array = opened if self._rows else opened_once
+            with open_array(path, _member(path, name), entry.stamp) as view:
                 array = _checked(parse_header(view))
                 if not self._rows:
                     stored = _whole(values(view, _as_row(array), 0, 1)[0], array)
@@ -270,7 +272,7 @@ def _read_headers(path: str, names: Sequence[str]) -> tuple[dict[str, Array], in
         raise BadImage(f"it has {len(names)} arrays, not 1 to {_MOST_FIELDS}")
     arrays, stamp = {}, 0
     for name in names:
-        with opened(path, _member(path, name)) as view:
+        with opened_once(path, _member(path, name), header=True) as view:
             arrays[name], stamp = _checked(parse_header(view)), view.stamp
     return arrays, stamp
 

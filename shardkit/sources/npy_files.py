@@ -8,6 +8,7 @@ import os
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ from shardkit.system.text import quoted
 _MAGIC = b"\x93NUMPY"
 _LONGEST = 1 << 14
 """Maximum bytes of a header; those of plain arrays have 118."""
+_MOST_UNPACKED = 1 << 28
+"""Maximum bytes to unpack in memory."""
 _MOST_LABELS = 1 << 30
 _LABELS = 1 << 14
 """Labels to read at a time."""
@@ -64,9 +67,45 @@ def opened(path: str, member: str, stamp: int | None = None) -> Iterator[OpenedF
     with reading(path, stamp) as view:
         if member:
             with _bad_archive(path):
-                spot = _find_member(path, member)
-            view.enter(*spot)
+                start, length, packed, _ = _find_member(path, member)
+            view.enter(start, length, packed)
         yield view
+
+
+@contextmanager
+def opened_once(
+    path: str, member: str, stamp: int | None = None, *, header: bool = False
+) -> Iterator[OpenedFile | _Bytes]:
+    """As `opened`, but unpack a member in memory: `opened` keeps it on disk for more reads.
+
+    Args:
+        path: The file.
+        member: The array of an .npz file, or "".
+        stamp: The modification time in the scan; None does not compare it.
+        header: Whether only the header is read.
+    """
+    with reading(path, stamp) as view:
+        if not member:
+            yield view
+            return
+        with _bad_archive(path):
+            start, length, packed, size = _find_member(path, member)
+        if not packed:
+            view.enter(start, length, packed)
+            yield view
+            return
+        if max(size, length) > _MOST_UNPACKED:
+            raise BadImage(f"{member} has {size:,} bytes, over the limit of {_MOST_UNPACKED:,}")
+        most = min(size, _LONGEST + 12) if header else size
+        try:
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(
+                view.read(start, length), most + 1
+            )
+        except zlib.error as error:
+            raise BadImage(f"it cannot be unpacked: {error}") from error
+        if len(data) < most or len(data) > size:
+            raise BadImage(f"{member} has not the {size} bytes that the archive states")
+        yield _Bytes(data, size, view.stamp)
 
 
 def members(path: str) -> list[str]:
@@ -85,8 +124,8 @@ def _bad_archive(path: str) -> Iterator[None]:
         raise BadImage(f"it is not an .npz file: {error}") from error
 
 
-def _find_member(path: str, member: str) -> tuple[int, int, bool]:
-    """Return offset and size of the bytes of a member, and whether they are compressed."""
+def _find_member(path: str, member: str) -> tuple[int, int, bool, int]:
+    """Return offset and size of a member's bytes, whether they are compressed, and its size."""
     with zipfile.ZipFile(path) as archive:
         info = archive.getinfo(f"{member}.npy")
         if info.flag_bits & 1 or info.compress_type not in (
@@ -101,15 +140,16 @@ def _find_member(path: str, member: str) -> tuple[int, int, bool]:
             raise ValueError(f"{member} has no local header")
         name, extra = struct.unpack_from("<HH", header, 26)
         packed = info.compress_type == zipfile.ZIP_DEFLATED
-        return info.header_offset + 30 + name + extra, info.compress_size, packed
+        return info.header_offset + 30 + name + extra, info.compress_size, packed, info.file_size
 
 
 class _Bytes:
     """Bytes in memory, read like a file."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, size: int | None = None, stamp: int = 0) -> None:
         self._data = data
-        self.size = len(data)
+        self.size = len(data) if size is None else size
+        self.stamp = stamp
 
     def read(self, offset: int, length: int) -> bytes:
         return self._data[offset : offset + length]
@@ -165,7 +205,9 @@ def read_array(data: bytes) -> npt.NDArray[np.generic]:
     return values.reshape(array.shape, order="F" if array.fortran else "C")
 
 
-def values(view: OpenedFile, array: Array, row: int, count: int) -> npt.NDArray[np.generic]:
+def values(
+    view: OpenedFile | _Bytes, array: Array, row: int, count: int
+) -> npt.NDArray[np.generic]:
     """Return some rows of an array that is not in Fortran order.
 
     Raises:

@@ -74,6 +74,29 @@ def test_each_array_of_an_npz_file_is_a_field(tmp_path: Path) -> None:
     np.testing.assert_array_equal(sample["text"], text)
 
 
+@pytest.mark.parametrize("stated", [1 << 29, 1, 10_000])
+def test_a_member_of_another_size_than_stated_is_bad(stated: int, tmp_path: Path) -> None:
+    source = save_all(tmp_path / "src", {"0": random((2, 3))})
+    np.savez_compressed(source / "1.npz", array=random((2, 3)))
+    content = bytearray((source / "1.npz").read_bytes())
+    at = content.index(b"PK\x01\x02") + 24  # the size in the directory
+    content[at : at + 4] = struct.pack("<I", stated)
+    (source / "1.npz").write_bytes(content)
+    with pytest.raises(ConversionFailed, match=r"over the limit|which is wrong|that the archive"):
+        made_of(source, tmp_path / "made")
+
+
+def test_packed_files_leave_nothing_unpacked_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src").mkdir()
+    np.savez_compressed(tmp_path / "src" / "0.npz", a=random((8, 8)))
+    source = get_source("npy").open(tmp_path / "src", arrays=True)
+    monkeypatch.setattr("shardkit.sources.inputs._unpacked", None)
+    (record,) = source.scan().splits[""].read([0])
+    assert record.fields["a.npy"] == random((8, 8)).tobytes()
+
+
 def test_each_row_of_an_npy_file_is_a_sample(tmp_path: Path) -> None:
     rows = random((5, 2, 3))
     np.save(tmp_path / "x.npy", rows)
