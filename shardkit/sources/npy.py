@@ -168,7 +168,10 @@ def _arrays(path: Path) -> list[str]:
     """Return the names of the arrays in an .npz file or a folder."""
     if path.is_file():
         if path.suffix != ".npz":
-            raise UsageError(f"{path} is not an .npz file; for .npy files, give their folder")
+            raise UsageError(
+                f"{path} is not an .npz file; for .npy files, give their folder; "
+                "for other arrays than images, set arrays=True"
+            )
         try:
             return members(str(path))
         except BadImage as error:
