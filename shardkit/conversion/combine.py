@@ -160,10 +160,10 @@ def link_shards(dataset: OpenedDataset, folder: Path, *, first: int = 0) -> Piec
     shards = []
     for number, shard in enumerate(manifest.shards, first):
         name = f"shard-{number:06d}{suffix}"
-        _link(dataset.path, shard.name, folder / name, shard.bytes)
+        link_file(dataset.path, shard.name, folder / name, shard.bytes)
         shards.append(replace(shard, name=name))
     if not first and is_file(dataset.path, FACTS_NAME):  # of the first rows, which stay
-        _link(dataset.path, FACTS_NAME, folder / FACTS_NAME)
+        link_file(dataset.path, FACTS_NAME, folder / FACTS_NAME)
     return Piece(
         shards=shards,
         index=_index(dataset),
@@ -173,7 +173,7 @@ def link_shards(dataset: OpenedDataset, folder: Path, *, first: int = 0) -> Piec
     )
 
 
-def _link(place: Path, name: str, goal: Path, size: int | None = None) -> None:
+def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> None:
     """Link a file, or copy it if the file system cannot link; `open_regular` refuses links."""
     path = place / name
     try:

@@ -1,0 +1,565 @@
+"""Values of new fields for the rows of a dataset: from a table, an array, or a function.
+
+Each provider has the fields of its values, and returns the values of one row at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from io import FileIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.decode_errors import raise_interruption
+from shardkit.dataset.opened import OpenedDataset
+from shardkit.errors import BadImage, UsageError
+from shardkit.kinds.field import Field, check_schema
+from shardkit.kinds.packing import infer_field
+from shardkit.record import LABEL
+from shardkit.sources.kept import Kept, parse_keep
+from shardkit.sources.labels import LabelValues, checked_label
+from shardkit.sources.npy_files import Array, opened, parse_header, values
+from shardkit.sources.spool import Spool
+from shardkit.sources.table import cell, kind_of_cells, kinds_in, typed
+from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
+from shardkit.system.temporary import TemporaryFolder
+from shardkit.system.text import quoted, shortened
+
+_AT_ONCE = 4096
+"""Rows of a table to match at a time."""
+
+_NAMED = 5
+"""Keys that a message names; it counts all."""
+
+_LONGEST = 200
+"""Maximum characters of a message of an exception of the user's code."""
+
+_NONE = -1
+"""The offset of a row without a value."""
+
+
+class FieldValues(ABC):
+    """The values of some fields for all rows of a dataset, in the order of its splits and rows.
+
+    It is pickled to worker processes, so it holds no open files.
+    """
+
+    schema: Mapping[str, Field]
+    """The fields."""
+
+    @abstractmethod
+    def read(self, row: int) -> Mapping[str, Any]:
+        """Return the values of a row, by field; None, or nothing, where it lacks one.
+
+        Raises:
+            BadImage: If they cannot be read.
+        """
+
+    @abstractmethod
+    def size(self, row: int) -> int:
+        """Return the approximate bytes of the values of a row."""
+
+    @abstractmethod
+    def stamp(self, row: int) -> int:
+        """Return a number that changes with the values of a row; 0 if that is unknown."""
+
+    def only(self, rows: Sequence[int]) -> FieldValues:
+        """Return an object with the values of some rows alone, for a worker process."""
+        return self
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return the origin of the values as JSON values: ``name``, and options."""
+
+
+class Matched(NamedTuple):
+    """How the rows of a table fit those of a dataset."""
+
+    rows: int
+    """Number of rows of the table."""
+    unknown: Sequence[str]
+    """Keys that no row of the dataset has; the first ones."""
+    unknown_count: int
+    missing: Sequence[str]
+    """Keys of rows of the dataset that the table lacks; the first ones."""
+    missing_count: int
+
+
+class TableValues(FieldValues):
+    """The values of columns of a table, matched with the rows of a dataset by key or path.
+
+    Args:
+        path: A CSV, TSV, JSONL or Parquet file.
+        datasets: The dataset of each split. A row of the table may be in any of them.
+        key: The column of keys or paths; with splits, these may start with the split and a slash.
+        fields: ``[NAME=]COLUMN[:KIND][?]`` for each field, as for ``--keep``.
+
+    Raises:
+        UsageError: If the table lacks a column, names a row twice, or has a bad value.
+    """
+
+    def __init__(
+        self, path: Path, datasets: Sequence[OpenedDataset], key: str | None, fields: Sequence[str]
+    ) -> None:
+        self.path = str(path)
+        self._folder = TemporaryFolder()
+        self._spool = str(self._folder.path / "values")
+        self._kept = parse_keep(",".join(fields), "field", labels=True)
+        self._text = is_text(self.path)
+        columns = columns_of(self.path)
+        self._key = key or next((name for name in ("key", "path") if name in columns), None)
+        if self._key is None:
+            raise UsageError(f"{path}: choose the column of keys with key= from {_list(columns)}")
+        for name in (self._key, *(kept.source for kept in self._kept)):
+            if name not in columns:
+                raise UsageError(f"{path} has no column {quoted(name)}; it has {_list(columns)}")
+        if not self._kept:
+            raise UsageError(f"{path}: choose columns with field=NAME=COLUMN from {_list(columns)}")
+        used = {self._key, *(kept.source for kept in self._kept)}
+        self._used = [name for name in columns if name in used]
+        count = sum(dataset.manifest.rows for dataset in datasets)
+        self._offsets: Any = np.full(count, _NONE, np.int64)
+        self._sizes: Any = np.zeros(count, np.int32)
+        self._stamps: Any = np.zeros(count, np.uint32)
+        self._labels = LabelValues()
+        self._kinds: dict[str, set[str]] = {kept.name: set() for kept in self._kept}
+        self.matched = self._match(datasets)
+        self._numbers: Sequence[int] = ()
+        self.schema = self._complete(datasets[0])
+
+    def read(self, row: int) -> Mapping[str, Any]:
+        """Return the values of a row, by field; nothing if the table lacks it."""
+        offset = int(self._offsets[row])
+        if offset == _NONE:
+            return {}
+        stored = json.loads(os.pread(_opened(self._spool).fileno(), int(self._sizes[row]), offset))
+        found = {}
+        for kept, value in zip(self._kept, stored, strict=True):
+            if value is None:
+                continue
+            field = self.schema[kept.name]
+            if kept.name == LABEL:
+                found[LABEL] = self._numbers[value]
+            elif isinstance(value, str) and self._text and kept.pointer is None:
+                found[kept.name] = typed(field.dtype or field.kind, value, kept.source)
+            else:
+                found[kept.name] = value
+        return found
+
+    def only(self, rows: Sequence[int]) -> FieldValues:
+        """Return the values of some rows; this object must outlive it."""
+        part = TableValues.__new__(TableValues)
+        vars(part).update(vars(self))
+        del part._folder  # the file is removed with the last reference to it
+        for name in ("_offsets", "_sizes", "_stamps"):
+            values = getattr(self, name)
+            setattr(part, name, {row: int(values[row]) for row in rows})
+        return part
+
+    def size(self, row: int) -> int:
+        """Return the bytes of the values of a row as JSON."""
+        return int(self._sizes[row])
+
+    def stamp(self, row: int) -> int:
+        """Return the CRC-32 of the values of a row."""
+        return int(self._stamps[row])
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name of the table, the column of keys, and the fields."""
+        fields = ",".join(str(kept) for kept in self._kept)
+        return {"name": Path(self.path).name, "key": self._key, "fields": fields}
+
+    def _match(self, datasets: Sequence[OpenedDataset]) -> Matched:
+        """Write the values to a file, with the place of those of each row.
+
+        Raises:
+            UsageError: If a row of the table is bad, or of a row that another one has named.
+        """
+        finder = _RowFinder(datasets)
+        unknown: list[str] = []
+        unknown_count = rows = 0
+        with open(self._spool, "xb") as file:
+            for part in _pieces(rows_of(self.path, self._used)):
+                rows += len(part)
+                keys = [self._key_of(line, row) for line, row in part]
+                for (line, row), key, found in zip(part, keys, finder.find(keys), strict=True):
+                    if found == _AMBIGUOUS:
+                        raise UsageError(
+                            f"{self.path}:{line}: {quoted(key)} names rows of several splits: put "
+                            f"the split and a slash before it"
+                        )
+                    if found < 0:
+                        unknown_count += 1
+                        unknown += [key] * (len(unknown) < _NAMED)
+                        continue
+                    if self._offsets[found] != _NONE:
+                        raise UsageError(
+                            f"{self.path}:{line}: {quoted(key)} is in the table twice, or by key "
+                            "and by path: keep one of the rows"
+                        )
+                    data = self._values_of(line, row)
+                    self._offsets[found] = file.tell()
+                    self._sizes[found] = len(data)
+                    self._stamps[found] = zlib.crc32(data)
+                    file.write(data)
+        lacking = np.flatnonzero(self._offsets == _NONE)
+        missing = [finder.name(row) for row in lacking[:_NAMED].tolist()]
+        return Matched(rows, unknown, unknown_count, missing, len(lacking))
+
+    def _key_of(self, line: int, row: Mapping[str, Any] | str) -> str:
+        assert self._key is not None
+        if isinstance(row, str):
+            raise UsageError(f"{self.path}:{line}: {row}")
+        key = row.get(self._key)
+        if not isinstance(key, str) or not key:
+            raise UsageError(f"{self.path}:{line}: its {self._key} is {quoted(key)}, not a text")
+        return key
+
+    def _values_of(self, line: int, row: Mapping[str, Any] | str) -> bytes:
+        """Return the values of a row as JSON; note the kinds and labels that there are."""
+        assert not isinstance(row, str)
+        found: list[Any] = []
+        try:
+            for kept in self._kept:
+                value = cell(row, kept, self._text)
+                if value is None or (value == "" and kept.kind not in (None, "text")):
+                    if not kept.optional:
+                        raise BadImage(f"it has no {kept.source}; {kept.source}? accepts it")
+                    value = None
+                elif kept.name == LABEL:
+                    label = value.strip() if isinstance(value, str) else value
+                    value = self._labels.code(checked_label(label, kept.source))
+                elif kept.kind is None:
+                    self._kinds[kept.name] |= kinds_in(value, self._text and kept.pointer is None)
+                elif self._text and kept.pointer is None:
+                    typed(kept.kind, value, kept.source)
+                found.append(value)
+        except BadImage as error:
+            raise UsageError(f"{self.path}:{line}: {error}") from error
+        return json.dumps(found, separators=(",", ":")).encode()
+
+    def _complete(self, dataset: OpenedDataset) -> dict[str, Field]:
+        """Return the fields, now that all values are known."""
+        schema = {}
+        for kept in self._kept:
+            if kept.name == LABEL:
+                schema[LABEL], self._numbers = numbered(self._labels, dataset)
+            else:
+                schema[kept.name] = _kept_field(kept, self._kinds[kept.name])
+        return checked(schema)
+
+
+@lru_cache(maxsize=1)
+def _opened(path: str) -> FileIO:
+    """Return a file that rows are read from, one after another."""
+    return open(path, "rb", buffering=0)
+
+
+def _kept_field(kept: Kept, kinds: set[str]) -> Field:
+    field = kept.field(kind_of_cells(kinds))
+    if field.type.is_picture:
+        raise UsageError(f"field={kept}: images cannot be added to a dataset: convert again")
+    return field
+
+
+def numbered(labels: LabelValues, dataset: OpenedDataset) -> tuple[Field, Sequence[int]]:
+    """Return the field of labels, whose new classes follow those of the dataset, and their numbers.
+
+    Raises:
+        UsageError: If a label is out of range.
+    """
+    classes = dataset.manifest.classes
+    texts = labels.texts()
+    names = None
+    if classes and not set(texts) <= set(classes) and all(text.isdecimal() for text in texts):
+        names = classes  # numbers are positions of classes
+    assigned = labels.assign(classes, names)
+    if assigned.classes is None:
+        raise UsageError("there are no labels")
+    return Field("label", classes=assigned.classes), assigned.labels
+
+
+def checked(schema: Mapping[str, Field]) -> dict[str, Field]:
+    """Return a schema of new fields, none of which may be an image.
+
+    Raises:
+        UsageError: If one cannot be a new field.
+    """
+    try:
+        check_schema(schema)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    for name, field in schema.items():
+        if field.type.is_picture:
+            raise UsageError(
+                f"{name} is a field of images, which can only be converted: make a source with "
+                "both, and convert it"
+            )
+    return dict(schema)
+
+
+_AMBIGUOUS = -2
+
+
+class _RowFinder:
+    """Finds rows of all splits by key or path, with 32 bytes of memory for each."""
+
+    def __init__(self, datasets: Sequence[OpenedDataset]) -> None:
+        self._datasets = datasets
+        hashes, rows, start = array("q"), [], 0
+        for dataset in datasets:
+            index, prefix = dataset.index, dataset.prefix
+            several = len(datasets) > 1
+            for texts in (index.keys(), index.paths()):
+                hashes.extend(map(hash, texts))
+                rows.append(np.arange(start, start + len(texts)))
+                if several:
+                    hashes.extend(hash(prefix + text) for text in texts)
+                    rows.append(np.arange(start, start + len(texts)))
+            start += dataset.manifest.rows
+        values, numbers = np.array(hashes, np.int64), np.concatenate(rows)
+        order = np.argsort(values, kind="stable")
+        self._values, self._numbers = values[order], numbers[order]
+
+    def find(self, keys: Sequence[str]) -> list[int]:
+        """Return the row of each key or path: -1 for none, `_AMBIGUOUS` for several."""
+        wanted = np.array([hash(key) for key in keys], np.int64)
+        first = self._values.searchsorted(wanted)
+        last = self._values.searchsorted(wanted, side="right")
+        found = []
+        for start, stop, key in zip(first.tolist(), last.tolist(), keys, strict=True):
+            rows = {row for row in self._numbers[start:stop].tolist() if key in self.names(row)}
+            found.append(_AMBIGUOUS if len(rows) > 1 else next(iter(rows), _NONE))
+        return found
+
+    def names(self, row: int) -> tuple[str, ...]:
+        """Return the key and the path of a row, without and with its split."""
+        for dataset in self._datasets:
+            if row < dataset.manifest.rows:
+                keys, paths = self._texts(dataset)
+                texts = keys[row], paths[row]
+                return (*texts, *(dataset.prefix + text for text in texts))
+            row -= dataset.manifest.rows
+        raise IndexError(row)
+
+    def name(self, row: int) -> str:
+        """Return the path of a row, after its split."""
+        return self.names(row)[3]
+
+    def _texts(self, dataset: OpenedDataset) -> tuple[Sequence[str], Sequence[str]]:
+        cache = vars(self).setdefault("_tables", {})
+        if dataset.split not in cache:
+            index = dataset.index
+            cache[dataset.split] = index.keys(), index.paths()
+        texts: tuple[Sequence[str], Sequence[str]] = cache[dataset.split]
+        return texts
+
+
+def _pieces(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    part: list[Any] = []
+    for row in rows:
+        part.append(row)
+        if len(part) == _AT_ONCE:
+            yield part
+            part = []
+    yield part
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+class FileValues(FieldValues):
+    """The rows of an .npy file, in the order of the dataset's. Nothing is unpickled.
+
+    Raises:
+        UsageError: If it is not such a file, or has another number of rows.
+    """
+
+    def __init__(self, path: Path, name: str, dataset: OpenedDataset) -> None:
+        self.path, self._name = str(path), name
+        try:
+            self._stamp = path.stat().st_mtime_ns
+            with opened(self.path, "", self._stamp) as view:
+                self._array: Array = parse_header(view)
+                if self._array.fortran or not self._array.shape:
+                    raise BadImage("its rows are not stored one after another (Fortran order)")
+                rows = dataset.manifest.rows
+                if self._array.rows != rows:
+                    raise BadImage(f"it has {self._array.rows:,} rows, the dataset has {rows:,}")
+                first = values(view, self._array, 0, 1)[0]
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        except BadImage as error:
+            raise UsageError(f"{path}: {error}") from error
+        field = infer_field(name, first) if name != LABEL else None
+        if name == LABEL:
+            field = _label_field(dataset)
+        if field is None:
+            raise UsageError(f"{path}: no field can hold {self._array}")
+        self.schema = checked({name: field})
+
+    def read(self, row: int) -> Mapping[str, Any]:
+        """Return the value of a row."""
+        with opened(self.path, "", self._stamp) as view:
+            return {self._name: values(view, self._array, row, 1)[0]}
+
+    def size(self, row: int) -> int:
+        """Return the bytes of a row."""
+        return self._array.row_bytes
+
+    def stamp(self, row: int) -> int:
+        """Return a number that changes with the file."""
+        return self._stamp
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name of the file."""
+        return {"name": Path(self.path).name, "fields": self._name}
+
+
+def _label_field(dataset: OpenedDataset) -> Field:
+    """Return the field of labels given as numbers or names of the dataset's classes.
+
+    Raises:
+        UsageError: If the dataset has no classes.
+    """
+    classes = dataset.manifest.classes
+    if not classes:
+        raise UsageError(
+            f"{dataset.path} has no classes: pass schema={{'label': Field('label', classes=...)}}"
+        )
+    return Field("label", classes=classes)
+
+
+class SequenceValues(FieldValues):
+    """A Python sequence, array or tensor with a value of each row; an iterable is read once.
+
+    Raises:
+        UsageError: If it has another number of values, or its field is unknown.
+    """
+
+    def __init__(
+        self, name: str, given: Any, datasets: Sequence[OpenedDataset], field: Field | None
+    ) -> None:
+        self._name, self._type = name, type(given).__name__
+        if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
+            given = Spool(given)
+        self._values: Any = given
+        rows = sum(dataset.manifest.rows for dataset in datasets)
+        if len(given) != rows:
+            raise UsageError(f"{name} has {len(given):,} values, and the dataset {rows:,} rows")
+        self.schema = checked({name: field or _inferred(name, given[0], datasets[0])})
+
+    def read(self, row: int) -> Mapping[str, Any]:
+        """Return the value of a row."""
+        try:
+            return {self._name: self._values[row]}
+        except Exception as error:
+            raise_interruption(error)
+            raise _failed(self._name, error) from error
+
+    def size(self, row: int) -> int:
+        """Return the bytes of an array, or a guess."""
+        return int(getattr(self._values[row], "nbytes", 64)) if row == 0 else self.size(0)
+
+    def stamp(self, row: int) -> int:
+        """Return the CRC-32 of an array; 0 for other values."""
+        value = self._values[row]
+        if isinstance(value, (np.ndarray, np.generic)):
+            return zlib.crc32(np.ascontiguousarray(value).tobytes())
+        return zlib.crc32(repr(value).encode("utf-8", "replace"))
+
+    def only(self, rows: Sequence[int]) -> FieldValues:
+        """Return the values of some rows."""
+        part = SequenceValues.__new__(SequenceValues)
+        vars(part).update(vars(self))
+        if isinstance(self._values, Spool):
+            part._values = self._values.only(rows)
+        else:
+            part._values = {row: self._values[row] for row in rows}
+        return part
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name of the Python type."""
+        return {"name": self._type, "fields": self._name}
+
+
+def _inferred(name: str, value: Any, dataset: OpenedDataset) -> Field:
+    if name == LABEL:
+        return _label_field(dataset)
+    try:
+        field = infer_field(name, value)
+    except (ValueError, BadImage) as error:
+        raise UsageError(f"{name}: {error}") from error
+    if field is None:
+        raise UsageError(
+            f"the first value of {name} is a {type(value).__name__}: pass schema={{{name!r}: "
+            "Field(...)}"
+        )
+    return field
+
+
+def _failed(name: str, error: Exception) -> BadImage:
+    reason = shortened(f"{type(error).__name__}: {error}", _LONGEST)
+    return BadImage(f"{name}: {reason}")
+
+
+class FunctionValues(FieldValues):
+    """A field that a function computes from each sample.
+
+    Args:
+        name: Name of the field.
+        function: Called with a dict of the sample's fields. It is pickled to worker processes.
+        read: Returns the sample of a row.
+        field: The field; None infers it from the first sample.
+        dataset: The first dataset.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Mapping[str, Any]], Any],
+        read: Callable[[int], Mapping[str, Any]],
+        field: Field | None,
+        dataset: OpenedDataset,
+    ) -> None:
+        self._name, self._function, self._sample = name, function, read
+        self._trial = self.read(0)[name]
+        self.schema = checked({name: field or _inferred(name, self._trial, dataset)})
+        self._trial = None
+
+    def read(self, row: int) -> Mapping[str, Any]:
+        """Return the value of a row, computed again each time."""
+        sample = self._sample(row)
+        try:
+            return {self._name: self._function(sample)}
+        except Exception as error:
+            raise_interruption(error)
+            raise _failed(self._name, error) from error
+
+    def size(self, row: int) -> int:
+        """Return a guess."""
+        return 1024
+
+    def stamp(self, row: int) -> int:
+        """Return a number that changes with the code of the function, if it is Python's."""
+        code = getattr(self._function, "__code__", None)
+        return 0 if code is None else zlib.crc32(code.co_code + repr(code.co_consts).encode())
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name of the function."""
+        name = getattr(self._function, "__qualname__", type(self._function).__name__)
+        return {"name": name, "fields": self._name, "function": True}
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a file is a table, by its suffix."""
+    return path.name.endswith(SUFFIXES)

@@ -1,0 +1,632 @@
+"""Add, replace and remove fields of a dataset without rewriting its shards (`shardkit fields`).
+
+Each change is a layer: see `shardkit.dataset.manifest.Layer`. The dataset is replaced as by
+`append`: its files are linked into the new one, which is published in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardkit.conversion.assemble import save_manifests
+from shardkit.conversion.build_all import Builder
+from shardkit.conversion.combine import link_file
+from shardkit.conversion.disk import as_failure
+from shardkit.conversion.engine import assembly, build, prepare, publishing
+from shardkit.conversion.field_source import LayerSource, Samples
+from shardkit.conversion.field_values import (
+    FieldValues,
+    FileValues,
+    FunctionValues,
+    Matched,
+    SequenceValues,
+    TableValues,
+    is_table,
+)
+from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
+from shardkit.conversion.staging import (
+    StagingDirectory,
+    check_target,
+    finish_interrupted,
+    open_staging,
+)
+from shardkit.dataset.index_reader import IndexReader, index_of
+from shardkit.dataset.layered import KEYS
+from shardkit.dataset.manifest import (
+    ADD,
+    FACTS_NAME,
+    LAYERS,
+    MANIFEST_NAME,
+    REMOVE,
+    REPLACE,
+    BaseEntry,
+    FieldEntry,
+    FileEntry,
+    Layer,
+    Layering,
+    Manifest,
+    load_manifest,
+    save_manifest,
+)
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
+from shardkit.errors import ConversionFailed, UsageError
+from shardkit.kinds.field import Field
+from shardkit.options import about, option, part, require_valid, same_option, takes
+from shardkit.record import IMAGE, LABEL, META_FIELD, image_field
+from shardkit.registry import format_names
+from shardkit.system.files import as_name, sha256_of
+from shardkit.system.pool import Progress, Report
+from shardkit.system.safe_paths import is_file
+from shardkit.system.temporary import full_disk_named
+from shardkit.system.text import quoted
+
+_DEFAULT_FORMAT = "webdataset"
+"""Format of the layers of a dataset whose shards are of a format that shardkit does not write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """The result of a change of fields."""
+
+    manifests: dict[str, Manifest]
+    """Split name, or "" without splits, to the manifest of its dataset."""
+    schema: Mapping[str, Field] = field(default_factory=dict)
+    """The fields that were added or replaced."""
+    new_classes: tuple[str, ...] = ()
+    """Classes of the label that the dataset did not have."""
+    matched: Matched | None = None
+    """How the rows of a table fit those of the dataset."""
+    written: bool = True
+    """Whether the dataset was changed: not by a dry run, or if it had the change already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldOptions:
+    """The options of `add_fields` and `replace_fields`."""
+
+    key: str | None = option(
+        None,
+        help="Column of a table with the key or path of each row; with splits, these may start "
+        "with the split and a slash.",
+        metavar="COLUMN",
+        shown="key or path",
+    )
+    field: Sequence[str] = option(
+        (),
+        help="Field from a column of a table, as for --keep of `convert table`; for an .npy file, "
+        "its name. Repeatable.",
+        metavar="NAME[=COLUMN][:KIND][?]",
+        is_repeated=True,
+    )
+    schema: Mapping[str, Field | str] | None = option(
+        None,
+        help="Fields of Python values by name, each a `shardkit.Field` or a kind; others follow "
+        "from the first value.",
+        is_keyword_only=True,
+    )
+    missing: str = option(
+        "fail",
+        help="fail: write nothing if the table lacks rows of DATASET. skip: these lack the field.",
+        choices=("fail", "skip"),
+    )
+    unknown: str = option(
+        "fail",
+        help="fail: write nothing if DATASET lacks rows of the table. skip: leave these out.",
+        choices=("fail", "skip"),
+    )
+    dry_run: bool = option(False, help="Show fields, classes and unmatched keys; write nothing.")
+    workers: int = same_option(Builder, "workers")
+    force: bool = option(False, help="Discard the work of another unfinished run.")
+    on_progress: Report | None = same_option(Builder, "on_progress")
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+
+
+@dataclass(frozen=True)
+class FieldArguments(FieldOptions):
+    """The arguments of `add_fields` and `replace_fields`."""
+
+    directory: str | Path = field(metadata=about("The dataset, perhaps of splits."))
+    values: Any = field(
+        metadata=about(
+            "A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order. Or a dict with "
+            "the values of each field: an array, sequence or iterable in row order, or a function "
+            "that returns the value, given a dict with the fields of a sample."
+        )
+    )
+
+
+@takes(FieldArguments)
+def add_fields(arguments: FieldArguments) -> Changed:
+    """Add fields to a dataset without rewriting its shards.
+
+    The values are stored in shards of their own, in ``layers`` of the dataset's directory. Readers
+    see the old dataset until the new one replaces it in one step. Repeat an interrupted call to
+    resume it. `undo_fields` takes the change back.
+
+    Raises:
+        UsageError: If there is no dataset, it has a field of that name, or values do not match.
+        BadImages: If a value is not one of its field, or a function raises.
+        CorruptDataset: If a manifest or an index is damaged.
+        ConversionFailed: If writing fails.
+    """
+    return _change(arguments, ADD)
+
+
+@takes(FieldArguments)
+def replace_fields(arguments: FieldArguments) -> Changed:
+    """Replace fields of a dataset, such as its labels, without rewriting its shards.
+
+    The shards keep the old values until the layers are merged: see `compact_fields`. New classes
+    follow the existing ones. All else is as for `add_fields`.
+
+    Raises:
+        UsageError: If there is no dataset or no such field, or values do not match.
+        BadImages: If a value is not one of its field, or a function raises.
+        CorruptDataset: If a manifest or an index is damaged.
+        ConversionFailed: If writing fails.
+    """
+    return _change(arguments, REPLACE)
+
+
+def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
+    """Remove fields from a dataset. Their values stay on disk until `compact_fields`.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+        names: Names of the fields.
+
+    Raises:
+        UsageError: If there is no dataset or no such field, or none would remain.
+        CorruptDataset: If a manifest or an index is damaged.
+        ConversionFailed: If writing fails.
+    """
+    directory = Path(directory)
+    names = (names,) if isinstance(names, str) else tuple(names)
+    with _opened(directory) as datasets:
+        if all(_is_last(dataset.manifest, REMOVE, names) for dataset in datasets.values()):
+            return Changed(manifests=_manifests(datasets), written=False)
+        for dataset in datasets.values():
+            manifest = dataset.manifest
+            for name in names:
+                if name not in manifest.fields_by_name:
+                    raise UsageError(f"{directory} has no field {quoted(name)}; {_has(manifest)}")
+            if IMAGE in names or set(names) >= manifest.fields_by_name.keys():
+                raise UsageError("the image, or the last field, cannot be removed")
+        request = _request(datasets, REMOVE, names)
+
+        def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
+            layer = Layer(
+                name=_next_name(manifest),
+                operation=REMOVE,
+                fields=names,
+                digest="",
+                files=(),
+                request="",
+            )
+            return _appended(manifest, layer)
+
+        return _Publication(directory, datasets, request).run(layers_of)
+
+
+def undo_fields(directory: str | Path) -> Changed:
+    """Take back the last change of the fields of a dataset, once.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+
+    Raises:
+        UsageError: If there is no dataset, or no change to take back.
+        CorruptDataset: If a manifest or an index is damaged.
+        ConversionFailed: If writing fails.
+    """
+    directory = Path(directory)
+    with _opened(directory) as datasets:
+        for dataset in datasets.values():
+            layering = dataset.manifest.layering
+            if layering is None or layering.before == len(layering.layers):
+                raise UsageError(
+                    f"{directory} has no change to undo: only the last one can be, and only once"
+                )
+        request = _request(datasets, "undo", ())
+
+        def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
+            layering = manifest.layering
+            assert layering is not None
+            return layering.layers[: layering.before], layering.before
+
+        return _Publication(directory, datasets, request).run(layers_of)
+
+
+def _change(arguments: FieldArguments, operation: str) -> Changed:
+    directory = Path(arguments.directory)
+    with _opened(directory) as datasets, full_disk_named():
+        values = _values(arguments, datasets)
+        schema = {name: kind for provider in values for name, kind in provider.schema.items()}
+        matched = next((v.matched for v in values if isinstance(v, TableValues)), None)
+        if matched is not None:
+            _require_matched(directory, arguments, matched)
+        new = _new_classes(datasets, schema)
+        result = Changed(
+            manifests=_manifests(datasets),
+            schema=schema,
+            new_classes=new,
+            matched=matched,
+            written=False,
+        )
+        change = _Change(directory, datasets, operation, values, part(arguments, Builder))
+        if change.is_done():
+            return result
+        for dataset in datasets.values():
+            _require_names(directory, dataset.manifest, schema, operation)
+        if arguments.dry_run:
+            return result
+        return replace(result, manifests=change.run(force=arguments.force).manifests, written=True)
+
+
+class _Planned(NamedTuple):
+    """A plan for the layers of all splits, and everything that determines the result."""
+
+    plan: Plan
+    request: ConversionFingerprint
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Fields to add or replace."""
+
+    directory: Path
+    datasets: Mapping[str, OpenedDataset]
+    operation: str
+    values: Sequence[FieldValues]
+    builder: Builder
+
+    def is_done(self) -> bool:
+        """Return whether the last change was this one: an earlier run has finished it."""
+        fields = tuple(name for values in self.values for name in values.schema)
+        manifests = [dataset.manifest for dataset in self.datasets.values()]
+        if not all(_is_last(manifest, self.operation, fields) for manifest in manifests):
+            return False
+        request = self._planned(again=True).request.digest
+        return all(manifest.layers[-1].request == request for manifest in manifests)
+
+    def run(self, *, force: bool) -> Changed:
+        """Build the layer of each split, and publish the dataset with it."""
+        plan, request = self._planned(again=False)
+        if self.builder.on_progress:
+            total = sum(len(split.source) for split in plan.splits)
+            self.builder.on_progress(Progress(total=total))
+        layers: dict[str, Layer] = {}
+
+        def make(staging: StagingDirectory) -> None:
+            layers.update(self._build(plan, staging, request.digest))
+
+        def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
+            return _appended(manifest, layers[split])
+
+        return _Publication(self.directory, self.datasets, request, force).run(layers_of, make)
+
+    def _planned(self, *, again: bool) -> _Planned:
+        """Return the plan; ``again`` is for the dataset before its last change."""
+        splits = {
+            f"{dataset.prefix}{LAYERS}/{_name(dataset.manifest, again=again)}": dataset
+            for dataset in self.datasets.values()
+        }
+        scan = LayerSource(splits, self.values).scan()
+        to = next(iter(self.datasets.values())).manifest.format
+        to = to if to in format_names() else _DEFAULT_FORMAT
+        plan = make_plan(scan, ConvertOptions(to=to))
+        planned = plan.fingerprint()
+        change = _request(self.datasets, self.operation, tuple(scan.schema), again=again)
+        settings = {**planned.settings, **change.settings}
+        return _Planned(plan, replace(planned, settings=settings))
+
+    def _build(self, plan: Plan, staging: StagingDirectory, request: str) -> dict[str, Layer]:
+        """Build the shards of the layer of each split, and return it."""
+        works = [prepare(split, plan, staging) for split in plan.splits]
+        build(works, plan, staging, self.builder)
+        layers = {}
+        for (split, dataset), work in zip(self.datasets.items(), works, strict=True):
+            manifest = assembly(work, plan).finish([work.piece()])
+            _require_same_rows(dataset.manifest, manifest)
+            save_manifest(manifest, work.folder)
+            layer = _as_layer(manifest, work.folder, self.operation)
+            layers[split] = replace(layer, request=request)
+        return layers
+
+
+def _name(manifest: Manifest, *, again: bool) -> str:
+    return manifest.layers[-1].name if again else _next_name(manifest)
+
+
+def _next_name(manifest: Manifest) -> str:
+    """Return the name of the next layer of a dataset."""
+    last = max((int(layer.name) for layer in manifest.layers), default=0)
+    return f"{last + 1:06d}"
+
+
+def _is_last(manifest: Manifest, operation: str, fields: Sequence[str]) -> bool:
+    """Return whether the last change, which can be undone, was of this kind."""
+    layering = manifest.layering
+    if layering is None or layering.before == len(layering.layers):
+        return False
+    last = layering.layers[-1]
+    return last.operation == operation and last.fields == tuple(fields)
+
+
+def _request(
+    datasets: Mapping[str, OpenedDataset],
+    operation: str,
+    fields: Sequence[str],
+    *,
+    again: bool = False,
+) -> ConversionFingerprint:
+    """Return everything that determines a change, besides the values."""
+    states = []
+    for dataset in datasets.values():
+        layers = dataset.manifest.layers[: -1 if again else None]
+        known = [[layer.name, layer.operation, *layer.fields, layer.digest] for layer in layers]
+        states.append([dataset.manifest.base.digest, known])
+    settings: dict[str, Any] = {
+        "the change": operation,
+        "the fields to change": list(fields),
+        "the dataset": states,
+    }
+    return ConversionFingerprint(settings=settings, images={}, files={}, on_error="fail")
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[dict[str, OpenedDataset]]:
+    """Open the dataset of each split, after an interrupted change was finished."""
+    try:
+        finish_interrupted(directory)
+        datasets = OpenedDirectory(directory)
+        datasets.manifests()
+        check_target(directory, force=True)
+        yield datasets.splits
+    except OSError as error:
+        raise as_failure(error, directory) from error
+
+
+def _manifests(datasets: Mapping[str, OpenedDataset]) -> dict[str, Manifest]:
+    return {split: dataset.manifest for split, dataset in datasets.items()}
+
+
+_LayersOf = Callable[[str, Manifest], tuple[Sequence[Layer], int]]
+"""Returns the layers after a change, given the split and its manifest before, and the number of
+layers to which `undo_fields` returns."""
+
+
+class _Publication(NamedTuple):
+    """A change of the layers of a dataset."""
+
+    directory: Path
+    datasets: Mapping[str, OpenedDataset]
+    request: ConversionFingerprint
+    """Everything that determines the result."""
+    force: bool = False
+    """Whether to discard another unfinished run."""
+
+    def run(
+        self, layers_of: _LayersOf, make: Callable[[StagingDirectory], None] | None = None
+    ) -> Changed:
+        """Publish the dataset with other layers, after ``make`` has built new ones."""
+        directory, datasets = self.directory, self.datasets
+        with (
+            open_staging(directory, force=True) as staging,
+            publishing(staging, self.request, force=self.force) as is_needed,
+        ):
+            if _manifests(OpenedDirectory(directory).splits) != _manifests(datasets):
+                raise UsageError(f"another process has changed {directory}: rerun the command")
+            if is_needed:
+                if make is None:
+                    staging.prune(())
+                else:
+                    make(staging)
+                manifests = {}
+                for split, dataset in datasets.items():
+                    layers, before = layers_of(split, dataset.manifest)
+                    folder = staging.dataset / as_name(split)
+                    _link_files(dataset, layers, folder)
+                    manifests[split] = _described(dataset.manifest.base, layers, before, folder)
+                save_manifests(manifests, staging.dataset)
+        return Changed(manifests=OpenedDirectory(directory).manifests())
+
+
+def _link_files(dataset: OpenedDataset, layers: Sequence[Layer], folder: Path) -> None:
+    """Link the files of a dataset, and those of its layers that remain.
+
+    Raises:
+        CorruptDataset: If the index differs from the manifest, or a file in size.
+    """
+    IndexReader(dataset.path, dataset.manifest, verify=True).complete()
+    kept = {entry.name for layer in layers for entry in layer.files}
+    layered = [entry for entry in dataset.manifest.layer_files if entry.name in kept]
+    base = dataset.manifest.base
+    for entry in (*base.entries, *layered):
+        goal = folder / as_name(entry.name)
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        link_file(dataset.path, entry.name, goal, entry.bytes)
+    if is_file(dataset.path, FACTS_NAME):
+        link_file(dataset.path, FACTS_NAME, folder / FACTS_NAME)
+
+
+def _appended(manifest: Manifest, layer: Layer) -> tuple[Sequence[Layer], int]:
+    """Return the layers of a dataset and one more; files that no field needs are left out."""
+    providers = manifest.layering.providers if manifest.layering else {}
+    needed = {provider.name for provider in providers.values() if provider is not None}
+    layers = [
+        earlier if earlier.name in needed else replace(earlier, files=(), digest="")
+        for earlier in manifest.layers
+    ]
+    return [*layers, layer], len(layers)
+
+
+def _described(base: Manifest, layers: Sequence[Layer], before: int, folder: Path) -> Manifest:
+    """Return the manifest of a dataset with layers, whose files are in ``folder``."""
+    if not layers:
+        return base
+    state = BaseEntry(**{item.name: getattr(base, item.name) for item in fields_of(BaseEntry)})
+    layering = Layering(base=state, layers=tuple(layers), before=before)
+    used = {layer.name: layer for layer in layering.providers.values() if layer is not None}
+    loaded = {name: load_manifest(folder / layer.folder) for name, layer in used.items()}
+    entries, stored = dict[str, FieldEntry](), dict[str, int]()
+    homes = {
+        name: base if layer is None else loaded[layer.name]
+        for name, layer in layering.providers.items()
+    }
+    for name, home in homes.items():
+        (entries[name],) = (entry for entry in home.schema if entry.name == name)
+        stored |= {key: home.fields[key] for key in home.fields if _is_of(key, name, home)}
+    label = homes.get(LABEL)
+    manifest = replace(
+        base,
+        schema=tuple(entries.values()),
+        fields=dict(sorted({META_FIELD: base.rows, **stored}.items())),
+        classes=None if label is None else label.classes,
+        class_counts=None if label is None else label.class_counts,
+        layering=layering,
+    )
+    return replace(manifest, content_digest=index_of(folder, manifest).content_digest())
+
+
+def _is_of(stored: str, name: str, manifest: Manifest) -> bool:
+    """Return whether a stored name of records is that of a field."""
+    field = manifest.fields_by_name[name]
+    if not field.type.is_picture:
+        return stored == field.stored_name(name)
+    return image_field([stored], name) is not None
+
+
+def _as_layer(manifest: Manifest, folder: Path, operation: str) -> Layer:
+    """Return the entry of a layer, given its manifest and its folder."""
+    path, name = folder / MANIFEST_NAME, f"{LAYERS}/{folder.name}"
+    own = FileEntry(name=MANIFEST_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))
+    entries = (own, *manifest.entries)
+    return Layer(
+        name=folder.name,
+        operation=operation,
+        fields=tuple(manifest.fields_by_name),
+        digest=manifest.digest,
+        request="",
+        files=tuple(
+            FileEntry(name=f"{name}/{entry.name}", bytes=entry.bytes, sha256=entry.sha256)
+            for entry in entries
+        ),
+    )
+
+
+def _require_same_rows(manifest: Manifest, layer: Manifest) -> None:
+    """Refuse a layer whose keys are not those of the dataset."""
+    ours, its = (
+        {entry.name: entry.sha256 for entry in each.files if entry.name in KEYS}
+        for each in (manifest, layer)
+    )
+    if ours != its:
+        raise ConversionFailed(
+            "the rows of the new fields are not those of the dataset: it changed, or the memory of "
+            "this machine is faulty"
+        )
+
+
+def _values(
+    arguments: FieldArguments, datasets: Mapping[str, OpenedDataset]
+) -> Sequence[FieldValues]:
+    """Return the providers of the new values."""
+    opened, given = list(datasets.values()), arguments.values
+    if isinstance(given, Mapping):
+        if arguments.field or arguments.key:
+            raise UsageError("key= and field= are options of files: leave them out")
+        if not given:
+            raise UsageError("there are no fields: pass a dict of values by field")
+        schema = {
+            name: Field(kind) if isinstance(kind, str) else kind
+            for name, kind in (arguments.schema or {}).items()
+        }
+        samples = Samples(opened)
+        return [
+            FunctionValues(name, value, samples, schema.get(name), opened[0])
+            if callable(value)
+            else SequenceValues(name, value, opened, schema.get(name))
+            for name, value in given.items()
+        ]
+    if not isinstance(given, (str, Path)):
+        raise UsageError(
+            f"a {type(given).__name__} has no names of fields: pass a dict, as in "
+            '{"caption": values}'
+        )
+    path = Path(given)
+    if path.suffix == ".npy":
+        if len(arguments.field) != 1 or arguments.key:
+            raise UsageError(f"{path} holds one field in row order: name it with field=NAME alone")
+        if len(opened) > 1:
+            raise UsageError(
+                f"{arguments.directory} has the splits {', '.join(datasets)}, and an .npy file has "
+                "the rows of one: use a table with a column of keys"
+            )
+        return [FileValues(path, arguments.field[0], opened[0])]
+    if not is_table(path):
+        raise UsageError(f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor .npy")
+    return [TableValues(path, opened, arguments.key, list(arguments.field))]
+
+
+def _require_matched(directory: Path, arguments: FieldArguments, matched: Matched) -> None:
+    """Refuse a table that does not fit, unless the options or a dry run accept that.
+
+    Raises:
+        UsageError: If rows of the table or the dataset are unmatched.
+    """
+    if arguments.dry_run:
+        return
+    if matched.unknown_count and arguments.unknown == "fail":
+        raise UsageError(
+            f"{directory} lacks {matched.unknown_count:,} of {matched.rows:,} rows of the table "
+            f"({_some(matched.unknown, matched.unknown_count)}): unknown='skip' leaves them out"
+        )
+    if matched.missing_count and arguments.missing == "fail":
+        raise UsageError(
+            f"the table lacks {matched.missing_count:,} rows of {directory} "
+            f"({_some(matched.missing, matched.missing_count)}): missing='skip' stores no value"
+        )
+
+
+def _some(names: Sequence[str], count: int) -> str:
+    more = " ..." if count > len(names) else ""
+    return ", ".join(quoted(name) for name in names) + more
+
+
+def _require_names(
+    directory: Path, manifest: Manifest, schema: Mapping[str, Field], operation: str
+) -> None:
+    """Refuse to add a field that is there, or to replace one that is not.
+
+    Raises:
+        UsageError: If it is.
+    """
+    for name in schema:
+        there = name in manifest.fields_by_name
+        if there and operation == ADD:
+            raise UsageError(f"{directory} already has the field {quoted(name)}: replace it")
+        if not there and operation == REPLACE:
+            raise UsageError(
+                f"{directory} has no field {quoted(name)} to replace; {_has(manifest)}"
+            )
+
+
+def _has(manifest: Manifest) -> str:
+    return f"it has {', '.join(manifest.fields_by_name)}"
+
+
+def _new_classes(
+    datasets: Mapping[str, OpenedDataset], schema: Mapping[str, Field]
+) -> tuple[str, ...]:
+    before = next(iter(datasets.values())).manifest.classes or ()
+    after = (schema[LABEL].classes or ()) if LABEL in schema else ()
+    return tuple(name for name in after if name not in set(before))
