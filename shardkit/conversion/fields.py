@@ -59,15 +59,12 @@ from shardkit.errors import ConversionFailed, UsageError
 from shardkit.kinds.field import Field
 from shardkit.options import about, option, part, require_valid, same_option, takes
 from shardkit.record import IMAGE, LABEL, META_FIELD, image_field
-from shardkit.registry import format_names
+from shardkit.registry import DEFAULT_ATTACHED, format_names
 from shardkit.system.files import as_name, sha256_of
 from shardkit.system.pool import Progress, Report
 from shardkit.system.safe_paths import is_file
 from shardkit.system.temporary import full_disk_named
 from shardkit.system.text import quoted
-
-_DEFAULT_FORMAT = "webdataset"
-"""Format of the layers of a dataset whose shards are of a format that shardkit does not write."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +318,7 @@ class _Change:
         }
         scan = LayerSource(splits, self.values).scan()
         to = next(iter(self.datasets.values())).manifest.format
-        to = to if to in format_names() else _DEFAULT_FORMAT
+        to = to if to in format_names() else DEFAULT_ATTACHED
         plan = make_plan(scan, ConvertOptions(to=to))
         planned = plan.fingerprint()
         change = _request(self.datasets, self.operation, tuple(scan.schema), again=again)

@@ -168,6 +168,12 @@ class Layer:
         return f"{LAYERS}/{self.name}"
 
     @property
+    def index_files(self) -> tuple[FileEntry, ...]:
+        """All files but the shards."""
+        shards = f"{self.folder}/shard-"
+        return tuple(entry for entry in self.files if not entry.name.startswith(shards))
+
+    @property
     def bytes(self) -> int:
         """Bytes of all files."""
         return sum(entry.bytes for entry in self.files)
@@ -264,6 +270,11 @@ class Manifest:
     def layer_files(self) -> tuple[FileEntry, ...]:
         """All files of the layers."""
         return tuple(entry for layer in self.layers for entry in layer.files)
+
+    @property
+    def index_files(self) -> tuple[FileEntry, ...]:
+        """All files but shards and the manifest itself; also those of the layers."""
+        return (*self.files, *(entry for layer in self.layers for entry in layer.index_files))
 
     def layer_of(self, name: str) -> Layer | None:
         """Return the layer that has a field; None for the shards of the dataset itself."""

@@ -204,7 +204,7 @@ def fetch_dataset(url: str, cache: Cache) -> Path:
     name = hashlib.sha256(content).hexdigest()
     folder = cache.dataset(name)
     try:
-        for entry in manifest.files:
+        for entry in manifest.index_files:
             path = folder / as_name(entry.name)
             cache.make_folder(path.parent)
             call(fetch_file, cache, _remote(url, entry), path)

@@ -61,8 +61,8 @@ def parse_keep(text: str | None, option: str = "keep", *, labels: bool = False) 
         match = _ITEM.match(item)
         if match is None or (match[4] and match[4] not in KEPT_KINDS):
             raise UsageError(
-                f"{option}={item!r} is not [NAME=]SOURCE[:KIND], such as caption=txt or age=json:/age:"
-                f"int64; kinds are {', '.join(KEPT_KINDS)}"
+                f"{option}={item!r} is not [NAME=]SOURCE[:KIND], such as caption=txt or "
+                f"age=json:/age:int64; kinds are {', '.join(KEPT_KINDS)}"
             )
         pointer = match[3][2:] if match[3] else None
         fields.append(Kept(match[1] or match[2], match[2], pointer, match[4], bool(match[5])))

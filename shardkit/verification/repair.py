@@ -148,16 +148,32 @@ class _Repair:
 
     def run(self, origins: Sequence[SourceMatch], entries: Sequence[FileEntry]) -> None:
         """Rebuild files: shards, then the index from the shards, then reports."""
+        entries = self._without_layers(entries)
         names = {entry.name for entry in entries}
         for origin in origins:
             if any(shard.name in names for shard in origin.part.manifest.shards):
                 self._rebuild_shards(origin, names)
         index = [entry for entry in entries if entry.name.startswith(f"{INDEX_DIRECTORY}/")]
         if index:
-            self._rebuild_index(index)
+            self._rebuild_index(index, self.dataset.path)
         for entry in entries:
             if not isinstance(entry, ShardEntry) and entry not in index:
                 self._rebuild_report(origins, entry)
+
+    def _without_layers(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
+        """Rebuild the indexes of layers from their shards; return the files of the dataset."""
+        for layer in self.dataset.manifest.layers:
+            names = {entry.name for entry in layer.files}
+            damaged = [entry for entry in entries if entry.name in names]
+            index = [entry for entry in damaged if f"/{INDEX_DIRECTORY}/" in entry.name]
+            for entry in damaged:
+                if entry not in index:
+                    fields = ", ".join(layer.fields)
+                    self._fail(entry, f"it has the fields {fields}: replace them from their source")
+            if index:
+                self._rebuild_index(index, self.dataset.path / layer.folder)
+        layered = {entry.name for entry in self.dataset.manifest.layer_files}
+        return [entry for entry in entries if entry.name not in layered]
 
     def _rebuild_shards(self, origin: SourceMatch, damaged: set[str]) -> None:
         part = origin.part
@@ -238,7 +254,7 @@ class _Repair:
             (index,) = (file for file in dataset.manifest.files if file.name == ROWS_NAME)
             if not has_sha256(dataset.path / index.name, index.sha256, dataset.path):
                 return []
-            old = dataset.index.rows()[start : start + count]
+            old = dataset.base.index.rows()[start : start + count]
             new = load_part(task, count)
         except (CorruptDataset, ValueError):
             return []
@@ -248,9 +264,9 @@ class _Repair:
             if one["checksum"] != other["checksum"]
         ]
 
-    def _rebuild_index(self, entries: Sequence[FileEntry]) -> None:
+    def _rebuild_index(self, entries: Sequence[FileEntry], folder: Path) -> None:
         try:
-            rebuild_index(self.dataset.path, self.scratch)
+            rebuild_index(folder, self.scratch)
         except (CorruptDataset, UsageError) as error:
             for entry in entries:
                 self._fail(entry, f"it cannot be rebuilt yet: {error}")
