@@ -11,8 +11,6 @@ import zlib
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,7 +109,7 @@ class TableValues(FieldValues):
     ) -> None:
         self.path = str(path)
         self._folder = TemporaryFolder()
-        self._spool = str(self._folder.path / "values")
+        self._spool = _Pieces(str(self._folder.path / "values"))
         self._kept = parse_keep(",".join(fields), "field", labels=True)
         self._text = is_text(self.path)
         columns = columns_of(self.path)
@@ -140,7 +138,7 @@ class TableValues(FieldValues):
         offset = int(self._offsets[row])
         if offset == _NONE:
             return {}
-        stored = json.loads(os.pread(_opened(self._spool).fileno(), int(self._sizes[row]), offset))
+        stored = json.loads(self._spool.read(offset, int(self._sizes[row])))
         found = {}
         for kept, value in zip(self._kept, stored, strict=True):
             if value is None:
@@ -186,7 +184,7 @@ class TableValues(FieldValues):
         finder = _RowFinder(datasets)
         unknown: list[str] = []
         unknown_count = rows = 0
-        with open(self._spool, "xb") as file:
+        with open(self._spool.path, "xb") as file:
             for part in _pieces(rows_of(self.path, self._used)):
                 rows += len(part)
                 keys = [self._key_of(line, row) for line, row in part]
@@ -257,10 +255,24 @@ class TableValues(FieldValues):
         return checked(schema)
 
 
-@lru_cache(maxsize=1)
-def _opened(path: str) -> FileIO:
-    """Return a file that rows are read from, one after another."""
-    return open(path, "rb", buffering=0)
+class _Pieces:
+    """The pieces of a file, which is opened on first use. Pickled, it is the path."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def read(self, offset: int, size: int) -> bytes:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(self._descriptor, size, offset)
+
+    def __reduce__(self) -> tuple[type[_Pieces], tuple[str]]:
+        return _Pieces, (self.path,)
+
+    def __del__(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
 
 def _kept_field(kept: Kept, kinds: set[str]) -> Field:
@@ -532,9 +544,11 @@ class FunctionValues(FieldValues):
         dataset: OpenedDataset,
     ) -> None:
         self._name, self._function, self._sample = name, function, read
-        self._trial = self.read(0)[name]
-        self.schema = checked({name: field or _inferred(name, self._trial, dataset)})
-        self._trial = None
+        try:
+            first = self.read(0)[name]
+        except BadImage as error:
+            raise UsageError(f"the first sample: {error}") from error
+        self.schema = checked({name: field or _inferred(name, first, dataset)})
 
     def read(self, row: int) -> Mapping[str, Any]:
         """Return the value of a row, computed again each time."""
