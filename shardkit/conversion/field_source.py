@@ -115,17 +115,13 @@ class LayerSource(Source):
 
         def load(piece: int) -> list[Entry]:
             start, stop = starts[piece : piece + 2]
-            texts = zip(paths[start:stop], keys[start:stop], strict=True)
+            rows = range(first + start, first + stop)
+            sizes = map(sum, zip(*(values.sizes(rows) for values in self._values), strict=True))
+            stamps = map(sum, zip(*(values.stamps(rows) for values in self._values), strict=True))
+            columns = zip(rows, paths[start:stop], keys[start:stop], sizes, stamps, strict=True)
             return [
-                Entry(
-                    path,
-                    key,
-                    NO_LABEL,
-                    sum(values.size(row) for values in self._values),
-                    sum(values.stamp(row) for values in self._values),
-                    row,
-                )
-                for row, (path, key) in enumerate(texts, first + start)
+                Entry(path, key, NO_LABEL, size, stamp, row)
+                for row, path, key, size, stamp in columns
             ]
 
         if count <= _MANY:

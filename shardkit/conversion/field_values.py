@@ -21,6 +21,7 @@ from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field, check_schema
 from shardkit.kinds.packing import infer_field
+from shardkit.kinds.values import as_numpy
 from shardkit.record import LABEL
 from shardkit.sources.kept import Kept, parse_keep
 from shardkit.sources.labels import LabelValues, checked_label
@@ -62,12 +63,12 @@ class FieldValues(ABC):
         """
 
     @abstractmethod
-    def size(self, row: int) -> int:
-        """Return the approximate bytes of the values of a row."""
+    def sizes(self, rows: range) -> Sequence[int]:
+        """Return the approximate bytes of the values of neighboring rows."""
 
     @abstractmethod
-    def stamp(self, row: int) -> int:
-        """Return a number that changes with the values of a row; 0 if that is unknown."""
+    def stamps(self, rows: range) -> Sequence[int]:
+        """Return a number for each row that changes with its values; 0 if that is unknown."""
 
     def only(self, rows: Sequence[int]) -> FieldValues:
         """Return an object with the values of some rows alone, for a worker process."""
@@ -157,18 +158,20 @@ class TableValues(FieldValues):
         part = TableValues.__new__(TableValues)
         vars(part).update(vars(self))
         del part._folder  # the file is removed with the last reference to it
-        for name in ("_offsets", "_sizes", "_stamps"):
-            values = getattr(self, name)
-            setattr(part, name, {row: int(values[row]) for row in rows})
+        part._stamps = None
+        part._offsets = {row: int(self._offsets[row]) for row in rows}
+        part._sizes = {row: int(self._sizes[row]) for row in rows}
         return part
 
-    def size(self, row: int) -> int:
-        """Return the bytes of the values of a row as JSON."""
-        return int(self._sizes[row])
+    def sizes(self, rows: range) -> Sequence[int]:
+        """Return the bytes of the values of rows as JSON."""
+        sizes: list[int] = self._sizes[rows.start : rows.stop].tolist()
+        return sizes
 
-    def stamp(self, row: int) -> int:
-        """Return the CRC-32 of the values of a row."""
-        return int(self._stamps[row])
+    def stamps(self, rows: range) -> Sequence[int]:
+        """Return the CRC-32 of the values of rows."""
+        stamps: list[int] = self._stamps[rows.start : rows.stop].tolist()
+        return stamps
 
     def describe(self) -> dict[str, Any]:
         """Return the name of the table, the column of keys, and the fields."""
@@ -322,57 +325,54 @@ _AMBIGUOUS = -2
 
 
 class _RowFinder:
-    """Finds rows of all splits by key or path, with 32 bytes of memory for each."""
+    """Finds rows of all splits by key or path, in 48 bytes of memory for each, or 96 of several.
+
+    Texts are equal if two hashes of 64 bits are, which Python keys with a secret of the process.
+    """
 
     def __init__(self, datasets: Sequence[OpenedDataset]) -> None:
         self._datasets = datasets
-        hashes, rows, start = array("q"), [], 0
+        hashes, others, rows, start = array("q"), array("q"), [], 0
         for dataset in datasets:
-            index, prefix = dataset.index, dataset.prefix
-            several = len(datasets) > 1
-            for texts in (index.keys(), index.paths()):
-                hashes.extend(map(hash, texts))
-                rows.append(np.arange(start, start + len(texts)))
-                if several:
-                    hashes.extend(hash(prefix + text) for text in texts)
+            index, prefixes = dataset.index, {"", dataset.prefix}
+            for prefix in sorted(prefixes):
+                for texts in (index.keys(), index.paths()):
+                    for text in texts:
+                        hashes.append(hash(prefix + text))
+                        others.append(hash(prefix + text + _SALT))
                     rows.append(np.arange(start, start + len(texts)))
             start += dataset.manifest.rows
-        values, numbers = np.array(hashes, np.int64), np.concatenate(rows)
+        numbers, values = np.concatenate(rows), np.frombuffer(hashes, np.int64)
         order = np.argsort(values, kind="stable")
         self._values, self._numbers = values[order], numbers[order]
+        self._others = np.frombuffer(others, np.int64)[order]
 
     def find(self, keys: Sequence[str]) -> list[int]:
         """Return the row of each key or path: -1 for none, `_AMBIGUOUS` for several."""
         wanted = np.array([hash(key) for key in keys], np.int64)
-        first = self._values.searchsorted(wanted)
-        last = self._values.searchsorted(wanted, side="right")
+        first = self._values.searchsorted(wanted).tolist()
+        last = self._values.searchsorted(wanted, side="right").tolist()
         found = []
-        for start, stop, key in zip(first.tolist(), last.tolist(), keys, strict=True):
-            rows = {row for row in self._numbers[start:stop].tolist() if key in self.names(row)}
-            found.append(_AMBIGUOUS if len(rows) > 1 else next(iter(rows), _NONE))
+        for start, stop, key in zip(first, last, keys, strict=True):
+            rows = set()
+            if start < stop:
+                other = hash(key + _SALT)
+                alike = self._others[start:stop] == other
+                rows = set(self._numbers[start:stop][alike].tolist())
+            found.append(_AMBIGUOUS if len(rows) > 1 else rows.pop() if rows else _NONE)
         return found
-
-    def names(self, row: int) -> tuple[str, ...]:
-        """Return the key and the path of a row, without and with its split."""
-        for dataset in self._datasets:
-            if row < dataset.manifest.rows:
-                keys, paths = self._texts(dataset)
-                texts = keys[row], paths[row]
-                return (*texts, *(dataset.prefix + text for text in texts))
-            row -= dataset.manifest.rows
-        raise IndexError(row)
 
     def name(self, row: int) -> str:
         """Return the path of a row, after its split."""
-        return self.names(row)[3]
+        for dataset in self._datasets:
+            if row < dataset.manifest.rows:
+                return dataset.prefix + dataset.index.paths()[row]
+            row -= dataset.manifest.rows
+        raise IndexError(row)
 
-    def _texts(self, dataset: OpenedDataset) -> tuple[Sequence[str], Sequence[str]]:
-        cache = vars(self).setdefault("_tables", {})
-        if dataset.split not in cache:
-            index = dataset.index
-            cache[dataset.split] = index.keys(), index.paths()
-        texts: tuple[Sequence[str], Sequence[str]] = cache[dataset.split]
-        return texts
+
+_SALT = "\0"
+"""What the second hash of a text also covers."""
 
 
 def _pieces(rows: Iterable[Any]) -> Iterator[list[Any]]:
@@ -424,13 +424,13 @@ class FileValues(FieldValues):
         with opened(self.path, "", self._stamp) as view:
             return {self._name: values(view, self._array, row, 1)[0]}
 
-    def size(self, row: int) -> int:
-        """Return the bytes of a row."""
-        return self._array.row_bytes
+    def sizes(self, rows: range) -> Sequence[int]:
+        """Return the bytes of rows."""
+        return [self._array.row_bytes] * len(rows)
 
-    def stamp(self, row: int) -> int:
-        """Return a number that changes with the file."""
-        return self._stamp
+    def stamps(self, rows: range) -> Sequence[int]:
+        """Return numbers that change with the file."""
+        return [self._stamp] * len(rows)
 
     def describe(self) -> dict[str, Any]:
         """Return the name of the file."""
@@ -468,6 +468,7 @@ class SequenceValues(FieldValues):
         rows = sum(dataset.manifest.rows for dataset in datasets)
         if len(given) != rows:
             raise UsageError(f"{name} has {len(given):,} values, and the dataset {rows:,} rows")
+        self._bytes = int(getattr(as_numpy(given[0]), "nbytes", 64))
         self.schema = checked({name: field or _inferred(name, given[0], datasets[0])})
 
     def read(self, row: int) -> Mapping[str, Any]:
@@ -478,16 +479,13 @@ class SequenceValues(FieldValues):
             raise_interruption(error)
             raise _failed(self._name, error) from error
 
-    def size(self, row: int) -> int:
-        """Return the bytes of an array, or a guess."""
-        return int(getattr(self._values[row], "nbytes", 64)) if row == 0 else self.size(0)
+    def sizes(self, rows: range) -> Sequence[int]:
+        """Return the bytes of the first value, if it is an array, or a guess."""
+        return [self._bytes] * len(rows)
 
-    def stamp(self, row: int) -> int:
-        """Return the CRC-32 of an array; 0 for other values."""
-        value = self._values[row]
-        if isinstance(value, (np.ndarray, np.generic)):
-            return zlib.crc32(np.ascontiguousarray(value).tobytes())
-        return zlib.crc32(repr(value).encode("utf-8", "replace"))
+    def stamps(self, rows: range) -> Sequence[int]:
+        """Return the CRC-32 of each value."""
+        return [_crc32(self._values[row]) for row in rows]
 
     def only(self, rows: Sequence[int]) -> FieldValues:
         """Return the values of some rows."""
@@ -502,6 +500,14 @@ class SequenceValues(FieldValues):
     def describe(self) -> dict[str, Any]:
         """Return the name of the Python type."""
         return {"name": self._type, "fields": self._name}
+
+
+def _crc32(value: Any) -> int:
+    """Return the CRC-32 of a value: its bytes if it is an array, else its text."""
+    array = as_numpy(value)
+    if isinstance(array, (np.ndarray, np.generic)):
+        return zlib.crc32(np.ascontiguousarray(array).tobytes())
+    return zlib.crc32(repr(value).encode("utf-8", "replace"))
 
 
 def _inferred(name: str, value: Any, dataset: OpenedDataset) -> Field:
@@ -559,19 +565,25 @@ class FunctionValues(FieldValues):
             raise_interruption(error)
             raise _failed(self._name, error) from error
 
-    def size(self, row: int) -> int:
+    def sizes(self, rows: range) -> Sequence[int]:
         """Return a guess."""
-        return 1024
+        return [1024] * len(rows)
 
-    def stamp(self, row: int) -> int:
+    def stamps(self, rows: range) -> Sequence[int]:
         """Return a number that changes with the code of the function, if it is Python's."""
         code = getattr(self._function, "__code__", None)
-        return 0 if code is None else zlib.crc32(code.co_code + repr(code.co_consts).encode())
+        stamp = 0 if code is None else zlib.crc32(code.co_code + _constants(code.co_consts))
+        return [stamp] * len(rows)
 
     def describe(self) -> dict[str, Any]:
         """Return the name of the function."""
         name = getattr(self._function, "__qualname__", type(self._function).__name__)
         return {"name": name, "fields": self._name, "function": True}
+
+
+def _constants(values: Sequence[Any]) -> bytes:
+    """Return the constants of a function as text; inner functions have an address of memory."""
+    return repr([value for value in values if not hasattr(value, "co_code")]).encode()
 
 
 def is_table(path: Path) -> bool:

@@ -274,7 +274,7 @@ def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path)
     source = table(tmp_path / "a.csv", rows)
     with pytest.raises(UsageError, match="lacks 1 of 6 rows of the table .'cat/none.jpg'"):
         add_fields(made, source, field=["caption"])
-    with pytest.raises(UsageError, match=f"lacks 1 rows of .*{paths[0]}"):
+    with pytest.raises(UsageError, match=rf"lacks 1 rows of .*{paths[0]}"):
         add_fields(made, source, field=["caption"], unknown="skip")
     add_fields(made, source, field=["caption"], unknown="skip", missing="skip")
     lacking = {
@@ -311,7 +311,8 @@ def test_one_table_serves_all_splits(tmp_path: Path) -> None:
     names = {
         split: [f"{split}/{path}" for path in paths_of(made / split)] for split in ("train", "val")
     }
-    rows = [{"path": name, "caption": name.upper()} for name in sorted(sum(names.values(), []))]
+    every = sorted([*names["train"], *names["val"]])
+    rows = [{"path": name, "caption": name.upper()} for name in every]
     add_fields(made, table(tmp_path / "c.csv", rows), field=["caption"])
     for split, each in names.items():
         assert read(made / split, "caption") == [(name.upper(),) for name in each]
