@@ -272,7 +272,7 @@ def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path)
     paths = sorted(paths_of(made))
     rows = [{"key": path, "caption": "x"} for path in [*paths[1:], "cat/none.jpg"]]
     source = table(tmp_path / "a.csv", rows)
-    with pytest.raises(UsageError, match="lacks 1 of 6 rows of the table .'cat/none.jpg'"):
+    with pytest.raises(UsageError, match=r"lacks 1 of 6 rows of the table .'cat/none.jpg'"):
         add_fields(made, source, field=["caption"])
     with pytest.raises(UsageError, match=rf"lacks 1 rows of .*{paths[0]}"):
         add_fields(made, source, field=["caption"], unknown="skip")
