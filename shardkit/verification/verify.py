@@ -185,7 +185,7 @@ class _Verifier:
     def _check_files(self, dataset: OpenedDataset) -> list[ShardCheck]:
         """Check the files of a dataset and its layers; return the checks of the shards."""
         result, tasks = self.result, list[ShardCheck]()
-        stored = [dataset.base]
+        stored, found = [dataset.base], len(self.result.findings)
         for layer in dataset.manifest.layers:
             try:
                 stored += [dataset.layer(layer)] if layer.files else []
@@ -193,7 +193,6 @@ class _Verifier:
                 file = f"{dataset.prefix}{layer.folder}/{MANIFEST_NAME}"
                 reason = _with_it(error, dataset.path / layer.folder / MANIFEST_NAME)
                 result.findings.append(Finding(file=file, reason=reason))
-        found = len(result.findings)
         for each in stored:
             result.shards += len(each.manifest.shards)
             result.bytes += each.manifest.bytes

@@ -1,4 +1,4 @@
-"""A change of fields killed at any call: readers see the old or the new dataset, a rerun ends it."""
+"""A change of fields killed at any call: readers see the old or new dataset, a rerun ends it."""
 
 from __future__ import annotations
 
