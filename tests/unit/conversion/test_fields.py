@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import runpy
 import shutil
+import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +45,8 @@ from shardkit import (
 )
 from shardkit.dataset.manifest import load_manifest
 from shardkit.errors import BadImages, StateMismatch
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "layers_of_tars.py"
 
 
 def table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -524,3 +528,21 @@ def test_wrong_commands_get_one_message(made: Path, tmp_path: Path) -> None:
         error = invoke("fields", *words).exception
         assert isinstance(error, UsageError)
         assert message in str(error)
+
+
+def test_the_example_reads_layers_with_tarfile(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = make_dataset(folder, tmp_path / "made", to="webdataset")
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    add_fields(made, {"latent": np.zeros((6, 2), np.float32)})
+    monkeypatch.setattr(sys, "argv", ["example", str(made)])
+    runpy.run_path(str(EXAMPLE))
+    kinds = dict(zip(open_dataset(made).keys, paths_of(made), strict=True))
+    assert capsys.readouterr().out.splitlines() == [
+        f"{key} {sorted(['caption.txt', 'cls', 'latent.npy', path[-3:]])}"
+        for key, path in kinds.items()
+    ]
