@@ -6,63 +6,44 @@ Each change is a layer: see `shardkit.dataset.manifest.Layer`. The dataset is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.combine import link_file
 from shardkit.conversion.disk import as_failure
-from shardkit.conversion.engine import assembly, build, prepare, publishing
+from shardkit.conversion.engine import assembly, build, prepare
 from shardkit.conversion.field_source import LayerSource, Samples
+from shardkit.conversion.field_table import Matched, TableValues, is_table
 from shardkit.conversion.field_values import (
     FieldValues,
     FileValues,
     FunctionValues,
-    Matched,
     SequenceValues,
-    TableValues,
-    is_table,
 )
 from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.layers import (
+    Publication,
+    as_layer,
+    change_request,
+    is_last_change,
+    manifests_of,
+    next_name,
+    require_same_rows,
+    with_layer,
+)
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
-from shardkit.conversion.staging import (
-    StagingDirectory,
-    check_target,
-    finish_interrupted,
-    open_staging,
-)
-from shardkit.dataset.index_reader import IndexReader, index_of
-from shardkit.dataset.layered import KEYS
-from shardkit.dataset.manifest import (
-    ADD,
-    FACTS_NAME,
-    LAYERS,
-    MANIFEST_NAME,
-    REMOVE,
-    REPLACE,
-    BaseEntry,
-    FieldEntry,
-    FileEntry,
-    Layer,
-    Layering,
-    Manifest,
-    load_manifest,
-    save_manifest,
-)
+from shardkit.conversion.staging import StagingDirectory, check_target, finish_interrupted
+from shardkit.dataset.manifest import ADD, LAYERS, REMOVE, REPLACE, Layer, Manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.errors import ConversionFailed, UsageError
+from shardkit.errors import UsageError
 from shardkit.kinds.field import Field
 from shardkit.options import about, option, part, require_valid, same_option, takes
-from shardkit.record import IMAGE, LABEL, META_FIELD, image_field
+from shardkit.record import IMAGE, LABEL
 from shardkit.registry import DEFAULT_ATTACHED, format_names
-from shardkit.system.files import as_name, sha256_of
 from shardkit.system.pool import Progress, Report
-from shardkit.system.safe_paths import is_file
 from shardkit.system.temporary import full_disk_named
 from shardkit.system.text import quoted
 
@@ -188,8 +169,8 @@ def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
     directory = Path(directory)
     names = (names,) if isinstance(names, str) else tuple(names)
     with _opened(directory) as datasets:
-        if all(_is_last(dataset.manifest, REMOVE, names) for dataset in datasets.values()):
-            return Changed(manifests=_manifests(datasets), written=False)
+        if all(is_last_change(dataset.manifest, REMOVE, names) for dataset in datasets.values()):
+            return Changed(manifests=manifests_of(datasets), written=False)
         for dataset in datasets.values():
             manifest = dataset.manifest
             for name in names:
@@ -197,20 +178,20 @@ def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
                     raise UsageError(f"{directory} has no field {quoted(name)}; {_has(manifest)}")
             if IMAGE in names or set(names) >= manifest.fields_by_name.keys():
                 raise UsageError("the image, or the last field, cannot be removed")
-        request = _request(datasets, REMOVE, names)
+        request = change_request(datasets, REMOVE, names)
 
         def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
             layer = Layer(
-                name=_next_name(manifest),
+                name=next_name(manifest),
                 operation=REMOVE,
                 fields=names,
                 digest="",
                 files=(),
                 request="",
             )
-            return _appended(manifest, layer)
+            return with_layer(manifest, layer)
 
-        return _Publication(directory, datasets, request).run(layers_of)
+        return Changed(manifests=Publication(directory, datasets, request).run(layers_of))
 
 
 def undo_fields(directory: str | Path) -> Changed:
@@ -232,14 +213,14 @@ def undo_fields(directory: str | Path) -> Changed:
                 raise UsageError(
                     f"{directory} has no change to undo: only the last one can be, and only once"
                 )
-        request = _request(datasets, "undo", ())
+        request = change_request(datasets, "undo", ())
 
         def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
             layering = manifest.layering
             assert layering is not None
             return layering.layers[: layering.before], layering.before
 
-        return _Publication(directory, datasets, request).run(layers_of)
+        return Changed(manifests=Publication(directory, datasets, request).run(layers_of))
 
 
 def _change(arguments: FieldArguments, operation: str) -> Changed:
@@ -252,7 +233,7 @@ def _change(arguments: FieldArguments, operation: str) -> Changed:
             _require_matched(directory, arguments, matched)
         new = _new_classes(datasets, schema)
         result = Changed(
-            manifests=_manifests(datasets),
+            manifests=manifests_of(datasets),
             schema=schema,
             new_classes=new,
             matched=matched,
@@ -265,7 +246,7 @@ def _change(arguments: FieldArguments, operation: str) -> Changed:
             _require_names(directory, dataset.manifest, schema, operation)
         if arguments.dry_run:
             return result
-        return replace(result, manifests=change.run(force=arguments.force).manifests, written=True)
+        return replace(result, manifests=change.run(force=arguments.force), written=True)
 
 
 class _Planned(NamedTuple):
@@ -289,12 +270,12 @@ class _Change:
         """Return whether the last change was this one: an earlier run has finished it."""
         fields = tuple(name for values in self.values for name in values.schema)
         manifests = [dataset.manifest for dataset in self.datasets.values()]
-        if not all(_is_last(manifest, self.operation, fields) for manifest in manifests):
+        if not all(is_last_change(manifest, self.operation, fields) for manifest in manifests):
             return False
         request = self._planned(again=True).request.digest
         return all(manifest.layers[-1].request == request for manifest in manifests)
 
-    def run(self, *, force: bool) -> Changed:
+    def run(self, *, force: bool) -> dict[str, Manifest]:
         """Build the layer of each split, and publish the dataset with it."""
         plan, request = self._planned(again=False)
         if self.builder.on_progress:
@@ -306,9 +287,9 @@ class _Change:
             layers.update(self._build(plan, staging, request.digest))
 
         def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
-            return _appended(manifest, layers[split])
+            return with_layer(manifest, layers[split])
 
-        return _Publication(self.directory, self.datasets, request, force).run(layers_of, make)
+        return Publication(self.directory, self.datasets, request, force).run(layers_of, make)
 
     def _planned(self, *, again: bool) -> _Planned:
         """Return the plan; ``again`` is for the dataset before its last change."""
@@ -321,7 +302,7 @@ class _Change:
         to = to if to in format_names() else DEFAULT_ATTACHED
         plan = make_plan(scan, ConvertOptions(to=to))
         planned = plan.fingerprint()
-        change = _request(self.datasets, self.operation, tuple(scan.schema), again=again)
+        change = change_request(self.datasets, self.operation, tuple(scan.schema), again=again)
         settings = {**planned.settings, **change.settings}
         return _Planned(plan, replace(planned, settings=settings))
 
@@ -332,51 +313,15 @@ class _Change:
         layers = {}
         for (split, dataset), work in zip(self.datasets.items(), works, strict=True):
             manifest = assembly(work, plan).finish([work.piece()])
-            _require_same_rows(dataset.manifest, manifest)
+            require_same_rows(dataset.manifest, manifest)
             save_manifest(manifest, work.folder)
-            layer = _as_layer(manifest, work.folder, self.operation)
+            layer = as_layer(manifest, work.folder, self.operation)
             layers[split] = replace(layer, request=request)
         return layers
 
 
 def _name(manifest: Manifest, *, again: bool) -> str:
-    return manifest.layers[-1].name if again else _next_name(manifest)
-
-
-def _next_name(manifest: Manifest) -> str:
-    """Return the name of the next layer of a dataset."""
-    last = max((int(layer.name) for layer in manifest.layers), default=0)
-    return f"{last + 1:06d}"
-
-
-def _is_last(manifest: Manifest, operation: str, fields: Sequence[str]) -> bool:
-    """Return whether the last change, which can be undone, was of this kind."""
-    layering = manifest.layering
-    if layering is None or layering.before == len(layering.layers):
-        return False
-    last = layering.layers[-1]
-    return last.operation == operation and last.fields == tuple(fields)
-
-
-def _request(
-    datasets: Mapping[str, OpenedDataset],
-    operation: str,
-    fields: Sequence[str],
-    *,
-    again: bool = False,
-) -> ConversionFingerprint:
-    """Return everything that determines a change, besides the values."""
-    states = []
-    for dataset in datasets.values():
-        layers = dataset.manifest.layers[: -1 if again else None]
-        known = [[layer.name, layer.operation, *layer.fields, layer.digest] for layer in layers]
-        states.append([dataset.manifest.base.digest, known])
-    settings: dict[str, Any] = {
-        "the change": operation,
-        "the fields to change": list(fields),
-        "the dataset": states,
-    }
-    return ConversionFingerprint(settings=settings, images={}, files={}, on_error="fail")
+    return manifest.layers[-1].name if again else next_name(manifest)
 
 
 @contextmanager
@@ -390,147 +335,6 @@ def _opened(directory: Path) -> Iterator[dict[str, OpenedDataset]]:
         yield datasets.splits
     except OSError as error:
         raise as_failure(error, directory) from error
-
-
-def _manifests(datasets: Mapping[str, OpenedDataset]) -> dict[str, Manifest]:
-    return {split: dataset.manifest for split, dataset in datasets.items()}
-
-
-_LayersOf = Callable[[str, Manifest], tuple[Sequence[Layer], int]]
-"""Returns the layers after a change, given the split and its manifest before, and the number of
-layers to which `undo_fields` returns."""
-
-
-class _Publication(NamedTuple):
-    """A change of the layers of a dataset."""
-
-    directory: Path
-    datasets: Mapping[str, OpenedDataset]
-    request: ConversionFingerprint
-    """Everything that determines the result."""
-    force: bool = False
-    """Whether to discard another unfinished run."""
-
-    def run(
-        self, layers_of: _LayersOf, make: Callable[[StagingDirectory], None] | None = None
-    ) -> Changed:
-        """Publish the dataset with other layers, after ``make`` has built new ones."""
-        directory, datasets = self.directory, self.datasets
-        with (
-            open_staging(directory, force=True) as staging,
-            publishing(staging, self.request, force=self.force) as is_needed,
-        ):
-            if _manifests(OpenedDirectory(directory).splits) != _manifests(datasets):
-                raise UsageError(f"another process has changed {directory}: rerun the command")
-            if is_needed:
-                if make is None:
-                    staging.prune(())
-                else:
-                    make(staging)
-                manifests = {}
-                for split, dataset in datasets.items():
-                    layers, before = layers_of(split, dataset.manifest)
-                    folder = staging.dataset / as_name(split)
-                    _link_files(dataset, layers, folder)
-                    manifests[split] = _described(dataset.manifest.base, layers, before, folder)
-                save_manifests(manifests, staging.dataset)
-        return Changed(manifests=OpenedDirectory(directory).manifests())
-
-
-def _link_files(dataset: OpenedDataset, layers: Sequence[Layer], folder: Path) -> None:
-    """Link the files of a dataset, and those of its layers that remain.
-
-    Raises:
-        CorruptDataset: If the index differs from the manifest, or a file in size.
-    """
-    IndexReader(dataset.path, dataset.manifest, verify=True).complete()
-    kept = {entry.name for layer in layers for entry in layer.files}
-    layered = [entry for entry in dataset.manifest.layer_files if entry.name in kept]
-    base = dataset.manifest.base
-    for entry in (*base.entries, *layered):
-        goal = folder / as_name(entry.name)
-        goal.parent.mkdir(parents=True, exist_ok=True)
-        link_file(dataset.path, entry.name, goal, entry.bytes)
-    if is_file(dataset.path, FACTS_NAME):
-        link_file(dataset.path, FACTS_NAME, folder / FACTS_NAME)
-
-
-def _appended(manifest: Manifest, layer: Layer) -> tuple[Sequence[Layer], int]:
-    """Return the layers of a dataset and one more; files that no field needs are left out."""
-    providers = manifest.layering.providers if manifest.layering else {}
-    needed = {provider.name for provider in providers.values() if provider is not None}
-    layers = [
-        earlier if earlier.name in needed else replace(earlier, files=(), digest="")
-        for earlier in manifest.layers
-    ]
-    return [*layers, layer], len(layers)
-
-
-def _described(base: Manifest, layers: Sequence[Layer], before: int, folder: Path) -> Manifest:
-    """Return the manifest of a dataset with layers, whose files are in ``folder``."""
-    if not layers:
-        return base
-    state = BaseEntry(**{item.name: getattr(base, item.name) for item in fields_of(BaseEntry)})
-    layering = Layering(base=state, layers=tuple(layers), before=before)
-    used = {layer.name: layer for layer in layering.providers.values() if layer is not None}
-    loaded = {name: load_manifest(folder / layer.folder) for name, layer in used.items()}
-    entries, stored = dict[str, FieldEntry](), dict[str, int]()
-    homes = {
-        name: base if layer is None else loaded[layer.name]
-        for name, layer in layering.providers.items()
-    }
-    for name, home in homes.items():
-        (entries[name],) = (entry for entry in home.schema if entry.name == name)
-        stored |= {key: home.fields[key] for key in home.fields if _is_of(key, name, home)}
-    label = homes.get(LABEL)
-    manifest = replace(
-        base,
-        schema=tuple(entries.values()),
-        fields=dict(sorted({META_FIELD: base.rows, **stored}.items())),
-        classes=None if label is None else label.classes,
-        class_counts=None if label is None else label.class_counts,
-        layering=layering,
-    )
-    return replace(manifest, content_digest=index_of(folder, manifest).content_digest())
-
-
-def _is_of(stored: str, name: str, manifest: Manifest) -> bool:
-    """Return whether a stored name of records is that of a field."""
-    field = manifest.fields_by_name[name]
-    if not field.type.is_picture:
-        return stored == field.stored_name(name)
-    return image_field([stored], name) is not None
-
-
-def _as_layer(manifest: Manifest, folder: Path, operation: str) -> Layer:
-    """Return the entry of a layer, given its manifest and its folder."""
-    path, name = folder / MANIFEST_NAME, f"{LAYERS}/{folder.name}"
-    own = FileEntry(name=MANIFEST_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))
-    entries = (own, *manifest.entries)
-    return Layer(
-        name=folder.name,
-        operation=operation,
-        fields=tuple(manifest.fields_by_name),
-        digest=manifest.digest,
-        request="",
-        files=tuple(
-            FileEntry(name=f"{name}/{entry.name}", bytes=entry.bytes, sha256=entry.sha256)
-            for entry in entries
-        ),
-    )
-
-
-def _require_same_rows(manifest: Manifest, layer: Manifest) -> None:
-    """Refuse a layer whose keys are not those of the dataset."""
-    ours, its = (
-        {entry.name: entry.sha256 for entry in each.files if entry.name in KEYS}
-        for each in (manifest, layer)
-    )
-    if ours != its:
-        raise ConversionFailed(
-            "the rows of the new fields are not those of the dataset: it changed, or the memory of "
-            "this machine is faulty"
-        )
 
 
 def _values(
