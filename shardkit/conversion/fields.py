@@ -249,6 +249,10 @@ def _change(arguments: FieldArguments, operation: str) -> Changed:
         return replace(result, manifests=change.run(force=arguments.force), written=True)
 
 
+_MOST_ROWS = 1 << 16
+"""Maximum rows of a shard of small values: building one takes about 1.5 KB of memory for each."""
+
+
 class _Planned(NamedTuple):
     """A plan for the layers of all splits, and everything that determines the result."""
 
@@ -301,6 +305,8 @@ class _Change:
         to = next(iter(self.datasets.values())).manifest.format
         to = to if to in format_names() else DEFAULT_ATTACHED
         plan = make_plan(scan, ConvertOptions(to=to))
+        if any(len(split.source) > _MOST_ROWS * split.shards for split in plan.splits):
+            plan = make_plan(scan, ConvertOptions(to=to, shard_samples=_MOST_ROWS))
         planned = plan.fingerprint()
         change = change_request(self.datasets, self.operation, tuple(scan.schema), again=again)
         settings = {**planned.settings, **change.settings}

@@ -24,7 +24,7 @@ from shardkit.dataset.manifest import (
     load_any_manifest,
     load_manifest,
 )
-from shardkit.dataset.remote import CachedRanges, CachedShards, fetch_dataset
+from shardkit.dataset.remote import CachedRanges, CachedShards, fetch_dataset, fetch_layer
 from shardkit.dataset.reports import IGNORED, StoredReport
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.stores.cache import open_cache
@@ -148,6 +148,7 @@ class OpenedDataset:
         """
         cached = self.cached
         if cached is not None:
+            fetch_layer(cached, self.path, layer)
             cached = replace(cached, url=f"{cached.url}/{layer.folder}")
         opened = OpenedDataset(
             self.path / layer.folder,

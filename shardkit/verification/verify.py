@@ -16,6 +16,7 @@ from shardkit.stores.urls import as_local, as_url
 from shardkit.system.files import as_text
 from shardkit.system.pool import Report, run_tasks
 from shardkit.verification.file_check import check_files, check_view
+from shardkit.verification.layer_source import compared_with, divide_sources
 from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.remote import RemoteChecks, mirrored
 from shardkit.verification.shard_check import Finding, ShardCheck, check_shard
@@ -66,7 +67,8 @@ class VerifyOptions:
     against: Any = option(
         None,
         help="Also compare each record with its file in SRC. Repeat it for each part of a merged "
-        "dataset, in order, unless all have the same source.",
+        "dataset, in order, unless all have the same source, and for the file of each field that "
+        "was added later.",
         metavar="SRC",
         is_repeated=True,
     )
@@ -166,15 +168,25 @@ class _Verifier:
         if result.datasets:
             result.extras = _other_files(directory, named)
         if against is not None and splits:
+            sources = divide_sources(splits, against)
+            against = sources.base
             layered = [task for task in tasks if task.split not in splits]
-            own = [task for task in tasks if task.split in splits]
-            attached = attach_source(own, splits, against)
-            tasks, left_out = [*attached.tasks, *layered], attached.left_out
-            result.findings += [replace(finding, source=True) for finding in attached.findings]
+            tasks = [task for task in tasks if task.split in splits]
+            if against is not None:
+                attached = attach_source(tasks, splits, against)
+                tasks, left_out = attached.tasks, attached.left_out
+                result.findings += [replace(finding, source=True) for finding in attached.findings]
+            tasks += [
+                compared_with(task, sources.layers[task.split])
+                if task.split in sources.layers
+                else task
+                for task in layered
+            ]
         if result.level != "quick":
             compared = self._check_shards(tasks)
             if against is not None and result.ok:
-                result.source = report_source(against, compared, left_out)
+                own = {split.prefix: compared[split.prefix] for split in splits.values()}
+                result.source = report_source(against, own, left_out)
         elif self.remote is not None:
             result.findings += self.remote.stored_digests(tasks)
         result.findings.sort(

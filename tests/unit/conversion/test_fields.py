@@ -372,8 +372,29 @@ def test_repair_rebuilds_base_shards_and_names_those_of_layers(
     (shard,) = (made / "layers" / "000001").glob("shard-*")
     shard.unlink()
     (finding,) = repair(made, folder).findings
-    assert finding.reason == "it has the fields caption: replace them from their source"
-    assert verify(made, against=folder).findings
+    assert finding.reason == "its fields caption were made from captions.csv"
+    assert repair(made, [folder, tmp_path / "captions.csv"]).ok
+    assert tree(made) == wanted
+    shard.unlink()
+    assert repair(made, tmp_path / "captions.csv").ok
+    assert tree(made) == wanted
+
+
+def test_verify_compares_layers_with_their_files(made: Path, folder: Path, tmp_path: Path) -> None:
+    source = captions(made, tmp_path)
+    add_fields(made, source, field=["caption"])
+    np.save(tmp_path / "latents.npy", np.arange(12.0).reshape(6, 2))
+    add_fields(made, tmp_path / "latents.npy", field=["latent"])
+    replace_fields(made, labels(made, tmp_path), field=["label"])
+    files = [tmp_path / name for name in ("captions.csv", "latents.npy", "labels.csv")]
+    assert verify(made, against=[folder, *files]).ok
+    assert verify(made, against=files).ok
+    text = source.read_text()
+    source.write_text(text.replace("a photo of", "a picture of", 1))
+    (finding,) = verify(made, against=files).findings
+    assert (finding.file, finding.source) == ("layers/000001/shard-000000.lmdb", True)
+    np.save(tmp_path / "latents.npy", np.ones((6, 2)))
+    assert len(verify(made, against=files[1]).findings) == 6
 
 
 def test_verify_compares_the_images_with_their_source(made: Path, folder: Path) -> None:
@@ -450,6 +471,10 @@ def test_a_bucket_serves_layers(made: Path, tmp_path: Path, bucket: Bucket) -> N
     url = f"s3://{BUCKET}/made"
     upload(made, url)
     assert verify(url).ok
+    before = len(bucket.requests)
+    plain = open_dataset(url, cache=tmp_path / "plain")
+    assert len(plain[:]) == 6
+    assert not any("layers" in path for _, path in bucket.requests[before:])
     for fetch in ("shards", "ranges"):
         remote = open_dataset(
             url, fields=("caption", "latent", "label"), cache=tmp_path / fetch, fetch=fetch
