@@ -100,14 +100,14 @@ class BucketFolder(Place):
             ShardkitError: If the store cannot be read: no image may be left out for that.
         """
         answer = call(whole.take, self.url, self._path(path), entry.bytes, entry.stamp)
-        if answer[:1] == b"-":
+        if isinstance(answer, bytes):
+            return answer
+        if answer == whole.GONE:
             raise BadImage("it cannot be read: the store does not have it any more")
-        if answer[:1] == b"~":
-            raise BadImage(CHANGED)
-        return answer[1:]
+        raise BadImage(CHANGED)
 
     def ahead(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
-        """Start to read objects, a few at a time."""
+        """Start to read objects, in this order, a few at a time."""
         objects = [
             (self._path(path), entry.bytes, entry.stamp)
             for entry, path in zip(entries, paths, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -10,19 +11,23 @@ from pathlib import Path
 from shardkit.errors import ShardkitError
 from shardkit.stores.store import Missing, open_store
 
-_CONNECTIONS = 8
-"""Requests at a time, of each process that reads."""
+_CONNECTIONS = 32
+"""Requests at a time, of each process that reads: objects of 80 KB that take 20 ms to arrive use
+1 Gbit/s."""
+
+_AHEAD_BYTES = 16 << 20
+"""Bytes of objects that are read ahead; one object may have more."""
 
 _MOST_LISTED = 1 << 28
 """Objects of one folder: a listing that is longer has no end, as far as we can tell."""
 
+GONE, CHANGED = "gone", "changed"
+"""Answers of `take` for objects that are not those that were listed."""
+
+_Object = tuple[str, int, int]
+"""Name, size and stamp of an object."""
+
 _requests = ThreadPoolExecutor(_CONNECTIONS)
-
-_Object = tuple[str, str, int, int]
-"""URL, name, size and stamp of an object."""
-
-_started: dict[_Object, Future[bytes | None]] = {}
-"""Objects that are read ahead, until `take` returns them."""
 
 
 def folders(url: str, folder: str) -> list[list[str]]:
@@ -55,21 +60,72 @@ def listing(url: str, folder: str, deep: bool, path: Path) -> None:
         ) from error
 
 
-def ahead(url: str, objects: Sequence[tuple[str, int, int]]) -> None:
-    """Start to read objects, in order; forget those started before that were not taken."""
-    for request in _started.values():
-        request.cancel()
-    _started.clear()
-    store = open_store(url)
-    for name, size, stamp in objects:
-        _started[url, name, size, stamp] = _requests.submit(store.whole, name, size, stamp)
+class _Ahead:
+    """Objects that are read before `take` asks for them, in the same order.
+
+    Calls come from one thread.
+    """
+
+    def __init__(self, url: str, objects: Sequence[_Object]) -> None:
+        self.url = url
+        self._planned = deque(objects)
+        self._started: dict[_Object, Future[bytes | None]] = {}
+        self._bytes = 0
+        self._start()
+
+    def take(self, wanted: _Object) -> bytes | None:
+        """Return the content of an object; forget those planned before it."""
+        if wanted not in self._started:
+            if wanted not in self._planned:
+                return open_store(self.url).whole(*wanted)
+            while self._planned[0] != wanted:
+                self._planned.popleft()
+            self.forget()
+            self._start()
+        while (first := next(iter(self._started))) != wanted:
+            self._drop(first).cancel()
+        content = self._drop(first).result()
+        self._start()
+        return content
+
+    def forget(self) -> None:
+        """Cancel what was started."""
+        for started in [*self._started]:
+            self._drop(started).cancel()
+
+    def _drop(self, started: _Object) -> Future[bytes | None]:
+        self._bytes -= started[1]
+        return self._started.pop(started)
+
+    def _start(self) -> None:
+        while self._planned and len(self._started) < 2 * _CONNECTIONS:
+            if self._started and self._bytes + self._planned[0][1] > _AHEAD_BYTES:
+                return
+            following = self._planned.popleft()
+            if following not in self._started:
+                self._started[following] = _requests.submit(
+                    open_store(self.url).whole, *following
+                )
+                self._bytes += following[1]
 
 
-def take(url: str, name: str, size: int, stamp: int) -> bytes:
-    """Return ``b"="`` and the content of an object; ``b"-"`` if it is gone, ``b"~"`` if changed."""
-    request = _started.pop((url, name, size, stamp), None)
+_ahead = _Ahead("", ())
+
+
+def ahead(url: str, objects: Sequence[_Object]) -> None:
+    """Start to read objects, in order; forget others."""
+    global _ahead
+    _ahead.forget()
+    _ahead = _Ahead(url, objects)
+
+
+def take(url: str, name: str, size: int, stamp: int) -> bytes | str:
+    """Return the content of an object; `GONE` or `CHANGED` if it is not the one listed."""
+    global _ahead
+    if url != _ahead.url:
+        _ahead = _Ahead(url, ())
     try:
-        content = request.result() if request else open_store(url).whole(name, size, stamp)
+        content = _ahead.take((name, size, stamp))
     except Missing:
-        return b"-"
-    return b"~" if content is None else b"=" + content
+        return GONE
+    return CHANGED if content is None else content
