@@ -15,8 +15,8 @@ _CONNECTIONS = 32
 """Requests at a time, of each process that reads: objects of 80 KB that take 20 ms to arrive use
 1 Gbit/s."""
 
-_AHEAD_BYTES = 16 << 20
-"""Bytes of objects that are read ahead; one object may have more."""
+_AHEAD_BYTES, _AHEAD_OBJECTS = 16 << 20, 1024
+"""Limits of what is read ahead; one object may have more bytes."""
 
 _MOST_LISTED = 1 << 28
 """Objects of one folder: a listing that is longer has no end, as far as we can tell."""
@@ -24,7 +24,7 @@ _MOST_LISTED = 1 << 28
 GONE, CHANGED = "gone", "changed"
 """Answers of `take` for objects that are not those that were listed."""
 
-_Object = tuple[str, int, int]
+Object = tuple[str, int, int]
 """Name, size and stamp of an object."""
 
 _requests = ThreadPoolExecutor(_CONNECTIONS)
@@ -66,21 +66,27 @@ class _Ahead:
     Calls come from one thread.
     """
 
-    def __init__(self, url: str, objects: Sequence[_Object]) -> None:
-        self.url = url
-        self._planned = deque(objects)
-        self._started: dict[_Object, Future[bytes | None]] = {}
+    def __init__(self) -> None:
+        self.url = ""
+        self._planned = deque[Object]()
+        self._started: dict[Object, Future[bytes | None]] = {}
         self._bytes = 0
+
+    def plan(self, url: str, objects: Sequence[Object]) -> None:
+        """Start to read objects, and forget others."""
+        self.url = url
+        self._forget()
+        self._planned = deque(objects)
         self._start()
 
-    def take(self, wanted: _Object) -> bytes | None:
-        """Return the content of an object; forget those planned before it."""
+    def take(self, wanted: Object) -> bytes | None:
+        """Return the content of an object, as `Store.whole`; forget those planned before it."""
         if wanted not in self._started:
             if wanted not in self._planned:
                 return open_store(self.url).whole(*wanted)
             while self._planned[0] != wanted:
                 self._planned.popleft()
-            self.forget()
+            self._forget()
             self._start()
         while (first := next(iter(self._started))) != wanted:
             self._drop(first).cancel()
@@ -88,44 +94,51 @@ class _Ahead:
         self._start()
         return content
 
-    def forget(self) -> None:
-        """Cancel what was started."""
+    def _forget(self) -> None:
         for started in [*self._started]:
             self._drop(started).cancel()
 
-    def _drop(self, started: _Object) -> Future[bytes | None]:
+    def _drop(self, started: Object) -> Future[bytes | None]:
         self._bytes -= started[1]
         return self._started.pop(started)
 
     def _start(self) -> None:
-        while self._planned and len(self._started) < 2 * _CONNECTIONS:
+        while self._planned and len(self._started) < _AHEAD_OBJECTS:
             if self._started and self._bytes + self._planned[0][1] > _AHEAD_BYTES:
                 return
             following = self._planned.popleft()
             if following not in self._started:
-                self._started[following] = _requests.submit(
-                    open_store(self.url).whole, *following
-                )
+                whole = open_store(self.url).whole
+                self._started[following] = _requests.submit(whole, *following)
                 self._bytes += following[1]
 
 
-_ahead = _Ahead("", ())
+_ahead = _Ahead()
 
 
-def ahead(url: str, objects: Sequence[_Object]) -> None:
+def ahead(url: str, objects: Sequence[Object]) -> None:
     """Start to read objects, in order; forget others."""
-    global _ahead
-    _ahead.forget()
-    _ahead = _Ahead(url, objects)
+    _ahead.plan(url, objects)
 
 
-def take(url: str, name: str, size: int, stamp: int) -> bytes | str:
-    """Return the content of an object; `GONE` or `CHANGED` if it is not the one listed."""
-    global _ahead
+def take(url: str, objects: Sequence[Object]) -> bytes | str:
+    """Return the joined contents of objects, as many as are those that were listed.
+
+    If the first one is not, `GONE` or `CHANGED` is the answer.
+    """
     if url != _ahead.url:
-        _ahead = _Ahead(url, ())
-    try:
-        content = _ahead.take((name, size, stamp))
-    except Missing:
-        return GONE
-    return CHANGED if content is None else content
+        _ahead.plan(url, ())
+    contents = list[bytes]()
+    for wanted in objects:
+        try:
+            content, problem = _ahead.take(wanted), CHANGED
+        except Missing:
+            content, problem = None, GONE
+        except ShardkitError:
+            if not contents:
+                raise
+            break
+        if content is None:
+            return b"".join(contents) if contents else problem
+        contents.append(content)
+    return contents[0] if len(contents) == 1 else b"".join(contents)
