@@ -75,18 +75,16 @@ class BucketFolder(Place):
         Raises:
             UsageError: If there is no such bucket, or access is denied.
         """
-        folders, _ = call(whole.folders, self.url, self._below)
+        folders = call(whole.folders, self.url, self._below)
         return [name for name in folders if not name.startswith(".")]
 
     def names(self) -> list[str]:
         """Return the names of all objects and folders in it."""
-        folders, objects = call(whole.folders, self.url, self._below)
-        return [*{*folders, *objects}]
+        return [*{*call(whole.folders, self.url, self._below), *self._objects()}]
 
     def has(self, name: str) -> bool:
         """Return whether it has an object of that name."""
-        _, objects = call(whole.folders, self.url, self._below)
-        return name in objects
+        return name in self._objects()
 
     def finder(self) -> Finder:
         """Return what lists the objects."""
@@ -117,6 +115,9 @@ class BucketFolder(Place):
             for entry, path in zip(entries, paths, strict=True)
         ]
         _arriving.plan(self.url, objects)
+
+    def _objects(self) -> list[str]:
+        return call(whole.objects, self.url, self._below)
 
     def _path(self, path: str) -> str:
         return f"{self._below}/{path}" if self._below else path
@@ -199,7 +200,9 @@ class _Listing(Finder):
         """Yield path, size and stamp of each image in a folder, and report everything else."""
         skip = len(top) + 1 if top else 0
         for path, size, stamp in self._place.listed(top, deep=recurse):
-            if any(part.startswith(".") for part in path[skip:].split("/")):
+            if path == top:
+                self.ignore(path or ".", "an empty object" if not size else "named like a folder")
+            elif any(part.startswith(".") for part in path[skip:].split("/")):
                 self.ignore(path, "hidden")
             elif not claims_image(path):
                 self.ignore(path, "not an image" if size else "an empty object")

@@ -324,7 +324,7 @@ class ObjectStore(Store):
     def _wrong_name(self, text: str) -> UsageError:
         key = re.search(r'Path "([^"]{1,1024})"', text)
         return UsageError(
-            f"{self.url} has an object whose name has //, . or .. as a folder"
+            f"{self.url} has an object whose name has //, a folder . or .., or a control character"
             f"{': ' + quoted(key[1]) if key else ''}; it cannot be read: rename it, or name a "
             "folder without it"
         )

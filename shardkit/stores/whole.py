@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shardkit.errors import ShardkitError
 from shardkit.stores.store import Missing, open_store
+from shardkit.system.text import quoted
 
 _CONNECTIONS = 32
 """Requests at a time, of each process that reads: objects of 80 KB that take 20 ms to arrive use
@@ -30,18 +31,26 @@ Object = tuple[str, int, int]
 _requests = ThreadPoolExecutor(_CONNECTIONS)
 
 
-def folders(url: str, folder: str) -> list[list[str]]:
-    """Return the names of the folders and of the objects directly in a folder."""
-    return [*map(sorted, open_store(url).folders(folder))]
+def folders(url: str, folder: str) -> list[str]:
+    """Return the sorted names of the folders directly in a folder."""
+    names, _ = open_store(url).folders(folder)
+    return sorted(names)
+
+
+def objects(url: str, folder: str) -> list[str]:
+    """Return the names of the objects directly in a folder."""
+    _, names = open_store(url).folders(folder)
+    return names
 
 
 def listing(url: str, folder: str, deep: bool, path: Path) -> None:
     """Write the objects in a folder to a file: name, size and stamp, a line of JSON each.
 
     Raises:
-        ShardkitError: If the listing repeats itself or does not end, or the file cannot be written.
+        ShardkitError: If the listing repeats itself, does not end or has objects of other folders,
+            or the file cannot be written.
     """
-    starts, count = set[int](), 0
+    starts, count, inside = set[int](), 0, f"{folder}/" if folder else ""
     try:
         with path.open("w", encoding="utf-8") as lines:
             for page in filter(None, open_store(url).listing(folder, deep=deep)):
@@ -53,6 +62,12 @@ def listing(url: str, folder: str, deep: bool, path: Path) -> None:
                         "it; retry, or ask its operator"
                     )
                 starts.add(start)
+                for entry in page:
+                    if not f"{entry.name}/".startswith(inside):
+                        raise ShardkitError(
+                            f"{url}/{folder}: the store lists {quoted(entry.name)}, which is not "
+                            "in this folder; ask its operator"
+                        )
                 lines.writelines(f"{json.dumps(entry)}\n" for entry in page)
     except OSError as error:
         raise ShardkitError(
