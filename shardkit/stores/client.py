@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
+import resource
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from hashlib import md5
@@ -34,6 +38,9 @@ PART = 8 << 20
 
 _PAGE = 1000
 """Objects of a listing at a time."""
+
+_LEVEL_SECONDS, _LEVEL_BYTES = 3600, 8 << 30
+"""Limits of time and memory of a listing with folders: about 10 million objects."""
 
 _RETRIES = 8
 _RETRY_SECONDS = 60
@@ -155,9 +162,7 @@ class ObjectStore(Store):
 
     def folders(self, folder: str) -> tuple[list[str], list[str]]:
         """Return the names of the folders and of the objects directly in a folder."""
-        answer = self._repeated(
-            folder or "*", lambda: obstore.list_with_delimiter(self._store, folder or None)
-        )
+        answer = self._repeated(folder or "*", lambda: asyncio.run(self._level(folder)))
         objects = [entry["path"] for entry in answer["objects"]]
         return [_last(path) for path in answer["common_prefixes"]], [*map(_last, objects)]
 
@@ -171,12 +176,25 @@ class ObjectStore(Store):
                 for page in obstore.list(self._store, folder or None, chunk_size=_PAGE):
                     yield [*map(_listed, page)]
             else:
-                yield [
-                    *map(
-                        _listed,
-                        obstore.list_with_delimiter(self._store, folder or None)["objects"],
-                    )
-                ]
+                yield [*map(_listed, asyncio.run(self._level(folder))["objects"])]
+
+    async def _level(self, folder: str) -> Any:
+        """Return the folders and objects directly in a folder.
+
+        The client collects all pages, of which a hostile server may have no last one.
+        """
+        request = asyncio.ensure_future(
+            obstore.list_with_delimiter_async(self._store, folder or None)
+        )
+        end, most = time.monotonic() + _LEVEL_SECONDS, _peak() + _LEVEL_BYTES
+        while not (await asyncio.wait({request}, timeout=1))[0]:
+            if time.monotonic() > end or _peak() > most:
+                request.cancel()
+                raise ShardkitError(
+                    f"{self.url}/{folder}".rstrip("/") + ": the list of its objects does not end; "
+                    "retry, or ask the operator of the store"
+                )
+        return request.result()
 
     def whole(self, name: str, size: int, stamp: int) -> bytes | None:
         """Return the content of an object; None if it is not the version that was listed.
@@ -270,7 +288,7 @@ class ObjectStore(Store):
 
     def _is_transient(self, error: Exception) -> bool:
         return isinstance(error, (GenericError, JoinError)) and not re.search(
-            rf"status code: 4(?!29)|{_BAD_NAME}", str(error)
+            rf"status code: 4(?!29)|invalid list response|{_BAD_NAME}", str(error)
         )
 
     def _missing(self, name: str, error: Exception) -> ShardkitError:
@@ -328,6 +346,12 @@ class ObjectStore(Store):
             f"{': ' + quoted(key[1]) if key else ''}; it cannot be read: rename it, or name a "
             "folder without it"
         )
+
+
+def _peak() -> int:
+    """Return the largest amount of memory that this process has used, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _version(meta: Mapping[str, Any]) -> tuple[int, int]:

@@ -174,6 +174,8 @@ def _handler(bucket: Bucket) -> type[http.server.BaseHTTPRequestHandler]:
 
         def _answer(self) -> None:
             content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if bucket.edit is not None:  # each page is the first one
+                self.path = re.sub("continuation-token=[^&]*&", "", self.path)
             bucket.requests.append((self.command, self.path))
             bucket.payers.add(self.headers.get("x-amz-request-payer", ""))
             fault = bucket.fault(self.command, self.path)

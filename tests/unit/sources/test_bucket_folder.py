@@ -16,7 +16,8 @@ from shardkit.errors import BadImage, BadImages, ShardkitError, UsageError
 from shardkit.sources.bucket_folder import BucketFolder
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 from shardkit.sources.places import walk_order
-from shardkit.stores import whole
+from shardkit.stores import client, whole
+from shardkit.stores.client import ObjectStore
 from shardkit.stores.store import Listed, Missing
 from shardkit.verification.repair import repair
 from shardkit.verification.verify import verify
@@ -334,14 +335,14 @@ def test_an_appended_dataset_is_verified_and_repaired_from_the_url(
 ) -> None:
     made = tmp_path / "made"
     report = tmp_path / "report"
-    options = ("--to", "webdataset", "--report", report)
+    options = ("--to", "webdataset", "--report", report, "--workers", 1)
     assert invoke("convert", "imagefolder", URL, made, *options).exit_code == 0
     put(bucket, "dog/6.png", png(seed=6))
 
     for command in (
-        ("append", made, "--from", URL, "--skip-existing"),
-        ("verify", made, "--against", URL),
-        ("repair", made, "--from", URL),
+        ("append", made, "--from", URL, "--skip-existing", "--workers", 1),
+        ("verify", made, "--against", URL, "--workers", 1),
+        ("repair", made, "--from", URL, "--workers", 1),
     ):
         assert invoke(*command).exit_code == 0
     assert report.exists()
@@ -363,6 +364,9 @@ def _stating(old: str, new: str) -> Callable[[bytes], bytes]:
     return lambda listing: re.sub(old.encode(), new.encode(), listing)
 
 
+_ENDLESS = _stating(
+    "<IsTruncated>false", "<NextContinuationToken>1</NextContinuationToken><IsTruncated>true"
+)
 _LIES = {
     "small": _stating(r"<Size>\d+<", "<Size>3<"),
     "large": _stating(r"<Size>\d+<", "<Size>2000000000<"),
@@ -374,11 +378,7 @@ _LIES = {
     "other names": _stating("<Key>photos/cat/", "<Key>photos/dog/"),
     "outside": _stating("<Key>photos/", "<Key>elsewhere/"),
     "one name": _stating(r"<Key>[^<]*<", "<Key>photos/cat/1.png<"),
-    "endless": _stating(
-        "<IsTruncated>false",
-        "<NextContinuationToken>1</NextContinuationToken><IsTruncated>true",
-    ),
-    "other element": _stating("<ListBucketResult", "<Other"),
+    "another element": _stating("<ListBucketResult", "<Other"),
     "cut": lambda listing: listing[: len(listing) // 2],
     "empty": lambda listing: b"",
 }
@@ -414,6 +414,16 @@ def test_a_listing_that_repeats_itself_is_refused(
 
     with pytest.raises(ShardkitError, match="repeats its list of objects"):
         whole.listing(URL, "", True, tmp_path / "list")
+
+
+def test_folders_without_an_end_are_refused(
+    bucket: Bucket, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.edit = _ENDLESS
+    monkeypatch.setattr(client, "_LEVEL_SECONDS", 0)
+
+    with pytest.raises(ShardkitError, match="the list of its objects does not end"):
+        ObjectStore(URL).folders("")
 
 
 def test_a_listing_of_another_folder_is_refused(
