@@ -95,6 +95,8 @@ TASKS = {
             "Weighted",
             "Balanced",
             "Mixture",
+            "Buckets",
+            "sampling.buckets.BucketCount",
             "EpochBatchSampler",
             "DevicePrefetcher",
             "Normalize",

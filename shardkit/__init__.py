@@ -28,6 +28,7 @@ _PUBLIC = {
     "sampling.ranks": "Rank",
     "sources.samples": "Sample",
     "torch.batch_size": "find_batch_size",
+    "torch.data.buckets": "Buckets",
     "torch.data.collate": "collate",
     "torch.data.datasets": "HDF5Dataset LMDBDataset ShardDataset TarDataset open_dataset",
     "torch.data.iterable": (

@@ -20,6 +20,7 @@ from shardkit.sampling.order import BlockShuffle as BlockShuffle
 from shardkit.sampling.ranks import Rank as Rank
 from shardkit.sources.samples import Sample as Sample
 from shardkit.torch.batch_size import find_batch_size as find_batch_size
+from shardkit.torch.data.buckets import Buckets as Buckets
 from shardkit.torch.data.collate import collate as collate
 from shardkit.torch.data.datasets import HDF5Dataset as HDF5Dataset
 from shardkit.torch.data.datasets import LMDBDataset as LMDBDataset

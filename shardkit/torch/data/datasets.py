@@ -39,6 +39,9 @@ from shardkit.torch.data.values import read_apart, read_column
 DECODES = ("pil", "numpy", "torch", "native", "bytes")
 JPEG_DECODING = ("exact", "fast")
 
+_ENTRIES_AT_ONCE = 1 << 18
+"""Entries of the index to read at once, which bounds memory."""
+
 Function = Callable[..., Any]
 Transforms = Mapping[Any, Function]
 """Transforms by field, or by a tuple of fields. (The keys of a `Mapping` have no common type.)"""
@@ -331,13 +334,13 @@ class ShardDataset(Dataset[Sample]):
         """
         if self.decode not in ("pil", "torch"):
             raise UsageError(
-                f"views= sets the operation of each view, and the dataset has "
+                f"views= and Buckets set the operation of images, and the dataset has "
                 f"decode={self.decode!r} too: open it without decode="
             )
         if not any(kind.is_picture for kind in self._kinds.values()):
             raise UsageError(
-                f"views= sets an operation for images, and the dataset reads none: fields= is "
-                f"{self.fields}"
+                f"views= and Buckets set an operation for images, and the dataset reads none: "
+                f"fields= is {self.fields}"
             )
         changed = copy.copy(self)
         vars(changed).pop("_followers", None)
@@ -498,6 +501,18 @@ class ShardDataset(Dataset[Sample]):
         if not isinstance(decode, ImageOp):
             return [(height, width) for height, width in stored]
         return sorted({decode.crop(width, height, Draws(0, 0)).size for height, width in stored})
+
+    def stored_sizes(self, name: str = IMAGE) -> npt.NDArray[np.int64]:
+        """Return the size of each row's image from the index: shape (N, 2), height and width.
+
+        Both are 0 where a row lacks the image, or its header was not read.
+        """
+        sizes = np.empty((len(self), 2), np.int64)
+        for start in range(0, len(self), _ENTRIES_AT_ONCE):
+            rows = np.arange(start, min(start + _ENTRIES_AT_ONCE, len(self)))
+            entries = self._shards.entries_of(name).read(self._stored(rows))
+            sizes[rows, 0], sizes[rows, 1] = entries["height"], entries["width"]
+        return sizes
 
     def mean_pixels(self, rows: int, name: str = IMAGE) -> int:
         """Return the mean number of pixels of the first ``rows`` images of a field."""
