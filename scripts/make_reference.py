@@ -79,6 +79,7 @@ TASKS = {
             "RandomResizedCrop",
             "Resize",
             "torch.data.ops.ImageOp",
+            "Windows",
             "with_rng",
             "torch.data.collate.BatchView",
             "collate",

@@ -37,6 +37,7 @@ _PUBLIC = {
     "torch.data.ops": "CenterCrop RandomCrop RandomResizedCrop Resize",
     "torch.data.read_context": "with_rng",
     "torch.data.samplers": "Balanced Mixture Weighted",
+    "torch.data.windows": "Windows",
     "torch.lightning": "ShardDataModule",
     "torch.loader": "make_loader",
     "torch.monitor": "ThroughputMonitor",

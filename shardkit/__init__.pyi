@@ -39,6 +39,7 @@ from shardkit.torch.data.read_context import with_rng as with_rng
 from shardkit.torch.data.samplers import Balanced as Balanced
 from shardkit.torch.data.samplers import Mixture as Mixture
 from shardkit.torch.data.samplers import Weighted as Weighted
+from shardkit.torch.data.windows import Windows as Windows
 from shardkit.torch.lightning import ShardDataModule as ShardDataModule
 from shardkit.torch.loader import make_loader as make_loader
 from shardkit.torch.monitor import ThroughputMonitor as ThroughputMonitor

@@ -20,7 +20,8 @@ def main(folder: Path) -> None:
     assert native.module() is not None, native.describe()
     for path in sorted(folder.iterdir()):
         whole = hashlib.sha256()
-        for image, _ in open_dataset(path, decode="torch"):
+        dataset = open_dataset(path, decode="torch")
+        for image, _ in map(dataset.__getitem__, range(len(dataset))):
             whole.update(image.numpy().tobytes())
         print(path.name, "whole", whole.hexdigest())
         for operation in OPERATIONS:

@@ -35,6 +35,7 @@ from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import BatchContext, EpochCell
 from shardkit.torch.data.typed import TypedReader
 from shardkit.torch.data.values import read_apart, read_column
+from shardkit.torch.data.windows import WindowReader, Windows
 
 DECODES = ("pil", "numpy", "torch", "native", "bytes")
 JPEG_DECODING = ("exact", "fast")
@@ -107,6 +108,11 @@ class ReaderOptions:
         0,
         help="Number of this view, from 0 on. Datasets over the same images draw different random "
         "numbers if their views differ, such as two crops of each image.",
+    )
+    windows: Windows | None = option(
+        None,
+        help="Neighboring rows that each sample holds, see `Windows`. Samples are then dicts, "
+        "images are tensors, and a transform gets a window.",
     )
     split: str | None = option(
         None, help="Name of a split, such as ``train``: the folder of that name in ``path``."
@@ -198,7 +204,14 @@ class ShardDataset(Dataset[Sample]):
         self._shards = options.open()
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
-        self._layout = _layout(self.schema, options.fields, options.as_dict, self._shards.place)
+        self.windows = options.windows
+        fields = options.fields
+        if self.windows is not None:
+            fields = self._windowed_fields(self.windows, fields)
+            self.decode = "torch" if self.decode == "pil" else self.decode
+        as_dict = options.as_dict or self.windows is not None
+        self._layout = _layout(self.schema, fields, as_dict, self._shards.place)
+        self._reach = None if self.windows is None else WindowReader(self.windows, self._shards)
         self._check_options()
         self.view = check_integer("view", options.view, 0)
         self._epoch = EpochCell()
@@ -210,6 +223,21 @@ class ShardDataset(Dataset[Sample]):
                 f"{type(self).__name__} reads {self.format!r}. shardkit.open_dataset opens any "
                 "format."
             )
+
+    def _windowed_fields(self, windows: Windows, fields: Sequence[str] | None) -> Sequence[str]:
+        """Return the fields to read: those with windows unless others are given too.
+
+        Raises:
+            UsageError: If ``windows`` is none, or has a field that is not read.
+        """
+        if not isinstance(windows, Windows):
+            raise UsageError(f"windows={windows!r} is not a shardkit.Windows(...)")
+        if fields is None or isinstance(fields, str):
+            return tuple(windows.fields) if fields is None else fields
+        for name in windows.fields:
+            if name not in fields:
+                raise UsageError(f"windows= has {name!r}, and fields= is {fields}: add it there")
+        return fields
 
     def _check_options(self) -> None:
         for decode in self._decodes():
@@ -269,7 +297,7 @@ class ShardDataset(Dataset[Sample]):
         functions = self.functions().values()
         with context.globals_kept(*functions) if functions else nullcontext():
             views = self._read_views(batches)
-        samples = [BatchView([*view.values()], self._layout, batch.describe) for view in views]
+        samples = [BatchView([*view.values()], self.layout, batch.describe) for view in views]
         return SeveralViews(samples) if context.views else samples[0]
 
     def _read_views(self, batches: list[BatchRows]) -> list[dict[str, Values]]:
@@ -282,6 +310,9 @@ class ShardDataset(Dataset[Sample]):
             for columns, values in zip(views, self._read(parts, name), strict=True):
                 columns[name] = values
         for batch, columns in zip(batches, views, strict=True):
+            if self.windows is not None and self._reach is not None:
+                for name in self.windows.fields:
+                    columns[f"{name}_is_pad"] = self._reach.padding(name, batch)
             for names, function in self._joint_functions().items():
                 columns.update(_transformed_together(batch, columns, names, function))
         return views
@@ -534,7 +565,7 @@ class ShardDataset(Dataset[Sample]):
 
         A transform is assumed to return float32 of the same number of pixels.
         """
-        total = 0
+        total, frames = 0, self._reach.frames if self._reach is not None else lambda _: 1
         joint = {name for names in self._joint_functions() for name in names}
         for name in self.fields:
             kind = self._kinds[name]
@@ -544,9 +575,9 @@ class ShardDataset(Dataset[Sample]):
                 pixels = fixed[0] * fixed[1] if fixed else self.mean_pixels(rows, name)
                 values = pixels * (1 if kind.follows else (self.schema[name].pixels or RGB).bytes)
                 plain = self._function(name) is None and name not in joint
-                total += values * (1 if plain else 4)
+                total += values * (1 if plain else 4) * frames(name)
             elif name in self.schema and self.schema[name].is_uniform:
-                total += self.schema[name].bytes
+                total += self.schema[name].bytes * frames(name)
         return total
 
     @property
@@ -598,7 +629,7 @@ class ShardDataset(Dataset[Sample]):
     @property
     def layout(self) -> Layout:
         """The fields of samples, and how a batch holds them."""
-        return self._layout
+        return self._layout if self.windows is None else self.windows.layout(self._layout)
 
     @property
     def picture_decodes(self) -> dict[str, Decode]:
@@ -642,10 +673,28 @@ class ShardDataset(Dataset[Sample]):
     def _read(self, views: list[tuple[ShardDataset, BatchRows]], name: str) -> list[Values]:
         """Return the values of a field in each view of a batch, given the view's dataset."""
         kind = self._kinds[name]
+        if self.windows is not None and name in self.windows.fields:
+            return [dataset._read_window(batch, name, kind) for dataset, batch in views]
         if not kind.is_picture:
             return [dataset._read_value(batch, name, kind) for dataset, batch in views]
         readers = [dataset._reader(batch, name, kind) for dataset, batch in views]
         return type(readers[0]).read_views(readers)
+
+    def _read_window(self, batch: BatchRows, name: str, kind: Kind) -> Values:
+        """Return the windows of a field, transformed."""
+        assert self._reach is not None
+        plain = copy.copy(self)  # reads frames as rows, without transforms
+        plain.windows = plain.transform = plain.target_transform = None
+        op = self._decode_of(name if kind.is_picture else self._leading or name)
+        drawn = isinstance(op, ImageOp) and op.random and (kind.is_picture or kind.follows)
+        values = self._reach.read(
+            name, batch, lambda frames: plain._read([(plain, frames)], name)[0], drawn=drawn
+        )
+        function = self._function(name)
+        if function is None:
+            return values
+        numbered = enumerate(values.values)
+        return Values([batch.transformed(name, function, value, n) for n, value in numbered])
 
     def _reader(self, batch: BatchRows, name: str, kind: Kind) -> ImageReader:
         """Return a reader of images or masks."""

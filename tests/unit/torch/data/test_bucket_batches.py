@@ -48,7 +48,7 @@ def path(photos: Path) -> Path:
 
 
 def epoch_of(dataset: Any, **options: Any) -> Seen:
-    given = {"sampler": Buckets(SIZES), "seed": 1, "num_workers": 0} | options
+    given: dict[str, Any] = {"sampler": Buckets(SIZES), "seed": 1, "num_workers": 0} | options
     loader = make_loader(dataset, given.pop("batch_size", BATCH), with_rows=True, **given)
     return [(tuple(images.shape), rows.tolist()) for images, _, rows in loader]
 
@@ -177,7 +177,9 @@ def test_the_batch_sampler_of_a_dataloader_sets_the_operation(path: Path) -> Non
 
 def test_parts_of_datasets_are_grouped_too(path: Path) -> None:
     dataset = open_dataset(path)
-    parts = ConcatDataset([Subset(dataset, list(range(20))), dataset.select(np.arange(20, 30))])
+    parts: ConcatDataset[Any] = ConcatDataset(
+        [Subset(dataset, list(range(20))), dataset.select(np.arange(20, 30))]
+    )
     assert epoch_of(parts) == epoch_of(dataset)
 
 
