@@ -1,35 +1,37 @@
 #!/bin/sh
-# Builds static libjpeg-turbo and libdeflate in PREFIX, which the wheels' module is linked with:
-#   LIBJPEG_TURBO_SHA256=... LIBDEFLATE_SHA256=... scripts/build_libraries.sh PREFIX
-# It needs a C compiler, curl and cmake; on x86-64, nasm makes libjpeg-turbo several times faster.
+# Builds static libjpeg-turbo and libdeflate, with their licenses, in PREFIX; wheels' modules are linked with them:
+#   scripts/build_libraries.sh PREFIX LIBJPEG_TURBO.tar.gz LIBDEFLATE.tar.gz
+# It needs a C compiler and cmake; on x86_64, nasm. CC, AR, RANLIB and PROCESSOR build for another machine.
 set -eu
-prefix=$1
+prefix=$1 jpeg=$2 deflate=$3
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
+mkdir -p "$prefix/lib" "$prefix/include" "$prefix/licenses" "$place/jpeg" "$place/deflate"
 
-command -v yum >/dev/null && yum install -y cmake nasm
-command -v brew >/dev/null && brew install cmake nasm
+for archive in "$jpeg" "$deflate"; do
+    wanted=$(grep " $(basename "$archive")\( \|\$\)" "$(dirname "$0")/libraries.txt" | cut -d' ' -f1)
+    echo "${wanted:-unknown}  $archive" | shasum -a 256 -c - >/dev/null || {
+        echo "$archive: its SHA-256 is not in scripts/libraries.txt" >&2
+        exit 1
+    }
+done
+tar -xzf "$jpeg" -C "$place/jpeg" --strip-components 1
+tar -xzf "$deflate" -C "$place/deflate" --strip-components 1
 
-# build NAME URL SHA256 OPTIONS...
-build() {
-    name=$1 url=$2 sha256=$3
-    shift 3
-    curl -fsSL -o "$place/$name.tar.gz" "$url"
-    echo "$sha256  $place/$name.tar.gz" | shasum -a 256 -c -
-    mkdir "$place/$name"
-    tar -xzf "$place/$name.tar.gz" -C "$place/$name" --strip-components 1
-    cmake -S "$place/$name" -B "$place/$name/build" -DCMAKE_BUILD_TYPE=Release \
-        -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_POSITION_INDEPENDENT_CODE=ON "$@"
-    cmake --build "$place/$name/build" --parallel --target install
-}
+set --
+[ -z "${PROCESSOR:-}" ] || set -- -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR="$PROCESSOR" \
+    -DCMAKE_AR="$AR" -DCMAKE_RANLIB="$RANLIB"
+cmake -S "$place/jpeg" -B "$place/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$prefix" \
+    -DCMAKE_INSTALL_LIBDIR="$prefix/lib" -DCMAKE_POSITION_INDEPENDENT_CODE=ON \
+    -DENABLE_SHARED=OFF -DWITH_TURBOJPEG=OFF -DREQUIRE_SIMD=ON -DCMAKE_POLICY_VERSION_MINIMUM=3.5 "$@"
+cmake --build "$place/build" --parallel --target jpeg-static
+cp "$place/build/libjpeg.a" "$prefix/lib/"
+cp "$place/build/jconfig.h" "$place/jpeg/jmorecfg.h" "$place/jpeg/jpeglib.h" "$place/jpeg/jerror.h" "$prefix/include/"
+cp "$place/jpeg/LICENSE.md" "$prefix/licenses/libjpeg-turbo.md"
+cp "$place/jpeg/README.ijg" "$prefix/licenses/libjpeg-turbo-ijg.txt"
 
-version=3.1.3
-build libjpeg-turbo \
-    "https://github.com/libjpeg-turbo/libjpeg-turbo/releases/download/$version/libjpeg-turbo-$version.tar.gz" \
-    "${LIBJPEG_TURBO_SHA256:?set it to the SHA-256 of libjpeg-turbo-$version.tar.gz}" \
-    -DENABLE_SHARED=OFF -DWITH_TURBOJPEG=OFF -DREQUIRE_SIMD=ON
-version=1.24
-build libdeflate \
-    "https://github.com/ebiggers/libdeflate/releases/download/v$version/libdeflate-$version.tar.gz" \
-    "${LIBDEFLATE_SHA256:?set it to the SHA-256 of libdeflate-$version.tar.gz}" \
-    -DLIBDEFLATE_BUILD_SHARED_LIB=OFF -DLIBDEFLATE_BUILD_GZIP=OFF
+cd "$place/deflate" # its files compile without a build system
+${CC:-cc} -O2 -fPIC -I. -c lib/*.c lib/*/*.c
+${AR:-ar} rcs "$prefix/lib/libdeflate.a" ./*.o
+cp libdeflate.h "$prefix/include/"
+cp COPYING "$prefix/licenses/libdeflate.txt"

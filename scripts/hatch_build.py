@@ -26,7 +26,7 @@ VARIABLE = "SHARDKIT_BUILD_NATIVE"
 
 PREFIX = "SHARDKIT_LIBRARIES"
 """Environment variable: a folder with the ``include`` and ``lib`` of a static libjpeg-turbo and
-libdeflate."""
+libdeflate, and their ``licenses`` (`scripts/build_libraries.sh`)."""
 
 FLAGS = [
     "-std=c11",
@@ -72,6 +72,8 @@ class NativeHook(BuildHookInterface[Any]):
             shutil.move(target, Path(self.root, "shardkit", name))
         else:
             build_data["force_include"][str(target)] = f"shardkit/{name}"
+            for text in Path(os.environ.get(PREFIX, self.root), "licenses").glob("*"):
+                build_data["force_include"][str(text)] = f"shardkit/licenses/{text.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"{_python_tag()}-{re.sub('[-.]', '_', sysconfig.get_platform())}"
 
@@ -100,7 +102,7 @@ def compile_to(target: Path, sources: Path) -> None:
         names.append("deflate")
     library: dict[str, Any] = {"libraries": names}
     if prefix:
-        static = [next(map(str, Path(prefix).glob(f"lib*/lib{name}.a"))) for name in names]
+        static = [f"{prefix}/lib/lib{name}.a" for name in names]
         library = {"include_dirs": [f"{prefix}/include"], "extra_objects": static}
     extension = Extension(
         "shardkit._native",

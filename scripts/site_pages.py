@@ -1,6 +1,6 @@
-"""A hook of MkDocs: README.md is the first page of the site, and CHANGELOG.md its last.
+"""A hook of MkDocs: pages at the root of the repository, where their links start with ``docs/``.
 
-Both stay at the root of the repository, where their links start with ``docs/``.
+README.md is the first page of the site.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "LICENSE": "LICENSE"}
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+    "SECURITY.md": "security.md",
+    "LICENSE": "LICENSE",
+}
 """File at the root of the repository -> its path in the site."""
 
 

@@ -30,6 +30,7 @@ _PUBLIC = {
     "sampling.ranks": "Rank",
     "sources.samples": "Sample",
     "torch.batch_size": "find_batch_size",
+    "torch.data.buckets": "Buckets",
     "torch.data.collate": "collate",
     "torch.data.datasets": "HDF5Dataset LMDBDataset ShardDataset TarDataset open_dataset",
     "torch.data.iterable": (
@@ -38,6 +39,7 @@ _PUBLIC = {
     "torch.data.ops": "CenterCrop RandomCrop RandomResizedCrop Resize",
     "torch.data.read_context": "with_rng",
     "torch.data.samplers": "Balanced Mixture Weighted",
+    "torch.data.windows": "Windows",
     "torch.lightning": "ShardDataModule",
     "torch.loader": "make_loader",
     "torch.monitor": "ThroughputMonitor",

@@ -25,6 +25,7 @@ from shardkit.sampling.order import BlockShuffle as BlockShuffle
 from shardkit.sampling.ranks import Rank as Rank
 from shardkit.sources.samples import Sample as Sample
 from shardkit.torch.batch_size import find_batch_size as find_batch_size
+from shardkit.torch.data.buckets import Buckets as Buckets
 from shardkit.torch.data.collate import collate as collate
 from shardkit.torch.data.datasets import HDF5Dataset as HDF5Dataset
 from shardkit.torch.data.datasets import LMDBDataset as LMDBDataset
@@ -43,6 +44,7 @@ from shardkit.torch.data.read_context import with_rng as with_rng
 from shardkit.torch.data.samplers import Balanced as Balanced
 from shardkit.torch.data.samplers import Mixture as Mixture
 from shardkit.torch.data.samplers import Weighted as Weighted
+from shardkit.torch.data.windows import Windows as Windows
 from shardkit.torch.lightning import ShardDataModule as ShardDataModule
 from shardkit.torch.loader import make_loader as make_loader
 from shardkit.torch.monitor import ThroughputMonitor as ThroughputMonitor

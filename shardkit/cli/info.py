@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardkit.cli.console import say
-from shardkit.cli.options import argument
+from shardkit.cli.options import Options, argument, command_option
 from shardkit.cli.printing import ignored_counts, line, show_notes, some, table, wrapped
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
@@ -24,8 +25,20 @@ _LISTED = 30
 """Maximum classes to show; --json prints all."""
 
 
-@command("info", argument("dataset"))
-def info_command(run: Run, *, dataset: Path) -> None:
+@dataclass(frozen=True, kw_only=True)
+class InfoOptions(Options):
+    """Options of `shardkit info`."""
+
+    buckets: str | None = command_option(
+        None,
+        help="Show how many images each bucket gets, and how much cropping removes. SIZES is "
+        "512x512,448x576,... (height and width), or a side such as 512 for all sizes of its area.",
+        metavar="SIZES",
+    )
+
+
+@command("info", argument("dataset"), options=(InfoOptions,))
+def info_command(run: Run, options: InfoOptions, *, dataset: Path) -> None:
     """Show the format, sizes, classes and recipe of DATASET, a folder or URL.
 
     Of a plan for jobs, it shows how many tasks are done, and the next command.
@@ -35,9 +48,10 @@ def info_command(run: Run, *, dataset: Path) -> None:
       shardkit info dataset
       shardkit info dataset --json
       shardkit info s3://bucket/dataset
+      shardkit info dataset --buckets 512
     """
     try:
-        datasets = describe(dataset)
+        datasets = describe(dataset, options.buckets)
     except NotPublished as error:
         done, tasks = error.done, error.tasks
         run.report(
@@ -76,6 +90,8 @@ def _show(place: Path | str, value: dict[str, Any]) -> None:
         if value["images"][name]:
             low, median, high = value["images"][name]
             line(name, f"{low:,} to {high:,}, median {median:,}")
+    if "buckets" in value:
+        _show_buckets(value["buckets"])
     for source in sources_of(value["source"]):
         seed = source.get("seed")
         order = "as found" if seed is None else f"shuffled with seed {seed}"
@@ -100,6 +116,20 @@ def _show(place: Path | str, value: dict[str, Any]) -> None:
         return
     line("classes", f"{len(value['classes']):,}")
     table([(printable(name), f"{n:,}") for name, n in value["classes"].items()], limit=_LISTED)
+
+
+def _show_buckets(buckets: list[dict[str, Any]]) -> None:
+    line("buckets", f"{len(buckets)}")
+    table(
+        [
+            (
+                "{}x{}".format(*bucket["size"]),
+                amount(bucket["images"], "image"),
+                f"{bucket['cropped']:.1%} of the pixels cropped" if bucket["images"] else "",
+            )
+            for bucket in buckets
+        ]
+    )
 
 
 def _show_fields(schema: list[dict[str, Any]], rows: int) -> None:

@@ -119,6 +119,8 @@ def cli() -> None:
 
 def _show_version(context: click.Context) -> None:
     click.echo(f"shardkit {__version__} (compiled module: {native.describe()})")
+    if (licenses := native.PACKAGE / "licenses").exists():  # of what a wheel is linked with
+        click.echo(f"licenses of the libraries in it: {licenses}")
     context.exit()
 
 

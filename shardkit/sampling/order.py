@@ -90,6 +90,10 @@ class Order:
     recurs: ClassVar[bool] = False
     """Whether an epoch may hold a row several times. If so, random numbers depend on positions."""
 
+    def in_batches(self, step: int) -> Order:
+        """Return the order for steps of ``step`` samples, of all ranks together: mostly itself."""
+        return self
+
     def describe(self) -> str:
         """Return a text that identifies the order, apart from its size and seed, in a state."""
         return f"shuffle={self.shuffle!r}"

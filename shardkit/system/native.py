@@ -9,12 +9,16 @@ from __future__ import annotations
 import functools
 import os
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from shardkit.errors import UsageError
 
 VARIABLE = "SHARDKIT_NATIVE"
 """The environment variable that controls the module: ``off`` disables it, ``on`` requires it."""
+
+PACKAGE = Path(__file__).parents[1]
+"""The folder of shardkit. A wheel has the licenses of the libraries in the module there."""
 
 _API = 11
 """Version of the interface; a module built from other sources is not called."""

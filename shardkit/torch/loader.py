@@ -94,10 +94,12 @@ def make_loader(given: LoaderArguments) -> Loader:
     schedule.lookahead = getattr(dataset, "lookahead", 0)
     make: Callable[..., Fetch] = Fetch
     if options.resident is not None:
+        order.require_one_size()
         make = partial(ResidentFetch, resident=options.resident)
     fetch = make(
         dataset, options.collate_fn or collate, with_rows=options.with_rows, views=order.view_ops
     )
+    fetch.op = order.op
     by = "requested" if given.tuned is None else f"tuned, in {given.tuned}"
     return Loader(fetch, schedule, options, by)
 
@@ -312,7 +314,7 @@ def _process_problem(engine: str, fetch: Fetch, settings: Settings) -> str | Non
         return None
     kind = _PROCESSES[engine]
     blocks = kind.blocks(settings)
-    size = preflight.batch_bytes(fetch.dataset, settings.batch_size, fetch.ops)
+    size = preflight.batch_bytes(fetch.dataset, settings.batch_size, fetch.ops or (fetch.op,))
     needed = blocks * kind.least_in_block(fetch, settings)
     problem = preflight.shared_memory_problem(size * needed) if size else None
     problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * blocks * fetch.views)

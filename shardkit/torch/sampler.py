@@ -51,7 +51,7 @@ class EpochBatchSampler(Sampler[list[int]]):
                 f"EpochBatchSampler needs a dataset with a length and rows, not "
                 f"{type(given.dataset).__name__}: open a path with shardkit.open_dataset"
             )
-        self._dataset, self._ops = given.dataset, given.ops
+        self._dataset, self._ops, self._op = given.dataset, given.ops, given.op
         self._schedule = given.schedule(given.dataset, given.batch_size)
         if self._ops and not all(
             isinstance(leaf, ShardDataset) for leaf in nested.leaves(given.dataset)
@@ -112,7 +112,9 @@ class EpochBatchSampler(Sampler[list[int]]):
         return NumberedRows(request.rows.tolist() * views, self._context(request, repeats))
 
     def _context(self, request: Request, repeats: list[int]) -> ReadContext:
-        return ReadContext(request.seed, request.epoch, repeats=repeats or None, views=self._ops)
+        return ReadContext(
+            request.seed, request.epoch, repeats=repeats or None, op=self._op, views=self._ops
+        )
 
     @property
     def epoch(self) -> int:

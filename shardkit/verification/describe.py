@@ -20,6 +20,7 @@ from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.remote import fetch_splits
 from shardkit.errors import NotPublished, UsageError
 from shardkit.record import ABSENT, STORED_KINDS
+from shardkit.sampling.buckets import BucketSizes, parse_buckets
 from shardkit.stores.urls import as_url
 from shardkit.system.text import as_command
 from shardkit.verification.source_match import how_made
@@ -27,17 +28,21 @@ from shardkit.verification.source_match import how_made
 Numbers = npt.NDArray[np.integer[Any]]
 
 
-def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
+def describe(directory: str | Path, buckets: str | None = None) -> dict[str, dict[str, Any]]:
     """Describe the dataset in ``directory``, or each of its splits.
 
     Args:
         directory: The dataset, or its URL, of which only manifests and indexes are fetched.
+        buckets: Sizes of `shardkit.Buckets`: ``512x512,448x576`` (height and width), or ``512`` for
+            ``Buckets.by_area(512 * 512)``.
 
     Returns:
         By split name ("" without splits), the manifest as JSON values without its lists of files,
         plus ``digest``, ``bytes`` and number of all ``shards``, and ``images``: the smallest,
         median and largest width, height and stored size in bytes of the primary images. Of an
-        attached dataset, also the ``folder`` of the archives.
+        attached dataset, also the ``folder`` of the archives. With ``buckets``, also these: for
+        each its ``size``, the number of ``images``, and the fraction of their pixels that is
+        ``cropped``.
 
     Raises:
         NotPublished: If there is no dataset, but a plan for jobs.
@@ -45,6 +50,7 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
         CorruptDataset: If its manifest or index is damaged, or the recipe or source is invalid.
         ShardkitError: If an object store cannot be read.
     """
+    sizes = None if buckets is None else parse_buckets(buckets)
     url = as_url(directory)
     if url is not None:
         with tempfile.TemporaryDirectory(prefix="shardkit-info-") as cache:
@@ -54,14 +60,14 @@ def describe(directory: str | Path) -> dict[str, dict[str, Any]]:
                 raise _not_published(url) or error from error
             fetching = Fetching(cache)
             return {
-                name: _describe(open_remote(split_url, fetching))
+                name: _describe(open_remote(split_url, fetching), sizes)
                 for name, split_url in urls.items()
             }
     try:
         splits = OpenedDirectory(directory).splits
     except UsageError as error:
         raise _not_published(directory) or error from error
-    return {name: _describe(dataset) for name, dataset in splits.items()}
+    return {name: _describe(dataset, sizes) for name, dataset in splits.items()}
 
 
 def _not_published(directory: str | Path) -> NotPublished | None:
@@ -79,14 +85,22 @@ def _not_published(directory: str | Path) -> NotPublished | None:
     return error
 
 
-def _describe(dataset: OpenedDataset) -> dict[str, Any]:
+def _describe(dataset: OpenedDataset, buckets: BucketSizes | None) -> dict[str, Any]:
     manifest = dataset.manifest
     for part in dataset_parts(manifest):
         recipe, _, _ = how_made(part.manifest)
     classes = None
     if manifest.classes is not None and manifest.class_counts is not None:
         classes = dict(zip(manifest.classes, manifest.class_counts, strict=True))
-    elsewhere = {} if manifest.archives is None else {"folder": manifest.archives}
+    elsewhere: dict[str, Any] = {}
+    if manifest.archives is not None:
+        elsewhere["folder"] = manifest.archives
+    if buckets is not None:
+        images = (
+            (rows["width"].astype(np.int64), rows["height"].astype(np.int64))
+            for rows in (rows[rows["width"] > 0] for rows in dataset.index.entries())
+        )
+        elsewhere["buckets"] = [count._asdict() for count in buckets.count(images)]
     return {
         **summarize(manifest),
         **elsewhere,

@@ -25,7 +25,7 @@ from shardkit.registry import format_names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 EXAMPLES = {"lmdb": "read_lmdb.py", "hdf5": "read_hdf5.py", "webdataset": "read_webdataset.py"}
 
 _BLOCK = re.compile(
@@ -333,3 +333,8 @@ def test_every_option_of_convert_is_documented() -> None:
 def test_the_changelog_has_the_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert f"## [{shardkit.__version__}]" in changelog
+
+
+def test_the_citation_has_the_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {shardkit.__version__}\n" in citation

@@ -42,6 +42,12 @@ class BatchRows:
         self._located: dict[str, LocatedRows] = {}
         self._selected: list[tuple[ImageOp, list[int], list[int], list[Crop]]] = []
 
+    def of_rows(self, rows: npt.NDArray[np.int64], samples: list[int]) -> BatchRows:
+        """Return other rows in the same context, given the sample number of each."""
+        other = BatchRows(self.shards, rows, self.context)
+        other.samples = samples
+        return other
+
     def __len__(self) -> int:
         return len(self.array)
 

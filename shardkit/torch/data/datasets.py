@@ -35,9 +35,13 @@ from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import BatchContext, EpochCell
 from shardkit.torch.data.typed import TypedReader
 from shardkit.torch.data.values import read_apart, read_column
+from shardkit.torch.data.windows import WindowReader, Windows
 
 DECODES = ("pil", "numpy", "torch", "native", "bytes")
 JPEG_DECODING = ("exact", "fast")
+
+_ENTRIES_AT_ONCE = 1 << 18
+"""Entries of the index to read at once, which bounds memory."""
 
 Function = Callable[..., Any]
 Transforms = Mapping[Any, Function]
@@ -104,6 +108,11 @@ class ReaderOptions:
         0,
         help="Number of this view, from 0 on. Datasets over the same images draw different random "
         "numbers if their views differ, such as two crops of each image.",
+    )
+    windows: Windows | None = option(
+        None,
+        help="Neighboring rows that each sample holds, see `Windows`. Samples are then dicts, "
+        "images are tensors, and a transform gets a window.",
     )
     split: str | None = option(
         None, help="Name of a split, such as ``train``: the folder of that name in ``path``."
@@ -195,7 +204,14 @@ class ShardDataset(Dataset[Sample]):
         self._shards = options.open()
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
-        self._layout = _layout(self.schema, options.fields, options.as_dict, self._shards.place)
+        self.windows = options.windows
+        fields = options.fields
+        if self.windows is not None:
+            fields = self._windowed_fields(self.windows, fields)
+            self.decode = "torch" if self.decode == "pil" else self.decode
+        as_dict = options.as_dict or self.windows is not None
+        self._layout = _layout(self.schema, fields, as_dict, self._shards.place)
+        self._reach = None if self.windows is None else WindowReader(self.windows, self._shards)
         self._check_options()
         self.view = check_integer("view", options.view, 0)
         self._epoch = EpochCell()
@@ -207,6 +223,21 @@ class ShardDataset(Dataset[Sample]):
                 f"{type(self).__name__} reads {self.format!r}. shardkit.open_dataset opens any "
                 "format."
             )
+
+    def _windowed_fields(self, windows: Windows, fields: Sequence[str] | None) -> Sequence[str]:
+        """Return the fields to read: those with windows unless others are given too.
+
+        Raises:
+            UsageError: If ``windows`` is none, or has a field that is not read.
+        """
+        if not isinstance(windows, Windows):
+            raise UsageError(f"windows={windows!r} is not a shardkit.Windows(...)")
+        if fields is None or isinstance(fields, str):
+            return tuple(windows.fields) if fields is None else fields
+        for name in windows.fields:
+            if name not in fields:
+                raise UsageError(f"windows= has {name!r}, and fields= is {fields}: add it there")
+        return fields
 
     def _check_options(self) -> None:
         for decode in self._decodes():
@@ -266,7 +297,7 @@ class ShardDataset(Dataset[Sample]):
         functions = self.functions().values()
         with context.globals_kept(*functions) if functions else nullcontext():
             views = self._read_views(batches)
-        samples = [BatchView([*view.values()], self._layout, batch.describe) for view in views]
+        samples = [BatchView([*view.values()], self.layout, batch.describe) for view in views]
         return SeveralViews(samples) if context.views else samples[0]
 
     def _read_views(self, batches: list[BatchRows]) -> list[dict[str, Values]]:
@@ -279,6 +310,9 @@ class ShardDataset(Dataset[Sample]):
             for columns, values in zip(views, self._read(parts, name), strict=True):
                 columns[name] = values
         for batch, columns in zip(batches, views, strict=True):
+            if self.windows is not None and self._reach is not None:
+                for name in self.windows.fields:
+                    columns[f"{name}_is_pad"] = self._reach.padding(name, batch)
             for names, function in self._joint_functions().items():
                 columns.update(_transformed_together(batch, columns, names, function))
         return views
@@ -331,13 +365,13 @@ class ShardDataset(Dataset[Sample]):
         """
         if self.decode not in ("pil", "torch"):
             raise UsageError(
-                f"views= sets the operation of each view, and the dataset has "
+                f"views= and Buckets set the operation of images, and the dataset has "
                 f"decode={self.decode!r} too: open it without decode="
             )
         if not any(kind.is_picture for kind in self._kinds.values()):
             raise UsageError(
-                f"views= sets an operation for images, and the dataset reads none: fields= is "
-                f"{self.fields}"
+                f"views= and Buckets set an operation for images, and the dataset reads none: "
+                f"fields= is {self.fields}"
             )
         changed = copy.copy(self)
         vars(changed).pop("_followers", None)
@@ -499,6 +533,18 @@ class ShardDataset(Dataset[Sample]):
             return [(height, width) for height, width in stored]
         return sorted({decode.crop(width, height, Draws(0, 0)).size for height, width in stored})
 
+    def stored_sizes(self, name: str = IMAGE) -> npt.NDArray[np.int64]:
+        """Return the size of each row's image from the index: shape (N, 2), height and width.
+
+        Both are 0 where a row lacks the image, or its header was not read.
+        """
+        sizes = np.empty((len(self), 2), np.int64)
+        for start in range(0, len(self), _ENTRIES_AT_ONCE):
+            rows = np.arange(start, min(start + _ENTRIES_AT_ONCE, len(self)))
+            entries = self._shards.entries_of(name).read(self._stored(rows))
+            sizes[rows, 0], sizes[rows, 1] = entries["height"], entries["width"]
+        return sizes
+
     def mean_pixels(self, rows: int, name: str = IMAGE) -> int:
         """Return the mean number of pixels of the first ``rows`` images of a field."""
         first = self._stored(np.arange(min(rows, len(self))))
@@ -519,7 +565,7 @@ class ShardDataset(Dataset[Sample]):
 
         A transform is assumed to return float32 of the same number of pixels.
         """
-        total = 0
+        total, frames = 0, self._reach.frames if self._reach is not None else lambda _: 1
         joint = {name for names in self._joint_functions() for name in names}
         for name in self.fields:
             kind = self._kinds[name]
@@ -529,9 +575,9 @@ class ShardDataset(Dataset[Sample]):
                 pixels = fixed[0] * fixed[1] if fixed else self.mean_pixels(rows, name)
                 values = pixels * (1 if kind.follows else (self.schema[name].pixels or RGB).bytes)
                 plain = self._function(name) is None and name not in joint
-                total += values * (1 if plain else 4)
+                total += values * (1 if plain else 4) * frames(name)
             elif name in self.schema and self.schema[name].is_uniform:
-                total += self.schema[name].bytes
+                total += self.schema[name].bytes * frames(name)
         return total
 
     @property
@@ -583,7 +629,7 @@ class ShardDataset(Dataset[Sample]):
     @property
     def layout(self) -> Layout:
         """The fields of samples, and how a batch holds them."""
-        return self._layout
+        return self._layout if self.windows is None else self.windows.layout(self._layout)
 
     @property
     def picture_decodes(self) -> dict[str, Decode]:
@@ -627,10 +673,28 @@ class ShardDataset(Dataset[Sample]):
     def _read(self, views: list[tuple[ShardDataset, BatchRows]], name: str) -> list[Values]:
         """Return the values of a field in each view of a batch, given the view's dataset."""
         kind = self._kinds[name]
+        if self.windows is not None and name in self.windows.fields:
+            return [dataset._read_window(batch, name, kind) for dataset, batch in views]
         if not kind.is_picture:
             return [dataset._read_value(batch, name, kind) for dataset, batch in views]
         readers = [dataset._reader(batch, name, kind) for dataset, batch in views]
         return type(readers[0]).read_views(readers)
+
+    def _read_window(self, batch: BatchRows, name: str, kind: Kind) -> Values:
+        """Return the windows of a field, transformed."""
+        assert self._reach is not None
+        plain = copy.copy(self)  # reads frames as rows, without transforms
+        plain.windows = plain.transform = plain.target_transform = None
+        op = self._decode_of(name if kind.is_picture else self._leading or name)
+        drawn = isinstance(op, ImageOp) and op.random and (kind.is_picture or kind.follows)
+        values = self._reach.read(
+            name, batch, lambda frames: plain._read([(plain, frames)], name)[0], drawn=drawn
+        )
+        function = self._function(name)
+        if function is None:
+            return values
+        numbered = enumerate(values.values)
+        return Values([batch.transformed(name, function, value, n) for n, value in numbered])
 
     def _reader(self, batch: BatchRows, name: str, kind: Kind) -> ImageReader:
         """Return a reader of images or masks."""

@@ -301,7 +301,7 @@ class RandomResizedCrop(ImageOp):
             value = getattr(self, name)
             if not _is_range(value):
                 raise UsageError(f"{name}={value!r} is not a range of numbers above 0")
-        _check_probability("flip", self.flip)
+        check_probability("flip", self.flip)
 
     @property
     def fixed_size(self) -> tuple[int, int]:
@@ -365,7 +365,7 @@ class RandomCrop(ImageOp):
         _check_size(self.size, "RandomCrop")
         if type(self.padding) is not int or not 0 <= self.padding <= MOST_SIDE:
             raise UsageError(f"padding={self.padding!r} is not a number of pixels, from 0 on")
-        _check_probability("flip", self.flip)
+        check_probability("flip", self.flip)
 
     @property
     def fixed_size(self) -> tuple[int, int]:
@@ -463,7 +463,8 @@ def _check_size(size: object, where: str, *, pair: bool = True) -> None:
         )
 
 
-def _check_probability(name: str, value: object) -> None:
+def check_probability(name: str, value: object) -> None:
+    """Raise `UsageError` unless ``value`` is a probability."""
     if not _is_number(value) or not 0 <= value <= 1:
         raise UsageError(f"{name}={value!r} is not a probability, from 0 to 1")
 

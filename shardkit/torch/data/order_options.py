@@ -12,6 +12,7 @@ from shardkit.sampling.epochs import Epochs
 from shardkit.sampling.order import BlockShuffle
 from shardkit.sampling.ranks import Rank
 from shardkit.torch.data import nested
+from shardkit.torch.data.buckets import Buckets
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.samplers import make_order
@@ -48,8 +49,8 @@ class OrderOptions(RowOrder):
     sampler: Any = option(
         None,
         help="Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`, "
-        "`Mixture`, or a sampler of PyTorch that yields rows. Its random numbers depend on "
-        "seed and epoch, and ranks divide its rows.",
+        "`Mixture`, `Buckets`, or a sampler of PyTorch that yields rows. Its random numbers "
+        "depend on seed and epoch, and ranks divide its rows.",
     )
     drop_last: bool | None = option(
         None, help="Whether to leave out a last, smaller batch; None is the setting of ``rank``."
@@ -82,6 +83,7 @@ class OrderOptions(RowOrder):
         Raises:
             UsageError: If options contradict each other or the dataset.
         """
+        self._check_buckets()
         self._check_ops(dataset)
         shuffle = False if self.shuffle is None else self.shuffle
         seed = 0 if self.seed is None else self.seed
@@ -101,13 +103,52 @@ class OrderOptions(RowOrder):
 
     @property
     def ops(self) -> tuple[ImageOp, ...]:
-        """The operation of each view; empty if ``views`` is a number."""
-        return tuple(self.views) if isinstance(self.views, (list, tuple)) else ()
+        """The operation of each view; empty if ``views`` is a number, and ``sampler`` sets none."""
+        if isinstance(self.views, (list, tuple)):
+            return tuple(self.views)
+        several = isinstance(self.sampler, Buckets) and self.views != 1
+        return (self.sampler.op,) * cast(int, self.views) if several else ()
+
+    @property
+    def op(self) -> ImageOp | None:
+        """The operation that ``sampler`` sets if a batch is one view; None for the dataset's."""
+        return self.sampler.op if isinstance(self.sampler, Buckets) and not self.ops else None
 
     @property
     def view_ops(self) -> tuple[ImageOp | None, ...]:
         """The operation of each view, None for the dataset's own; empty for one batch."""
         return self.ops or (None,) * (cast(int, self.views) if self.views != 1 else 0)
+
+    def require_one_size(self) -> None:
+        """Check that all batches of ``resident`` have samples of one size.
+
+        Raises:
+            UsageError: If not.
+        """
+        if isinstance(self.sampler, Buckets):
+            raise UsageError(
+                "resident= holds images of one size, and sampler=Buckets(...) makes several: leave "
+                "resident= out"
+            )
+
+    def _check_buckets(self) -> None:
+        """Check that each batch can be of one bucket.
+
+        Raises:
+            UsageError: If not.
+        """
+        if not isinstance(self.sampler, Buckets):
+            return
+        if self.samples_per_epoch is not None or self.aug_repeats != 1:
+            raise UsageError(
+                "sampler=Buckets(...) makes an epoch of full batches of each bucket: leave out "
+                "samples_per_epoch= and aug_repeats="
+            )
+        if isinstance(self.views, (list, tuple)):
+            raise UsageError(
+                "sampler=Buckets(...) sets the operation of each view: use views=2 for two crops "
+                "of each image"
+            )
 
     def _check_ops(self, dataset: Any) -> None:
         """Check that operations in ``views`` can be the ``decode`` of a dataset.
@@ -124,10 +165,13 @@ class OrderOptions(RowOrder):
                     "views=[RandomResizedCrop(224), RandomResizedCrop(96)], or views=2 for two "
                     "draws of the dataset's own samples"
                 )
-        for part in nested.leaves(dataset) if self.ops else ():
+        first = self.ops[0] if self.ops else self.op
+        if first is None:
+            return
+        for part in nested.leaves(dataset):
             if isinstance(part, ShardDataset):
-                part.with_decode(self.ops[0])
-            elif not nested.has_shards(part):
+                part.with_decode(first)
+            elif self.ops and not nested.has_shards(part):
                 raise UsageError(
                     f"views= sets the operation of each view for datasets of shardkit, not "
                     f"{type(part).__name__}: use views={len(self.ops)}, and crop in your dataset"

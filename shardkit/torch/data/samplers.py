@@ -17,6 +17,7 @@ from shardkit.sampling.weighted import (
     block_counts,
     check_weights,
 )
+from shardkit.torch.data.buckets import Buckets
 from shardkit.torch.data.nested import has_rows, inner_datasets
 from shardkit.torch.data.sampled import SampledOrder
 
@@ -161,7 +162,7 @@ class Mixture:
         return _grouped("Mixture", seed, counts[used], lengths[used], members)
 
 
-Sampler = Weighted | Balanced | Mixture
+Sampler = Weighted | Balanced | Mixture | Buckets
 
 
 def make_order(dataset: Any, shuffle: bool | BlockShuffle, seed: int, sampler: Any) -> Order:

@@ -93,13 +93,13 @@ class BatchSchedule:
         epochs: Epochs | None = None,
         repeats: Positions | None = None,
     ) -> None:
-        self.order = order
-        self.epochs = epochs or Epochs()
-        self.size = self.epochs.size(order)
-        """Samples of all ranks in an epoch."""
-        self._repeats = repeats
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self.rank: ResolvedRank = rank.resolved(_process_group())
+        self.order = order.in_batches(self.batch_size * self.rank.world_size)
+        self.epochs = epochs or Epochs()
+        self.size = self.epochs.size(self.order)
+        """Samples of all ranks in an epoch."""
+        self._repeats = repeats
         self._rank_looked_up = rank.rank is None
 
     def __len__(self) -> int:

@@ -41,6 +41,10 @@ _SAMPLED_ROWS = 64
 class Fetch:
     """Reads batches of a dataset; picklable if the dataset and the collate function are."""
 
+    op: ImageOp | None = None
+    """The operation of a batch without views, None for the dataset's own ``decode``. Its samples
+    may have another size in each batch."""
+
     def __init__(
         self,
         dataset: Any,
@@ -75,7 +79,7 @@ class Fetch:
     ) -> Any:
         """Return the batch of ``request``; the other arguments are those of `ReadContext`."""
         self._prefetch(request)
-        context = ReadContext(request.seed, request.epoch, allocate, alone, mark)
+        context = ReadContext(request.seed, request.epoch, allocate, alone, mark, op=self.op)
         with globals_kept() if alone else nullcontext():
             if not self.ops:
                 return self._read(request, context)
@@ -84,7 +88,7 @@ class Fetch:
     def batches_at_once(self, batch_size: int) -> int:
         """Return how many batches to read at once: several if they are small."""
         dataset = self.dataset
-        if self.ops or not _reads_together(dataset) or dataset.functions():
+        if self.ops or self.op or not _reads_together(dataset) or dataset.functions():
             return 1
         size: int = batch_size * dataset.sample_bytes(_SAMPLED_ROWS)
         most = _COPIED_BYTES if dataset.stores_samples else _AT_ONCE_BYTES

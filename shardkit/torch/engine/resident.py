@@ -67,6 +67,8 @@ class ResidentFetch(Fetch):
                 "resident= holds images of one size, which the operations in views= do not share: "
                 "set views=2 with decode=RandomCrop(...), or leave resident= out"
             )
+        if any(getattr(part, "windows", None) for part in nested.leaves(dataset)):
+            raise UsageError("resident= holds rows, not windows of them: leave resident= out")
         super().__init__(dataset, collate, with_rows=with_rows, views=views)
         self._device = device = _device(resident)
         self._parts: list[_Part] = []

@@ -1,0 +1,257 @@
+"""`Buckets` in loaders: batches of one size, on any ranks and engines, that resume exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fields import boxes_of, make_fields, size_of
+from helpers import FORMATS, invoke, jpeg, make_dataset, make_tree, run_main
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+from shardkit import (
+    Buckets,
+    CenterCrop,
+    EpochBatchSampler,
+    Rank,
+    UsageError,
+    make_loader,
+    open_dataset,
+)
+from shardkit.errors import StateMismatch
+from shardkit.recipe import Recipe
+
+SIZES = [(16, 24), (24, 16), (20, 20)]
+BATCH = 4
+
+Seen = list[tuple[tuple[int, ...], list[int]]]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 JPEGs: 11 wide ones, 10 high ones and 9 squares."""
+    root = tmp_path_factory.mktemp("buckets") / "photos"
+    sides = [(60 + n, 40) if n % 3 == 0 else (40, 60 + n) for n in range(30) if n % 3 < 2]
+    sides += [(50 + n, 50) for n in range(9)] + [(64, 42)]
+    files = {f"c{n % 2}/{n:02d}.jpg": jpeg(*side, seed=n) for n, side in enumerate(sides)}
+    return make_tree(root, dict(files))
+
+
+@pytest.fixture(scope="module")
+def path(photos: Path) -> Path:
+    return make_dataset(photos, photos.parent / "lmdb")
+
+
+def epoch_of(dataset: Any, **options: Any) -> Seen:
+    given: dict[str, Any] = {"sampler": Buckets(SIZES), "seed": 1, "num_workers": 0} | options
+    loader = make_loader(dataset, given.pop("batch_size", BATCH), with_rows=True, **given)
+    return [(tuple(images.shape), rows.tolist()) for images, _, rows in loader]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_each_batch_has_the_size_of_its_images(to: str, photos: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(make_dataset(photos, tmp_path / to, to=to))
+    sizes = dataset.stored_sizes()
+
+    seen = epoch_of(dataset)
+
+    assert len(seen) == 2 + 2 + 2
+    for (count, _, height, width), rows in seen:
+        assert (count, len(rows)) == (BATCH, BATCH)
+        for down, across in sizes[rows].tolist():
+            distances = {size: abs(np.log(across / down * size[0] / size[1])) for size in SIZES}
+            assert min(distances, key=lambda size: distances[size]) == (height, width)
+    assert len({row for _, rows in seen for row in rows}) == 24
+
+
+def test_center_crops_are_those_of_pillow(path: Path) -> None:
+    buckets = Buckets(SIZES, crop="center", oversample=math.inf)
+    dataset = open_dataset(path)
+    originals = open_dataset(path, decode="pil")
+    for images, _, rows in make_loader(dataset, BATCH, sampler=buckets, with_rows=True):
+        height, width = images.shape[2:]
+        for image, row in zip(images, rows.tolist(), strict=True):
+            original = originals[row][0]
+            across = min(original.width, round(original.height * width / height))
+            down = min(original.height, round(original.width * height / width))
+            left, top = (original.width - across) // 2, (original.height - down) // 2
+            part = original.crop((left, top, left + across, top + down))
+            expected = part.resize((width, height), Image.Resampling.BILINEAR)
+            np.testing.assert_array_equal(image.permute(1, 2, 0), np.asarray(expected))
+
+
+def test_crops_are_drawn_anew_in_each_epoch_and_repeatable(path: Path) -> None:
+    dataset = open_dataset(path)
+    loaders = [make_loader(dataset, BATCH, sampler=Buckets(SIZES), seed=1) for _ in range(2)]
+    epochs = [[[images for images, _ in loader] for _ in range(2)] for loader in loaders]
+    assert all(a.equal(b) for a, b in zip(epochs[0][0], epochs[1][0], strict=True))
+    assert not all(a.equal(b) for a, b in zip(epochs[0][0], epochs[0][1], strict=True))
+
+
+def test_planes_give_the_same_batches(path: Path, photos: Path, tmp_path: Path) -> None:
+    planes = make_dataset(photos, tmp_path / "planes", recipe=Recipe(encode="planes"))
+    buckets = Buckets(SIZES, oversample=math.inf)  # planes are not decoded at reduced size
+    batches = [
+        [images for images, _ in make_loader(open_dataset(each), BATCH, sampler=buckets)]
+        for each in (path, planes)
+    ]
+    assert all(a.equal(b) for a, b in zip(*batches, strict=True))
+
+
+def test_ranks_share_each_step(path: Path) -> None:
+    dataset = open_dataset(path)
+    whole = epoch_of(dataset)
+    ranks = [
+        epoch_of(dataset, batch_size=2, rank=Rank(rank=rank, world_size=2)) for rank in range(2)
+    ]
+    assert [(shape[2:], rows) for shape, rows in whole] == [
+        (first[0][2:], first[1] + second[1]) for first, second in zip(*ranks, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "engine", ["thread", "helper", pytest.param("process", marks=pytest.mark.slow)]
+)
+def test_engines_give_the_same_batches(engine: str, path: Path) -> None:
+    dataset = open_dataset(path)
+    assert epoch_of(dataset, engine=engine, num_workers=2) == epoch_of(dataset)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_resumes_within_an_epoch_on_other_ranks(ranks: int, path: Path) -> None:
+    dataset = open_dataset(path)
+    whole = [rows for _, rows in epoch_of(dataset)]
+    loader = make_loader(dataset, BATCH, sampler=Buckets(SIZES), seed=1, with_rows=True)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+
+    rest: list[list[int]] = [[] for _ in whole[3:]]
+    for rank in range(ranks):
+        resumed = make_loader(
+            dataset,
+            BATCH // ranks,
+            sampler=Buckets(SIZES),
+            seed=1,
+            with_rows=True,
+            rank=Rank(rank=rank, world_size=ranks),
+        )
+        resumed.load_state_dict(state)
+        for step, (_, _, rows) in zip(rest, resumed, strict=True):
+            step.extend(rows.tolist())
+
+    assert rest == whole[3:]
+
+
+def test_another_size_of_steps_does_not_resume(path: Path) -> None:
+    dataset = open_dataset(path)
+    state = make_loader(dataset, BATCH, sampler=Buckets(SIZES)).state_dict()
+    with pytest.raises(StateMismatch, match=r"batches of 4.*batches of 2"):
+        make_loader(dataset, 2, sampler=Buckets(SIZES)).load_state_dict(state)
+
+
+def test_views_are_crops_of_the_same_images(path: Path) -> None:
+    dataset = open_dataset(path)
+    loader = make_loader(dataset, BATCH, sampler=Buckets(SIZES), views=2, seed=1, with_rows=True)
+    for (first, _, rows), (second, _, again) in loader:
+        assert first.shape == second.shape
+        assert rows.tolist() == again.tolist()
+        assert not first.equal(second)
+
+
+def test_the_batch_sampler_of_a_dataloader_sets_the_operation(path: Path) -> None:
+    dataset = open_dataset(path)
+    sampler = EpochBatchSampler(dataset, BATCH, sampler=Buckets(SIZES), seed=1)
+    ours = make_loader(dataset, BATCH, sampler=Buckets(SIZES), seed=1)
+    for (images, _), (expected, _) in zip(
+        DataLoader(dataset, batch_sampler=sampler), ours, strict=True
+    ):
+        assert images.equal(expected)
+
+
+def test_parts_of_datasets_are_grouped_too(path: Path) -> None:
+    dataset = open_dataset(path)
+    parts: ConcatDataset[Any] = ConcatDataset(
+        [Subset(dataset, list(range(20))), dataset.select(np.arange(20, 30))]
+    )
+    assert epoch_of(parts) == epoch_of(dataset)
+
+
+def test_masks_and_boxes_follow(tmp_path: Path) -> None:
+    path = make_fields(tmp_path / "fields", rows=12, whole=True)
+    dataset = open_dataset(path, fields=("image", "mask", "boxes"), as_dict=True)
+    bucket = Buckets([(12, 16)], crop="center")
+    for batch in make_loader(dataset, 2, sampler=bucket, with_rows=True, num_workers=0):
+        assert batch["image"].shape == (2, 3, 12, 16)
+        assert batch["mask"].shape[-2:] == (12, 16)
+        for boxes, row in zip(batch["boxes"], batch["rows"].tolist(), strict=True):
+            width, height = size_of(row)
+            across = min(width, round(height * 16 / 12))
+            down = min(height, round(width * 12 / 16))
+            left, top = (width - across) // 2, (height - down) // 2
+            scale = np.array([16 / across, 12 / down] * 2)
+            whole = (np.array(boxes_of(row)).reshape(-1, 5)[:, :4] - [left, top] * 2) * scale
+            expected = whole.clip(0, [16, 12] * 2)
+            kept = (expected[:, 2:] > expected[:, :2]).all(axis=1)
+            np.testing.assert_allclose(boxes[:, :4], expected[kept], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples_per_epoch": 8}, "leave out samples_per_epoch="),
+        ({"aug_repeats": 2}, "leave out samples_per_epoch= and aug_repeats="),
+        ({"views": [CenterCrop(8)]}, "use views=2"),
+        ({"shuffle": True}, "both set the order"),
+        ({"resident": "cpu"}, "leave resident= out"),
+        ({"sampler": Buckets}, r"use Buckets\(\.\.\.\)"),
+        ({"sampler": Buckets(SIZES, weights=[1, 2])}, "2 weights for 30 rows"),
+    ],
+)
+def test_options_that_contradict_buckets_are_refused(
+    options: dict[str, Any], message: str, path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_loader(open_dataset(path), BATCH, **({"sampler": Buckets(SIZES)} | options))
+
+
+def test_options_of_buckets_are_checked() -> None:
+    with pytest.raises(UsageError, match="crop='edge' is unknown"):
+        Buckets(SIZES, crop="edge")
+    with pytest.raises(UsageError, match="leave out leftovers='carry'"):
+        Buckets(SIZES, weights=[1, 2], leftovers="carry")
+    with pytest.raises(UsageError, match="flip=2"):
+        Buckets(SIZES, flip=2)
+
+
+def test_datasets_without_sizes_are_refused(path: Path, photos: Path, tmp_path: Path) -> None:
+    raw = make_dataset(photos, tmp_path / "raw", recipe=Recipe(encode="raw", resize=(8, 8)))
+    for dataset, message in (
+        (open_dataset(raw), "raw pixels of one size, 8x8"),
+        (open_dataset(path, decode=CenterCrop(8)), "open it without decode="),
+        ([1, 2, 3], "list is no dataset of shardkit"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make_loader(dataset, 1, sampler=Buckets(SIZES))
+
+
+def test_a_bucket_without_a_batch_is_reported_before_the_first_batch(path: Path) -> None:
+    with pytest.raises(UsageError, match="20x20 has 9"):
+        make_loader(open_dataset(path), 10, sampler=Buckets(SIZES))
+
+
+def test_info_shows_what_each_bucket_gets(path: Path) -> None:
+    counts = Buckets(SIZES).count(open_dataset(path))
+    described = json.loads(invoke("info", path, "--buckets", "16x24,24x16,20x20", "--json").output)
+    shown = described["datasets"][""]["buckets"]
+    assert [(tuple(b["size"]), b["images"], b["cropped"]) for b in shown] == counts
+    assert "20x20   9 images" in invoke("info", path, "--buckets", "16x24,24x16,20x20").output
+    wrong = run_main("info", path, "--buckets", "16by24")
+    assert wrong.returncode == 2
+    assert "--buckets 16by24 is neither a list of HEIGHTxWIDTH" in wrong.stderr

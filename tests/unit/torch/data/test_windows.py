@@ -1,0 +1,230 @@
+"""Windows of frames, compared with windows that NumPy cuts from the samples of each episode."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from helpers import FORMATS, png
+from torch.utils.data import DataLoader
+
+from shardkit import (
+    CenterCrop,
+    RandomResizedCrop,
+    UsageError,
+    Windows,
+    convert,
+    make_loader,
+    open_dataset,
+    with_rng,
+)
+from shardkit.dataset.shardset import ShardSet
+
+EPISODES, FRAMES = 3, 7
+OFFSETS = (-2, 0, 1)
+IMAGES = Windows(by="episode", order="frame", fields={"image": OFFSETS, "action": range(4)})
+
+
+class Frames:
+    """Frames of several episodes, mixed; row n has the frame 10 * (n // 3) of the episode n % 3."""
+
+    def __init__(self, *, twice: int | None = None, lacking: int | None = None) -> None:
+        self._twice, self._lacking = twice, lacking
+
+    def __len__(self) -> int:
+        return EPISODES * FRAMES
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        frame = 10 * (row // EPISODES)
+        sample = {
+            "image": png(20, 16, row),
+            "action": np.arange(2, dtype=np.float32) + row,
+            "episode": f"e{row % EPISODES}",
+            "frame": 0 if row == self._twice else frame,
+            "note": f"note {row}",
+        }
+        if row == self._lacking:
+            del sample["frame"]
+        return sample
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("windows") / "lmdb")
+
+
+def make(path: Path, to: str = "lmdb", **options: Any) -> Path:
+    convert(Frames(**options), path, to=to, shuffle=False, shard_samples=5)
+    return path
+
+
+def window_of(row: int, offsets: Any) -> tuple[list[int], list[bool]]:
+    """Return the rows of a window, and which are padded."""
+    frames = [row // EPISODES + offset for offset in offsets]
+    clipped = [min(max(frame, 0), FRAMES - 1) for frame in frames]
+    rows = [frame * EPISODES + row % EPISODES for frame in clipped]
+    return rows, [frame != inside for frame, inside in zip(frames, clipped, strict=True)]
+
+
+def image_of(path: Path, row: int) -> npt.NDArray[np.uint8]:
+    image: npt.NDArray[np.uint8] = open_dataset(path, decode="torch", fields=("image",))[row][0]
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_sample_has_the_frames_around_it(to: str, path: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(make(tmp_path / to, to), windows=IMAGES)
+    images = [image_of(path, row) for row in range(len(dataset))]
+
+    for row in range(len(dataset)):
+        sample = dataset[row]
+        assert list(sample) == ["image", "action", "image_is_pad", "action_is_pad"]
+        rows, padded = window_of(row, OFFSETS)
+        np.testing.assert_array_equal(sample["image"], [images[frame] for frame in rows])
+        assert sample["image_is_pad"].tolist() == padded
+        rows, padded = window_of(row, range(4))
+        np.testing.assert_array_equal(sample["action"], [[r, r + 1] for r in rows])
+        assert sample["action_is_pad"].tolist() == padded
+
+
+@pytest.mark.parametrize(
+    "engine", ["thread", "helper", pytest.param("process", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("decode", [None, CenterCrop(12), RandomResizedCrop(8)])
+def test_batches_are_their_samples(engine: str, decode: Any, path: Path) -> None:
+    options = {} if decode is None else {"decode": decode}
+    dataset = open_dataset(path, windows=IMAGES, fields=("image", "action", "note"), **options)
+    loader = make_loader(dataset, 4, shuffle=True, seed=3, engine=engine, num_workers=2)
+    alone = make_loader(dataset, 1, shuffle=True, seed=3, num_workers=0)
+    batches, samples = list(loader), list(alone)
+    for name in ("image", "action", "image_is_pad", "action_is_pad"):
+        together = torch.cat([batch[name] for batch in batches])
+        assert together.equal(torch.cat([sample[name] for sample in samples]))
+    assert [n for batch in batches for n in batch["note"]] == [s["note"][0] for s in samples]
+
+
+def test_frames_of_a_window_share_one_crop(tmp_path: Path) -> None:
+    class Equal(Frames):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            return super().__getitem__(row) | {"image": png(20, 16, 1)}
+
+    convert(Equal(), tmp_path / "equal", to="lmdb", shuffle=False)
+    dataset = open_dataset(tmp_path / "equal", windows=IMAGES, decode=RandomResizedCrop(8))
+    loader = make_loader(dataset, 7, shuffle=True, seed=1, num_workers=0)
+    windows = torch.cat([batch["image"] for batch in loader])
+    assert all(window[0].equal(frame) for window in windows for frame in window)
+    assert len({tuple(window[0].flatten().tolist()) for window in windows}) > 15
+
+
+def test_a_frame_of_several_windows_is_read_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = open_dataset(path, windows=IMAGES)
+    asked: list[int] = []
+    find = ShardSet.find
+
+    def counted(self: ShardSet, rows: Any, field: str) -> Any:
+        asked.append(len(rows))
+        return find(self, rows, field)
+
+    monkeypatch.setattr(ShardSet, "find", counted)
+    dataset[list(range(0, 12, 3))]  # 4 frames of one episode
+    assert asked == [5, 7]  # of 12 images and 16 actions
+
+
+def test_a_transform_gets_a_window(path: Path) -> None:
+    @with_rng
+    def shifted(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        assert images.shape == (3, 3, 16, 20)
+        return images.float() + rng.uniform()
+
+    dataset = open_dataset(path, windows=IMAGES, transform=shifted)
+    plain = open_dataset(path, windows=IMAGES)
+    shifts = {float((dataset[row]["image"] - plain[row]["image"].float()).max()) for row in (3, 9)}
+    assert len(shifts) == 2
+
+
+def test_selected_rows_still_reach_the_others(path: Path) -> None:
+    dataset = open_dataset(path, windows=IMAGES)
+    chosen = dataset.select([9, 3])
+    assert chosen[0]["action"].equal(dataset[9]["action"])
+    assert chosen[1]["image"].equal(dataset[3]["image"])
+
+
+def test_gaps_end_a_window_only_if_strict(path: Path) -> None:
+    strict = Windows(by="episode", order="frame", fields={"action": (-1, 0)}, strict=True)
+    assert open_dataset(path, windows=strict)[9]["action_is_pad"].tolist() == [True, False]
+    assert open_dataset(path, windows=IMAGES)[9]["action_is_pad"].tolist()[:2] == [False, False]
+
+
+def test_a_run_resumes_within_an_epoch(path: Path) -> None:
+    dataset = open_dataset(path, windows=IMAGES, decode=RandomResizedCrop(8))
+    options: dict[str, Any] = {"shuffle": True, "seed": 2, "num_workers": 0}
+    whole = list(make_loader(dataset, 4, **options))
+    loader = make_loader(dataset, 4, **options)
+    batches = iter(loader)
+    next(batches), next(batches)
+    resumed = make_loader(dataset, 4, **options)
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    rest = list(resumed)
+    assert len(rest) == len(whole) - 2
+    for batch, expected in zip(rest, whole[2:], strict=True):
+        assert batch["image"].equal(expected["image"])
+
+
+def test_views_of_windows(path: Path) -> None:
+    dataset = open_dataset(path, windows=IMAGES)
+    views = [RandomResizedCrop(8), CenterCrop(6)]
+    for large, small in make_loader(dataset, 4, views=views, num_workers=0):
+        assert large["image"].shape[1:] == (3, 3, 8, 8)
+        assert small["image"].shape[1:] == (3, 3, 6, 6)
+        assert large["action"].equal(small["action"])
+
+
+def test_a_dataloader_of_pytorch_collates_windows(path: Path) -> None:
+    batch = next(iter(DataLoader(open_dataset(path, windows=IMAGES), batch_size=4)))
+    assert batch["image"].shape == (4, 3, 3, 16, 20)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"fields": {}}, "must be {field: offsets"),
+        ({"fields": {"image": 3}}, r"{'image': 3}\): offsets are 1 to"),
+        ({"fields": {"image": ()}}, "offsets are 1 to"),
+        ({"fields": {"image": (0.5,)}}, "offsets are 1 to"),
+        ({"fields": {"image": (10**30,)}}, "of at most 1,000,000,000"),
+        ({"by": "none"}, "by='none'.*choose from episode, frame, note"),
+        ({"order": "action"}, "order='action'.* has no such field of numbers"),
+        ({"fields": {"pose": (0,)}}, "no field 'pose'"),
+        ({"by": "frame", "order": "frame"}, "have the same episode and order"),
+        ({"order": "episode", "strict": True}, "strict=True counts gaps in integers"),
+    ],
+)
+def test_wrong_windows_are_refused(given: dict[str, Any], message: str, path: Path) -> None:
+    options = {"by": "episode", "order": "frame", "fields": {"image": OFFSETS}} | given
+    with pytest.raises(UsageError, match=message):
+        open_dataset(path, windows=Windows(**options))
+
+
+def test_frames_without_an_order_are_named(tmp_path: Path) -> None:
+    twice = make(tmp_path / "twice", twice=6)
+    with pytest.raises(UsageError, match=r"row 0,.*row 6,.*have the same episode and order"):
+        open_dataset(twice, windows=IMAGES)
+    lacking = make(tmp_path / "lacking", lacking=4)
+    with pytest.raises(UsageError, match=r"no order in record .*row 4"):
+        open_dataset(lacking, windows=IMAGES)
+
+
+def test_options_that_contradict_windows_are_refused(path: Path) -> None:
+    with pytest.raises(UsageError, match=r"windows= has 'action', and fields= is .*: add it there"):
+        open_dataset(path, windows=IMAGES, fields=("image",))
+    with pytest.raises(UsageError, match=r"is not a shardkit\.Windows"):
+        open_dataset(path, windows={"image": (0, 1)})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="leave resident= out"):
+        make_loader(open_dataset(path, windows=IMAGES), 2, resident="cpu")
