@@ -190,7 +190,9 @@ class _Repair:
         name = entry.name.removeprefix(f"{layer.folder}/")
         if images is None or name not in {shard.name for shard in manifest.shards}:
             source = manifest.source.get("name")
-            self._fail(entry, f"its fields {', '.join(layer.fields)} were made from {source}")
+            self._fail(
+                entry, f"it holds {', '.join(layer.fields)}, made from {source}: name it, too"
+            )
             return
         ends = [0, *itertools.accumulate(shard.rows for shard in manifest.shards)]
         number = [shard.name for shard in manifest.shards].index(name)

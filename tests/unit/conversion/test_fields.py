@@ -372,7 +372,7 @@ def test_repair_rebuilds_base_shards_and_names_those_of_layers(
     (shard,) = (made / "layers" / "000001").glob("shard-*")
     shard.unlink()
     (finding,) = repair(made, folder).findings
-    assert finding.reason == "its fields caption were made from captions.csv"
+    assert finding.reason == "it holds caption, made from captions.csv: name it, too"
     assert repair(made, [folder, tmp_path / "captions.csv"]).ok
     assert tree(made) == wanted
     shard.unlink()
