@@ -53,9 +53,9 @@ def divide_sources(splits: Mapping[str, OpenedDataset], given: Any) -> Sources:
             base.append(item)
         for layer, described in made:
             layers |= _images(splits, layer, Path(item), described)
-    if not base:
-        return Sources(None, layers)
-    return Sources(base if isinstance(given, (list, tuple)) else base[0], layers)
+    if not layers:
+        return Sources(given, layers)
+    return Sources(base if len(base) > 1 else next(iter(base), None), layers)
 
 
 def _is_file(item: Any) -> bool:

@@ -185,7 +185,8 @@ class _Verifier:
         if result.level != "quick":
             compared = self._check_shards(tasks)
             if against is not None and result.ok:
-                own = {split.prefix: compared[split.prefix] for split in splits.values()}
+                prefixes = {dataset.prefix for dataset in splits.values()}
+                own = {prefix: compared[prefix] for prefix in compared if prefix in prefixes}
                 result.source = report_source(against, own, left_out)
         elif self.remote is not None:
             result.findings += self.remote.stored_digests(tasks)
