@@ -170,7 +170,9 @@ def _show(dataset: Path, changed: Changed, text: str, run: Run, *, dry: bool) ->
                 line(what, f"{count:,}: {some(names, counted=False)}")
     stored = sum(layer.bytes for m in changed.manifests.values() for layer in m.layers)
     if changed.written and stored:
-        line("layers", f"{size(stored)}; take the change back with {_undo(dataset)}")
+        line("layers", size(stored))
+    if changed.written and any(m.can_undo for m in changed.manifests.values()):
+        line("undo", _undo(dataset))
 
 
 def _undo(dataset: Path) -> str:

@@ -208,10 +208,9 @@ def undo_fields(directory: str | Path) -> Changed:
     directory = Path(directory)
     with _opened(directory) as datasets:
         for dataset in datasets.values():
-            layering = dataset.manifest.layering
-            if layering is None or layering.before == len(layering.layers):
+            if not dataset.manifest.can_undo:
                 raise UsageError(
-                    f"{directory} has no change to undo: only the last one can be, and only once"
+                    f"{directory} has no change to undo: you can take back only the last one, once"
                 )
         request = change_request(datasets, "undo", ())
 

@@ -42,10 +42,9 @@ def next_name(manifest: Manifest) -> str:
 
 def is_last_change(manifest: Manifest, operation: str, fields: Sequence[str]) -> bool:
     """Return whether the last change, which can be undone, was of this kind."""
-    layering = manifest.layering
-    if layering is None or layering.before == len(layering.layers):
+    if not manifest.can_undo:
         return False
-    last = layering.layers[-1]
+    last = manifest.layers[-1]
     return last.operation == operation and last.fields == tuple(fields)
 
 

@@ -262,6 +262,11 @@ class Manifest:
         return replace(self, **vars(self.layering.base), layering=None)
 
     @property
+    def can_undo(self) -> bool:
+        """Whether the last change of fields can be taken back."""
+        return self.layering is not None and self.layering.before < len(self.layering.layers)
+
+    @property
     def layers(self) -> tuple[Layer, ...]:
         """The changes of fields, in order."""
         return () if self.layering is None else self.layering.layers
