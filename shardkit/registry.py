@@ -19,7 +19,7 @@ DEFAULT_SOURCE = "imagefolder"
 DEFAULT_ATTACHED = "webdataset"
 """The source whose files `shardkit attach` takes where no kind is named."""
 
-_ALIASES = {"tar": "webdataset", "wds": "webdataset", "h5": "hdf5", "mdb": "lmdb"}
+_ALIASES = {"tar": "webdataset", "wds": "webdataset", "h5": "hdf5", "mdb": "lmdb", "beton": "ffcv"}
 """Other names of formats and sources, to suggest the one that is meant."""
 
 _Plugin = TypeVar("_Plugin", Format, SourceKind)
@@ -91,6 +91,7 @@ _SOURCES = _Registry(
         "cifar": "shardkit.sources.cifar:SOURCE",
         "coco": "shardkit.sources.coco:SOURCE",
         "dataset": "shardkit.dataset.source:SOURCE",
+        "ffcv": "shardkit.sources.ffcv:SOURCE",
         "hdf5": "shardkit.sources.hdf5:SOURCE",
         "huggingface": "shardkit.sources.huggingface:SOURCE",
         "imagefolder": "shardkit.sources.imagefolder:SOURCE",

@@ -120,8 +120,8 @@ class AttachArguments(AttachOptions, WebDatasetOptions):
     archives: str | Path | Source = field(
         metadata=about(
             "A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``; or an "
-            "opened source of the kind ``hdf5`` or ``lmdb``, which has its own options in place of "
-            "``grouping`` to ``classes``."
+            "opened source of the kind ``ffcv``, ``hdf5`` or ``lmdb``, which has its own options "
+            "in place of ``grouping`` to ``classes``."
         )
     )
     target: str | Path = field(
@@ -428,9 +428,15 @@ def _make(
             archives=plan.folder,
         ).finish([work.piece()]),
     )
-    if old and manifest.digest == old.digest:
+    if old and manifest.digest == old.base.digest:
         staging.discard()
         return Attached(manifest=old, kept=kept, unchanged=True)
+    if old and old.layers:
+        staging.discard()
+        raise UsageError(
+            f"{staging.target} has fields that were added later, which new archives lack: attach "
+            "all archives to another directory, and add the fields there"
+        )
     save_manifest(manifest, staging.dataset)
     return Attached(manifest=manifest, kept=kept)
 

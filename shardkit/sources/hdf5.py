@@ -26,7 +26,7 @@ from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
-from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
+from shardkit.record import Record
 from shardkit.sources import hdf5_reader
 from shardkit.sources.driver import FileSource, Listing, Row
 from shardkit.sources.images import (
@@ -34,6 +34,7 @@ from shardkit.sources.images import (
     image_axes,
     image_record,
     pixel_record,
+    raw_record,
     require_pixels,
 )
 from shardkit.sources.inputs import (
@@ -175,11 +176,7 @@ class Hdf5(FileSource, AttachableSource):
 
     def _raw_record(self, entry: Entry, data: bytes) -> Record:
         height, width, _ = self._shape
-        meta = {"path": entry.path, "width": width, "height": height}
-        fields = {"raw": data, META_FIELD: dump_json(meta)}
-        if entry.label != NO_LABEL:
-            fields[LABEL_FIELD] = b"%d" % entry.label
-        return Record(entry.key, fields)
+        return raw_record(entry, data, height, width)
 
     def _record(self, entry: Entry, data: bytes) -> Record:
         if not self._shape:

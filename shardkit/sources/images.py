@@ -107,3 +107,12 @@ def pixel_record(entry: Entry, pixels: npt.NDArray[np.uint8]) -> Record:
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
     return image_record(entry, encode(Image.fromarray(pixels), "png", 0))
+
+
+def raw_record(entry: Entry, data: bytes, height: int, width: int) -> Record:
+    """Return the record of an attached file's pixels, uint8 in the order height, width, channel."""
+    meta = {"path": entry.path, "width": width, "height": height}
+    fields = {"raw": data, META_FIELD: dump_json(meta)}
+    if entry.label != NO_LABEL:
+        fields[LABEL_FIELD] = b"%d" % entry.label
+    return Record(entry.key, fields)

@@ -76,6 +76,15 @@ def npz(path: Path) -> list[object]:
     return ["npy", path]
 
 
+def beton(path: Path) -> list[object]:
+    """Write a file of FFCV with many samples, all zeros."""
+    count = 200_000
+    table = 24 + 1041 + 13 * count
+    head = struct.pack("<HHIQQ", 2, 1, 1 << 21, count, table) + b"\2image"
+    path.write_bytes(gzip.compress(head.ljust(table + 24 * count, b"\0")))
+    return ["ffcv", path]
+
+
 def empty_records(count: int) -> bytes:
     """Return the records of a TFRecord file that have no bytes."""
 
@@ -153,6 +162,7 @@ BOMBS: dict[str, tuple[str, Callable[[Path], list[object]], str]] = {
         "its shape is 65535x65535, over the limit",
     ),
     "many images of NumPy": ("a.npz", npz, "has 200,000 rows"),
+    "many samples of FFCV": ("a.beton.gz", beton, "has 200,000 rows"),
     "many records in little space": ("a.tfrecord.gz", tfrecord, "has 1,001 rows"),
     "a value that rows of Parquet share": ("a.parquet", parquet, "it needs over 2.0 GiB of memory"),
     "many rows of Parquet": ("a.parquet", parquet_of_many_rows, "has 200,000 rows"),
@@ -253,6 +263,23 @@ def test_values_of_lmdb_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for key, text in ((b"b", b""), (b"a", b"b")):
         with pytest.raises(BadImage, match=r"its value has .*, over the limit of"):
             lmdb_reader.read(str(path), 1, "images", key, text)
+
+
+def test_a_table_of_holes_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.beton"
+    count = 1 << 34
+    table = 24 + 1041 + 13 * count
+    path.write_bytes(struct.pack("<HHIQQ", 2, 1, 1 << 21, count, table) + b"\2image")
+    os.truncate(path, table + 24 * count)
+    tracemalloc.start()
+    try:
+        done = run_main("convert", "ffcv", path, tmp_path / "out", "--to", "hdf5")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert done.returncode == 2
+    assert "its table of allocations leads outside of its data" in done.stderr
+    assert peak < BYTES
 
 
 def test_a_pipe_is_no_lmdb_environment(tmp_path: Path) -> None:

@@ -231,6 +231,77 @@ def make_npz(folder: Path, images: Images, *, packed: bool = False) -> Path:
     return folder / "x.npz"
 
 
+# FFCV: `test_ffcv` compares what this writes with a file of FFCV itself
+
+
+class BetonColumn(NamedTuple):
+    """A field, and what the row of each sample holds of it; ``None`` where its offset goes."""
+
+    name: str
+    type_id: int
+    form: str
+    """Types of what a row holds, as `struct` has them; ``Q`` with None is the offset."""
+    rows: Sequence[Sequence[Any]]
+    values: Sequence[bytes] = ()
+    """What is outside of the rows."""
+    arguments: bytes = b""
+
+
+def write_beton(path: Path, columns: Sequence[BetonColumn], page: int = 512) -> Path:
+    """Write a file of FFCV, of one page."""
+    count = len(columns[0].rows)
+    kinds = [np.dtype([(str(n), kind) for n, kind in enumerate(c.form.split())]) for c in columns]
+    types = [kind["0"] if kind.itemsize == 8 else kind for kind in kinds]
+    rows = np.zeros(
+        count, np.dtype([(c.name, t) for c, t in zip(columns, types, strict=True)], align=True)
+    )
+    start = -(-(24 + 1041 * len(columns) + rows.nbytes) // page) * page
+    data, table = b"", b""
+    for row in range(count):
+        for column in columns:
+            stated = list(column.rows[row])
+            if column.values:
+                value = column.values[row]
+                table += struct.pack("<QQQ", row, start + len(data), len(value))
+                stated[stated.index(None)] = start + len(data)
+                data += value
+            rows[column.name][row] = stated[0] if len(stated) == 1 else tuple(stated)
+    data = data.ljust(page, b"\0")
+    described = b"".join(
+        bytes([c.type_id]) + c.name.encode().ljust(16, b"\0") + c.arguments.ljust(1024, b"\0")
+        for c in columns
+    )
+    head = struct.pack("<HHIQQ", 2, len(columns), page, count, start + len(data))
+    path.write_bytes((head + described + rows.tobytes()).ljust(start, b"\0") + data + table)
+    return path
+
+
+def beton_images(images: Sequence[bytes], name: str = "image", *, raw: bool = False) -> BetonColumn:
+    """Return a field of images, encoded or as pixels."""
+    pixels = [pixels_of(data) for data in images]
+    rows = [(int(raw), each.shape[1], each.shape[0], None) for each in pixels]
+    values = [each.tobytes() for each in pixels] if raw else images
+    return BetonColumn(name, 2, "u1 <u2 <u2 <u8", rows, values)
+
+
+def make_beton(folder: Path, images: Images, *, raw: bool = False) -> Path:
+    """Write images with the numbers of their classes."""
+    names = sorted({class_of(name) for name in images})
+    labels = [int(n) if n.isdigit() else names.index(n) for n in map(class_of, images)]
+    columns = [
+        beton_images([*images.values()], raw=raw),
+        BetonColumn("label", 1, "<i8", [(label,) for label in labels]),
+    ]
+    return write_beton(folder / "x.beton", columns)
+
+
+def spoil_beton(path: Path, image: str) -> None:
+    """Overwrite the start of an image."""
+    row, data = _row_of(image.rpartition(".")[0]), path.read_bytes()
+    (start,) = struct.unpack_from("<Q", data, 24 + 2 * 1041 + 24 * row + 5)
+    overwrite(path, start, 8)
+
+
 # Tar
 
 
@@ -447,6 +518,7 @@ def _spoil_file(path: Path, image: str) -> None:
 
 _DIGITS = tuple(f"{digit}/{number}.png" for number, digit in enumerate("301120"))
 _SMALL = _pictures(6, 5, 3)
+_NUMBERED = _pictures(6, 5, 3, names=_DIGITS)
 
 
 def make_stored(folder: Path, images: Images, *, shuffle: bool = True) -> Path:
@@ -478,6 +550,8 @@ MAKERS = {
     "hdf5 arrays": Maker(
         "hdf5", make_hdf5_arrays, spoil_hdf5, _SMALL, {"labels": "y"}, pixels=True, in_place=False
     ),
+    "ffcv": Maker("ffcv", make_beton, spoil_beton, _NUMBERED),
+    "ffcv raw": Maker("ffcv", partial(make_beton, raw=True), spoil_beton, _NUMBERED, pixels=True),
     "huggingface": Maker("huggingface", make_parquet, spoil_parquet, _SMALL),
     "huggingface saved": Maker("huggingface", make_saved, spoil_saved, _SMALL),
     "tfrecord": Maker("tfrecord", make_tfrecord, spoil_tfrecord, _SMALL),

@@ -17,6 +17,7 @@ from scripts.fuzzing.targets.lmdb import LmdbTarget
 from scripts.fuzzing.targets.manifest import ManifestTarget
 from scripts.fuzzing.targets.native import NativeTarget
 from scripts.fuzzing.targets.sources import (
+    BetonTarget,
     IdxTarget,
     NpyRowsTarget,
     NpyTarget,
@@ -45,6 +46,7 @@ TARGETS: dict[str, type[Target]] = {
         TAR_DATASET,
         SourceTarTarget,
         TFRecordTarget,
+        BetonTarget,
         IdxTarget,
         NpyTarget,
         NpyRowsTarget,

@@ -1,4 +1,4 @@
-"""Files of other programs that sources parse: tar, TFRecord, IDX, .npy and .npz."""
+"""Files of other programs that sources parse: tar, TFRecord, FFCV, IDX, .npy and .npz."""
 
 from __future__ import annotations
 
@@ -140,6 +140,56 @@ class TFRecordTarget(SourceTarget):
         return b"".join(records)
 
 
+class BetonTarget(SourceTarget):
+    """Fields, offsets, sizes and owners that lie."""
+
+    name = "source-ffcv"
+    kind = "ffcv"
+    file = "x.beton"
+    tokens = (
+        *(bytes([kind]) for kind in range(8)),
+        *(b'[["", "<f2"]]', b'[["", "|O"]]', b"[1]\0", GIF, b"\xff" * 8, bytes(8)),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        image = np.dtype("u1, <u2, <u2, <u8")
+        two = struct.pack("<33Q", 2, *[0] * 31, 13) + b'[["", "<i2"]]'
+        self.seeds = [
+            _beton([(2, b"image", b"", image, (0, 1, 1), GIF), _LABEL]),
+            _beton([(2, b"image", b"", image, (1, 2, 1), b"123456"), _LABEL]),
+            _beton(
+                [
+                    (2, b"image", b"", image, (0, 1, 1), GIF),
+                    (5, b"info", b"", np.dtype("<u8, <u8"), (4,), b"[1]\0"),
+                    (4, b"array", two, np.dtype("<u8"), (), b"1234"),
+                    (0, b"weight", b"", np.dtype("<f8"), (1.5,), None),
+                ]
+            ),
+        ]
+
+    def mend(self, data: bytes, rng: random.Random) -> bytes:
+        """State version, and a table of allocations as large as it must be, at the end."""
+        if rng.random() < 0.2 or len(data) < 24:
+            return data
+        _, fields, page, rows, _ = struct.unpack_from("<HHIQQ", data)
+        kinds = data[24 : 24 + 1041 * fields : 1041]
+        size = 24 * min(rows, 4) * sum(kind > 1 for kind in kinds)
+        head = struct.pack("<HHIQQ", 2, fields, page, min(rows, 4), max(0, len(data) - size))
+        return head + data[24:]
+
+    def _one(self, path: Path, data: bytes, options: dict[str, Any]) -> str:
+        source: Any = get_source(self.kind).open(path, **options)
+        (images,) = source.scan().splits.values()
+        for located in source.located(images.split, list(images.entries[:500])):
+            if not isinstance(located, BadImage):
+                for name, start in located.offsets.items():
+                    content = located.record.fields[name]
+                    if data[start : start + len(content)] != content:
+                        broken("an attached file has other bytes there", located.record.key)
+        return super()._one(path, data, options)
+
+
 class IdxTarget(SourceTarget):
     """The two files of MNIST, one after the other; a number of two bytes divides them."""
 
@@ -243,6 +293,35 @@ class NpzTarget(SourceTarget):
         images = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
         for save in (np.savez, np.savez_compressed):
             self.seeds.append(_saved(save, images=images, labels=np.array(["a", "b", "a"])))
+
+
+_LABEL = (1, b"label", b"", np.dtype("<i8"), (3,), None)
+
+
+def _beton(fields: Sequence[tuple[Any, ...]]) -> bytes:
+    """Return a file of FFCV with two equal samples.
+
+    Args:
+        fields: Type, name and arguments of each, the type of what a row holds and, without the
+            offset, its numbers; then the value outside of the row, or None.
+    """
+    rows = np.zeros(2, np.dtype([(f[1].decode(), f[3]) for f in fields], align=True))
+    start = 24 + 1041 * len(fields) + rows.nbytes
+    data, table = b"", b""
+    for row in range(2):
+        for _, name, _, kind, numbers, value in fields:
+            stated = list(numbers)
+            if value is not None:
+                table += struct.pack("<QQQ", row, start + len(data), len(value))
+                stated.insert(0 if len(stated) < 2 else 3, start + len(data))
+                data += value
+            rows[name.decode()][row] = tuple(stated) if kind.names else stated[0]
+    described = b"".join(
+        bytes([kind]) + name.ljust(16, b"\0") + arguments.ljust(1024, b"\0")
+        for kind, name, arguments, *_ in fields
+    )
+    head = struct.pack("<HHIQQ", 2, len(fields), 1 << 21, 2, start + len(data))
+    return head + described + rows.tobytes() + data + table
 
 
 def _saved(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:

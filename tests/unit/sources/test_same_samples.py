@@ -13,6 +13,7 @@ import pytest
 from foreign import (
     Images,
     class_of,
+    make_beton,
     make_cifar10,
     make_coco,
     make_folder_of,
@@ -48,6 +49,7 @@ def pictures(*shape: int, names: tuple[str, ...] = CLASSES) -> dict[str, bytes]:
 
 
 COLOR = pictures(32, 32, 3)
+NUMBERED = pictures(32, 32, 3, names=("0", "1", "2"))
 GRAY = pictures(28, 28, names=("0", "1", "2", "3"))
 
 Make = Callable[[Path, Images], Path]
@@ -74,6 +76,8 @@ CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
     "lmdb": ("lmdb", make_lmdb, {"label": "folder"}),
     "hdf5, encoded": ("hdf5", make_hdf5, {"images": "jpeg", "labels": "label"}),
     "hdf5, arrays": ("hdf5", make_hdf5_arrays, {"images": "x", "labels": "y"}),
+    "ffcv": ("ffcv", make_beton, {}),
+    "ffcv, raw": ("ffcv", partial(make_beton, raw=True), {}),
     "huggingface, parquet": ("huggingface", make_parquet, {"name": "image"}),
     "huggingface, saved": ("huggingface", make_saved, {"name": "image"}),
     "huggingface, no names": ("huggingface", make_parquet, {}),
@@ -112,7 +116,7 @@ CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
 
 NAMELESS = (
     *("tfrecord", "hdf5, encoded", "hdf5, arrays", "huggingface, no names", "npy, arrays", "npz"),
-    *("npz, compressed", "cifar", "mnist", "mnist, compressed"),
+    *("ffcv", "ffcv, raw", "npz, compressed", "cifar", "mnist", "mnist, compressed"),
 )
 """Cases whose files hold no names of images."""
 
@@ -133,7 +137,7 @@ def digest_of(images: Images, names: Iterable[str]) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_every_source_gives_the_same_samples(case: str, tmp_path: Path) -> None:
     kind, make, options = CASES[case]
-    images = GRAY if kind == "mnist" else COLOR
+    images = {"mnist": GRAY, "ffcv": NUMBERED}.get(kind, COLOR)
     (tmp_path / "source").mkdir()
     source = get_source(kind).open(make(tmp_path / "source", images), **options)
     made = convert(source, tmp_path / "made", to="webdataset", shuffle=False)

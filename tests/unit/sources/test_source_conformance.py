@@ -12,7 +12,7 @@ from shardkit.contracts import SourceKind
 from shardkit.registry import get_source, source_names
 from shardkit.testing import SourceConformance
 
-SECOND = ("hdf5 arrays", "huggingface saved", "npz", "voc")
+SECOND = ("ffcv raw", "hdf5 arrays", "huggingface saved", "npz", "voc")
 """Second ways to make a source, and VOC, which shares all but its parser with COCO;
 `test_same_samples` always checks them."""
 

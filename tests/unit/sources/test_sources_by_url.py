@@ -11,6 +11,7 @@ import pytest
 from buckets import BUCKET, Bucket
 from foreign import (
     Images,
+    make_beton,
     make_hdf5,
     make_hdf5_arrays,
     make_parquet,
@@ -32,6 +33,7 @@ Make = Callable[[Path, Images], Path]
 CASES: dict[str, tuple[Make, str, tuple[str, ...]]] = {
     "webdataset": (make_tar, "webdataset", ()),
     "tfrecord": (make_tfrecord, "tfrecord", ()),
+    "ffcv": (make_beton, "ffcv", ()),
     "hdf5": (make_hdf5, "hdf5", ("--images", "jpeg", "--labels", "label")),
     "hdf5, arrays": (make_hdf5_arrays, "hdf5", ("--images", "x", "--labels", "y")),
     "parquet": (make_parquet, "huggingface", ("--name", "image")),

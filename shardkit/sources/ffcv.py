@@ -1,0 +1,479 @@
+"""FFCV's files (.beton) as a source."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.contracts import (
+    AttachableSource,
+    Attaching,
+    Entry,
+    Images,
+    Located,
+    SourceKind,
+    SourceOptions,
+)
+from shardkit.errors import BadImage, UsageError
+from shardkit.kinds.field import Field, check_schema
+from shardkit.kinds.packing import with_fields
+from shardkit.options import option
+from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
+from shardkit.sources.beton_file import (
+    JPEG,
+    RAW,
+    Allocations,
+    BetonField,
+    names_of,
+    parse_beton,
+    without_terminator,
+)
+from shardkit.sources.driver import FileSource, Listing, Row
+from shardkit.sources.images import (
+    AS_ARRAYS,
+    image_record,
+    pixel_record,
+    raw_record,
+    require_pixels,
+)
+from shardkit.sources.inputs import (
+    CHANGED,
+    PACKED_SUFFIXES,
+    OpenedFile,
+    file_at,
+    place,
+    place_of,
+    reading,
+    require_rows,
+    scanning,
+    stem,
+)
+from shardkit.sources.kept import Kept, parse_keep, value_of
+from shardkit.sources.labels import classes_option, read_classes
+from shardkit.system.text import quoted
+
+_SUFFIXES = (".beton", ".beton.gz", ".ffcv")
+_USUAL = {
+    "image": ("image", "images", "img", "x"),
+    "int": ("label", "labels", "target", "targets", "class", "y"),
+}
+"""Usual names of images and labels, to choose from several fields."""
+_KINDS = {"bytes": Field("bytes"), "json": Field("json"), "image": Field("image")}
+_KINDS |= {"int": Field("number", "int64"), "float": Field("number", "float64")}
+_NONE = "none"
+_CHUNK = 1 << 14
+"""Samples to list at a time."""
+_CHANNELS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class FfcvOptions(SourceOptions):
+    """The options of this source."""
+
+    image: str | None = option(
+        None, help="Field of images.", metavar="NAME", stored="image_field", shown="the only one"
+    )
+    label: str | None = option(
+        None,
+        help="Field of labels, integers; none: no labels.",
+        metavar="NAME",
+        stored="label_field",
+        shown="label, or the only integers",
+    )
+    keep: str | None = option(
+        None,
+        help="More fields to keep, such as weight,caption=info:/caption:text; none: no field.",
+        metavar="[NAME=]FIELD[:KIND],...",
+        shown="all",
+    )
+    classes: str | None = classes_option()
+
+
+class Ffcv(FileSource, AttachableSource):
+    """A file of FFCV, read without its package; nothing is unpickled.
+
+    JPEGs keep their bytes, raw pixels become PNG files.
+
+    Args:
+        path: The file.
+        options: The options.
+    """
+
+    kind = "ffcv"
+
+    def __init__(self, path: str | Path, options: FfcvOptions) -> None:
+        super().__init__(path, options, _SUFFIXES)
+        if len(self.inputs.paths) > 1:
+            raise UsageError(
+                f"{path} names {len(self.inputs.paths)} files: convert each by itself, such as "
+                f"{self.inputs.paths[0]}, and merge those of one split with `shardkit merge`"
+            )
+        self.class_names = read_classes(options.classes)
+        (self._path,) = self.inputs.paths
+        try:
+            with reading(self._path) as view:
+                self._beton = parse_beton(view)
+        except BadImage as error:
+            raise UsageError(f"{self._path}: {error}") from error
+        self._image = self._choose("image", options.image)
+        if not self._image:
+            raise UsageError(
+                f"{self._path} has no field of images; it has {self._listed()}; for arrays without "
+                f"images, {AS_ARRAYS}"
+            )
+        self._label = "" if options.label == _NONE else self._choose("int", options.label)
+        self._keep = self._kept(options.keep)
+        self.schema = {kept.name: self._field(kept) for kept in self._keep}
+        self.settle(image=self._image, label=self._label or _NONE)
+        self._modes: dict[str, Counter[tuple[int, ...]]] = {}
+        """Of each field of images: how often each mode is used, of raw pixels with the size."""
+
+    def _choose(self, kind: str, name: str | None) -> str:
+        """Return the field of images or labels; "" if the user named none and there is none."""
+        names = names_of(self._beton.fields, kind)
+        if name is not None and name not in names:
+            what = "images" if kind == "image" else "integers"
+            raise UsageError(
+                f"{self._path} has no field {quoted(name)} of {what}; it has {self._listed()}"
+            )
+        usual = [known for known in _USUAL[kind] if known in names]
+        if name is None and kind == "image" and len(names) > 1 and not usual:
+            raise UsageError(
+                f"{self._path} has {len(names)} fields of images: choose with image= from "
+                f"{', '.join(names)}"
+            )
+        return name or next(iter(usual or (names if len(names) == 1 else ())), "")
+
+    def _listed(self) -> str:
+        return ", ".join(f"{name} ({field})" for name, field in self._beton.fields.items())
+
+    def _kept(self, keep: str | None) -> list[Kept]:
+        """Return the fields to keep; by default all but image and label."""
+        fields = self._beton.fields
+        if keep is None:
+            others = [name for name in fields if name not in (self._image, self._label)]
+            for name in others:
+                try:
+                    check_schema({name: Field("json")})
+                except ValueError as error:
+                    raise UsageError(
+                        f"{self._path}: {error}; give it a name with keep='other={name}', or leave "
+                        "all fields out with keep='none'"
+                    ) from error
+            return [Kept(name, name, None, None, False) for name in others]
+        kept = [] if keep == _NONE else parse_keep(keep)
+        for one in kept:
+            if one.source not in fields:
+                raise UsageError(
+                    f"{self._path} has no field {quoted(one.source)}; it has {self._listed()}"
+                )
+        return kept
+
+    def _field(self, kept: Kept) -> Field:
+        field = self._beton.fields[kept.source]
+        if kept.pointer is not None and field.kind != "json":
+            raise UsageError(f"keep='{kept}': only a field of JSON has parts, not {field}")
+        if kept.kind is not None:
+            return kept.field(kept.kind)
+        if kept.pointer is not None or field.kind != "array":
+            return _KINDS[field.kind]
+        try:
+            return Field("array", field.dtype, field.shape)
+        except ValueError as error:
+            raise UsageError(f"{self._path}: {quoted(kept.source)}: {error}") from error
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image."""
+        path, _ = file_at(self.inputs.paths, entry.place)
+        with reading(path, entry.stamp) as view:
+            return self._locate(view, entry).record
+
+    @property
+    def raw_shape(self) -> tuple[int, int, int] | None:
+        """Height, width and channels if a scan found only raw pixels of one size; else None."""
+        modes = list(self._modes.get(self._image, ()))
+        if len(modes) != 1 or modes[0][0] != RAW:
+            return None
+        _, height, width = modes[0]
+        return height, width, _CHANNELS
+
+    def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
+        """Return the file with its images.
+
+        Raises:
+            UsageError: If a record has bytes that the file does not have as they are.
+        """
+        remedy = "cannot be read in place: use `shardkit convert`"
+        if self._path.endswith(PACKED_SUFFIXES):
+            raise UsageError(f"{self._path} is compressed, so its images {remedy}, or unpack it")
+        modes = self._modes.get(self._image, Counter())
+        raw = sum(count for (mode, *_), count in modes.items() if mode == RAW)
+        if raw and not self.raw_shape:
+            raise UsageError(
+                f"{raw:,} of {modes.total():,} images are raw pixels; unless all are, of one size, "
+                f"they {remedy}"
+            )
+        for kept in self._keep:
+            field, stored = self._beton.fields[kept.source], self.schema[kept.name]
+            whole = field.kind == stored.kind and not any(
+                mode == RAW for mode, *_ in self._modes.get(kept.source, ())
+            )
+            whole &= field.dtype is None or field.dtype == stored.values
+            if stored.type.stored_apart and not whole:
+                raise UsageError(
+                    f"the field {quoted(kept.source)} ({field}) {remedy}, or omit it with keep="
+                )
+        return super().by_file(images)
+
+    def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
+        """Yield each of some images, with the offsets of its values."""
+        if entries:
+            with reading(self._path, entries[0].stamp) as view:
+                for entry in entries:
+                    try:
+                        yield self._locate(view, entry, in_place=True)
+                    except BadImage as error:
+                        yield error
+
+    def _locate(self, view: OpenedFile, entry: Entry, *, in_place: bool = False) -> Located:
+        """Return the record of an image, and where its values are if they are read in place."""
+        _, row = place_of(entry.place)
+        if row >= self._beton.rows:
+            raise BadImage(CHANGED)
+        sample = self._beton.samples(view, row, 1)[0]
+        sizes = {self._image: entry.bytes, **json.loads(entry.values or "{}")}
+        data = _bytes_of(view, sample[self._image], sizes[self._image])
+        record = _record(entry, sample[self._image], data, raw=in_place)
+        offsets = {record.image_field or FOREIGN_FIELD: int(sample[self._image]["start"])}
+        values, apart = {}, {}
+        for kept in self._keep:
+            field, content = self._beton.fields[kept.source], b""
+            where = sample[kept.source]
+            if field.is_allocated:
+                content = _bytes_of(view, where, _size_of(field, where, sizes.get(kept.source)))
+            values[kept.name] = self._value(kept, where, content)
+            if self.schema[kept.name].type.stored_apart:
+                apart[kept.name] = _start_of(where), content
+        record = with_fields(record, self.schema, values)
+        for name, (start, content) in apart.items() if in_place else ():
+            stored = self.schema[name].type.stored_in(record.fields, name) or name
+            if record.fields.get(stored) != content:
+                raise BadImage(f"its {name} is not stored as it is")
+            offsets[stored] = start
+        return Located(record, offsets)
+
+    def _value(self, kept: Kept, where: Any, content: bytes) -> Any:
+        """Return the value of a field to keep."""
+        field, kind = self._beton.fields[kept.source], self.schema[kept.name].kind
+        if field.kind == "array":
+            array = np.frombuffer(content, field.dtype).reshape(field.shape)
+            return array if self.schema[kept.name].type.stored_apart else array.tolist()
+        if field.kind == "image":
+            return content if where["mode"] == JPEG else _pixels(where, content)
+        if not field.is_allocated:
+            return where.item()
+        if field.kind == "json":
+            content = without_terminator(content)
+            if kind not in ("json", "bytes") and kept.pointer is None:
+                kept = kept._replace(pointer="")
+        return value_of(kept, self.schema[kept.name], content)
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the file and the number of a sample."""
+        return f"{self._path} at sample {place_of(entry.place)[1]}"
+
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
+        """List the samples, in order.
+
+        Raises:
+            UsageError: If the file is damaged.
+        """
+        (listing,) = listings.values()
+        listing.ignored += self.inputs.others
+        self._modes = {name: Counter() for name in names_of(self._beton.fields, "image")}
+        require_rows(self._path, self._beton.rows)
+        if reason := scanning(self._path, lambda view: self._list(listing, view)):
+            raise UsageError(f"{self._path}: {reason}")
+        modes = self._modes[self._image]
+        self.exact_sizes = all(mode == JPEG for mode, *_ in modes)
+        used = {self._image, self._label, *(kept.source for kept in self._keep)}
+        unused = [name for name in self._beton.fields if name not in used]
+        return {
+            "file": f"FFCV, {self._beton.rows:,} samples of {len(self._beton.fields)} fields",
+            "image": f"{self._image}: {_in_words(modes)}",
+            "label": f"{self._label or 'no field'}: {listing.labels.describe()}",
+            **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
+            "unused": ", ".join(unused) or "no field",
+        }
+
+    def _list(self, listing: Listing, view: OpenedFile) -> None:
+        if parse_beton(view) != self._beton:
+            raise BadImage(CHANGED)
+        allocations = Allocations(view, self._beton)
+        used = [self._image, *(kept.source for kept in self._keep)]
+        folder = stem(self.inputs.names[0], _SUFFIXES)
+        for first in range(0, self._beton.rows, _CHUNK):
+            count = min(_CHUNK, self._beton.rows - first)
+            samples = self._beton.samples(view, first, count)
+            faults, sizes = self._check(samples, first, used, allocations)
+            others = {name: sizes[name] for name in used if name in sizes and name != self._image}
+            for row, sample in enumerate(samples):
+                name = f"{folder}/{first + row:08d}"
+                where = sample[self._image]
+                label = int(sample[self._label]) if self._label else None
+                fault = faults.get(row) or _fault_of(where)
+                if label is not None and label < 0:
+                    keep = f"--label none --keep number={self._label}"
+                    fault = f"its label {label} is negative; {keep} stores numbers"
+                if fault:
+                    listing.blame(name, fault)
+                    continue
+                for its in sizes:
+                    self._modes[its][_mode_of(sample[its])] += 1
+                values = json.dumps({other: int(its[row]) for other, its in others.items()})
+                listing.add(
+                    Row(
+                        f"{name}.{'jpg' if where['mode'] == JPEG else 'png'}",
+                        NO_LABEL if label is None else listing.code(label),
+                        int(sizes[self._image][row]),
+                        view.stamp,
+                        place(0, first + row),
+                        values if others else "",
+                    )
+                )
+
+    def _check(
+        self,
+        samples: npt.NDArray[Any],
+        first: int,
+        used: Sequence[str],
+        allocations: Allocations,
+    ) -> tuple[dict[int, str], dict[str, npt.NDArray[np.int64]]]:
+        """Compare where values are with the allocations of their samples.
+
+        Returns:
+            What is wrong with rows, and the sizes of each field of images.
+        """
+        rows = np.arange(first, first + len(samples), dtype=np.uint64)
+        faults: dict[int, str] = {}
+        of_images = {}
+        for name in dict.fromkeys(used):
+            field = self._beton.fields[name]
+            if not field.is_allocated:
+                continue
+            stated = samples[name]
+            starts = stated["start"] if stated.dtype.names else stated
+            sizes = allocations.sizes(starts, rows)
+            if field.kind == "image":
+                area = stated["height"].astype(np.int64) * stated["width"]
+                good = np.where(stated["mode"] == RAW, sizes == area * _CHANNELS, sizes > 0)
+                good &= (stated["mode"] <= RAW) & (area > 0)
+                of_images[name] = sizes
+            elif field.kind == "array":
+                good = sizes == field.bytes
+            else:
+                own = (sizes >= 0) & (sizes.astype(np.uint64) == stated["size"])
+                good = own | (stated["size"] == 0)
+            for row in np.flatnonzero(~good).tolist():
+                faults.setdefault(row, f"its {name} is not where the table of allocations has it")
+        return faults, of_images
+
+
+def _start_of(where: Any) -> int:
+    return int(where["start"] if where.dtype.names else where)
+
+
+def _size_of(field: BetonField, where: Any, size: int | None) -> int:
+    """Return the bytes of a value; ``size`` is that of an image."""
+    if field.kind == "array":
+        return field.bytes
+    return int(where["size"]) if size is None else size
+
+
+def _bytes_of(view: OpenedFile, where: Any, size: int) -> bytes:
+    data = view.read(_start_of(where), size) if size else b""
+    if len(data) != size:
+        raise BadImage("the file is truncated")
+    return data
+
+
+def _mode_of(where: Any) -> tuple[int, ...]:
+    """Return how an image is stored, of raw pixels with height and width."""
+    return (JPEG,) if where["mode"] == JPEG else (RAW, int(where["height"]), int(where["width"]))
+
+
+def _fault_of(where: Any) -> str:
+    """Return why the pixels of a raw image cannot be stored, or ""."""
+    try:
+        if where["mode"] == RAW:
+            require_pixels((*_mode_of(where)[1:], _CHANNELS))
+    except BadImage as error:
+        return str(error)
+    return ""
+
+
+def _pixels(where: Any, data: bytes) -> npt.NDArray[np.uint8]:
+    _, height, width = _mode_of(where)
+    if len(data) != height * width * _CHANNELS:
+        raise BadImage(CHANGED)
+    return np.frombuffer(data, np.uint8).reshape(height, width, _CHANNELS)
+
+
+def _record(entry: Entry, where: Any, data: bytes, *, raw: bool) -> Record:
+    """Return the record of an image; of pixels as they are, if ``raw``."""
+    if where["mode"] == JPEG:
+        return image_record(entry, data)
+    pixels = _pixels(where, data)
+    return raw_record(entry, data, *pixels.shape[:2]) if raw else pixel_record(entry, pixels)
+
+
+def _in_words(modes: Counter[tuple[int, ...]]) -> str:
+    """Return how images are stored: "3 JPEG, 2 raw, of 12 x 16, stored as PNG"."""
+    jpegs = modes[JPEG,]
+    raw = {sides: count for sides, count in modes.items() if sides != (JPEG,)}
+    parts = [f"{jpegs:,} JPEG"] if jpegs else []
+    if raw:
+        sizes = (
+            " x ".join(map(str, next(iter(raw))[1:])) if len(raw) == 1 else f"{len(raw):,} sizes"
+        )
+        parts.append(f"{sum(raw.values()):,} raw, of {sizes}, stored as PNG")
+    return ", ".join(parts) or "none"
+
+
+SOURCE = SourceKind(
+    name=Ffcv.kind,
+    title="Convert files of FFCV (.beton).",
+    help="""Convert a file of FFCV to a dataset in DST.
+
+    SRC is a .beton file of version 2, as FFCV 1.0 writes it; FFCV is not needed. JPEGs keep their
+    bytes. Raw pixels become PNG files; --encode raw stores plain pixels. Numbers, JSON, bytes and
+    arrays become fields. Files with custom fields are refused.
+
+    \b
+    Examples:
+      shardkit convert ffcv train.beton dataset --to lmdb --dry-run
+      shardkit convert ffcv train.beton dataset --to lmdb --classes names.txt
+      shardkit convert ffcv train.beton dataset --to hdf5 --label class --keep box:boxes
+    """,
+    options=FfcvOptions,
+    of_files=True,
+    attaching=Attaching(
+        title="A file of FFCV (.beton).",
+        help="""Index the images in a file of FFCV where they are, as a dataset in INDEX_DIR.
+
+        ARCHIVES is the .beton file. Its images must all be JPEGs, or all raw pixels of one size.
+
+        \b
+        Example:
+          shardkit attach ffcv train.beton train-index --classes names.txt
+        """,
+    ),
+    source=Ffcv,
+)
