@@ -2,8 +2,9 @@
 
 Options of a task: ``format``; ``engine`` (thread or process); ``loader``, more options of
 `make_loader`; ``dataset``, more arguments of `open_dataset`; ``plain``, to read without a loader;
-``turbo``, to decode crops alone with TurboJPEG 3, which is off otherwise; ``native``, whether the
-compiled module is used: required if true, off if false, and where it is built by default.
+``planes``, to store JPEGs as planes; ``turbo``, to decode crops alone with TurboJPEG 3, which is
+off otherwise; ``native``, whether the compiled module is used: required if true, off if false, and
+where it is built by default.
 """
 
 from __future__ import annotations
@@ -64,9 +65,12 @@ class Adapter(adapter.Adapter):
         recipe = Recipe(check="none")
         if kind == "raw":
             recipe = Recipe(resize=(SIDE, SIDE), resize_mode="crop", encode="raw", check="none")
+        if options.get("planes"):
+            recipe = Recipe(encode="planes", check="none")
         convert_options = ConvertOptions(to=options["format"], recipe=recipe)
+        suffix = "-planes" if options.get("planes") else ""
         self.path = make_once(
-            self.task.sets / f"{self.task.folder.name}-{options['format']}",
+            self.task.sets / f"{self.task.folder.name}-{options['format']}{suffix}",
             lambda target: _convert(self.task.folder, target, convert_options),
         )
         decode, more = _DECODES.get(kind, "torch"), options.get("dataset", {})

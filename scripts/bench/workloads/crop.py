@@ -28,6 +28,7 @@ def run(bench: Bench) -> list[Table]:
         rows.ffcv(),
         *rows.every_format(),
         *rows.fast(),
+        *rows.planes(),
         *rows.pieces_alone(),
     ]
     table = Table(

@@ -19,13 +19,13 @@ def run(bench: Bench) -> list[Table]:
 
 def _table(bench: Bench, folder: str, words: str) -> Table:
     rows = Rows("random", folder, f"random-{folder}", near=_ROUNDING)
-    fast = [row for row in rows.fast() if row.options["format"] == "lmdb"]
+    special = [row for row in rows.fast() + rows.planes() if row.options["format"] == "lmdb"]
     contenders = [
         rows.other(_BASELINE, "imagefolder"),
         *rows.libraries()[:1],
         rows.ffcv(),
         *(rows.shardkit(f"lmdb, {engine}", format="lmdb", engine=engine) for engine in ENGINES),
-        *fast,
+        *special,
         *rows.pieces_alone("lmdb"),
     ]
     table = Table(

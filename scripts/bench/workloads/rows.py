@@ -66,6 +66,10 @@ class Rows:
         """Return rows of shardkit's fast decoding."""
         return self.every_format(", jpeg='fast'", fast=True, **options)
 
+    def planes(self) -> list[Contender]:
+        """Return rows of shardkit that store the planes of JPEGs."""
+        return self.every_format(", planes", planes=True)
+
     def pieces_alone(self, *formats: str, **options: Any) -> list[Contender]:
         """Return rows of shardkit that decode the crop alone, exactly and fast."""
         label, more = ", TurboJPEG 3", {"turbo": True, **options}
