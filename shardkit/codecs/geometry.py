@@ -26,11 +26,6 @@ the center of its first pixel is at (0.5, 0.5)."""
 Mask = npt.NDArray[Any]
 """A value for each pixel: shape (height, width), or (height, width, channels)."""
 
-Array = npt.NDArray[Any]
-"""Values on a grid over an image, such as a latent: shape (channels, height, width)."""
-
-_FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-
 
 class Frame(NamedTuple):
     """A crop of an image: it is scaled, and a crop of the result is scaled again and flipped."""
@@ -194,6 +189,12 @@ def _nearest(start: int, length: int, size: int, scaled: int, side: int) -> npt.
     # The center (n + 1/2) * length / size + start, times side / scaled.
     centers = (2 * np.arange(size) + 1) * length + 2 * size * start
     return centers * side // (2 * size * scaled)
+
+
+Array = npt.NDArray[Any]
+"""Values on a grid over an image, such as a latent: shape (channels, height, width)."""
+
+_FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 def move_array(array: Array, frame: Frame, filter_: str = "bilinear") -> Array:
