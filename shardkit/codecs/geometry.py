@@ -234,13 +234,13 @@ def move_array(array: Array, frame: Frame, filter_: str = "bilinear") -> Array:
     """
     if array.ndim != 3 or array.dtype.kind not in "biuf":
         raise ValueError(
-            f"an array of {array.dtype} of shape {array.shape} cannot follow an image: numbers of "
-            "shape (channels, height, width) can"
+            f"an array of {array.dtype} of shape {array.shape}, and only numbers of shape "
+            "(channels, height, width) follow an image"
         )
     if array.shape[2] > frame.image[0] or array.shape[1] > frame.image[1]:
         raise ValueError(
             f"an array of shape {array.shape} is larger than its image of {frame.image[0]} x "
-            f"{frame.image[1]} pixels, so it cannot follow it"
+            f"{frame.image[1]} pixels"
         )
     height, width = moved_shape(array, frame)
     columns = _covered(frame, 0, array.shape[2], width)
@@ -296,12 +296,18 @@ def _covered(frame: Frame, axis: int, side: int, count: int) -> _Covered:
 
 
 def _resampled(array: Array, box: tuple[float, ...], size: tuple[int, int], filter_: str) -> Array:
-    """Return a part of an array scaled to a width and height, in the array's dtype."""
+    """Return a part of an array scaled to a width and height, in the array's dtype.
+
+    Values outside do not count, as pixels outside of a crop do not.
+    """
+    left, top, right, bottom = box
+    first, above = math.floor(left), math.floor(top)
+    inside = array[:, above : math.ceil(bottom), first : math.ceil(right)]
+    part = left - first, top - above, right - first, bottom - above
     scaled = np.empty((len(array), *size[::-1]), np.float32)
-    for channel, values in enumerate(array):
+    for channel, values in enumerate(inside):
         image = Image.fromarray(np.ascontiguousarray(values, np.float32))
-        left, top, right, bottom = box
-        scaled[channel] = image.resize(size, _FILTERS[filter_], (left, top, right, bottom))
+        scaled[channel] = np.asarray(image.resize(size, _FILTERS[filter_], part))
     if array.dtype.kind == "f":
         return scaled.astype(array.dtype)
     low, high = 0, 1
