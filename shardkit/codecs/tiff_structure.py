@@ -27,12 +27,16 @@ _SIZES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
 _INTEGERS = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
 
 _WIDTH, _HEIGHT, _BITS, _SAMPLES, _PLANAR = 256, 257, 258, 277, 284
+_SUBFILE, _COMPRESSION, _PHOTOMETRIC, _SAMPLE_FORMAT = 254, 259, 262, 339
 _STRIP_OFFSETS, _ROWS, _STRIP_COUNTS = 273, 278, 279
 _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS = 322, 323, 324, 325
 _NUMBERS = frozenset(
     {_WIDTH, _HEIGHT, _BITS, _SAMPLES, _PLANAR, _STRIP_OFFSETS, _ROWS, _STRIP_COUNTS}
     | {_TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS}
+    | {_SUBFILE, _COMPRESSION, _PHOTOMETRIC, _SAMPLE_FORMAT}
 )
+_FORMATS = {1: "uint", 2: "int", 3: "float", 4: "uint"}
+"""Kinds of numbers by sample format; 4 is undefined."""
 
 
 class TiffPage(NamedTuple):
@@ -44,6 +48,17 @@ class TiffPage(NamedTuple):
     """Values per pixel."""
     bits: int
     """Most bits of a value."""
+    kind: str = "uint"
+    """``uint``, ``int`` or ``float``."""
+    photometric: int = 0
+    """What values mean: 0 and 1 are gray, 2 is RGB, 3 a palette."""
+    is_secondary: bool = False
+    """Whether it is a reduced version of another page, or a mask."""
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name of the type of values, which may not exist: ``uint12``."""
+        return f"{self.kind}{self.bits}"
 
     @property
     def bytes(self) -> int:
@@ -142,8 +157,14 @@ def _check_page(data: memoryview, tags: Tags) -> TiffPage:
     """Return a page whose size is possible, and whose strips or tiles are in the file."""
     width, height = _one(tags, _WIDTH), _one(tags, _HEIGHT)
     samples = _one(tags, _SAMPLES, 1)
-    page = TiffPage(width, height, samples, max(tags.get(_BITS, (1,))))
-    if not 0 < page.bits <= 64 or 0 in page:
+    sample_format = max(tags.get(_SAMPLE_FORMAT, (1,)))
+    page = TiffPage(
+        *(width, height, samples, max(tags.get(_BITS, (1,)))),
+        kind=_FORMATS.get(sample_format, f"numbers of format {sample_format}, "),
+        photometric=_one(tags, _PHOTOMETRIC, 0),
+        is_secondary=bool(_one(tags, _SUBFILE, 0) & 5),
+    )
+    if not 0 < page.bits <= 64 or 0 in page[:4]:
         raise BadImage(f"it states {width} x {height} pixels of {samples} x {page.bits} bits")
     if page.bytes > MAX_BYTES:
         raise BadImage(f"it states {page.bytes} bytes of pixels, over the limit of {MAX_BYTES}")
@@ -163,6 +184,9 @@ def _check_page(data: memoryview, tags: Tags) -> TiffPage:
         raise BadImage(f"it has {len(offsets)} strips or tiles, where its size needs {needed}")
     if any(start + size > len(data) for start, size in zip(offsets, counts, strict=True)):
         raise BadImage("its pixels are outside the file: it is truncated or damaged")
+    packed = -(-width * samples * page.bits // 8) * height
+    if _one(tags, _COMPRESSION, 1) == 1 and sum(counts) < packed:
+        raise BadImage(f"it has {sum(counts)} bytes of pixels, and its size needs {packed}")
     return page
 
 

@@ -39,12 +39,14 @@ def page(*changes: Tag, following: int = 0) -> bytes:
     [("1", 1, 1), ("L", 1, 8), ("RGB", 3, 8), ("RGBA", 4, 8), ("I;16", 1, 16), ("F", 1, 32)],
 )
 def test_pages_have_the_size_and_values_of_pillow(mode: str, samples: int, bits: int) -> None:
-    assert tiff_pages(written(mode)) == [TiffPage(40, 30, samples, bits)]
+    (page,) = tiff_pages(written(mode))
+    assert page[:4] == (40, 30, samples, bits)
+    assert page.dtype == ("float32" if mode == "F" else f"uint{bits}")
 
 
 @pytest.mark.parametrize("options", [{"big_tiff": True}, {"compression": "tiff_deflate"}])
 def test_other_layouts_are_read(options: dict[str, Any]) -> None:
-    assert tiff_pages(written(**options)) == [TiffPage(40, 30, 3, 8)]
+    assert tiff_pages(written(**options)) == [TiffPage(40, 30, 3, 8, photometric=2)]
 
 
 def test_all_pages_are_listed() -> None:
