@@ -288,7 +288,7 @@ class ShardSet:
             CorruptShard: If a shard is missing or truncated.
             CorruptDataset: If another dataset has replaced this one.
         """
-        if self.manifest.layer_of(field) is not None:
+        if self.manifest.layering and self.manifest.layer_of(field) is not None:
             return self.home(field).find(rows, field)
         index = self.entries_of(field).read(rows)
         try:
@@ -308,7 +308,7 @@ class ShardSet:
         From an object store, their shards are fetched into the cache instead. A problem with a
         shard is reported when it is read.
         """
-        if self.manifest.layer_of(field) is not None:
+        if self.manifest.layering and self.manifest.layer_of(field) is not None:
             self.home(field).announce(rows, field)
             return
         rows = np.unique(rows)

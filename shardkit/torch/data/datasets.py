@@ -217,6 +217,8 @@ class ShardDataset(Dataset[Sample]):
             self.decode = "torch" if self.decode == "pil" else self.decode
         as_dict = options.as_dict or self.windows is not None
         self._layout = _layout(self.schema, fields, as_dict, self._shards.place)
+        self.layout = self._layout if self.windows is None else self.windows.layout(self._layout)
+        """The fields of samples, and how a batch holds them."""
         self.follow = _following(self.schema, self._layout.names, options.follow)
         self._reach = None if self.windows is None else WindowReader(self.windows, self._shards)
         self._check_options()
@@ -320,7 +322,8 @@ class ShardDataset(Dataset[Sample]):
             if self.windows is not None and self._reach is not None:
                 for name in self.windows.fields:
                     columns[f"{name}_is_pad"] = self._reach.padding(name, batch)
-            for names, function in self._joint_functions().items():
+            joint = self._joint_functions() if self.transform is not None else {}
+            for names, function in joint.items():
                 columns.update(_transformed_together(batch, columns, names, function))
         return views
 
@@ -632,11 +635,6 @@ class ShardDataset(Dataset[Sample]):
         if not isinstance(self.transform, Mapping):
             return {}
         return {key: function for key, function in self.transform.items() if isinstance(key, tuple)}
-
-    @property
-    def layout(self) -> Layout:
-        """The fields of samples, and how a batch holds them."""
-        return self._layout if self.windows is None else self.windows.layout(self._layout)
 
     @property
     def picture_decodes(self) -> dict[str, Decode]:
