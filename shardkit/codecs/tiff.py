@@ -80,6 +80,8 @@ def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any] | None:
 
 def _is_known(data: bytes | memoryview, page: TiffPage) -> bool:
     """Return whether Pillow decodes a page to what the file states."""
+    if (page.dtype, page.samples) not in _KNOWN.values():
+        return False  # it would print that it does not know some of these
     try:
         with opened(data, "tiff") as image:
             return _KNOWN.get(image.mode) == (page.dtype, page.samples)

@@ -34,9 +34,12 @@ def written(pixels: npt.NDArray[Any], **options: Any) -> bytes:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "uint32", "float32", "float64"])
 @pytest.mark.parametrize("channels", [2, 3, 7])
-def test_channels_and_dtype_are_those_of_the_file(dtype: str, channels: int) -> None:
+def test_channels_and_dtype_are_those_of_the_file(
+    dtype: str, channels: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     pixels = values(dtype, 48, 64, channels)
     decoded = decode_typed(written(pixels), "tiff")
+    assert capfd.readouterr().err == ""
     assert decoded.dtype == pixels.dtype
     np.testing.assert_array_equal(decoded, pixels)
 
