@@ -181,7 +181,7 @@ class TableValues(FieldValues):
 
     def _values_of(self, line: int, row: Mapping[str, Any] | str) -> bytes:
         """Return the values of a row as JSON; note the kinds and labels that there are."""
-        assert not isinstance(row, str)
+        assert isinstance(row, Mapping)
         found: list[Any] = []
         try:
             for kept in self._kept:
