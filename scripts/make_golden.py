@@ -6,10 +6,10 @@
 The images in tests/golden/source and tests/golden/more and the masks in tests/golden/masks are
 drawn once and then only read: their encoded bytes depend on the version of Pillow. For each format
 there is a labeled dataset of their bytes, the same after an append, one of raw pixels, one of
-planes (version 2), and one with fields of all kinds; and an attached archive. expected.json lists
-their content, computed without shardkit's readers.
+planes (version 2), one with fields of all kinds, and one whose fields were changed later (version
+2); and an attached archive. expected.json lists their content, computed without shardkit's readers.
 
-All but the planes were written by commit e13f48d, the last before version 2.
+All of version 1 were written by commit e13f48d, the last before version 2.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from PIL import Image
 from shardkit.conversion.append import append
 from shardkit.conversion.attach import attach
 from shardkit.conversion.convert import convert, convert_scan
+from shardkit.conversion.fields import add_fields, replace_fields
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.dataset.manifest import load_manifest
 from shardkit.kinds.field import Field
@@ -158,12 +159,32 @@ def _makers() -> dict[str, Callable[[Path], object]]:
             makers[f"{storage}/{kind}"] = partial(convert_pictures, storage, kind)
         makers[f"{storage}/fields"] = partial(convert_fields, storage)
         makers[f"{storage}/appended"] = partial(append_pictures, storage)
+        makers[f"{storage}/layered"] = partial(change_fields, storage)
     return makers | {"attached": attach_pictures}
 
 
 def convert_pictures(storage: str, kind: str, target: Path) -> None:
     """Make a golden dataset of pictures with one of `OPTIONS`."""
     convert_scan(scan_imagefolder(GOLDEN / SOURCES[kind]), target, options(storage, kind))
+
+
+CAPTIONS = {path: f"größe of {path}" for path in PICTURES}
+"""The text that `change_fields` adds to each picture."""
+
+LABELS = {path: ("cat", "bird", "fox")[n % 3] for n, path in enumerate(PICTURES)}
+"""The label that it gives each picture; the class fox is new."""
+
+
+def change_fields(storage: str, target: Path) -> None:
+    """Make the golden dataset to which fields were added, and whose labels were replaced."""
+    convert_pictures(storage, "labelled", target)
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "table.jsonl"
+        rows = [{"path": p, "caption": CAPTIONS[p], "label": LABELS[p]} for p in PICTURES]
+        table.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        add_fields(target, table, field=["caption"])
+        add_fields(target, {"latent": np.arange(30, dtype="<f2").reshape(5, 3, 2)})
+        replace_fields(target, table, field=["label"])
 
 
 def append_pictures(storage: str, target: Path) -> None:

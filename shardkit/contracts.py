@@ -312,10 +312,13 @@ class Source(ABC):
         return None
 
     chunk_bytes: int = 1 << 20
-    """Bytes of images that a process prepares at a time; more if reads of several overlap."""
+    """Bytes of images that one of several processes prepares at a time; more if reads overlap."""
 
     def ahead(self, split: str, entries: Sequence[Entry]) -> None:
-        """Start to read images; the same process then calls `read` for each, in this order."""
+        """Start to read images, in bounded memory.
+
+        The same process then calls `read` in this order, perhaps not for each.
+        """
         return
 
     def only(self, entries: Sequence[Entry]) -> Source:

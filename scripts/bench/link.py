@@ -31,11 +31,11 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -43,7 +43,9 @@ from PIL import Image
 
 from shardkit import Sample, convert, make_loader, open_dataset
 
-_SLICE = 64 << 10
+_T = TypeVar("_T")
+
+SLICE = 64 << 10
 """Bytes that are sent at a time."""
 
 _CREDIT = 0.02
@@ -52,7 +54,7 @@ _CREDIT = 0.02
 _PART = 8 << 20
 
 
-class _Link:
+class Link:
     """A link that carries one thing after another."""
 
     def __init__(self, rate: float) -> None:
@@ -69,13 +71,13 @@ class _Link:
             time.sleep(left)
 
 
-class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
 
 def _serve(folder: Path, rate: float, delay: float, answer: Connection) -> None:
-    link = _Link(rate)
+    link = Link(rate)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -96,9 +98,9 @@ def _serve(folder: Path, rate: float, delay: float, answer: Connection) -> None:
                 else:
                     self._state(200, size, size)
                 while start < end and self.command == "GET":
-                    link.carry(min(_SLICE, end - start))
+                    link.carry(min(SLICE, end - start))
                     start += os.sendfile(
-                        self.connection.fileno(), file.fileno(), start, min(_SLICE, end - start)
+                        self.connection.fileno(), file.fileno(), start, min(SLICE, end - start)
                     )
 
         do_HEAD = do_GET  # noqa: N815
@@ -115,17 +117,19 @@ def _serve(folder: Path, rate: float, delay: float, answer: Connection) -> None:
         def log_message(self, *_: Any) -> None:
             """Print nothing."""
 
-    server = _Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     answer.send(server.server_address[1])
     server.serve_forever()
 
 
 @contextlib.contextmanager
-def serving(folder: Path, rate: float, delay: float) -> Iterator[str]:
-    """Serve a folder over a link, in a process of its own; yield its host and port."""
+def serving(
+    serve: Callable[[_T, float, float, Connection], None], served: _T, rate: float, delay: float
+) -> Iterator[str]:
+    """Serve something over a link, in a process of its own; yield its host and port."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(
-        target=_serve, args=(folder, rate, delay, there), daemon=True
+        target=serve, args=(served, rate, delay, there), daemon=True
     )
     process.start()
     try:
@@ -224,7 +228,7 @@ def main() -> None:
             f"{size / rate:.2f} s; round trip {given.delay:g} ms"
         )
         found: dict[str, list[tuple[float, float]]] = {}
-        with serving(folder, rate, given.delay / 1e3) as host:
+        with serving(_serve, folder, rate, given.delay / 1e3) as host:
             for number in range(given.rounds):
                 found.setdefault("plain client", []).append(plain(host, folder))
                 for fetch in ("shards", "ranges"):

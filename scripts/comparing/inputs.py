@@ -28,6 +28,7 @@ def main(tree: Path, inputs: Path) -> None:
         ("arrays", foreign.make_hdf5_arrays, images),
         ("cifar", foreign.make_cifar10, images),
         ("coco", foreign.make_coco, images),
+        ("ffcv", foreign.make_beton, images),
         ("hdf5", foreign.make_hdf5, images),
         ("lmdb", foreign.make_lmdb, images),
         ("mnist", foreign.make_mnist, digits),

@@ -85,6 +85,7 @@ def _show(place: Path | str, value: dict[str, Any]) -> None:
     )
     line("images" if images else "rows", f"{value['rows']:,}" + (f" ({images})" if images else ""))
     _show_fields(value["schema"], value["rows"])
+    _show_layers(value)
     for name in ("width", "height", "bytes"):
         if value["images"][name]:
             low, median, high = value["images"][name]
@@ -153,6 +154,19 @@ def _show_fields(schema: list[dict[str, Any]], rows: int) -> None:
         if field["classes"] and field["name"] != LABEL:
             names = f"    {printable(field['name'])}: "
             wrapped(some(field["classes"], _LISTED), " " * len(names), first=names)
+
+
+def _show_layers(value: dict[str, Any]) -> None:
+    """Print the changes of fields after the conversion."""
+    for layer in value.get("layers", ()):
+        verb = {"add": "added", "replace": "replaced", "remove": "removed"}[layer["operation"]]
+        text = f"{printable(', '.join(layer['fields']))} {verb}"
+        if layer["operation"] != "remove" and layer["bytes"]:
+            kept = "" if layer["used"] else ", kept for `fields undo`"
+            text += f", {size(layer['bytes'])} in layers/{layer['name']}{kept}"
+        line("change", text)
+    if any(layer["operation"] != "add" for layer in value.get("layers", ())):
+        line("", "the shards keep replaced and removed values; `fields compact` erases them")
 
 
 def _division(division: dict[str, Any]) -> str:

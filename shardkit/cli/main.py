@@ -40,6 +40,7 @@ _COMMANDS: dict[str, dict[str, str]] = {
     },
     "Change": {
         "append": "Add images to a dataset.",
+        "fields": "Add, replace and remove fields without rewriting shards.",
         "merge": "Merge datasets into one.",
         "split": "Divide a dataset into train, val and test.",
         "export": "Write a dataset as a folder of images, tables or tar archives.",
@@ -160,7 +161,7 @@ def main() -> NoReturn:
 
 def _interrupted() -> str:
     """Return the message for an interruption; a conversion can resume."""
-    if sys.argv[1:2] in (["convert"], ["attach"], ["append"], ["merge"]):
+    if sys.argv[1:2] in (["convert"], ["attach"], ["append"], ["merge"], ["fields"]):
         return "interrupted. (Rerun the same command to resume.)"
     return "interrupted."
 

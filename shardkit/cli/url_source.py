@@ -10,6 +10,7 @@ from shardkit.cli.printing import progress_bar
 from shardkit.cli.run import Run
 from shardkit.contracts import SourceOptions
 from shardkit.dataset.opened import OpenedDirectory
+from shardkit.dataset.parts import dataset_parts
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.options import option
 from shardkit.registry import get_source
@@ -49,7 +50,8 @@ def copied(run: Run, source: Path, copies: Copies, dataset: Path | None = None) 
 def _reads_urls(dataset: Path) -> bool:
     try:
         manifests = OpenedDirectory(dataset).manifests().values()
-        return all(get_source(manifest.source["kind"]).reads_urls for manifest in manifests)
+        parts = [part.manifest for manifest in manifests for part in dataset_parts(manifest)]
+        return all(get_source(part.source["kind"]).reads_urls for part in parts)
     except (ShardkitError, KeyError):  # the command itself reports what is wrong with it
         return False
 

@@ -1,29 +1,134 @@
-"""Decode TIFF files to their own channels and dtype."""
+"""Decode TIFF files to their own channels and dtype: with Pillow what it knows, else with tifffile.
+
+tifffile runs in a child process, with limited memory: its codecs are C libraries that a damaged
+file may crash.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import io
+import os
+import resource
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.image import loaded
+from shardkit.codecs.image import loaded, opened
+from shardkit.codecs.tiff_structure import TiffPage, tiff_pages
 from shardkit.errors import BadImage
+from shardkit.system.helper import Helper, Library
+from shardkit.system.npy import npy_header, read_npy
 
-_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I", "F")
+_R = TypeVar("_R")
+
+_KNOWN = {
+    "L": ("uint8", 1),
+    "LA": ("uint8", 2),
+    "RGB": ("uint8", 3),
+    "RGBA": ("uint8", 4),
+    "I;16": ("uint16", 1),
+    "I": ("int32", 1),
+    "F": ("float32", 1),
+}
+"""Dtype and channels of Pillow's modes."""
+
+_CONVERTED = (3, 5)
+"""What values of palettes and of CMYK mean, as `TiffPage.photometric`."""
+
+_SECONDS = 120.0
+_LEAST_MEMORY = 1 << 30
+_MEMORY_PER_BYTE = 4
+"""A call may use so many bytes of memory, and so many for each byte of pixels."""
 
 
-def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any]:
-    """Return the pixels of a TIFF file.
+def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any] | None:
+    """Return the pixels of a TIFF file. Several pages of one size and type become channels.
+
+    Reduced versions of a page and masks, as in pyramids, are not read.
 
     Returns:
-        The file's dtype, shape (height, width, channels).
+        The file's dtype, shape (height, width, channels). None for one page of a palette, CMYK or
+        1 bit: Pillow makes other channels of these.
 
     Raises:
-        BadImage: If it cannot be decoded.
+        BadImage: If it cannot be decoded, or its pages differ.
     """
-    with loaded(data, "tiff") as image:
-        if image.mode not in _MODES:
-            raise BadImage(f"it is a TIFF file of the mode {image.mode}")
-        values = np.asarray(image)
-    return values.reshape(image.height, image.width, -1)
+    pages = [page for page in tiff_pages(data) if not page.is_secondary]
+    if not pages:
+        raise BadImage("it has no page but reduced versions and masks")
+    if len({(page.width, page.height, page.dtype) for page in pages}) > 1:
+        raise BadImage(f"its {len(pages)} pages differ in size or type: convert each by itself")
+    if len(pages) == 1 and (pages[0].photometric in _CONVERTED or pages[0].bits == 1):
+        return None
+    if len(pages) == 1 and _is_known(data, pages[0]):
+        with loaded(data, "tiff") as image:
+            values = np.asarray(image)
+        return values.reshape(image.height, image.width, -1)
+    if find_spec("tifffile") is None or find_spec("imagecodecs") is None:
+        raise BadImage("Pillow cannot read this kind of TIFF file: pip install 'shardkit[tiff]'")
+    needed = _LEAST_MEMORY + _MEMORY_PER_BYTE * sum(page.bytes for page in pages)
+    values = read_npy(_HELPER.call(_decode, bytes(data), needed))
+    channels = sum(page.samples for page in pages)
+    if values.shape != (pages[0].height, pages[0].width, channels):
+        raise BadImage(f"its pixels have the shape {values.shape}, which it does not state")
+    return values
+
+
+def _is_known(data: bytes | memoryview, page: TiffPage) -> bool:
+    """Return whether Pillow decodes a page to what the file states."""
+    if (page.dtype, page.samples) not in _KNOWN.values():
+        return False  # it would print that it does not know some of these
+    try:
+        with opened(data, "tiff") as image:
+            return _KNOWN.get(image.mode) == (page.dtype, page.samples)
+    except BadImage:
+        return False
+
+
+_tifffile = Library("tifffile")
+
+
+def _decode(data: bytes, _: int) -> bytes:
+    """Return the pixels of a file as an .npy file; `_run` calls this in the child."""
+    with _tifffile.TiffFile(io.BytesIO(data)) as file:
+        # Bit 0 is a reduced version, bit 2 a mask.
+        pages = [page for page in file.pages if not page.subfiletype & 5]
+        planes = [_with_channels(page.asarray(maxworkers=1), page.axes) for page in pages]
+    values = np.ascontiguousarray(np.concatenate(planes, axis=2))
+    values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return npy_header(values.shape, values.dtype) + values.tobytes()
+
+
+def _with_channels(values: npt.NDArray[Any], axes: str) -> npt.NDArray[Any]:
+    """Return the pixels of a page in the shape (height, width, channels)."""
+    if axes == "YX":
+        return values[:, :, None]
+    if axes not in ("YXS", "SYX"):
+        raise BadImage(f"its pixels have the axes {axes}, and only YX, YXS and SYX are images")
+    return values if axes == "YXS" else np.moveaxis(values, 0, 2)
+
+
+def _run(function: Callable[..., _R], data: bytes, needed: int) -> _R:
+    """Call a function within a memory limit; what a library raises is the fault of the file."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/statm", "rb") as pages:
+        used = int(pages.read().split()[5]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (used + needed, hard))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        return function(data, needed)
+    except BadImage:
+        raise
+    except Exception as error:
+        raise BadImage(f"tifffile cannot decode it: {type(error).__name__}: {error}") from error
+
+
+def _damaged(ending: str) -> BadImage:
+    return BadImage(f"tifffile {ending}: the file is damaged")
+
+
+_HELPER = Helper(_run, _damaged, seconds=_SECONDS)

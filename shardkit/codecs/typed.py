@@ -104,8 +104,8 @@ def decode_typed(
     """
     if field == ARRAY_IMAGE:
         return _load_array(data)
-    if field == "tiff":
-        return _as_image(decode_tiff(data))
+    if field == "tiff" and (own := decode_tiff(data)) is not None:
+        return _as_image(own)
     kind = _stated_type(data, field)
     if field == "png" and kind.dtype == "uint16":
         return _decode_png16(data)
@@ -130,8 +130,8 @@ def decode_gray(data: bytes | memoryview, field: str, how: Decoding, warnings: l
     Raises:
         BadImage: If it cannot be decoded, or its values have no defined range.
     """
-    if field == "tiff":
-        pixels = _as_image(decode_tiff(data))
+    if field == "tiff" and (own := decode_tiff(data)) is not None:
+        pixels = _as_image(own)
         kind = ImageType.of(pixels)
         if kind.dtype not in ("uint8", "uint16") or kind.channels not in (1, 3):
             raise BadImage(f"it is of {kind}, which has no gray image of 8 bits: --pixels keep")
@@ -250,8 +250,9 @@ def display(pixels: TypedPixels) -> Pixels:
         values = shown.astype(np.float64)
         finite = values[np.isfinite(values)]
         low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
-        scale = 255 / (high - low) if high > low else 0.0
-        scaled = (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) * scale
+        half = high / 2 - low / 2  # halves, since the difference may overflow
+        values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
+        scaled = (values / 2 - low / 2) / half * 255 if half > 0 else np.zeros_like(values)
         shown = np.rint(scaled).astype(np.uint8)
     return np.array(np.broadcast_to(shown, (*pixels.shape[:2], 3)), order="C")
 

@@ -428,9 +428,15 @@ def _make(
             archives=plan.folder,
         ).finish([work.piece()]),
     )
-    if old and manifest.digest == old.digest:
+    if old and manifest.digest == old.base.digest:
         staging.discard()
         return Attached(manifest=old, kept=kept, unchanged=True)
+    if old and old.layers:
+        staging.discard()
+        raise UsageError(
+            f"{staging.target} has fields that were added later, which new archives lack: attach "
+            "all archives to another directory, and add the fields there"
+        )
     save_manifest(manifest, staging.dataset)
     return Attached(manifest=manifest, kept=kept)
 

@@ -121,8 +121,10 @@ class _UnwantedError(Exception):
         self.result = result
 
 
+_CHUNK_BYTES = 1 << 20
 _CHUNK_ROWS = 256
-"""Maximum images of a chunk; `Source.chunk_bytes` limits its bytes."""
+"""Limits of a chunk in bytes and images: large enough that passing it on costs little, small enough
+for the CPU cache. `Source.chunk_bytes` is the limit if several processes share the chunks."""
 
 
 class _Tally:
@@ -213,7 +215,11 @@ def _write_records(
     pieces = get_format(task.format).pieces
     starts: list[_Start] = []
     meter = Meter()
-    for chunk, prepared in zip(chunks, workers.map_in_order(_prepare, chunks), strict=True):
+    prepare = _prepare_apart
+    if task.workers == 1:
+        task.source.ahead()
+        prepare = _prepare
+    for chunk, prepared in zip(chunks, workers.map_in_order(prepare, chunks), strict=True):
         if task.keep or not (tally.bad or prepared.tally.bad):
             for record in prepared.records:
                 writer.write(record)
@@ -262,16 +268,23 @@ class _Prepared(NamedTuple):
 def _chunks(task: ShardTask) -> Iterator[_Chunk]:
     """Divide the images of a shard into chunks; a single image may exceed the limit."""
     raw_bytes = math.prod(task.recipe.raw_shape or (0,))
+    most = _CHUNK_BYTES if task.workers == 1 else task.source.source.chunk_bytes
     source = task.source.of(list(task.source.entries))  # unpacked once
     start = size = 0
     for row, entry in enumerate(source.entries):
         size += max(entry.bytes, raw_bytes)
-        if row > start and (size > source.source.chunk_bytes or row - start == _CHUNK_ROWS):
+        if row > start and (size > most or row - start == _CHUNK_ROWS):
             part = source.take(range(start, row))
             yield _Chunk(part, task.recipe, task.schema, task.format, task.facts)
             start, size = row, max(entry.bytes, raw_bytes)
     rest = source.take(range(start, len(source)))
     yield _Chunk(rest, task.recipe, task.schema, task.format, task.facts)
+
+
+def _prepare_apart(chunk: _Chunk) -> _Prepared:
+    """Prepare a chunk in a process that does not know the next one."""
+    chunk.source.ahead()
+    return _prepare(chunk)
 
 
 def _prepare(chunk: _Chunk) -> _Prepared:
@@ -284,8 +297,6 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     with recipe.at_work():
         plain = chunk.schema.keys() <= {IMAGE, LABEL}
         ordinary = read_ordinary(source, recipe, measures) if plain else [None] * len(source)
-        if not all(ordinary):
-            source.ahead()
         for row in range(len(source)):
             try:
                 record, notes = ordinary[row] or _read(chunk, row)

@@ -22,7 +22,7 @@ from shardkit.record import LABEL
 from shardkit.registry import get_format
 from shardkit.system.files import has_sha256, open_regular, sync
 from shardkit.system.safe_paths import LinkRefused, is_file
-from shardkit.system.text import quoted
+from shardkit.system.text import as_command, quoted
 
 _CANNOT_LINK = (
     *(errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK),
@@ -63,13 +63,19 @@ def open_splits(directory: Path) -> dict[str, OpenedDataset]:
     """Return the dataset of each split, or the only one as "".
 
     Raises:
-        UsageError: If there is no dataset, or it has no shards of its own.
+        UsageError: If there is no dataset, or it has layers, or no shards of its own.
         CorruptDataset: If a manifest is damaged, or of another dataset.
     """
-    return OpenedDirectory(directory).own_splits(
+    splits = OpenedDirectory(directory).own_splits(
         f"{directory} reads archives of another program in place; first make a dataset with "
         "shards of its own: shardkit convert dataset"
     )
+    if any(dataset.manifest.layers for dataset in splits.values()):
+        raise UsageError(
+            f"fields of {directory} were changed after the conversion; first merge them into its "
+            f"shards: {as_command('fields', 'compact', directory)}"
+        )
+    return splits
 
 
 def load_splits(directory: Path) -> dict[str, Manifest]:
@@ -160,10 +166,10 @@ def link_shards(dataset: OpenedDataset, folder: Path, *, first: int = 0) -> Piec
     shards = []
     for number, shard in enumerate(manifest.shards, first):
         name = f"shard-{number:06d}{suffix}"
-        _link(dataset.path, shard.name, folder / name, shard.bytes)
+        link_file(dataset.path, shard.name, folder / name, shard.bytes)
         shards.append(replace(shard, name=name))
     if not first and is_file(dataset.path, FACTS_NAME):  # of the first rows, which stay
-        _link(dataset.path, FACTS_NAME, folder / FACTS_NAME)
+        link_file(dataset.path, FACTS_NAME, folder / FACTS_NAME)
     return Piece(
         shards=shards,
         index=_index(dataset),
@@ -173,7 +179,7 @@ def link_shards(dataset: OpenedDataset, folder: Path, *, first: int = 0) -> Piec
     )
 
 
-def _link(place: Path, name: str, goal: Path, size: int | None = None) -> None:
+def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> None:
     """Link a file, or copy it if the file system cannot link; `open_regular` refuses links."""
     path = place / name
     try:

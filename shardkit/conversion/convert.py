@@ -345,7 +345,7 @@ def convert_scan(
     if not force and (unchanged := _finished(plan, target)):
         return unchanged
     with open_staging(target, force=force) as staging:
-        return _carry_out(plan, staging, builder, force=force)
+        return publish_plan(plan, staging, builder, force=force)
 
 
 def _convert(request: _Request, target: Path) -> Converted:
@@ -366,7 +366,7 @@ def _convert(request: _Request, target: Path) -> Converted:
         if unchanged := _finished(plan, target):
             return unchanged
     with open_staging(target, force=force) as staging, staging.scratch() as folder:
-        return _carry_out(make(lister, folder), staging, builder, force=force)
+        return publish_plan(make(lister, folder), staging, builder, force=force)
 
 
 def _finished(plan: Plan, target: Path) -> Converted | None:
@@ -411,7 +411,7 @@ def commit(
     with open_ledger(target, staging) as ledger:
         plan = receive_results(ledger)
         with open_staging(ledger.folder, force=force) as work:
-            converted = _carry_out(plan, work, None, force=force)
+            converted = publish_plan(plan, work, None, force=force)
         ledger.publish()
     return converted
 
@@ -427,7 +427,7 @@ def _committed(target: Path) -> dict[str, Manifest] | None:
     return OpenedDirectory(target).manifests()
 
 
-def _carry_out(
+def publish_plan(
     plan: Plan, staging: StagingDirectory, builder: Builder | None, *, force: bool
 ) -> Converted:
     """Build and publish the dataset. Without a builder, all shards must be built already."""

@@ -292,8 +292,9 @@ class Jobs:
         self._opened: Plan | None = None
         self.kind: str = self._saved.scan.source.kind
         """The kind of source."""
-        self.source = str(source or self._saved.scan.source)
-        """The path of the source. Nothing is read there before `open`."""
+        path = source or str(self._saved.scan.source)
+        self.source = as_url(path) or str(path)
+        """The path or URL of the source. Nothing is read there before `open`."""
         if is_own_source(self.kind) and kind not in (None, self.kind):
             raise UsageError(
                 f"the plan in {ledger.place} reads {self.kind}, not {quoted(kind)}; leave --kind "

@@ -376,7 +376,7 @@ def _try(source: Images, recipe: Recipe, row: int, schema: Schema) -> int:
         stored = recipe.apply(record, schema)
     except BadImage:
         return 0  # reported when its shard is built
-    if schema.keys() <= {IMAGE, LABEL}:
+    if IMAGE in schema and schema.keys() <= {IMAGE, LABEL}:
         return len(stored.fields[stored.image_field or ""])
     return sum(map(len, stored.fields.values()))
 

@@ -22,7 +22,12 @@ from shardkit.conversion.exchange import FolderExchange
 from shardkit.conversion.fingerprint import ConversionFingerprint, differences, saved_digest
 from shardkit.conversion.lock import locked
 from shardkit.dataset.index import INDEX_DIRECTORY
-from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME, require_file_name
+from shardkit.dataset.manifest import (
+    FACTS_NAME,
+    MANIFEST_NAME,
+    is_of_layer,
+    require_file_name,
+)
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.parts import PARTS
 from shardkit.errors import ShardkitError, UsageError
@@ -429,7 +434,7 @@ def _require_old_name(name: object) -> None:
     *folders, last = parts_of(name)
     if last == MANIFEST_NAME and len(folders) < 2 and not name.startswith(".shardkit"):
         return
-    if folders and folders[0] != INDEX_DIRECTORY:  # a split
+    if folders and folders[0] != INDEX_DIRECTORY and not is_of_layer(name):  # a split
         name = "/".join([*folders[1:], last])
         parts_of(folders[0])
         if folders[0].startswith(".shardkit"):

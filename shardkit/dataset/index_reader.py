@@ -21,6 +21,7 @@ from shardkit.dataset.index import (
     entries_file,
     string_files,
 )
+from shardkit.dataset.layered import LayeredIndex, plain_index, relabeled
 from shardkit.dataset.manifest import Manifest
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.record import IMAGE
@@ -52,7 +53,9 @@ _Column = TypeVar("_Column")
 
 def index_of(directory: Path, manifest: Manifest) -> Index:
     """Return the index of the dataset that a manifest describes."""
-    return Index(directory, manifest.rows, manifest.fields_by_name, manifest.lacking)
+    if manifest.layers:
+        return LayeredIndex(directory, manifest)
+    return plain_index(directory, manifest)
 
 
 class IndexReader:
@@ -87,8 +90,10 @@ class IndexReader:
 
     def complete(self) -> Index:
         """Return the index after comparing all its files."""
-        names = (entry.name for entry in self._manifest.files)
-        inside = [name for name in names if name.startswith(f"{INDEX_DIRECTORY}/")]
+        own = (entry.name for entry in self._manifest.files)
+        inside = [name for name in own if name.startswith(f"{INDEX_DIRECTORY}/")]
+        layered = (entry.name for entry in self._manifest.layer_files)
+        inside += [name for name in layered if f"/{INDEX_DIRECTORY}/" in name]
         return self._whole(lambda index: index, *inside)
 
     def keys(self) -> StringTable:
@@ -107,7 +112,8 @@ class IndexReader:
 
     def _whole(self, load: Callable[[Index], _Column], *names: str) -> _Column:
         column = load(index_of(self._directory, self._manifest))
-        for entry in self._manifest.files if self._verify is not False else ():
+        files = (*self._manifest.files, *self._manifest.layer_files)
+        for entry in files if self._verify is not False else ():
             if entry.name in names and (entry.bytes <= _HASHED or self._verify):
                 _require_content(self._directory, entry.name, entry.sha256)
         return column
@@ -135,6 +141,16 @@ class IndexRows:
         self._identity = identity
         self._start = len(npy_header((count,), ROW))
         self._size = self._start + count * ROW.itemsize
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return self._count
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all rows are in memory."""
+        return self._held is not None
 
     def read(self, rows: npt.NDArray[np.int64]) -> Rows:
         """Return the entries of ``rows``, in that order.
@@ -177,6 +193,36 @@ class IndexRows:
     def forget(self) -> None:
         """Reopen the file at its next use."""
         forget(self._path, self._identity)
+
+
+class RelabeledRows(IndexRows):
+    """The rows of an index with the labels of a layer.
+
+    Args:
+        rows: The rows.
+        labels: The rows of the layer; None if it removed the label.
+    """
+
+    def __init__(self, rows: IndexRows, labels: IndexRows | None) -> None:
+        self._rows = rows
+        self._labels = labels
+        self._count = rows.count
+        self._held = None
+        if rows.is_held:
+            self._held = self.read(np.arange(rows.count)).view(_OPAQUE)
+
+    def read(self, rows: npt.NDArray[np.int64]) -> Rows:
+        """Return the entries of ``rows``, in that order; see `IndexRows.read`."""
+        if self._held is not None:
+            return self._held[rows].view(ROW)
+        labels = None if self._labels is None else self._labels.read(rows)
+        return relabeled(self._rows.read(rows), labels)
+
+    def forget(self) -> None:
+        """Reopen the files at their next use."""
+        self._rows.forget()
+        if self._labels is not None:
+            self._labels.forget()
 
 
 def _require_content(directory: Path, name: str, sha256: str) -> None:

@@ -9,10 +9,11 @@ import functools
 import hashlib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,8 +33,8 @@ FACTS_NAME = "facts.npy"
 """The array of `shardkit report`: in a dataset's directory, but not part of the dataset."""
 
 FORMAT_VERSION = 2
-"""Increased when readers of an older version would misread new datasets. Version 2 has planes and
-typed images; a dataset without them is of version 1."""
+"""Increased when readers of an older version would misread new datasets. Version 2 has planes,
+typed images and layers; a dataset without them is of version 1."""
 
 _DEEPEST = 32
 """Maximum nesting of objects and lists in a recipe or a source; writers need three levels."""
@@ -132,6 +133,87 @@ class FieldEntry:
         )
 
 
+LAYERS = "layers"
+"""The folder of a dataset's layers."""
+
+ADD, REPLACE, REMOVE = "add", "replace", "remove"
+"""What a layer does with its fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One change of a dataset's fields, after the conversion.
+
+    A layer that adds or replaces fields is a dataset of its own, in a folder of `LAYERS`: it has
+    the same rows, and these fields alone. One that removes fields has no files.
+    """
+
+    name: str
+    """Its folder in `LAYERS`: six digits."""
+    operation: str
+    """`ADD`, `REPLACE` or `REMOVE`."""
+    fields: tuple[str, ...]
+    """Names of the fields that it adds, replaces or removes."""
+    digest: str
+    """Digest of its manifest; "" if it has no files."""
+    files: tuple[FileEntry, ...]
+    """All its files, the manifest and the shards too; none if it removes fields, or if a later
+    layer has replaced all of its own."""
+    request: str
+    """Digest of all that determines its values; "" if it removes fields."""
+
+    @property
+    def folder(self) -> str:
+        """The folder, relative to the dataset's directory."""
+        return f"{LAYERS}/{self.name}"
+
+    @property
+    def index_files(self) -> tuple[FileEntry, ...]:
+        """All files but the shards."""
+        shards = f"{self.folder}/shard-"
+        return tuple(entry for entry in self.files if not entry.name.startswith(shards))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.bytes for entry in self.files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseEntry:
+    """What the manifest of a dataset stated before its fields were changed."""
+
+    content_digest: str
+    fields: dict[str, int]
+    schema: tuple[FieldEntry, ...]
+    classes: tuple[str, ...] | None
+    class_counts: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layering:
+    """The layers of a dataset."""
+
+    base: BaseEntry
+    """The dataset without them, which its shards and its index hold."""
+    layers: tuple[Layer, ...]
+    """All changes, in order; at least one."""
+    before: int
+    """Number of layers before the last change, which can be undone if it is less than all."""
+
+    @functools.cached_property
+    def providers(self) -> dict[str, Layer | None]:
+        """The layer that has each field of the dataset, in order; None for the base."""
+        providers: dict[str, Layer | None] = {entry.name: None for entry in self.base.schema}
+        for layer in self.layers:
+            for name in layer.fields:
+                if layer.operation == REMOVE:
+                    providers.pop(name, None)
+                else:
+                    providers[name] = layer
+        return providers
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Description of one dataset: format, shards, classes, and how it was made.
@@ -169,6 +251,47 @@ class Manifest:
     """Counts of ignored source files, by reason; ``ignored.jsonl`` lists them."""
     software: dict[str, str] = field(default_factory=dict)
     """Versions of the libraries that wrote the pixels and the files."""
+    layering: Layering | None = None
+    """Fields added, replaced or removed after the conversion; None, and not stored, without any."""
+
+    @functools.cached_property
+    def base(self) -> Manifest:
+        """The manifest before any change of fields: that of the shards and the index."""
+        if self.layering is None:
+            return self
+        return replace(self, **vars(self.layering.base), layering=None)
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether the last change of fields can be taken back."""
+        return self.layering is not None and self.layering.before < len(self.layering.layers)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The changes of fields, in order."""
+        return () if self.layering is None else self.layering.layers
+
+    @property
+    def layer_files(self) -> tuple[FileEntry, ...]:
+        """All files of the layers."""
+        return tuple(entry for layer in self.layers for entry in layer.files)
+
+    @property
+    def index_files(self) -> tuple[FileEntry, ...]:
+        """All files but shards and the manifest itself; also those of the layers."""
+        return (*self.files, *(entry for layer in self.layers for entry in layer.index_files))
+
+    def layer_of(self, name: str) -> Layer | None:
+        """Return the layer that has a field; None for the shards of the dataset itself."""
+        return None if self.layering is None else self.layering.providers.get(name)
+
+    @property
+    def relabels(self) -> bool:
+        """Whether the label of a row is another one than in the shards and the index."""
+        before = self.base.fields_by_name
+        if self.layer_of(LABEL) is not None:
+            return True
+        return LABEL in before and LABEL not in self.fields_by_name
 
     @property
     def archives(self) -> str | None:
@@ -187,7 +310,7 @@ class Manifest:
     @property
     def entries(self) -> tuple[FileEntry, ...]:
         """All files of the dataset except the manifest itself."""
-        return (*self.shards, *self.files)
+        return (*self.shards, *self.files, *self.layer_files)
 
     @functools.cached_property
     def fields_by_name(self) -> dict[str, Field]:
@@ -234,7 +357,7 @@ class AttachedManifest(Manifest):
     @property
     def entries(self) -> tuple[FileEntry, ...]:
         """All files in the dataset's directory except the manifest itself: not the archives."""
-        return self.files
+        return (*self.files, *self.layer_files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +443,10 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
         )
     body = {name: part for name, part in value.items() if name not in ("format_version", "kind")}
     try:
+        if value["kind"] != "splits":
+            if "layering" in body and body["layering"] is None:
+                raise ValueError("it states layering without layers")
+            body.setdefault("layering", None)
         manifest = build_typed(_KINDS[value["kind"]], body)
         if version != _version(manifest):
             raise ValueError(f"it does not have the format version {version}")
@@ -395,13 +522,18 @@ def _lack(path: Path) -> str:
 
 def _as_json(manifest: Manifest | SplitsManifest) -> dict[str, Any]:
     (kind,) = (name for name, target in _KINDS.items() if type(manifest) is target)
-    return {"format_version": _version(manifest), "kind": kind, **asdict(manifest)}
+    value = {"format_version": _version(manifest), "kind": kind, **asdict(manifest)}
+    if isinstance(manifest, Manifest) and manifest.layering is None:
+        del value["layering"]
+    return value
 
 
 def _version(manifest: Manifest | SplitsManifest) -> int:
     """Return the format version that a manifest states."""
     if not isinstance(manifest, Manifest):
         return 1
+    if manifest.layering is not None:
+        return 2
     typed = any(field.pixels for field in manifest.fields_by_name.values())
     return format_version(manifest.recipe, manifest.fields, typed=typed)
 
@@ -449,12 +581,49 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
     pixels = manifest.fields_by_name[IMAGE].pixels if IMAGE in manifest.fields_by_name else None
     if pixels and manifest.raw_shape and manifest.raw_shape[2] != pixels.channels:
         raise ValueError("raw_shape has another number of channels than the image")
+    _check_files(manifest)
+    if manifest.layering is not None:
+        _check(manifest.base)
+        _check_layers(manifest, manifest.layering)
+
+
+def _check_files(manifest: Manifest) -> None:
+    """Refuse names of files that lead elsewhere, or occur twice."""
     names = [entry.name for entry in manifest.entries]
     for name in names:
         require_file_name(name)
+    if any(_LAYER.match(entry.name) for entry in (*manifest.files, *manifest.shards)):
+        raise ValueError("a file of a layer is not listed with it")
     if len(set(names)) != len(names):
         raise ValueError("two entries have the same file name")
     _check_shards([shard.name for shard in manifest.shards], manifest.archives)
+
+
+def _check_layers(manifest: Manifest, layering: Layering) -> None:
+    """Refuse layers that are not in folders of their own, or do not make the manifest's schema."""
+    names = [layer.name for layer in layering.layers]
+    if not names or sorted(set(names)) != names or layering.before > len(names):
+        raise ValueError("the layers are not in order")
+    for layer in layering.layers:
+        if not _LAYER.fullmatch(f"{layer.folder}/") or layer.operation not in (
+            ADD,
+            REPLACE,
+            REMOVE,
+        ):
+            raise ValueError(f"the layer {layer.name!r} is unknown")
+        if not layer.fields or (layer.operation == REMOVE and layer.files):
+            raise ValueError(f"the layer {layer.name!r} lacks fields, or has needless files")
+        if not all(entry.name.startswith(f"{layer.folder}/") for entry in layer.files):
+            raise ValueError(f"a file of the layer {layer.name!r} is elsewhere")
+    stated = {entry.name: entry for entry in manifest.schema}
+    before = {entry.name: entry for entry in layering.base.schema}
+    if list(stated) != list(layering.providers):
+        raise ValueError("the layers do not have the fields of the schema")
+    for name, provider in layering.providers.items():
+        if provider is None and stated[name] != before[name]:
+            raise ValueError(f"no layer has changed the field {name!r}")
+        if provider is not None and not provider.files:
+            raise ValueError(f"the layer of the field {name!r} has no files")
 
 
 def _check_shards(names: list[str], archives: str | None) -> None:
@@ -472,18 +641,29 @@ def _check_shards(names: list[str], archives: str | None) -> None:
         raise ValueError("two archives have the same name")
 
 
+_LAYER = re.compile(rf"{LAYERS}/[0-9]{{6}}/")
+"""The folder of a layer, as names of its files start."""
+
 _FOLDERS: tuple[list[str], ...] = ([], ["index"], ["index", "fields"], ["index", "columns"])
 """Folders of a dataset's files."""
 
 
+def is_of_layer(name: str) -> bool:
+    """Return whether a file, by its name in the dataset, is in the folder of a layer."""
+    return _LAYER.match(name) is not None
+
+
 def require_file_name(name: str) -> None:
-    """Refuse a name that no file of a dataset can have; only the index has its own folders.
+    """Refuse a name that no file of a dataset can have; only index and layers have own folders.
 
     Raises:
         ValueError: If ``name`` is one.
     """
-    *folders, last = parts_of(as_name(name))
-    if folders not in _FOLDERS or last == MANIFEST_NAME or name.startswith(".shardkit"):
+    layer = _LAYER.match(name)
+    inside = name[layer.end() :] if layer else name
+    *folders, last = parts_of(as_name(inside))
+    is_manifest = last == MANIFEST_NAME and not (layer and not folders)
+    if folders not in _FOLDERS or is_manifest or inside.startswith(".shardkit"):
         raise ValueError(f"{name!r} cannot be a file of a dataset")
 
 

@@ -8,20 +8,23 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from shardkit.dataset.index import Index
 from shardkit.dataset.index_reader import index_of
+from shardkit.dataset.layered import load_layer
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
+    Layer,
     Manifest,
     SplitsManifest,
     load_any_manifest,
     load_manifest,
 )
-from shardkit.dataset.remote import CachedRanges, CachedShards, fetch_dataset
+from shardkit.dataset.remote import CachedRanges, CachedShards, fetch_dataset, fetch_layer
 from shardkit.dataset.reports import IGNORED, StoredReport
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.stores.cache import open_cache
@@ -80,6 +83,8 @@ class OpenedDataset:
         self.cached = cached
         self._digest = digest
         self._stamp = _stamp(self._directory)
+        self._stated: Manifest | None = None
+        """The manifest in the directory, if `manifest` is the base of it."""
 
     @property
     def prefix(self) -> str:
@@ -124,6 +129,45 @@ class OpenedDataset:
     def belongs(self) -> bool:
         """Whether the directory of splits, if there is one, states this manifest."""
         return self._digest is None or self._digest == self.manifest.digest
+
+    @cached_property
+    def base(self) -> OpenedDataset:
+        """The dataset before any change of its fields, as its shards and its index have it."""
+        if not self.manifest.layers:
+            return self
+        base = OpenedDataset(self._directory, self.split, root=self.root, cached=self.cached)
+        base.manifest = self.manifest.base
+        base._stated = self.manifest
+        return base
+
+    def layer(self, layer: Layer) -> OpenedDataset:
+        """Return the dataset in the folder of a layer, which has files.
+
+        Raises:
+            CorruptDataset: If it is damaged, or of another dataset.
+        """
+        cached = self.cached
+        if cached is not None:
+            fetch_layer(cached, self.path, layer)
+            cached = replace(cached, url=f"{cached.url}/{layer.folder}")
+        opened = OpenedDataset(
+            self.path / layer.folder,
+            f"{self.prefix}{layer.folder}",
+            digest=layer.digest,
+            cached=cached,
+        )
+        opened.manifest = load_layer(self.path, self.manifest, layer)
+        return opened
+
+    @property
+    def stored(self) -> list[OpenedDataset]:
+        """All datasets with shards in here: that of the conversion, then each layer.
+
+        Raises:
+            CorruptDataset: If a layer is damaged, or of another dataset.
+        """
+        layers = [self.layer(layer) for layer in self.manifest.layers if layer.files]
+        return [self.base, *layers]
 
     @property
     def ignored(self) -> Collection[Problem]:
@@ -200,7 +244,7 @@ class OpenedDataset:
         Raises:
             CorruptDataset: If the digest of the manifest is not ``digest``.
         """
-        if self.manifest.digest != digest:
+        if (self._stated or self.manifest).digest != digest:
             raise CorruptDataset(f"{self.path} was rewritten since it was opened; open it again")
 
 
@@ -334,9 +378,12 @@ def remember(directory: Path, manifest: Manifest) -> bool:
 
 
 def _mark(directory: Path, manifest: Manifest) -> Path:
-    """Return the file that says so. Its name covers the dataset's path and content."""
+    """Return the file that says so. Its name covers the dataset's path and content.
+
+    Layers are not part of it: their shards are in the dataset's directory.
+    """
     place = os.fsencode(os.path.realpath(directory))
-    name = hashlib.sha256(place + b"\0" + manifest.digest.encode()).hexdigest()
+    name = hashlib.sha256(place + b"\0" + manifest.base.digest.encode()).hexdigest()
     return state_folder() / "attached" / name
 
 

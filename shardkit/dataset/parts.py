@@ -63,6 +63,7 @@ def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
     Raises:
         CorruptDataset: If the manifest states none, or ones that do not fit the dataset.
     """
+    manifest = manifest.base
     source = manifest.source
     if source.get("kind") != PARTS:
         classes = None if manifest.classes is None else len(manifest.classes)
@@ -96,6 +97,7 @@ def dataset_parts(manifest: Manifest) -> list[Part]:
     Raises:
         CorruptDataset: If the manifest's description of them is damaged.
     """
+    manifest = manifest.base  # layers belong to the whole dataset
     entries = entries_of(manifest)
     ends = [0, *itertools.accumulate(item.shards for item in entries)]
     skips = [0, *itertools.accumulate(item.skipped for item in entries)]

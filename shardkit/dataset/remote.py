@@ -20,12 +20,14 @@ from shardkit.dataset.handles import ShardFile, drop_removed, forget, is_open, s
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
     FileEntry,
+    Layer,
     Manifest,
     ShardEntry,
     SplitsManifest,
     parse_manifest,
 )
 from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError, UsageError
+from shardkit.record import LABEL
 from shardkit.stores import fetch
 from shardkit.stores.cache import BLOCK, Cache, RemoteFile, count_blocks
 from shardkit.stores.fetch import fetch_file
@@ -203,17 +205,37 @@ def fetch_dataset(url: str, cache: Cache) -> Path:
     )
     name = hashlib.sha256(content).hexdigest()
     folder = cache.dataset(name)
+    label = manifest.layer_of(LABEL)
     try:
-        for entry in manifest.files:
-            path = folder / as_name(entry.name)
-            cache.make_folder(path.parent)
-            call(fetch_file, cache, _remote(url, entry), path)
+        _fetch_files(url, cache, folder, manifest.files)
+        if label is not None:  # the index of the images needs it
+            _fetch_files(url, cache, folder, label.index_files)
         cache.make_folder(folder)
         if not has_sha256(folder / MANIFEST_NAME, name, cache.folder):  # written last
             write_atomically(folder / MANIFEST_NAME, content)
     except OSError as error:
         raise cache.unusable(error) from error
     return folder
+
+
+def fetch_layer(cached: CachedShards, folder: Path, layer: Layer) -> None:
+    """Fetch the manifest and the index of a layer into the folder of its dataset.
+
+    Raises:
+        CorruptDataset: If they are damaged.
+        ShardkitError: If the store cannot be read.
+    """
+    try:
+        _fetch_files(cached.url, cached.cache, folder, layer.index_files)
+    except OSError as error:
+        raise cached.cache.unusable(error) from error
+
+
+def _fetch_files(url: str, cache: Cache, folder: Path, entries: Iterable[FileEntry]) -> None:
+    for entry in entries:
+        path = folder / as_name(entry.name)
+        cache.make_folder(path.parent)
+        call(fetch_file, cache, _remote(url, entry), path)
 
 
 def _remote(url: str, entry: FileEntry) -> RemoteFile:

@@ -23,7 +23,7 @@ from shardkit.dataset.index import (
     require_counts,
 )
 from shardkit.dataset.index_builder import IndexedRecord, difference, shard_records
-from shardkit.dataset.index_reader import IndexReader, IndexRows
+from shardkit.dataset.index_reader import IndexReader, IndexRows, RelabeledRows
 from shardkit.dataset.located import LocatedRows
 from shardkit.dataset.opened import LOCAL, Fetching, OpenedDataset, open_one
 from shardkit.dataset.remote import CachedShards
@@ -75,12 +75,13 @@ class ShardSet:
         """The URL or path of the dataset, for messages."""
         self.files = ShardFiles(dataset)
         """The shards."""
-        self._verify_option = verify
+        self._verify_given = self._verify_option = verify
         if dataset.cached is not None:
             self.files = RemoteShardFiles(dataset, dataset.cached)
             self._verify_option = dataset.cached.verifies(verify)
         self._entries: dict[str, IndexRows] = {}
         self._columns: dict[str, StoredColumn] = {}
+        self._layers: dict[str, ShardSet] = {}
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -124,9 +125,36 @@ class ShardSet:
         if entries is None:
             if field != IMAGE:
                 self._require(field, apart=True)
-            rows = self.dataset.unchanged(lambda: self.index.rows(field))
-            entries = self._entries[field] = self.index.entries(rows, field)
+            home = self.home(field)
+            if home is not self:
+                entries = home.entries_of(field)
+                if field == IMAGE and self.manifest.relabels:
+                    labels = self.home(LABEL).entries if LABEL in self.schema else None
+                    entries = RelabeledRows(entries, labels)
+            else:
+                rows = self.dataset.unchanged(lambda: self.index.rows(field))
+                entries = self.index.entries(rows, field)
+            self._entries[field] = entries
         return entries
+
+    def home(self, field: str) -> ShardSet:
+        """Return the dataset whose shards and index have a field: a layer, opened on first use.
+
+        Raises:
+            CorruptDataset: If the layer is damaged, or another dataset has replaced this one.
+        """
+        if not self.manifest.layers:
+            return self
+        layer = self.manifest.layer_of(field)
+        name = "" if layer is None else layer.name
+        home = self._layers.get(name)
+        if home is None:
+            dataset = self.dataset.base
+            if layer is not None:
+                stated = layer
+                dataset = self.dataset.unchanged(lambda: self.dataset.layer(stated))
+            home = self._layers[name] = ShardSet(dataset, verify=self._verify_given)
+        return home
 
     def values(self, name: str, rows: Sequence[int] | npt.NDArray[np.int64]) -> Column:
         """Return the values of a small field in some rows, without reading a record.
@@ -177,7 +205,12 @@ class ShardSet:
         column = self._columns.get(name)
         if column is None:
             self._require(name, apart=False)
-            column = self._columns[name] = self.dataset.unchanged(lambda: self.index.column(name))
+            home = self.home(name)
+            if home is not self:
+                column = home._stored_column(name)
+            else:
+                column = self.dataset.unchanged(lambda: self.index.column(name))
+            self._columns[name] = column
         return column
 
     def _require(self, name: str, *, apart: bool) -> Field:
@@ -255,6 +288,8 @@ class ShardSet:
             CorruptShard: If a shard is missing or truncated.
             CorruptDataset: If another dataset has replaced this one.
         """
+        if self.manifest.layering and self.manifest.layer_of(field) is not None:
+            return self.home(field).find(rows, field)
         index = self.entries_of(field).read(rows)
         try:
             opened = self.files.open_for(rows, index)
@@ -273,6 +308,9 @@ class ShardSet:
         From an object store, their shards are fetched into the cache instead. A problem with a
         shard is reported when it is read.
         """
+        if self.manifest.layering and self.manifest.layer_of(field) is not None:
+            self.home(field).announce(rows, field)
+            return
         rows = np.unique(rows)
         self.files.announce(self.files.numbers(rows), self.entries_of(field).read(rows))
 
@@ -284,6 +322,9 @@ class ShardSet:
         """
         for shard in range(len(self.manifest.shards)):
             self.files.open([shard])
+        for layer in self.manifest.layers:
+            if layer.files:
+                ShardSet(self.dataset.layer(layer)).require_shards()
 
     def verifies(self, name: str = IMAGE) -> bool:
         """Return whether each read of a field compares its checksum."""
@@ -334,6 +375,8 @@ class ShardSet:
             CorruptRecord: If the record or its index is damaged.
             CorruptDataset: If another dataset has replaced this one.
         """
+        if self.manifest.layers:
+            return self._layered(row)
         shard, place = self.files.place(row)
         if not self.manifest.shards[shard].holds_records:
             return self._assembled(row)
@@ -350,6 +393,23 @@ class ShardSet:
         if reason:
             raise self.corrupt(row, int(self.entries.read(np.array([row]))["offset"][0]), reason)
         return stored.record
+
+    def _layered(self, row: int) -> Record:
+        """Return the record of a row with the fields of all layers."""
+        homes = {name: self.home(name) for name in ("", *self.schema)}
+        records = {home: home.record(row) for home in homes.values()}
+        described = {home: record.meta for home, record in records.items()}
+        changed = self.manifest.base.fields_by_name
+        meta = {name: value for name, value in described[homes[""]].items() if name not in changed}
+        fields: dict[str, bytes] = {}
+        for name, field in self.schema.items():
+            stored_fields, described_here = records[homes[name]].fields, described[homes[name]]
+            stored = field.stored_name(name) or image_field(stored_fields, name)
+            if stored is not None and stored in stored_fields:
+                fields[stored] = stored_fields[stored]
+            if name in described_here:
+                meta[name] = described_here[name]
+        return Record(self.keys[row], {**fields, META_FIELD: dump_json(meta)})
 
     def _assembled(self, row: int) -> Record:
         """Return the record that a conversion of an attached archive would store."""

@@ -6,6 +6,7 @@ from shardkit.contracts import ShardSpec
 from shardkit.dataset.index_builder import open_records
 from shardkit.exporting.output import OutputFolder
 from shardkit.exporting.records import Exporting
+from shardkit.kinds.field import describe_schema
 from shardkit.registry import get_format
 
 
@@ -17,6 +18,9 @@ def write_archives(exporting: Exporting, output: OutputFolder) -> None:
         path = exporting.shards.files.path(number)
         with open_records(get_format(manifest.format), path) as records:
             meta = {**records.meta, "format": target.name, "raw_shape": None}
+        if manifest.layers:
+            schema = describe_schema(manifest.fields_by_name)
+            meta |= {"classes": manifest.classes, "schema": schema}
         name = f"{exporting.shards.dataset.split or 'data'}-{number:06d}{target.suffix}"
         writer = target.write(output.root / name, ShardSpec(meta=meta))
         try:

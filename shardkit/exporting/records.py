@@ -104,9 +104,9 @@ class Exporting:
         manifest, path = self.shards.manifest, self.shards.files.path(shard)
         start = sum(entry.rows for entry in manifest.shards[:shard])
         count = manifest.shards[shard].rows
-        if not manifest.shards[shard].holds_records:
+        if manifest.layers or not manifest.shards[shard].holds_records:
             for row in range(start, start + count):
-                yield self.shards.record(row)
+                yield self._as_files(self.shards.record(row))
                 if self.report:
                     self.report(Progress(images=1))
             return

@@ -58,7 +58,7 @@ _ALLOCATION = np.dtype([("sample", "<u8"), ("start", "<u8"), ("size", "<u8")])
 class BetonField(NamedTuple):
     """A field of a file."""
 
-    kind: str
+    holds: str
     """``float``, ``int``, ``image``, ``bytes``, ``array`` or ``json``."""
     in_row: npt.DTypeLike
     """Type of what a sample's row holds: a number, or where the value is."""
@@ -69,7 +69,7 @@ class BetonField(NamedTuple):
     @property
     def is_allocated(self) -> bool:
         """Whether values are outside of the samples' rows."""
-        return self.kind not in ("float", "int")
+        return self.holds not in ("float", "int")
 
     @property
     def bytes(self) -> int:
@@ -77,7 +77,7 @@ class BetonField(NamedTuple):
         return math.prod(self.shape) * (self.dtype.itemsize if self.dtype else 0)
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.dtype}, {self.shape}" if self.dtype else self.kind
+        return f"{self.holds} of {self.dtype}, {self.shape}" if self.dtype else self.holds
 
 
 @dataclass(frozen=True)
@@ -232,4 +232,4 @@ def without_terminator(data: bytes) -> bytes:
 
 def names_of(fields: Mapping[str, BetonField], kind: str) -> Sequence[str]:
     """Return the names of the fields of a kind."""
-    return [name for name, field in fields.items() if field.kind == kind]
+    return [name for name, field in fields.items() if field.holds == kind]

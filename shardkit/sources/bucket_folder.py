@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from shardkit.stores.process import call
 from shardkit.stores.urls import as_url
 from shardkit.system.files import require_local
 from shardkit.system.temporary import full_disk_named
+
+_TOGETHER = 1 << 20
+"""Bytes of objects that the helper process sends at a time, which costs less than one by one."""
 
 
 def open_place(path: str | Path) -> Place:
@@ -71,18 +75,16 @@ class BucketFolder(Place):
         Raises:
             UsageError: If there is no such bucket, or access is denied.
         """
-        folders, _ = call(whole.folders, self.url, self._below)
+        folders = call(whole.folders, self.url, self._below)
         return [name for name in folders if not name.startswith(".")]
 
     def names(self) -> list[str]:
         """Return the names of all objects and folders in it."""
-        folders, objects = call(whole.folders, self.url, self._below)
-        return [*{*folders, *objects}]
+        return [*{*call(whole.folders, self.url, self._below), *self._objects()}]
 
     def has(self, name: str) -> bool:
         """Return whether it has an object of that name."""
-        _, objects = call(whole.folders, self.url, self._below)
-        return name in objects
+        return name in self._objects()
 
     def finder(self) -> Finder:
         """Return what lists the objects."""
@@ -99,20 +101,23 @@ class BucketFolder(Place):
             BadImage: If it is gone, or another version than the listed one.
             ShardkitError: If the store cannot be read: no image may be left out for that.
         """
-        answer = call(whole.take, self.url, self._path(path), entry.bytes, entry.stamp)
-        if answer[:1] == b"-":
+        answer = _arriving.take(self.url, (self._path(path), entry.bytes, entry.stamp))
+        if isinstance(answer, bytes):
+            return answer
+        if answer == whole.GONE:
             raise BadImage("it cannot be read: the store does not have it any more")
-        if answer[:1] == b"~":
-            raise BadImage(CHANGED)
-        return answer[1:]
+        raise BadImage(CHANGED)
 
     def ahead(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
-        """Start to read objects, a few at a time."""
+        """Start to read objects, in this order, a few at a time."""
         objects = [
             (self._path(path), entry.bytes, entry.stamp)
             for entry, path in zip(entries, paths, strict=True)
         ]
-        call(whole.ahead, self.url, objects)
+        _arriving.plan(self.url, objects)
+
+    def _objects(self) -> list[str]:
+        return call(whole.objects, self.url, self._below)
 
     def _path(self, path: str) -> str:
         return f"{self._below}/{path}" if self._below else path
@@ -137,6 +142,53 @@ class BucketFolder(Place):
         return objects
 
 
+class _Arriving:
+    """Objects that the helper process reads ahead, and sends together if they are small."""
+
+    def __init__(self) -> None:
+        self._url = ""
+        self._planned = deque[whole.Object]()
+        self._arrived: dict[whole.Object, bytes] = {}
+
+    def plan(self, url: str, objects: Sequence[whole.Object]) -> None:
+        """Start to read objects, and forget others."""
+        self._url, self._planned = url, deque(objects)
+        self._arrived.clear()
+        call(whole.ahead, url, objects)
+
+    def take(self, url: str, wanted: whole.Object) -> bytes | str:
+        """Return the content of an object, or why there is none, as `whole.take`."""
+        if url == self._url and wanted in self._arrived:
+            return self._arrived.pop(wanted)
+        objects = self._following(wanted) if url == self._url else [wanted]
+        answer = call(whole.take, url, objects)
+        if isinstance(answer, str) or len(answer) == wanted[1]:
+            return answer
+        content, start = answer[: wanted[1]], wanted[1]
+        for following in objects[1:]:
+            if (end := start + following[1]) > len(answer):
+                break
+            self._arrived[following] = answer[start:end]
+            start = end
+        return content
+
+    def _following(self, wanted: whole.Object) -> list[whole.Object]:
+        """Return an object, and those planned after it, of `_TOGETHER` bytes at most."""
+        objects, size = [wanted], wanted[1]
+        if wanted in self._planned:
+            while self._planned.popleft() != wanted:
+                pass
+            for following in self._planned:
+                size += following[1]
+                if not following[1] or size > _TOGETHER:
+                    break
+                objects.append(following)
+        return objects
+
+
+_arriving = _Arriving()
+
+
 class _Listing(Finder):
     """Lists the objects of a folder. The suffix decides which are images: no content is read."""
 
@@ -148,7 +200,9 @@ class _Listing(Finder):
         """Yield path, size and stamp of each image in a folder, and report everything else."""
         skip = len(top) + 1 if top else 0
         for path, size, stamp in self._place.listed(top, deep=recurse):
-            if any(part.startswith(".") for part in path[skip:].split("/")):
+            if path == top:
+                self.ignore(path or ".", "an empty object" if not size else "named like a folder")
+            elif any(part.startswith(".") for part in path[skip:].split("/")):
                 self.ignore(path, "hidden")
             elif not claims_image(path):
                 self.ignore(path, "not an image" if size else "an empty object")

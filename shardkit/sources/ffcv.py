@@ -178,12 +178,12 @@ class Ffcv(FileSource, AttachableSource):
 
     def _field(self, kept: Kept) -> Field:
         field = self._beton.fields[kept.source]
-        if kept.pointer is not None and field.kind != "json":
+        if kept.pointer is not None and field.holds != "json":
             raise UsageError(f"keep='{kept}': only a field of JSON has parts, not {field}")
         if kept.kind is not None:
             return kept.field(kept.kind)
-        if kept.pointer is not None or field.kind != "array":
-            return _KINDS[field.kind]
+        if kept.pointer is not None or field.holds != "array":
+            return _KINDS[field.holds]
         try:
             return Field("array", field.dtype, field.shape)
         except ValueError as error:
@@ -222,7 +222,7 @@ class Ffcv(FileSource, AttachableSource):
             )
         for kept in self._keep:
             field, stored = self._beton.fields[kept.source], self.schema[kept.name]
-            whole = field.kind == stored.kind and not any(
+            whole = field.holds == stored.kind and not any(
                 mode == RAW for mode, *_ in self._modes.get(kept.source, ())
             )
             whole &= field.dtype is None or field.dtype == stored.values
@@ -272,14 +272,14 @@ class Ffcv(FileSource, AttachableSource):
     def _value(self, kept: Kept, where: Any, content: bytes) -> Any:
         """Return the value of a field to keep."""
         field, kind = self._beton.fields[kept.source], self.schema[kept.name].kind
-        if field.kind == "array":
+        if field.holds == "array":
             array = np.frombuffer(content, field.dtype).reshape(field.shape)
             return array if self.schema[kept.name].type.stored_apart else array.tolist()
-        if field.kind == "image":
+        if field.holds == "image":
             return content if where["mode"] == JPEG else _pixels(where, content)
         if not field.is_allocated:
             return where.item()
-        if field.kind == "json":
+        if field.holds == "json":
             content = without_terminator(content)
             if kind not in ("json", "bytes") and kept.pointer is None:
                 kept = kept._replace(pointer="")
@@ -371,12 +371,12 @@ class Ffcv(FileSource, AttachableSource):
             stated = samples[name]
             starts = stated["start"] if stated.dtype.names else stated
             sizes = allocations.sizes(starts, rows)
-            if field.kind == "image":
+            if field.holds == "image":
                 area = stated["height"].astype(np.int64) * stated["width"]
                 good = np.where(stated["mode"] == RAW, sizes == area * _CHANNELS, sizes > 0)
                 good &= (stated["mode"] <= RAW) & (area > 0)
                 of_images[name] = sizes
-            elif field.kind == "array":
+            elif field.holds == "array":
                 good = sizes == field.bytes
             else:
                 own = (sizes >= 0) & (sizes.astype(np.uint64) == stated["size"])
@@ -392,7 +392,7 @@ def _start_of(where: Any) -> int:
 
 def _size_of(field: BetonField, where: Any, size: int | None) -> int:
     """Return the bytes of a value; ``size`` is that of an image."""
-    if field.kind == "array":
+    if field.holds == "array":
         return field.bytes
     return int(where["size"]) if size is None else size
 

@@ -172,8 +172,10 @@ class ImageFolder(PartedSource):
         """
         folders, splits = self.place.folders(), self.options.splits
         splits = _are_splits(self.place, folders) if splits is None else splits
-        names = folders if splits else [""]
-        inner = {name: self.place.inner(name).folders() for name in names}
+        inner = {"": folders}
+        if splits:
+            inner = {name: self.place.inner(name).folders() for name in folders}
+        names = [*inner]
         class_names = {name for classes in inner.values() for name in classes}
         if classes is None:
             ordered = _ordered(

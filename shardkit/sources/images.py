@@ -27,7 +27,10 @@ IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
 another suffix is an image if its content is one; otherwise it is left out and reported."""
 
 
-AS_ARRAYS = "store them unchanged in Python: convert(samples, schema={'x': 'array'}, ...)"
+AS_ARRAYS = (
+    "store them unchanged: `shardkit convert npy --arrays`, or in Python "
+    "convert(samples, schema={'x': 'array'}, ...)"
+)
 """Remedy for arrays that are not images."""
 
 

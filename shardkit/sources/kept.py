@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field, Need, all_kinds, check_schema
 from shardkit.kinds.values import parse_json
+from shardkit.record import LABEL
 from shardkit.sources.images import has_image_suffix, is_image
 
 _ITEM = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([^:,?=]+)(:/[^:,?]*)?(?::([a-z0-9]+))?(\?)?\Z")
@@ -44,8 +45,13 @@ class Kept(NamedTuple):
         return Field("number", kind) if kind in _NUMBERS else Field(kind)
 
 
-def parse_keep(text: str | None) -> list[Kept]:
+def parse_keep(text: str | None, option: str = "keep", *, labels: bool = False) -> list[Kept]:
     """Return the fields of the option ``--keep``.
+
+    Args:
+        text: The fields, separated by commas.
+        option: Name of the option in errors.
+        labels: Whether a field may be the primary label.
 
     Raises:
         UsageError: If it is not a list of ``[NAME=]SOURCE[:/PATH][:KIND][?]``.
@@ -55,17 +61,18 @@ def parse_keep(text: str | None) -> list[Kept]:
         match = _ITEM.match(item)
         if match is None or (match[4] and match[4] not in KEPT_KINDS):
             raise UsageError(
-                f"keep={item!r} is not [NAME=]SOURCE[:KIND], such as caption=txt or age=json:/age:"
-                f"int64; kinds are {', '.join(KEPT_KINDS)}"
+                f"{option}={item!r} is not [NAME=]SOURCE[:KIND], such as caption=txt or "
+                f"age=json:/age:int64; kinds are {', '.join(KEPT_KINDS)}"
             )
         pointer = match[3][2:] if match[3] else None
         fields.append(Kept(match[1] or match[2], match[2], pointer, match[4], bool(match[5])))
     try:
-        check_schema({kept.name: Field("json") for kept in fields})
+        others = (kept.name for kept in fields if not (labels and kept.name == LABEL))
+        check_schema({name: Field("json") for name in others})
     except ValueError as error:
-        raise UsageError(f"keep=: {error}") from error
+        raise UsageError(f"{option}=: {error}") from error
     if len({kept.name for kept in fields}) < len(fields):
-        raise UsageError(f"keep={text!r} names a field twice")
+        raise UsageError(f"{option}={text!r} names a field twice")
     return fields
 
 

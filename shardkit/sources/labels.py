@@ -36,6 +36,10 @@ class LabelValues:
         """Return the code of a label, in the order of first use, for `Labels.of`."""
         return self._codes.setdefault(value, len(self._codes))
 
+    def texts(self) -> list[str]:
+        """Return the labels as texts, in the order of their codes."""
+        return [str(value) for value in self._codes]
+
     def assign(
         self, classes: Sequence[str] | None, names: Sequence[str] | bool | None = None
     ) -> Labels:

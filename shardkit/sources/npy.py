@@ -5,24 +5,31 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.contracts import LOOSE, Entry, SourceKind, SourceOptions
+from shardkit.contracts import Entry, Source, SourceKind
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
-from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.image_files import require_inside
 from shardkit.sources.images import image_axes, pixel_record, require_pixels
 from shardkit.sources.inputs import CHANGED, place, place_of, reading, require_rows
-from shardkit.sources.labels import Value, classes_option, read_classes
-from shardkit.sources.npy_files import Array, members, opened, parse_header, values
+from shardkit.sources.labels import read_classes
+from shardkit.sources.npy_arrays import PICKLE, PICKLED, NpyArrays, NpyOptions
+from shardkit.sources.npy_files import (
+    Array,
+    labels_of,
+    members,
+    opened,
+    parse_header,
+    values,
+    walk,
+)
 from shardkit.system.files import as_name, as_text, require_local
 
 _SPLIT = "train|training|val|valid|validation|test|testing"
@@ -33,34 +40,12 @@ _BY_SPLIT = (
 )
 """Usual names of the arrays of several splits."""
 
-_CHUNK = 1 << 16
-_MOST_LABELS = 1 << 30
-_LABELS = 1 << 14
-"""Labels to read at a time."""
-
 
 class _Pair(NamedTuple):
     """The arrays of one split."""
 
     images: str
     labels: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NpyOptions(SourceOptions):
-    """The options of this source."""
-
-    images: str | None = option(
-        None, help="Array of images.", metavar="NAME", stored="image_array", shown="images"
-    )
-    labels: str | None = option(
-        None,
-        help="Array of labels, integers or texts; none: no labels.",
-        metavar="NAME",
-        shown="labels, if there are any",
-        stored="label_array",
-    )
-    classes: str | None = classes_option()
 
 
 class Npy(ListedSource):
@@ -146,7 +131,7 @@ class Npy(ListedSource):
             labels = (
                 itertools.repeat(None, array.rows)
                 if pair.labels is None
-                else self._labels(pair.labels, array.rows)
+                else labels_of(*self._file(pair.labels), pair.labels, array.rows)
             )
         except BadImage as error:
             raise UsageError(f"{self.path}: {' or '.join(filter(None, pair))}: {error}") from error
@@ -162,44 +147,9 @@ class Npy(ListedSource):
             raise UsageError(f"{self.path}: {pair.labels}: {error}") from error
         return f"{pair.images} ({array}, axes {axes}), labels {pair.labels or 'none'}"
 
-    def _labels(self, name: str, images: int) -> Iterator[Value]:
-        """Return the labels of all images, which are read when they are used."""
-        with opened(*self._file(name)) as view:
-            array = parse_header(view)
-            if (
-                array.shape[1:] not in ((), (1,))
-                or not array.shape
-                or array.dtype.kind not in "biuSU"
-            ):
-                raise BadImage(f"{name} is {array}, not one integer or text for each image")
-            if array.rows != images:
-                raise BadImage(f"there are {images} images, but {array.rows} labels")
-            if array.rows * array.row_bytes > _MOST_LABELS:
-                raise BadImage(f"{name} has over {_MOST_LABELS} bytes of labels")
-        return itertools.chain.from_iterable(
-            self._some_labels(name, array, row, min(_LABELS, images - row))
-            for row in range(0, images, _LABELS)
-        )
-
-    def _some_labels(self, name: str, array: Array, row: int, count: int) -> list[Value]:
-        with opened(*self._file(name)) as view:
-            column: npt.NDArray[Any] = values(view, array, row, count).reshape(-1)
-        if array.dtype.kind == "S":
-            return [value.decode("utf-8", "surrogateescape") for value in column.tolist()]
-        if array.dtype.kind == "U":  # NumPy does not check the code points
-            codec = "utf-32-be" if array.dtype.str[0] == ">" else "utf-32-le"
-            size = array.dtype.itemsize
-            data = column.tobytes()
-            try:
-                texts = [data[n : n + size].decode(codec) for n in range(0, len(data), size)]
-            except UnicodeDecodeError as error:
-                raise BadImage(f"{name} has a text that is not Unicode: {error}") from error
-            return [text.rstrip("\0") for text in texts]
-        return [int(value) for value in column]
-
     def _list_folder(self, listing: Listing) -> str:
         kinds: set[str] = set()
-        for path, label in _walk(self.path, listing):
+        for path, label in walk(self.path, listing, (".npy",)):
             try:
                 with reading(os.path.join(self.path, as_name(path))) as view:
                     array, stamp = parse_header(view), view.stamp
@@ -218,7 +168,10 @@ def _arrays(path: Path) -> list[str]:
     """Return the names of the arrays in an .npz file or a folder."""
     if path.is_file():
         if path.suffix != ".npz":
-            raise UsageError(f"{path} is not an .npz file; for .npy files, give their folder")
+            raise UsageError(
+                f"{path} is not an .npz file; for .npy files, give their folder; "
+                "for other arrays than images, set arrays=True"
+            )
         try:
             return members(str(path))
         except BadImage as error:
@@ -276,29 +229,16 @@ def _pixels(array: npt.NDArray[Any], axes: str) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(array.transpose(1, 2, 0) if axes == "CHW" else array)
 
 
-def _walk(root: Path, listing: Listing) -> Iterator[tuple[str, str | None]]:
-    """Yield path and class of each .npy file in the folders of ``root``, or in ``root`` itself."""
-    tops = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    for top in [name for name in tops if not name.startswith(".")] or [""]:
-        for folder, inner, names in os.walk(root / top):
-            inner.sort(key=as_text)
-            if not top:
-                inner.clear()
-            for name in sorted(names, key=as_text):
-                path = as_text(os.path.relpath(os.path.join(folder, name), root))
-                if name.startswith(".") or not name.endswith(".npy"):
-                    listing.ignore(path, "not an .npy file")
-                else:
-                    yield path, as_text(top) or None
-    if tops:
-        for entry in sorted(os.scandir(root), key=lambda item: item.name):
-            if not entry.is_dir():
-                listing.ignore(as_text(entry.name), LOOSE)
+def _open(path: str | Path, options: NpyOptions) -> Source:
+    """Open a source of images or, with ``arrays``, of arrays."""
+    if str(path).endswith(PICKLED):
+        raise UsageError(f"{path}: {PICKLE}")
+    return NpyArrays(path, options) if options.arrays else Npy(path, options)
 
 
 SOURCE = SourceKind(
     name=Npy.kind,
-    title="Convert images in .npy or .npz files.",
+    title="Convert images or arrays in .npy or .npz files.",
     help="""Convert images in NumPy's files to a dataset in DST.
 
     SRC is an .npz file or a folder with images.npy and labels.npy (or train_images, train_labels,
@@ -306,11 +246,16 @@ SOURCE = SourceKind(
     file for each image. Images are uint8, height x width with 1, 3 or 4 channels, first or last.
     They become PNG files; --resize HxW --encode raw stores plain pixels. Nothing is unpickled.
 
+    With --arrays, values of any numeric type are stored unchanged, as fields: SRC is a folder, of
+    class folders perhaps, with one .npy or .npz file for each sample, or one such file with a
+    sample in each row. Folders train, val and test become splits.
+
     \b
     Examples:
       shardkit convert npy pathmnist.npz dataset --to lmdb --dry-run
       shardkit convert npy arrays dataset --to hdf5 --images x --labels y
+      shardkit convert npy latents dataset --to webdataset --arrays
     """,
     options=NpyOptions,
-    source=Npy,
+    source=_open,
 )

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import re
 import struct
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.contracts import LOOSE
 from shardkit.errors import BadImage
+from shardkit.sources.driver import Listing
 from shardkit.sources.inputs import OpenedFile, reading, require_machine
+from shardkit.sources.labels import Value
+from shardkit.system.files import as_text
 from shardkit.system.text import quoted
 
 _MAGIC = b"\x93NUMPY"
 _LONGEST = 1 << 14
 """Maximum bytes of a header; those of plain arrays have 118."""
+_MOST_UNPACKED = 1 << 28
+"""Maximum bytes to unpack in memory."""
+_MOST_LABELS = 1 << 30
+_LABELS = 1 << 14
+"""Labels to read at a time."""
 _DESCR = re.compile(r"'descr': *'([<>|=]?[biufSU][0-9]{1,9})'")
 _ORDER = re.compile(r"'fortran_order': *(True|False)")
 _SHAPE = re.compile(r"'shape': *\(([0-9L, ]{0,400})\)")
@@ -54,9 +67,45 @@ def opened(path: str, member: str, stamp: int | None = None) -> Iterator[OpenedF
     with reading(path, stamp) as view:
         if member:
             with _bad_archive(path):
-                spot = _find_member(path, member)
-            view.enter(*spot)
+                start, length, packed, _ = _find_member(path, member)
+            view.enter(start, length, packed)
         yield view
+
+
+@contextmanager
+def opened_once(
+    path: str, member: str, stamp: int | None = None, *, header: bool = False
+) -> Iterator[OpenedFile | _Bytes]:
+    """As `opened`, but unpack a member in memory: `opened` keeps it on disk for more reads.
+
+    Args:
+        path: The file.
+        member: The array of an .npz file, or "".
+        stamp: The modification time in the scan; None does not compare it.
+        header: Whether only the header is read.
+    """
+    with reading(path, stamp) as view:
+        if not member:
+            yield view
+            return
+        with _bad_archive(path):
+            start, length, packed, size = _find_member(path, member)
+        if not packed:
+            view.enter(start, length, packed)
+            yield view
+            return
+        if max(size, length) > _MOST_UNPACKED:
+            raise BadImage(f"{member} has {size:,} bytes, over the limit of {_MOST_UNPACKED:,}")
+        most = min(size, _LONGEST + 12) if header else size
+        try:
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(
+                view.read(start, length), most + 1
+            )
+        except zlib.error as error:
+            raise BadImage(f"it cannot be unpacked: {error}") from error
+        if len(data) < most or len(data) > size:
+            raise BadImage(f"{member} has not the {size} bytes that the archive states")
+        yield _Bytes(data, size, view.stamp)
 
 
 def members(path: str) -> list[str]:
@@ -75,8 +124,8 @@ def _bad_archive(path: str) -> Iterator[None]:
         raise BadImage(f"it is not an .npz file: {error}") from error
 
 
-def _find_member(path: str, member: str) -> tuple[int, int, bool]:
-    """Return offset and size of the bytes of a member, and whether they are compressed."""
+def _find_member(path: str, member: str) -> tuple[int, int, bool, int]:
+    """Return offset and size of a member's bytes, whether they are compressed, and its size."""
     with zipfile.ZipFile(path) as archive:
         info = archive.getinfo(f"{member}.npy")
         if info.flag_bits & 1 or info.compress_type not in (
@@ -91,15 +140,16 @@ def _find_member(path: str, member: str) -> tuple[int, int, bool]:
             raise ValueError(f"{member} has no local header")
         name, extra = struct.unpack_from("<HH", header, 26)
         packed = info.compress_type == zipfile.ZIP_DEFLATED
-        return info.header_offset + 30 + name + extra, info.compress_size, packed
+        return info.header_offset + 30 + name + extra, info.compress_size, packed, info.file_size
 
 
 class _Bytes:
     """Bytes in memory, read like a file."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, size: int | None = None, stamp: int = 0) -> None:
         self._data = data
-        self.size = len(data)
+        self.size = len(data) if size is None else size
+        self.stamp = stamp
 
     def read(self, offset: int, length: int) -> bytes:
         return self._data[offset : offset + length]
@@ -125,7 +175,11 @@ def parse_header(view: OpenedFile | _Bytes) -> Array:
     text = view.read(start, length).decode("latin-1")
     descr, order, shape = (p.search(text) for p in (_DESCR, _ORDER, _SHAPE))
     if descr is None or order is None or shape is None:
-        kind = "pickled objects, which could run any code" if "'|O'" in text else "no plain values"
+        kind = "no plain values"
+        if "'|O'" in text:
+            kind = "pickled objects, which could run any code"
+        elif "V2'" in text:
+            kind = "values of 2 bytes without a type; of bfloat16, save x.view('uint16')"
         raise BadImage(f"it holds {kind}: {quoted(text.strip())}")
     try:
         dtype: np.dtype[np.generic] = np.dtype(descr[1])
@@ -151,7 +205,9 @@ def read_array(data: bytes) -> npt.NDArray[np.generic]:
     return values.reshape(array.shape, order="F" if array.fortran else "C")
 
 
-def values(view: OpenedFile, array: Array, row: int, count: int) -> npt.NDArray[np.generic]:
+def values(
+    view: OpenedFile | _Bytes, array: Array, row: int, count: int
+) -> npt.NDArray[np.generic]:
     """Return some rows of an array that is not in Fortran order.
 
     Raises:
@@ -161,3 +217,60 @@ def values(view: OpenedFile, array: Array, row: int, count: int) -> npt.NDArray[
     if len(data) != count * array.row_bytes:
         raise BadImage("the file is truncated")
     return np.frombuffer(data, array.dtype).reshape(count, *array.shape[1:])
+
+
+def labels_of(path: str, member: str, name: str, rows: int) -> Iterator[Value]:
+    """Return the labels of all rows, which are read when they are used.
+
+    Raises:
+        BadImage: If the array ``name`` does not hold a label for each row.
+    """
+    with opened(path, member) as view:
+        array = parse_header(view)
+    if array.shape[1:] not in ((), (1,)) or not array.shape or array.dtype.kind not in "biuSU":
+        raise BadImage(f"{name} is {array}, not one integer or text for each image")
+    if array.rows != rows:
+        raise BadImage(f"there are {rows} images, but {array.rows} labels")
+    if array.rows * array.row_bytes > _MOST_LABELS:
+        raise BadImage(f"{name} has over {_MOST_LABELS} bytes of labels")
+    return itertools.chain.from_iterable(
+        _some_labels((path, member), name, array, range(row, min(row + _LABELS, rows)))
+        for row in range(0, rows, _LABELS)
+    )
+
+
+def _some_labels(file: tuple[str, str], name: str, array: Array, rows: range) -> list[Value]:
+    with opened(*file) as view:
+        column: npt.NDArray[Any] = values(view, array, rows.start, len(rows)).reshape(-1)
+    if array.dtype.kind == "S":
+        return [value.decode("utf-8", "surrogateescape") for value in column.tolist()]
+    if array.dtype.kind == "U":  # NumPy does not check the code points
+        codec = "utf-32-be" if array.dtype.str[0] == ">" else "utf-32-le"
+        size = array.dtype.itemsize
+        data = column.tobytes()
+        try:
+            texts = [data[n : n + size].decode(codec) for n in range(0, len(data), size)]
+        except UnicodeDecodeError as error:
+            raise BadImage(f"{name} has a text that is not Unicode: {error}") from error
+        return [text.rstrip("\0") for text in texts]
+    return [int(value) for value in column]
+
+
+def walk(root: Path, listing: Listing, suffixes: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield path and class of each array file in the folders of ``root``, or in ``root`` itself."""
+    tops = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    for top in [name for name in tops if not name.startswith(".")] or [""]:
+        for folder, inner, names in os.walk(root / top):
+            inner.sort(key=as_text)
+            if not top:
+                inner.clear()
+            for name in sorted(names, key=as_text):
+                path = as_text(os.path.relpath(os.path.join(folder, name), root))
+                if name.startswith(".") or not name.endswith(tuple(suffixes)):
+                    listing.ignore(path, f"not an {suffixes[0]} file")
+                else:
+                    yield path, as_text(top) or None
+    if tops:
+        for entry in sorted(os.scandir(root), key=lambda item: item.name):
+            if not entry.is_dir():
+                listing.ignore(as_text(entry.name), LOOSE)

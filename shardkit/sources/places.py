@@ -91,7 +91,7 @@ class Place(ABC):
         """
 
     def ahead(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
-        """Start to read files, in this order."""
+        """Start to read files, in this order, in bounded memory."""
         return
 
     def paths(self, names: Sequence[str]) -> Sequence[bytes] | None:

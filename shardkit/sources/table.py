@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,12 +68,7 @@ class _Scan:
 
     def field(self, kept: Kept) -> Field:
         """Return a field, now that all of its values are known."""
-        kinds = self.kinds[kept.name]
-        if _ANY_TEXT in kinds:
-            return kept.field("text")
-        if len(kinds) < 2:
-            return kept.field(next(iter(kinds), "text"))
-        return kept.field("float64" if kinds == {"int64", "float64"} else "json")
+        return kept.field(kind_of_cells(self.kinds[kept.name]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,16 +212,16 @@ class Table(NamedSource):
         code = NO_LABEL
         values: dict[str, Any] = {}
         if self._label:
-            value = _cell(row, self._label, text)
+            value = cell(row, self._label, text)
             value = value.strip() if isinstance(value, str) else value
             code = scan.labels["label"].code(checked_label(value, _name(self._label)))
         if self._labels:
-            labels = self._several(_cell(row, self._labels, text), _name(self._labels))
+            labels = self._several(cell(row, self._labels, text), _name(self._labels))
             values["labels"] = list(map(scan.labels["labels"].code, labels))
         if self._boxes:
             values["boxes"] = self._boxes_of(row, text, scan.labels["boxes"])
         for kept in self.kept_files:
-            name = _cell(row, kept, text)
+            name = cell(row, kept, text)
             if _is_there(kept, name):
                 try:
                     plain, status = scan.listing.names.find(name)
@@ -237,15 +232,15 @@ class Table(NamedSource):
                     kind = "mask" if kept.name == "mask" else kind_of_suffix(plain)
                     scan.kinds[kept.name].add(kind)
         for kept in self._keep:
-            value = _cell(row, kept, text)
+            value = cell(row, kept, text)
             if not _is_there(kept, value):
                 continue
             values[kept.name] = value
             of_text = text and kept.pointer is None
             if kept.kind is None:
-                scan.kinds[kept.name] |= _kinds_of_text(value) if of_text else {_kind_of(value)}
+                scan.kinds[kept.name] |= kinds_in(value, of_text)
             elif of_text:
-                values[kept.name] = _typed(kept.kind, value, kept.source)
+                values[kept.name] = typed(kept.kind, value, kept.source)
         return code, values
 
     def _several(self, value: Any, where: str) -> list[Value]:
@@ -264,10 +259,10 @@ class Table(NamedSource):
         """Return boxes as left, top, right and bottom, and the code of the label of each."""
         assert self._boxes is not None
         where = _name(self._boxes)
-        cells = _list(_cell(row, self._boxes, text), where)
+        cells = _list(cell(row, self._boxes, text), where)
         if self._box_labels:
-            cell = _cell(row, self._box_labels, text)
-            box_labels = self._several(cell, _name(self._box_labels))
+            value = cell(row, self._box_labels, text)
+            box_labels = self._several(value, _name(self._box_labels))
             if len(box_labels) != len(cells):
                 raise BadImage(f"it has {len(cells)} boxes and {len(box_labels)} labels of boxes")
             pairs = zip(cells, box_labels, strict=True)
@@ -305,7 +300,7 @@ class Table(NamedSource):
         for kept in self._keep:
             dtype = self.schema[kept.name].dtype
             if dtype and isinstance(values.get(kept.name), str):
-                values[kept.name] = _typed(dtype, values[kept.name], kept.source)
+                values[kept.name] = typed(dtype, values[kept.name], kept.source)
         return values
 
     def _require_fields(self) -> None:
@@ -356,7 +351,7 @@ def _name(column: _Column | Kept | None) -> str:
     return column.source if column.pointer is None else f"{column.source}:/{column.pointer}"
 
 
-def _cell(row: Mapping[str, Any], column: _Column | Kept, text: bool) -> Any:
+def cell(row: Mapping[str, Any], column: _Column | Kept, text: bool) -> Any:
     """Return the value of a row in a column, or None."""
     value = row.get(column.source)
     _require_utf8(value)
@@ -403,6 +398,25 @@ def _is_there(kept: Kept, value: object) -> bool:
     return True
 
 
+def kind_of_cells(kinds: Set[str]) -> str:
+    """Return the kind of a column, given what `kinds_in` found in its cells."""
+    if _ANY_TEXT in kinds:
+        return "text"
+    if len(kinds) < 2:
+        return next(iter(kinds), "text")
+    return "float64" if kinds == {"int64", "float64"} else "json"
+
+
+def kinds_in(value: Any, of_text: bool) -> set[str]:
+    """Return the kinds that a cell decides.
+
+    Args:
+        value: The value of the cell.
+        of_text: Whether all values of the table are texts.
+    """
+    return _kinds_of_text(value) if of_text else {_kind_of(value)}
+
+
 def _kind_of(value: object) -> str:
     """Return the kind of a JSON value."""
     if isinstance(value, str):
@@ -420,7 +434,7 @@ def _kinds_of_text(value: str) -> set[str]:
     return {"int64" if _INT.match(value) else "float64" if _FLOAT.match(value) else _ANY_TEXT}
 
 
-def _typed(kind: str, text: str, where: str) -> Any:
+def typed(kind: str, text: str, where: str) -> Any:
     """Return the value of a text in a table of texts."""
     if kind == "text":
         return text

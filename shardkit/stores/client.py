@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
+import resource
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from hashlib import md5
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,12 +24,13 @@ from obstore.exceptions import (
     GenericError,
     JoinError,
     PermissionDeniedError,
+    PreconditionError,
     UnauthenticatedError,
 )
 from obstore.store import from_url
 
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.stores.store import Exists, Listed, Missing, Store, timeout
+from shardkit.stores.store import ATTEMPTS, Exists, Listed, Missing, Store, timeout
 from shardkit.system.text import quoted
 
 PART = 8 << 20
@@ -32,6 +38,9 @@ PART = 8 << 20
 
 _PAGE = 1000
 """Objects of a listing at a time."""
+
+_LEVEL_SECONDS, _LEVEL_BYTES = 3600, 8 << 30
+"""Limits of time and memory of a listing with folders: about 10 million objects."""
 
 _RETRIES = 8
 _RETRY_SECONDS = 60
@@ -66,6 +75,12 @@ _BAD_NAME = "path segment"
 
 _NO_BUCKET = "NoSuchBucket|ContainerNotFound"
 
+_MD5 = re.compile("[0-9a-f]{32}")
+"""An ETag that is the MD5 of its object, most likely."""
+
+_UNTAGGED = 8
+"""Objects in succession whose ETag is no MD5, after which none is expected."""
+
 _DIGEST = "sha256"
 """Metadata of each object that `ObjectStore.put` writes."""
 
@@ -77,6 +92,7 @@ class ObjectStore(Store):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        self._untagged = 0
         self._scheme = url.partition(":")[0]
         server = os.environ.get(_ENDPOINT[self._scheme], "")
         client: Any = {"timeout": f"{timeout()}s", "allow_http": server.startswith("http://")}
@@ -146,9 +162,7 @@ class ObjectStore(Store):
 
     def folders(self, folder: str) -> tuple[list[str], list[str]]:
         """Return the names of the folders and of the objects directly in a folder."""
-        answer = self._repeated(
-            folder or "*", lambda: obstore.list_with_delimiter(self._store, folder or None)
-        )
+        answer = self._repeated(folder or "*", lambda: asyncio.run(self._level(folder)))
         objects = [entry["path"] for entry in answer["objects"]]
         return [_last(path) for path in answer["common_prefixes"]], [*map(_last, objects)]
 
@@ -162,31 +176,86 @@ class ObjectStore(Store):
                 for page in obstore.list(self._store, folder or None, chunk_size=_PAGE):
                     yield [*map(_listed, page)]
             else:
-                yield [
-                    *map(
-                        _listed,
-                        obstore.list_with_delimiter(self._store, folder or None)["objects"],
-                    )
-                ]
+                yield [*map(_listed, asyncio.run(self._level(folder))["objects"])]
+
+    async def _level(self, folder: str) -> Any:
+        """Return the folders and objects directly in a folder.
+
+        The client collects all pages, of which a hostile server may have no last one.
+        """
+        request = asyncio.ensure_future(
+            obstore.list_with_delimiter_async(self._store, folder or None)
+        )
+        end, most = time.monotonic() + _LEVEL_SECONDS, _peak() + _LEVEL_BYTES
+        while not (await asyncio.wait({request}, timeout=1))[0]:
+            if time.monotonic() > end or _peak() > most:
+                request.cancel()
+                raise ShardkitError(
+                    f"{self.url}/{folder}".rstrip("/") + ": the list of its objects does not end; "
+                    "retry, or ask the operator of the store"
+                )
+        return request.result()
 
     def whole(self, name: str, size: int, stamp: int) -> bytes | None:
-        """Return the content of an object; None if it is not the version that was listed."""
-        listed = (size, stamp)
-        if size > PART:
-            if self.version(name) != listed:
-                return None
-            data = bytearray()
-            while len(data) < size:
-                data += self.read(name, len(data), min(len(data) + PART, size))
-            return bytes(data) if self.version(name) == listed else None
+        """Return the content of an object; None if it is not the version that was listed.
 
-        def ask() -> bytes | None:
-            answer = obstore.get(self._store, name)
+        An ETag that looks like an MD5 is one, unless two transfers give the same other bytes:
+        objects that are encrypted with a key of the user have others.
+        """
+        seen = set[str]()
+        for _ in range(ATTEMPTS):
+            if (version := self._version_of(name, (size, stamp))) is None:
+                return None
+            tag, content = version
+            if not _MD5.fullmatch(tag) or self._untagged == _UNTAGGED:
+                return content
+            digest = md5(content, usedforsecurity=False).hexdigest()
+            if digest == tag:
+                self._untagged = 0
+                return content
+            if digest in seen:
+                self._untagged += 1
+                return content
+            seen.add(digest)
+        raise ShardkitError(
+            f"{self.url}/{name} arrives with other bytes each time; check the network"
+        )
+
+    def _version_of(self, name: str, listed: tuple[int, int]) -> tuple[str, bytes] | None:
+        """Return the ETag and the content of an object; None if it is another version."""
+        size = listed[0]
+        if size <= PART:
+            return self._part(name, listed, (0, size), {})
+        tag, parts = "", []
+        for start in range(0, size, PART):
+            end = min(start + PART, size)
+            options = {"range": (start, end), **({"if_match": f'"{tag}"'} if tag else {})}
+            if (part := self._part(name, listed, (start, end), options)) is None:
+                return None
+            tag = part[0]
+            parts.append(part[1])
+        return tag, b"".join(parts)
+
+    def _part(
+        self, name: str, listed: tuple[int, int], part: tuple[int, int], options: Any
+    ) -> tuple[str, bytes] | None:
+        """Return the ETag and some bytes of an object; None if it is another version."""
+        size = part[1] - part[0]
+
+        def ask() -> tuple[str, bytes] | None:
+            try:
+                answer = obstore.get(self._store, name, options=options)
+            except PreconditionError:
+                return None
             if _version(answer.meta) != listed:
                 return None
-            return bytes(answer.bytes())
+            content = answer.bytes() if answer.range == part else b""
+            return (answer.meta["e_tag"] or "").strip('"'), bytes(content)
 
-        return self._complete(name, size, ask)
+        for _ in range(ATTEMPTS):
+            if (answer := self._repeated(name, ask)) is None or len(answer[1]) == size:
+                return answer
+        raise ShardkitError(f"{self.url}/{name}: the store sends other sizes than it states")
 
     def create(self, name: str, content: bytes) -> None:
         """Write an object that does not exist yet.
@@ -219,7 +288,7 @@ class ObjectStore(Store):
 
     def _is_transient(self, error: Exception) -> bool:
         return isinstance(error, (GenericError, JoinError)) and not re.search(
-            rf"status code: 4(?!29)|{_BAD_NAME}", str(error)
+            rf"status code: 4(?!29)|invalid list response|{_BAD_NAME}", str(error)
         )
 
     def _missing(self, name: str, error: Exception) -> ShardkitError:
@@ -273,15 +342,22 @@ class ObjectStore(Store):
     def _wrong_name(self, text: str) -> UsageError:
         key = re.search(r'Path "([^"]{1,1024})"', text)
         return UsageError(
-            f"{self.url} has an object whose name has //, . or .. as a folder"
+            f"{self.url} has an object whose name has //, a folder . or .., or a control character"
             f"{': ' + quoted(key[1]) if key else ''}; it cannot be read: rename it, or name a "
             "folder without it"
         )
 
 
+def _peak() -> int:
+    """Return the largest amount of memory that this process has used, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def _version(meta: Mapping[str, Any]) -> tuple[int, int]:
     seconds, tag = int(meta["last_modified"].timestamp()), str(meta["e_tag"])
-    return meta["size"], seconds * 10**9 + crc32(tag.encode()) % 10**9
+    stamp = seconds * 10**9 + crc32(tag.encode()) % 10**9
+    return meta["size"], stamp % 2**63  # a server may state any year
 
 
 def _listed(meta: Mapping[str, Any]) -> Listed:

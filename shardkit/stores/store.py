@@ -22,7 +22,7 @@ _DEADLINE = 120.0
 """Seconds after which a request is not repeated: clients do not repeat errors within a body, accept
 our check of its length, or wait for a server that restarts."""
 
-_ATTEMPTS = 3
+ATTEMPTS = 3
 """Reads of a range before an early end counts as damage: not all clients compare lengths."""
 
 _CLIENTS = {
@@ -79,19 +79,11 @@ class Store(ABC):
 
     def read(self, name: str, start: int, end: int) -> memoryview:
         """Return the bytes of an object from ``start`` to ``end``, which it must have."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             data = self._repeated(name, lambda: self._range(name, start, end))
             if len(data) == end - start:
                 return data
         raise CorruptShard(f"{self.url}/{name} ends at byte {start + len(data)}, too early")
-
-    def _complete(self, name: str, size: int, ask: Callable[[], bytes | None]) -> bytes | None:
-        """Ask until the answer has ``size`` bytes or is None."""
-        for _ in range(_ATTEMPTS):
-            data = self._repeated(name, ask)
-            if data is None or len(data) == size:
-                return data
-        raise ShardkitError(f"{self.url}/{name}: the store sends too few bytes of it; retry later")
 
     def get(self, name: str, most: int) -> bytes | None:
         """Return the content of an object of at most ``most`` bytes; None if it does not exist."""

@@ -140,6 +140,7 @@ def files_of(dataset: OpenedDirectory) -> list[tuple[str, FileEntry, int]]:
         manifest, prefix = split.manifest, split.prefix
         files += [(prefix + entry.name, entry, entry.rows) for entry in manifest.shards]
         files += [(prefix + entry.name, entry, 0) for entry in manifest.files]
+        files += [(prefix + entry.name, entry, 0) for entry in manifest.layer_files]
         if prefix:
             path = split.path / MANIFEST_NAME
             entry = FileEntry(name=MANIFEST_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))

@@ -110,10 +110,31 @@ def _describe(dataset: OpenedDataset, buckets: BucketSizes | None) -> dict[str, 
         },
         "raw_shape": manifest.raw_shape,
         "schema": [asdict(field) for field in manifest.schema],
+        **_layers(manifest),
         "classes": classes,
         "recipe": recipe.describe(),
         "source": manifest.source,
         "software": manifest.software,
+    }
+
+
+def _layers(manifest: Manifest) -> dict[str, Any]:
+    """Return the changes of fields as JSON values, if there are any."""
+    if manifest.layering is None:
+        return {}
+    used = {layer.name for layer in manifest.layering.providers.values() if layer is not None}
+    return {
+        "layers": [
+            {
+                "name": layer.name,
+                "operation": layer.operation,
+                "fields": list(layer.fields),
+                "bytes": layer.bytes,
+                "used": layer.name in used,
+            }
+            for layer in manifest.layers
+        ],
+        "undoable": manifest.layering.before < len(manifest.layers),
     }
 
 

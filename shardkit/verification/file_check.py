@@ -77,6 +77,20 @@ def check_files(dataset: OpenedDataset, *, decode: bool) -> tuple[list[Finding],
     ]
 
 
+def check_view(dataset: OpenedDataset) -> list[Finding]:
+    """Compare what a manifest states about a dataset with layers with the indexes of all."""
+    findings: list[Finding] = []
+
+    def blame(name: str, reason: str) -> None:
+        findings.append(Finding(file=dataset.prefix + name, reason=reason))
+
+    try:
+        _check_index(dataset.path, dataset.manifest, blame, intact=True)
+    except OSError as error:
+        findings.append(Finding.of_error(dataset.prefix + MANIFEST_NAME, error))
+    return findings
+
+
 def _remedy(name: str, directory: Path) -> str:
     if name.startswith(f"{INDEX_DIRECTORY}/"):
         return f"to rebuild the index from the shards, run {as_command('index', directory)}"

@@ -77,6 +77,7 @@ class RecordComparison:
         recipe = against.recipe
         # Images stored unchanged need no decoding: their bytes are compared.
         self._recipe = replace(recipe, check="header") if recipe.check == "decode" else recipe
+        against.source.ahead(against.split, [entry for entry in against.entries if entry])
         self.result = ComparisonResult()
 
     def at_work(self) -> AbstractContextManager[None]:

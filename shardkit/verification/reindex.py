@@ -37,12 +37,16 @@ def reindex(directory: str | Path, *, on_progress: Report | None = None) -> int:
     """
     directory = Path(directory)
     with scratch_folder(directory, lambda: OpenedDataset(directory).manifest) as scratch:
-        return rebuild_index(directory, scratch, on_progress=on_progress)
+        rows = rebuild_index(directory, scratch, on_progress=on_progress)
+        for layer in OpenedDataset(directory).manifest.layers:
+            if layer.files:
+                rebuild_index(directory / layer.folder, scratch)
+        return rows
 
 
 def rebuild_index(directory: Path, scratch: Path, *, on_progress: Report | None = None) -> int:
     """Do what `reindex` does, in the folder of `shardkit.conversion.staging.scratch_folder`."""
-    manifest = OpenedDataset(directory).manifest
+    manifest = OpenedDataset(directory).manifest.base
     manifest.require_own_shards(
         f"{directory} is attached: rerun its `shardkit attach` command with --force, which "
         "indexes the archives again"

@@ -97,7 +97,7 @@ def mirrored(url: str) -> Iterator[Path]:
             manifest.require_own_shards(  # they are files of this machine
                 f"{url} is an attached dataset; verify it where it was made"
             )
-            for entry in manifest.files:
+            for entry in manifest.index_files:
                 path = mirror / as_name(prefix + entry.name)
                 for _ in range(_ATTEMPTS if sizes.get(prefix + entry.name) == entry.bytes else 0):
                     call(fetch.download, url, prefix + entry.name, path)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardkit.contracts import Images
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.plan import shard_meta
 from shardkit.conversion.staging import scratch_folder
 from shardkit.conversion.task import carry_out, load_part
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME
-from shardkit.dataset.manifest import FileEntry, ShardEntry
+from shardkit.dataset.manifest import FileEntry, Layer, ShardEntry
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.recipe import Recipe
 from shardkit.system.files import has_sha256, move_into, sha256_of
 from shardkit.system.pool import Meter, Report, run_tasks
+from shardkit.verification.layer_source import divide_sources
 from shardkit.verification.reindex import rebuild_index
 from shardkit.verification.shard_check import Finding
 from shardkit.verification.source_match import SourceMatch, match_rows, match_sources
@@ -75,9 +79,12 @@ def repair(
         damaged = _find_damage(splits, result, workers, on_progress)
         if not damaged:
             return result
-        matches = match_sources(splits, source)
+        sources = divide_sources(splits, source)
+        matches = [] if sources.base is None else match_sources(splits, sources.base)
         for split, entries in damaged.items():
-            dataset_repair = _Repair(splits[split], result, scratch, workers, on_progress)
+            dataset_repair = _Repair(
+                splits[split], result, scratch, workers, on_progress, sources.layers
+            )
             dataset_repair.run([match[split] for match in matches if split in match], entries)
     result.files.sort()
     result.findings.sort(key=lambda finding: finding.file)
@@ -145,19 +152,74 @@ class _Repair:
     scratch: Path
     workers: int
     on_progress: Report | None
+    layers: Mapping[str, Images]
+    """As `shardkit.verification.layer_source.Sources.layers`."""
 
     def run(self, origins: Sequence[SourceMatch], entries: Sequence[FileEntry]) -> None:
         """Rebuild files: shards, then the index from the shards, then reports."""
+        entries = self._without_layers(entries)
         names = {entry.name for entry in entries}
         for origin in origins:
             if any(shard.name in names for shard in origin.part.manifest.shards):
                 self._rebuild_shards(origin, names)
         index = [entry for entry in entries if entry.name.startswith(f"{INDEX_DIRECTORY}/")]
         if index:
-            self._rebuild_index(index)
+            self._rebuild_index(index, self.dataset.path)
         for entry in entries:
             if not isinstance(entry, ShardEntry) and entry not in index:
                 self._rebuild_report(origins, entry)
+
+    def _without_layers(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
+        """Rebuild the indexes of layers from their shards; return the files of the dataset."""
+        for layer in self.dataset.manifest.layers:
+            names = {entry.name for entry in layer.files}
+            damaged = [entry for entry in entries if entry.name in names]
+            index = [entry for entry in damaged if f"/{INDEX_DIRECTORY}/" in entry.name]
+            for entry in damaged:
+                if entry not in index:
+                    self._rebuild_in_layer(layer, entry)
+            if index:
+                self._rebuild_index(index, self.dataset.path / layer.folder)
+        layered = {entry.name for entry in self.dataset.manifest.layer_files}
+        return [entry for entry in entries if entry.name not in layered]
+
+    def _rebuild_in_layer(self, layer: Layer, entry: FileEntry) -> None:
+        """Rebuild a shard of a layer from the file of its fields, if the user named it."""
+        dataset = self.dataset.layer(layer)
+        manifest, images = dataset.manifest, self.layers.get(dataset.split)
+        name = entry.name.removeprefix(f"{layer.folder}/")
+        if images is None or name not in {shard.name for shard in manifest.shards}:
+            source = manifest.source.get("name")
+            self._fail(
+                entry, f"it holds {', '.join(layer.fields)}, made from {source}: name it, too"
+            )
+            return
+        ends = [0, *itertools.accumulate(shard.rows for shard in manifest.shards)]
+        number = [shard.name for shard in manifest.shards].index(name)
+        recipe = Recipe.restored(manifest.recipe)
+        task = ShardTask(
+            split=dataset.split,
+            number=number,
+            folder=self.scratch,
+            part=self.scratch / "parts" / f"{layer.name}-{number:06d}",
+            format=manifest.format,
+            recipe=recipe,
+            schema=manifest.fields_by_name,
+            source=images.of(list(images.entries[ends[number] : ends[number + 1]])),
+            meta=shard_meta(
+                to=manifest.format,
+                schema=manifest.fields_by_name,
+                recipe=recipe,
+                source=manifest.source,
+            ),
+            software=manifest.software,
+            keep=False,
+        )
+        built = carry_out(task).result
+        if built.entry is None or built.entry.sha256 != entry.sha256:
+            self._fail(entry, f"the rebuilt file differs: {images.source} has changed")
+        else:
+            self._put(task.path, entry)
 
     def _rebuild_shards(self, origin: SourceMatch, damaged: set[str]) -> None:
         part = origin.part
@@ -238,7 +300,7 @@ class _Repair:
             (index,) = (file for file in dataset.manifest.files if file.name == ROWS_NAME)
             if not has_sha256(dataset.path / index.name, index.sha256, dataset.path):
                 return []
-            old = dataset.index.rows()[start : start + count]
+            old = dataset.base.index.rows()[start : start + count]
             new = load_part(task, count)
         except (CorruptDataset, ValueError):
             return []
@@ -248,9 +310,9 @@ class _Repair:
             if one["checksum"] != other["checksum"]
         ]
 
-    def _rebuild_index(self, entries: Sequence[FileEntry]) -> None:
+    def _rebuild_index(self, entries: Sequence[FileEntry], folder: Path) -> None:
         try:
-            rebuild_index(self.dataset.path, self.scratch)
+            rebuild_index(folder, self.scratch)
         except (CorruptDataset, UsageError) as error:
             for entry in entries:
                 self._fail(entry, f"it cannot be rebuilt yet: {error}")

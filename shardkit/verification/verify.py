@@ -15,7 +15,8 @@ from shardkit.options import about, option, require_valid, takes
 from shardkit.stores.urls import as_local, as_url
 from shardkit.system.files import as_text
 from shardkit.system.pool import Report, run_tasks
-from shardkit.verification.file_check import check_files
+from shardkit.verification.file_check import check_files, check_view
+from shardkit.verification.layer_source import compared_with, divide_sources
 from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.remote import RemoteChecks, mirrored
 from shardkit.verification.shard_check import Finding, ShardCheck, check_shard
@@ -66,7 +67,8 @@ class VerifyOptions:
     against: Any = option(
         None,
         help="Also compare each record with its file in SRC. Repeat it for each part of a merged "
-        "dataset, in order, unless all have the same source.",
+        "dataset, in order, unless all have the same source, and for the file of each field that "
+        "was added later.",
         metavar="SRC",
         is_repeated=True,
     )
@@ -160,29 +162,59 @@ class _Verifier:
                 )
             result.attached |= manifest.archives is not None
             result.datasets += 1
-            result.shards += len(manifest.shards)
-            result.bytes += manifest.bytes
-            findings, checks = check_files(dataset, decode=result.level == "decode")
-            result.findings += findings
-            tasks += checks
+            tasks += self._check_files(dataset)
             names = (MANIFEST_NAME, FACTS_NAME, *(entry.name for entry in manifest.entries))
             named |= {dataset.prefix + name for name in names}
         if result.datasets:
             result.extras = _other_files(directory, named)
         if against is not None and splits:
-            attached = attach_source(tasks, splits, against)
-            tasks, left_out = attached.tasks, attached.left_out
-            result.findings += [replace(finding, source=True) for finding in attached.findings]
+            sources = divide_sources(splits, against)
+            against = sources.base
+            layered = [task for task in tasks if task.split not in splits]
+            tasks = [task for task in tasks if task.split in splits]
+            if against is not None:
+                attached = attach_source(tasks, splits, against)
+                tasks, left_out = attached.tasks, attached.left_out
+                result.findings += [replace(finding, source=True) for finding in attached.findings]
+            tasks += [
+                compared_with(task, sources.layers[task.split])
+                if task.split in sources.layers
+                else task
+                for task in layered
+            ]
         if result.level != "quick":
             compared = self._check_shards(tasks)
             if against is not None and result.ok:
-                result.source = report_source(against, compared, left_out)
+                prefixes = {dataset.prefix for dataset in splits.values()}
+                own = {prefix: compared[prefix] for prefix in compared if prefix in prefixes}
+                result.source = report_source(against, own, left_out)
         elif self.remote is not None:
             result.findings += self.remote.stored_digests(tasks)
         result.findings.sort(
             key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
         )
         return result
+
+    def _check_files(self, dataset: OpenedDataset) -> list[ShardCheck]:
+        """Check the files of a dataset and its layers; return the checks of the shards."""
+        result, tasks = self.result, list[ShardCheck]()
+        stored, found = [dataset.base], len(self.result.findings)
+        for layer in dataset.manifest.layers:
+            try:
+                stored += [dataset.layer(layer)] if layer.files else []
+            except (CorruptDataset, UsageError) as error:
+                file = f"{dataset.prefix}{layer.folder}/{MANIFEST_NAME}"
+                reason = _with_it(error, dataset.path / layer.folder / MANIFEST_NAME)
+                result.findings.append(Finding(file=file, reason=reason))
+        for each in stored:
+            result.shards += len(each.manifest.shards)
+            result.bytes += each.manifest.bytes
+            findings, checks = check_files(each, decode=result.level == "decode")
+            result.findings += findings
+            tasks += checks
+        if dataset.manifest.layers and found == len(result.findings):
+            result.findings += check_view(dataset)
+        return tasks
 
     def _check_shards(self, tasks: list[ShardCheck]) -> dict[str, ComparisonResult]:
         """Check all shards; return the comparison of each split with its source."""

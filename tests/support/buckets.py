@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import http.client
 import http.server
 import logging
@@ -13,7 +14,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -49,10 +50,17 @@ class Bucket:
     """Probability of each fault."""
     planned: dict[str, list[str]] = field(default_factory=dict)
     """Faults of the next answers with an object's content, by the object's name."""
+    edit: Callable[[bytes], bytes] | None = None
+    """Changes listings."""
+    payers: set[str] = field(default_factory=set)
+    """Values of the header that states who pays for a request."""
+    at_once: int = 0
+    """Requests that are answered at present."""
+    most_at_once: int = 0
     stalled: float = 2.0
     """Seconds of a stall."""
     random: random.Random = field(default_factory=lambda: random.Random(1))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, method: str) -> Counter[str]:
         """Return the number of requests by the object's name."""
@@ -61,18 +69,19 @@ class Bucket:
 
     def names(self) -> list[str]:
         """Return the names of all objects, sorted."""
-        return [name.decode() for name in re.findall(rb"<Key>([^<]*)</Key>", self.ask("GET", ""))]
+        listed = html.unescape(self.ask("GET", "").decode())
+        return re.findall("<Key>(.*?)</Key>", listed, re.DOTALL)
 
     def clear(self) -> None:
         """Remove all objects, requests and faults."""
-        self.rates, self.planned = {}, {}
+        self.rates, self.planned, self.edit, self.stalled = {}, {}, None, 2.0
         for name in self.names():
             self.ask("DELETE", quote(name))
         self.requests.clear()
         self.random.seed(1)
 
     def fault(self, method: str, path: str) -> str:
-        with self._lock:
+        with self.lock:
             planned = self.planned.get(path.partition("?")[0].rpartition("/")[2])
             if planned and method == "GET":
                 return planned.pop(0)
@@ -154,8 +163,21 @@ def _handler(bucket: Bucket) -> type[http.server.BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def _pass(self) -> None:
+            with bucket.lock:
+                bucket.at_once += 1
+                bucket.most_at_once = max(bucket.most_at_once, bucket.at_once)
+            try:
+                self._answer()
+            finally:
+                with bucket.lock:
+                    bucket.at_once -= 1
+
+        def _answer(self) -> None:
             content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if bucket.edit is not None:  # each page is the first one
+                self.path = re.sub("continuation-token=[^&]*&", "", self.path)
             bucket.requests.append((self.command, self.path))
+            bucket.payers.add(self.headers.get("x-amz-request-payer", ""))
             fault = bucket.fault(self.command, self.path)
             if fault == "stall":
                 time.sleep(bucket.stalled)
@@ -181,6 +203,8 @@ def _handler(bucket: Bucket) -> type[http.server.BaseHTTPRequestHandler]:
             if fault == "wrong" and data and body:
                 place = len(body) // 2
                 body = body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
+            if bucket.edit is not None and "list-type" in self.path:
+                body = bucket.edit(body)
             self._send(answer.status, body, answer.headers, cut=fault == "short" and data)
 
         do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass  # noqa: N815

@@ -124,15 +124,7 @@ class Oracle:
         """What stands in the target's place before each run."""
         make_sources(self._sources)
         self._before.mkdir(parents=True)
-        if case.older:
-            older = ["--to", "webdataset", "--shard-samples", "5", "--seed", "9"]
-            source = self._sources / ("splits" if case.source == "photos" else "photos")
-            made = self.bench.run(
-                "convert", "imagefolder", source, self._before / "out", *older, "--no-splits"
-            )
-            assert made.code == 0, made.story()
-        if case.others:
-            (self._before / "out/notes.txt").write_text("not of the dataset")
+        self.prepare(self._before)
         self.older = tree(self._before / "out")
         self.reset()
         self.first = self.run(Fault(traced=True))
@@ -143,6 +135,20 @@ class Oracle:
         self.commits = commits_of(self.bench.trace)
         """Numbers of the calls after which a manifest had its name: there it is dangerous."""
         self.expected = tree(self.target)
+
+    def prepare(self, before: Path) -> None:
+        """Create what stands in the target's place before each run."""
+        if self.case.older:
+            older = ["--to", "webdataset", "--shard-samples", "5", "--seed", "9"]
+            source = self._sources / ("splits" if self.case.source == "photos" else "photos")
+            self.make("convert", "imagefolder", source, before / "out", *older, "--no-splits")
+        if self.case.others:
+            (before / "out/notes.txt").write_text("not of the dataset")
+
+    def make(self, *command: object) -> None:
+        """Run a command that must succeed."""
+        made = self.bench.run(*command)
+        assert made.code == 0, made.story()
 
     @property
     def command(self) -> list[object]:
@@ -213,7 +219,7 @@ class Oracle:
         if again.code != 0:
             point.wrong.append(f"the same command again fails: {again.story()}")
         elif again.code == 0:
-            point.kept = again.json()["reused_shards"]
+            point.kept = again.json().get("reused_shards", done)
             # A shard counts once its part of the index stands beside it; until then it is redone.
             if not written and not (done - 1 if exact else 0) <= point.kept <= done:
                 point.wrong.append(f"{point.kept} shards were kept, {done} were done")

@@ -250,7 +250,9 @@ def test_examples_on_pages_match_their_files() -> None:
     for block in blocks_of(DOCS / "format.md"):
         if block.mark.startswith("file: "):
             quoted[block.mark.removeprefix("file: ")] = block.body
-    files = {f"examples/{name}" for name in (*EXAMPLES.values(), "planes_to_rgb.py")}
+    files = {
+        f"examples/{name}" for name in (*EXAMPLES.values(), "planes_to_rgb.py", "layers_of_tars.py")
+    }
     assert quoted == {name: (DOCS / name).read_text("utf-8") for name in files}
 
 

@@ -245,6 +245,38 @@ class NpyTarget(SourceTarget):
         return super().check(data[2 : 2 + cut])
 
 
+class NpyRowsTarget(SourceTarget):
+    """An array whose rows are samples of a field."""
+
+    name = "source-npy-rows"
+    kind = "npy"
+    file = "x.npy"
+    options = ({"arrays": True},)
+    tokens = NpyTarget.tokens
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for dtype in ("<f4", ">f8", "|b1", "<c8", "|V2", "|O"):
+            self.seeds.append(_saved(np.save, np.zeros((3, 2, 2), dtype)))
+
+
+class NpzSampleTarget(SourceTarget):
+    """A folder with one archive: a sample of several fields."""
+
+    name = "source-npz-sample"
+    kind = "npy"
+    file = "x.npz"
+    whole = True
+    options = ({"arrays": True},)
+    tokens = (*NpyTarget.tokens, b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"mel.npy", b"\x08\0")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        mel = np.asfortranarray(np.zeros((3, 2), "<f4"))
+        for save in (np.savez, np.savez_compressed):
+            self.seeds.append(_saved(save, mel=mel, text=np.arange(3)))
+
+
 class NpzTarget(SourceTarget):
     """Archives of arrays, stored or packed."""
 

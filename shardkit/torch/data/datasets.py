@@ -23,7 +23,7 @@ from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import Fetching
 from shardkit.dataset.shardset import ShardSet, open_shards, resolve_rows
 from shardkit.errors import CorruptDataset, TransformFailed, UsageError
-from shardkit.kinds.field import Field, Kind, Schema, get_kind
+from shardkit.kinds.field import BFLOAT16, Field, Kind, Schema, get_kind
 from shardkit.options import about, option, require_valid, takes
 from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer
@@ -34,7 +34,7 @@ from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import BatchContext, EpochCell
 from shardkit.torch.data.typed import TypedReader
-from shardkit.torch.data.values import read_apart, read_column
+from shardkit.torch.data.values import move_arrays, read_apart, read_column
 from shardkit.torch.data.windows import WindowReader, Windows
 
 DECODES = ("pil", "numpy", "torch", "native", "bytes")
@@ -88,6 +88,12 @@ class ReaderOptions:
         None,
         help="Names of the fields that are read, in this order. None means image and label, or "
         "all fields of a dataset without images.",
+    )
+    follow: Sequence[str] = option(
+        (),
+        help="Fields of arrays of shape (channels, height, width), such as latents and heat maps, "
+        "that an `ImageOp` crops, scales and flips along with the image. They keep their grid: a "
+        "latent of one value per 8 x 8 pixels has one per 8 x 8 pixels of the crop.",
     )
     as_dict: bool = option(
         False, help="Whether samples and batches are dicts by field name instead of tuples."
@@ -211,6 +217,9 @@ class ShardDataset(Dataset[Sample]):
             self.decode = "torch" if self.decode == "pil" else self.decode
         as_dict = options.as_dict or self.windows is not None
         self._layout = _layout(self.schema, fields, as_dict, self._shards.place)
+        self.layout = self._layout if self.windows is None else self.windows.layout(self._layout)
+        """The fields of samples, and how a batch holds them."""
+        self.follow = _following(self.schema, self._layout.names, options.follow)
         self._reach = None if self.windows is None else WindowReader(self.windows, self._shards)
         self._check_options()
         self.view = check_integer("view", options.view, 0)
@@ -313,7 +322,8 @@ class ShardDataset(Dataset[Sample]):
             if self.windows is not None and self._reach is not None:
                 for name in self.windows.fields:
                     columns[f"{name}_is_pad"] = self._reach.padding(name, batch)
-            for names, function in self._joint_functions().items():
+            joint = self._joint_functions() if self.transform is not None else {}
+            for names, function in joint.items():
                 columns.update(_transformed_together(batch, columns, names, function))
         return views
 
@@ -627,11 +637,6 @@ class ShardDataset(Dataset[Sample]):
         return {key: function for key, function in self.transform.items() if isinstance(key, tuple)}
 
     @property
-    def layout(self) -> Layout:
-        """The fields of samples, and how a batch holds them."""
-        return self._layout if self.windows is None else self.windows.layout(self._layout)
-
-    @property
     def picture_decodes(self) -> dict[str, Decode]:
         """The type of the images of each field of images or masks."""
         return {n: self._decode_of(n) for n, kind in self._kinds.items() if kind.is_picture}
@@ -686,7 +691,8 @@ class ShardDataset(Dataset[Sample]):
         plain = copy.copy(self)  # reads frames as rows, without transforms
         plain.windows = plain.transform = plain.target_transform = None
         op = self._decode_of(name if kind.is_picture else self._leading or name)
-        drawn = isinstance(op, ImageOp) and op.random and (kind.is_picture or kind.follows)
+        moves = kind.is_picture or kind.follows or name in self.follow
+        drawn = isinstance(op, ImageOp) and op.random and moves
         values = self._reach.read(
             name, batch, lambda frames: plain._read([(plain, frames)], name)[0], drawn=drawn
         )
@@ -725,11 +731,14 @@ class ShardDataset(Dataset[Sample]):
         if name == LABEL:
             labels = batch.labels()
             return Values(labels.tolist(), torch.from_numpy(labels))
-        if kind.stored_apart:
-            return read_apart(batch, name, self.schema[name])
         decode = "pil" if self._leading is None else self._decode_of(self._leading)
         op = decode if isinstance(decode, ImageOp) else None
-        return read_column(batch, name, op, self._leading)
+        if not kind.stored_apart:
+            return read_column(batch, name, op, self._leading)
+        values = read_apart(batch, name, self.schema[name])
+        if op is None or self._leading is None or name not in self.follow:
+            return values
+        return move_arrays(batch, name, values, op, self._leading)
 
     @cached_property
     def _decoding(self) -> Decoding:
@@ -809,6 +818,27 @@ def _layout(schema: Schema, fields: Sequence[str] | None, as_dict: bool, place: 
     if names == PAIR.names and not as_dict:
         return PAIR
     return Layout(names, as_dict, frozenset(name for name in names if _is_listed(schema, name)))
+
+
+def _following(schema: Schema, read: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the fields of arrays that follow the image.
+
+    Raises:
+        UsageError: If one is not read, is no array, or has values that no operation can move.
+    """
+    if isinstance(names, str):
+        raise UsageError(f"follow={names!r} is a name; use follow=({names!r},)")
+    for name in names:
+        if name not in read:
+            raise UsageError(f"follow= has {name!r}, which is not read: fields= is {tuple(read)}")
+        field = schema[name]
+        movable = field.dtype in (None, BFLOAT16) or field.values.kind in "biuf"
+        if field.kind != "array" or not movable or len(field.shape or range(3)) != 3:
+            raise UsageError(
+                f"follow= has {name!r}, {field}: only arrays of numbers of shape (channels, "
+                "height, width) follow an image; masks, boxes and keypoints do so anyway"
+            )
+    return tuple(names)
 
 
 def _is_listed(schema: Schema, name: str) -> bool:

@@ -151,15 +151,16 @@ def fingerprint(dataset: Any) -> str:
     """Return a text that identifies a dataset in a state.
 
     For shardkit's datasets it is the content digest, so a state fits any format and shard size of
-    the same records: no order depends on shards. For a ``Subset`` or ``ConcatDataset`` it is
+    the same records: no order depends on shards. Fields that were changed later do not count: an
+    order that depends on labels describes them itself. For a ``Subset`` or ``ConcatDataset`` it is
     derived from its parts. For any other dataset it is only the type and length.
     """
     parts: list[str]
     if isinstance(dataset, ShardDataset):
         if dataset.selected is None:
-            return dataset.manifest.content_digest[:32]
+            return dataset.manifest.base.content_digest[:32]
         rows = hashlib.sha256(dataset.selected.tobytes()).hexdigest()
-        parts = ["selection", dataset.manifest.content_digest, rows]
+        parts = ["selection", dataset.manifest.base.content_digest, rows]
     elif isinstance(dataset, Subset):
         indices = np.asarray(dataset.indices, np.int64).tobytes()
         parts = ["subset", fingerprint(dataset.dataset), hashlib.sha256(indices).hexdigest()]

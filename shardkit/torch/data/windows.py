@@ -20,6 +20,9 @@ from shardkit.torch.data.read_context import new_block
 _MOST_FRAMES = 10_000
 """Maximum frames of a window."""
 
+_FARTHEST = 1_000_000_000
+"""Maximum distance of a frame, in frames; larger numbers could overflow when rows are counted."""
+
 _COPIED = 1 / 8
 """Frames of several windows, as a fraction of all, from which on they are read once and copied."""
 
@@ -66,11 +69,12 @@ class Windows:
                 frames[name] = tuple(offsets)
             except TypeError:
                 frames[name] = ()
-            numbers = all(isinstance(offset, int) for offset in frames[name])
+            numbers = all(isinstance(n, int) and abs(n) <= _FARTHEST for n in frames[name])
             if not numbers or not 1 <= len(frames[name]) <= _MOST_FRAMES:
                 raise UsageError(
                     f"Windows(fields={{{name!r}: {str(offsets)[:40]}}}): offsets are 1 to "
-                    f"{_MOST_FRAMES:,} numbers of frames, such as (-2, -1, 0) or range(16)"
+                    f"{_MOST_FRAMES:,} numbers of frames of at most {_FARTHEST:,}, such as "
+                    "(-2, -1, 0) or range(16)"
                 )
         object.__setattr__(self, "fields", frames)
 

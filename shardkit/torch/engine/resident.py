@@ -397,6 +397,11 @@ def _require_tensors(dataset: Any) -> None:
                 "differ in shape: leave the field out with fields="
             )
     for decode in dataset.picture_decodes.values():
+        if isinstance(decode, ImageOp) and decode.random and dataset.follow:
+            raise UsageError(
+                f"resident= draws crops of images alone, and {', '.join(dataset.follow)} follow "
+                "them: leave resident= or follow= out"
+            )
         if not isinstance(decode, ImageOp) and decode not in ("torch", "numpy"):
             raise UsageError(
                 f'resident= holds tensors, and the dataset has decode={decode!r}: use "torch", or '

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import numpy as np
 import pytest
 from buckets import BUCKET, Bucket
 from helpers import (
@@ -26,6 +27,7 @@ from helpers import (
     wait_until,
 )
 
+from shardkit import add_fields, open_dataset
 from shardkit.cli.main import cli
 from shardkit.cli.run import error_fields
 from shardkit.dataset.manifest import MANIFEST_NAME
@@ -93,6 +95,13 @@ TABLE = {
         f"IN/other --from IN/broken {ALONE}",
         "BadImages",
     ),
+    "fields add": Row(
+        "IN/fielded --from IN/numbers.npy --field more",
+        "written fields new_classes matched rows digests",
+        "IN/bad --from IN/numbers.npy --field number",
+    ),
+    "fields remove": Row("IN/fielded number", "written fields rows", "IN/bad number"),
+    "fields undo": Row("IN/fielded", "written fields rows", "IN/bad"),
     "merge": Row("IN/made IN/other OUT", "rows shards", "IN/made IN/bad OUT"),
     "split": Row("IN/made --val 0.4 --stratify --out OUT", "splits", "IN/bad --val 0.4 --out OUT"),
     "export": Row("IN/made OUT", "records files bytes left_out", "IN/damaged OUT", "CorruptShard"),
@@ -128,6 +137,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (shutil.copytree(photos, base / "lost") / "cat/000.jpg").unlink()
     for name, source in (("made", photos), ("other", base / "more"), ("grown", photos)):
         make_dataset(source, base / name)
+    shutil.copytree(base / "grown", base / "fielded")
+    np.save(base / "numbers.npy", np.arange(len(open_dataset(base / "fielded"))))
+    add_fields(base / "fielded", base / "numbers.npy", field=["number"])
     for name in ("damaged", "bad"):
         shutil.copytree(base / "made", base / name)
     for path in (base / "damaged").glob("shard-*"):

@@ -206,6 +206,8 @@ def test_display_stretches_all_dtypes_but_uint8() -> None:
     floats = np.array([[np.nan, -1.0], [np.inf, 1.0]], np.float32)[:, :, None]
     assert display(floats)[:, :, 2].tolist() == [[0, 0], [255, 255]]
     assert not display(np.full((2, 2, 5), 7, np.float64)).any()
+    extreme = np.array([[[-1.7e308], [1.7e308]]])
+    assert display(extreme)[0, :, 0].tolist() == [0, 255]
     assert display(values("uint8", (2, 2, 4))).shape == (2, 2, 3)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,9 +13,12 @@ from helpers import invoke, png
 
 from shardkit.conversion.convert import convert
 from shardkit.errors import BadImage, BadImages, ShardkitError, UsageError
+from shardkit.sources.bucket_folder import BucketFolder
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
-from shardkit.stores import whole
-from shardkit.stores.store import Listed
+from shardkit.sources.places import walk_order
+from shardkit.stores import client, whole
+from shardkit.stores.client import ObjectStore
+from shardkit.stores.store import Listed, Missing
 from shardkit.verification.repair import repair
 from shardkit.verification.verify import verify
 
@@ -178,11 +182,219 @@ def test_a_wrong_url_has_one_message(bucket: Bucket, url: str, message: str) -> 
         scan_imagefolder(url)
 
 
-def test_an_object_with_a_folder_without_a_name_is_refused(bucket: Bucket, photos: Path) -> None:
-    bucket.put("photos/cat//3.png", png(seed=3))
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("cat/%FF.png", "cat/\N{REPLACEMENT CHARACTER}.png"),
+        ("cat/%25FF%252F.png", "cat/%FF%2F.png"),
+        ("cat/a%23b%3Fc%26%3C.png", "cat/a#b?c&<.png"),
+        ("cat/a%5Cb.png", "cat/a\\b.png"),
+        ("cat/%20.png", "cat/ .png"),
+    ],
+)
+def test_an_unusual_name_is_listed_and_read(bucket: Bucket, name: str, path: str) -> None:
+    bucket.put(f"photos/{name}", png(seed=3))
+
+    images = scan_imagefolder(URL).splits[""]
+
+    assert [entry.path for entry in images.entries] == [path]
+    (record,) = images.read([0])
+    assert record.fields["png"] == png(seed=3)
+
+
+@pytest.mark.parametrize("name", ["cat//3.png", "cat/../3.png", "cat/./3.png", "cat/%01.png"])
+def test_a_name_that_cannot_be_read_is_refused(bucket: Bucket, photos: Path, name: str) -> None:
+    bucket.put(f"photos/{name}", png(seed=3))
 
     with pytest.raises(UsageError, match="has an object whose name has //"):
         scan_imagefolder(URL)
+
+
+def test_markers_of_folders_are_ignored(bucket: Bucket, photos: Path) -> None:
+    for name in ("", "cat/", "dog/inner/", "empty.png/"):
+        bucket.put(f"photos/{name}", b"")
+
+    scan = scan_imagefolder(URL)
+
+    assert [entry.path for entry in scan.splits[""].entries] == sorted(IMAGES, key=walk_order)
+    ignored = {problem.path: problem.reason for problem in scan.ignored[""]}
+    assert {name for name, reason in ignored.items() if reason == "an empty object"} >= {
+        "cat",
+        "dog/inner",
+        "empty.png",
+    }
+
+
+def test_an_image_whose_name_ends_with_a_slash_is_a_bad_image(bucket: Bucket, photos: Path) -> None:
+    bucket.put("photos/cat/3.png/", png(seed=3))
+    images = scan_imagefolder(URL).splits[""]
+
+    row = [entry.path for entry in images.entries].index("cat/3.png")
+    with pytest.raises(BadImage, match="does not have it"):
+        images.read([row])
+
+
+def test_two_names_that_differ_in_a_slash_are_refused(bucket: Bucket, photos: Path) -> None:
+    bucket.put("photos/cat/1.png/", png(seed=3))
+
+    with pytest.raises(UsageError, match="listed twice, once with a slash"):
+        scan_imagefolder(URL)
+
+
+@pytest.mark.parametrize("check", ["none", "decode"])
+def test_damage_on_the_way_is_noticed(
+    bucket: Bucket, photos: Path, tmp_path: Path, check: str
+) -> None:
+    bucket.planned["1.png"] = ["wrong"]
+
+    convert(URL, tmp_path / "made", to="webdataset", check=check)
+
+    assert verify(tmp_path / "made", against=photos).ok
+    assert bucket.count("GET")["1.png"] == 2
+
+
+def test_an_etag_that_is_no_md5_is_not_compared(bucket: Bucket, photos: Path) -> None:
+    bucket.planned["1.png"] = ["wrong", "wrong"]  # as a store that encrypts: always the same
+    images = ImageFolder(URL).scan().splits[""]
+
+    row = [entry.path for entry in images.entries].index("cat/1.png")
+    (record,) = images.read([row])
+    assert record.fields["png"] != IMAGES["cat/1.png"]
+
+
+def test_a_large_object_is_read_in_parts(bucket: Bucket) -> None:
+    data = bytes(range(256)) * (9 << 12)
+    bucket.put("photos/cat/1.png", data)
+    images = ImageFolder(URL).scan().splits[""]
+    bucket.planned["1.png"] = ["reset", "short"]
+
+    assert BucketFolder(URL).read(images.entries[0], "cat/1.png") == data
+    bucket.put("photos/cat/1.png", data[::-1])
+    with pytest.raises(BadImage, match="changed"):
+        BucketFolder(URL).read(images.entries[0], "cat/1.png")
+
+
+def test_a_comparison_reads_several_objects_at_once(
+    bucket: Bucket, photos: Path, tmp_path: Path
+) -> None:
+    convert(URL, tmp_path / "made", to="webdataset", workers=1)
+    bucket.stalled, bucket.most_at_once = 0.1, 0
+    bucket.planned |= {name: ["stall"] for name in ("1.png", "2.png", "inner.png")}
+
+    assert verify(tmp_path / "made", against=URL, workers=1).ok
+    assert bucket.most_at_once > 1
+
+
+def test_renewed_credentials_resume_a_conversion(
+    bucket: Bucket, photos: Path, tmp_path: Path
+) -> None:
+    def make() -> None:
+        convert(URL, tmp_path / "made", to="webdataset", shard_samples=1, workers=1)
+
+    bucket.planned["1.png"] = ["expired"]
+    with pytest.raises(UsageError, match="the credentials have expired; renew them"):
+        make()
+    bucket.requests.clear()
+
+    make()
+
+    read = sum(count for name, count in bucket.count("GET").items() if name.endswith(".png"))
+    assert 0 < read < len(IMAGES)
+    assert verify(tmp_path / "made", against=photos).ok
+
+
+def test_a_rerun_names_the_objects_that_changed(
+    bucket: Bucket, photos: Path, tmp_path: Path
+) -> None:
+    put(bucket, "cat/1.png", b"bad")
+    with pytest.raises(BadImages):
+        convert(URL, tmp_path / "made", to="webdataset", shard_samples=1, workers=1)
+    put(bucket, "dog/a b%20.png", png(seed=4)[:-1] + b"x")  # of the same size
+
+    with pytest.raises(UsageError, match="1 file changed"):
+        convert(URL, tmp_path / "made", to="webdataset", shard_samples=1, workers=1)
+
+
+def test_a_change_after_the_plan_is_a_bad_image_of_the_job(
+    bucket: Bucket, photos: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "jobs"
+    invoke("convert", "imagefolder", URL, target, "--to", "webdataset", "--plan-only")
+    put(bucket, "cat/1.png", png(seed=1)[:-1] + b"x")
+
+    worked = invoke("work", target, "--claim")
+
+    assert worked.exit_code == 1
+    assert "cat/1.png: it changed since the scan" in worked.output
+    assert f"reading imagefolder {URL}" in worked.output
+    assert "tasks are not done" in str(invoke("commit", target).exception)
+
+
+def test_an_appended_dataset_is_verified_and_repaired_from_the_url(
+    bucket: Bucket, photos: Path, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    report = tmp_path / "report"
+    options = ("--to", "webdataset", "--report", report, "--workers", 1)
+    assert invoke("convert", "imagefolder", URL, made, *options).exit_code == 0
+    put(bucket, "dog/6.png", png(seed=6))
+
+    for command in (
+        ("append", made, "--from", URL, "--skip-existing", "--workers", 1),
+        ("verify", made, "--against", URL, "--workers", 1),
+        ("repair", made, "--from", URL, "--workers", 1),
+    ):
+        assert invoke(*command).exit_code == 0
+    assert report.exists()
+
+
+def test_requests_say_that_the_reader_pays(
+    bucket: Bucket, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.payers.clear()
+    monkeypatch.setenv("AWS_REQUEST_PAYER", "true")
+
+    images = scan_imagefolder(URL).splits[""]
+    images.read([0])
+
+    assert bucket.payers == {"requester"}
+
+
+def _stating(old: str, new: str) -> Callable[[bytes], bytes]:
+    return lambda listing: re.sub(old.encode(), new.encode(), listing)
+
+
+_ENDLESS = _stating(
+    "<IsTruncated>false", "<NextContinuationToken>1</NextContinuationToken><IsTruncated>true"
+)
+_LIES = {
+    "small": _stating(r"<Size>\d+<", "<Size>3<"),
+    "large": _stating(r"<Size>\d+<", "<Size>2000000000<"),
+    "huge": _stating(r"<Size>\d+<", "<Size>18446744073709551615<"),
+    "negative": _stating(r"<Size>\d+<", "<Size>-1<"),
+    "year 9999": _stating(r"<LastModified>\d+", "<LastModified>9999"),
+    "year 1": _stating(r"<LastModified>\d+", "<LastModified>0001"),
+    "tag": _stating(r"<ETag>[^<]*<", "<ETag>other<"),
+    "other names": _stating("<Key>photos/cat/", "<Key>photos/dog/"),
+    "outside": _stating("<Key>photos/", "<Key>elsewhere/"),
+    "one name": _stating(r"<Key>[^<]*<", "<Key>photos/cat/1.png<"),
+    "another element": _stating("<ListBucketResult", "<Other"),
+    "cut": lambda listing: listing[: len(listing) // 2],
+    "empty": lambda listing: b"",
+}
+
+
+@pytest.mark.parametrize("edit", _LIES.values(), ids=_LIES)
+def test_a_listing_that_lies_is_one_message(
+    bucket: Bucket, photos: Path, tmp_path: Path, edit: Callable[[bytes], bytes]
+) -> None:
+    bucket.edit = edit
+
+    with pytest.raises(ShardkitError) as error:
+        convert(URL, tmp_path / "made", to="webdataset", workers=1)
+
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "made" / "shardkit.json").exists()
 
 
 class _Endless:
@@ -202,3 +414,82 @@ def test_a_listing_that_repeats_itself_is_refused(
 
     with pytest.raises(ShardkitError, match="repeats its list of objects"):
         whole.listing(URL, "", True, tmp_path / "list")
+
+
+def test_folders_without_an_end_are_refused(
+    bucket: Bucket, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.edit = _ENDLESS
+    monkeypatch.setattr(client, "_LEVEL_SECONDS", 0)
+
+    with pytest.raises(ShardkitError, match="the list of its objects does not end"):
+        ObjectStore(URL).folders("")
+
+
+def test_a_listing_of_another_folder_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(whole, "open_store", lambda _: _Other())
+
+    with pytest.raises(ShardkitError, match=r"lists 'dog/1\.png', which is not in this folder"):
+        whole.listing(URL, "cat", True, tmp_path / "list")
+
+
+class _Other:
+    """A store that lists an object of another folder."""
+
+    def listing(self, folder: str, *, deep: bool) -> Iterator[list[Listed]]:
+        yield [Listed("cat/1.png", 1, 1), Listed("dog/1.png", 1, 1)]
+
+
+class _Shelf:
+    """A store whose objects contain their names, but for those that are missing or changed."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def whole(self, name: str, size: int, stamp: int) -> bytes | None:
+        self.asked.append(name)
+        if name == "gone":
+            raise Missing(name)
+        return None if name == "changed" else name.encode()
+
+
+@pytest.fixture
+def shelf(monkeypatch: pytest.MonkeyPatch) -> _Shelf:
+    store = _Shelf()
+    monkeypatch.setattr(whole, "open_store", lambda _: store)
+    monkeypatch.setattr(whole, "_ahead", whole._Ahead())
+    return store
+
+
+def objects(*names: str, size: int = 1) -> list[whole.Object]:
+    return [(name, size, 0) for name in names]
+
+
+def test_contents_are_joined_up_to_the_first_that_is_not_as_listed(shelf: _Shelf) -> None:
+    planned = objects("a", "b", "gone", "c", "changed")
+    whole.ahead(URL, planned)
+
+    assert whole.take(URL, planned) == b"ab"
+    assert whole.take(URL, objects("gone")) == whole.GONE
+    assert whole.take(URL, objects("c", "changed")) == b"c"
+    assert whole.take(URL, objects("changed")) == whole.CHANGED
+    assert sorted(shelf.asked) == ["a", "b", "c", "changed", "changed", "gone", "gone"]
+
+
+def test_an_object_may_be_left_out_or_read_without_a_plan(shelf: _Shelf) -> None:
+    whole.ahead(URL, objects("a", "b", "c", "d"))
+
+    assert whole.take(URL, objects("other")) == b"other"
+    assert whole.take(URL, objects("c")) == b"c"
+    assert whole.take(URL, objects("d")) == b"d"
+    assert shelf.asked.count("c") == shelf.asked.count("d") == 1
+
+
+def test_large_objects_are_not_all_read_ahead(shelf: _Shelf) -> None:
+    planned = objects("a", "b", "c", "d", size=9 << 20)
+    whole.ahead(URL, planned)
+
+    assert whole.take(URL, planned[3:]) == b"d"  # those before it were not wanted
+    assert "b" not in shelf.asked

@@ -198,6 +198,7 @@ def test_a_dataloader_of_pytorch_collates_windows(path: Path) -> None:
         ({"fields": {"image": 3}}, r"{'image': 3}\): offsets are 1 to"),
         ({"fields": {"image": ()}}, "offsets are 1 to"),
         ({"fields": {"image": (0.5,)}}, "offsets are 1 to"),
+        ({"fields": {"image": (10**30,)}}, "of at most 1,000,000,000"),
         ({"by": "none"}, "by='none'.*choose from episode, frame, note"),
         ({"order": "action"}, "order='action'.* has no such field of numbers"),
         ({"fields": {"pose": (0,)}}, "no field 'pose'"),

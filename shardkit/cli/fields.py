@@ -1,0 +1,179 @@
+"""``shardkit fields``: add, replace and remove fields of a dataset without rewriting its shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardkit.cli.console import say
+from shardkit.cli.options import Options, argument, click_options, command_option
+from shardkit.cli.printing import line, progress_bar, some
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
+from shardkit.conversion.compact import CompactOptions, compact_fields
+from shardkit.conversion.fields import (
+    Changed,
+    FieldOptions,
+    add_fields,
+    remove_fields,
+    replace_fields,
+    undo_fields,
+)
+from shardkit.system.formatting import amount, size
+from shardkit.system.machine import usable_cpus
+from shardkit.system.text import as_command, printable
+
+
+@click.group("fields")
+def fields_command() -> None:
+    """Add, replace and remove fields of a dataset; its shards stay as they are.
+
+    New values are stored in shards of their own, in DATASET/layers. Readers see the old dataset
+    until the new one replaces it in one step.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions(Options):
+    """Options of the commands alone."""
+
+    source: Path = command_option(
+        help="A .csv, .tsv, .jsonl or .parquet table, or an .npy file in row order.",
+        flags=("--from",),
+        metavar="FILE",
+    )
+
+
+@command("add", argument("dataset"), *click_options(FieldOptions), options=(CommandOptions,))
+def add_command(run: Run, options: CommandOptions, *, dataset: Path, **words: Any) -> None:
+    """Add fields to DATASET: captions, embeddings, latents, numbers, boxes.
+
+    Rows of a table are matched by key or path, each at most once; one table serves all splits.
+    The rows of an .npy file are those of DATASET, in its order. Rerun the same command to resume
+    an interrupted run.
+
+    \b
+    Examples:
+      shardkit fields add dataset --from captions.csv --key path --field caption --dry-run
+      shardkit fields add dataset --from captions.csv --key path --field caption,age:int64
+      shardkit fields add dataset --from latents.npy --field latent
+    """
+    _change(run, dataset, options.source, words, "added")
+
+
+@command("replace", argument("dataset"), *click_options(FieldOptions), options=(CommandOptions,))
+def replace_command(run: Run, options: CommandOptions, *, dataset: Path, **words: Any) -> None:
+    """Replace fields of DATASET, such as its labels; new classes follow the existing ones.
+
+    The shards keep the old values until `fields compact`, so lmdb, h5py and tarfile return those.
+
+    \b
+    Examples:
+      shardkit fields replace dataset --from labels.csv --key path --field label
+      shardkit fields replace dataset --from captions.jsonl --field caption=text
+    """
+    _change(run, dataset, options.source, words, "replaced")
+
+
+@command("remove", argument("dataset"), argument("names", nargs=-1, required=True, type=str))
+def remove_command(run: Run, *, dataset: Path, names: tuple[str, ...]) -> None:
+    """Remove the fields NAMES from DATASET. Only `fields compact` erases their values.
+
+    \b
+    Example:
+      shardkit fields remove dataset caption
+    """
+    _report(run, dataset, remove_fields(dataset, names), f"{', '.join(names)} removed")
+
+
+@command("undo", argument("dataset"))
+def undo_command(run: Run, *, dataset: Path) -> None:
+    """Take back the last change of the fields of DATASET, once.
+
+    \b
+    Example:
+      shardkit fields undo dataset
+    """
+    _report(run, dataset, undo_fields(dataset), "the last change was taken back")
+
+
+@command("compact", argument("dataset"), *click_options(CompactOptions))
+def compact_command(run: Run, *, dataset: Path, **words: Any) -> None:
+    """Merge all changes into new shards, which replace those of DATASET; erase old values.
+
+    This rewrites the whole dataset; its content digest stays the same. `convert dataset` does so
+    into another directory.
+
+    \b
+    Example:
+      shardkit fields compact dataset
+    """
+    with progress_bar(run, "merging") as tally:
+        words["workers"] = words["workers"] or usable_cpus()
+        changed = compact_fields(dataset, **words, on_progress=tally)
+    _report(run, dataset, changed, "all changes are merged into the shards")
+
+
+for _command in (add_command, replace_command, remove_command, undo_command, compact_command):
+    fields_command.add_command(_command)
+
+
+def _change(run: Run, dataset: Path, source: Path, words: dict[str, Any], verb: str) -> None:
+    words["field"] = words["field"] or ()
+    words["workers"] = words["workers"] or usable_cpus()
+    change = {"added": add_fields, "replaced": replace_fields}[verb]
+    with progress_bar(run, "adding" if verb == "added" else "replacing") as tally:
+        changed = change(dataset, source, **words, on_progress=tally)
+    text = f"{', '.join(changed.schema)} {verb}"
+    if words["dry_run"]:
+        text = "nothing was written (--dry-run)"
+    elif not changed.written:
+        text = f"{', '.join(changed.schema)}: {verb} already, nothing to do"
+    _report(run, dataset, changed, text, dry=words["dry_run"])
+
+
+def _report(run: Run, dataset: Path, changed: Changed, text: str, *, dry: bool = False) -> None:
+    run.report(lambda: _as_json(changed), lambda: _show(dataset, changed, text, run, dry=dry))
+
+
+def _as_json(changed: Changed) -> dict[str, Any]:
+    matched = changed.matched
+    return {
+        "written": changed.written,
+        "fields": [field.describe(name) for name, field in changed.schema.items()],
+        "new_classes": list(changed.new_classes),
+        "matched": None if matched is None else matched._asdict(),
+        "rows": {name: manifest.rows for name, manifest in changed.manifests.items()},
+        "digests": {name: manifest.digest for name, manifest in changed.manifests.items()},
+    }
+
+
+def _show(dataset: Path, changed: Changed, text: str, run: Run, *, dry: bool) -> None:
+    if not changed.written and not changed.schema and not dry:
+        text = f"{text}: done already"
+    say(f"{dataset}: {text} ({run.seconds:.1f} s)")
+    for name, field in changed.schema.items():
+        line("field", f"{name}: {field}")
+    if changed.new_classes:
+        line("classes", f"{len(changed.new_classes)} new: {some(changed.new_classes)}")
+    if (matched := changed.matched) is not None:
+        rows = sum(manifest.rows for manifest in changed.manifests.values())
+        line("matched", f"{rows - matched.missing_count:,} of {amount(rows, 'row')}")
+        for what, names, count in (
+            ("missing", matched.missing, matched.missing_count),
+            ("unknown", matched.unknown, matched.unknown_count),
+        ):
+            if count:
+                line(what, f"{count:,}: {some(names, counted=False)}")
+    stored = sum(layer.bytes for m in changed.manifests.values() for layer in m.layers)
+    if changed.written and stored:
+        line("layers", size(stored))
+    if changed.written and any(m.can_undo for m in changed.manifests.values()):
+        line("undo", _undo(dataset))
+
+
+def _undo(dataset: Path) -> str:
+    return printable(as_command("fields", "undo", dataset))

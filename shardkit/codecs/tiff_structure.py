@@ -1,0 +1,208 @@
+"""Parse the structure of TIFF files without decoding pixels, and refuse bombs and lies.
+
+Decoders allocate what a file states, so its numbers are compared with its bytes first.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+from shardkit.errors import BadImage
+
+MAX_PAGES = 4096
+"""Maximum pages of a file."""
+MAX_BYTES = 1 << 31
+"""Maximum bytes of the decoded pixels of all pages."""
+
+_MAX_ENTRIES = 1024
+"""Maximum tags of a page; real ones have 10 to 60."""
+_MAX_NUMBERS = 1 << 20
+"""Maximum numbers in the tags of all pages, which may share their bytes: each takes 40 bytes."""
+_TILE = 4096
+"""Allowed width and height of tiles in an image of any size."""
+_SIZES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
+"""Bytes of a value by type of a tag; 0 is an unknown type."""
+_INTEGERS = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
+
+_WIDTH, _HEIGHT, _BITS, _SAMPLES, _PLANAR = 256, 257, 258, 277, 284
+_SUBFILE, _COMPRESSION, _PHOTOMETRIC, _SAMPLE_FORMAT = 254, 259, 262, 339
+_STRIP_OFFSETS, _ROWS, _STRIP_COUNTS = 273, 278, 279
+_TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS = 322, 323, 324, 325
+_NUMBERS = frozenset(
+    {_WIDTH, _HEIGHT, _BITS, _SAMPLES, _PLANAR, _STRIP_OFFSETS, _ROWS, _STRIP_COUNTS}
+    | {_TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS}
+    | {_SUBFILE, _COMPRESSION, _PHOTOMETRIC, _SAMPLE_FORMAT}
+)
+_FORMATS = {1: "uint", 2: "int", 3: "float", 4: "uint"}
+"""Kinds of numbers by sample format; 4 is undefined."""
+
+
+class TiffPage(NamedTuple):
+    """What one page of a TIFF file states."""
+
+    width: int
+    height: int
+    samples: int
+    """Values per pixel."""
+    bits: int
+    """Most bits of a value."""
+    kind: str = "uint"
+    """``uint``, ``int`` or ``float``."""
+    photometric: int = 0
+    """What values mean: 0 and 1 are gray, 2 is RGB, 3 a palette."""
+    is_secondary: bool = False
+    """Whether it is a reduced version of another page, or a mask."""
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name of the type of values, which may not exist: ``uint12``."""
+        return f"{self.kind}{self.bits}"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the decoded pixels, with each value in whole bytes."""
+        return self.width * self.height * self.samples * -(-self.bits // 8)
+
+
+def tiff_pages(data: bytes | memoryview) -> list[TiffPage]:
+    """Return the pages of a TIFF or BigTIFF file, whose strips and tiles are all in the file.
+
+    Pages inside of pages (SubIFDs, such as previews) are not followed.
+
+    Raises:
+        BadImage: If it is truncated, its pages form a cycle, anything is outside the file, or it
+            states more than `MAX_PAGES` pages or `MAX_BYTES` of pixels.
+    """
+    data = memoryview(data).cast("B")
+    layout = _layout(data)
+    pages: list[TiffPage] = []
+    seen: set[int] = set()
+    total, numbers, at = 0, 0, layout.first
+    while at:
+        if at in seen:
+            raise BadImage("its pages form a cycle")
+        if len(seen) == MAX_PAGES:
+            raise BadImage(f"it has more than {MAX_PAGES} pages")
+        seen.add(at)
+        tags, at = _read_page(data, layout, at, _MAX_NUMBERS - numbers)
+        numbers += sum(map(len, tags.values()))
+        page = _check_page(data, tags)
+        total += page.bytes
+        if total > MAX_BYTES:
+            raise BadImage(f"it states {total} bytes of pixels, over the limit of {MAX_BYTES}")
+        pages.append(page)
+    if not pages:
+        raise BadImage("it has no page")
+    return pages
+
+
+class _Layout(NamedTuple):
+    """Byte order and sizes of numbers of a file."""
+
+    order: str
+    number: str
+    """Format of the number of tags of a page."""
+    offset: str
+    first: int
+    """Offset of the first page."""
+
+
+def _layout(data: memoryview) -> _Layout:
+    order = {b"II": "<", b"MM": ">"}.get(bytes(data[:2]))
+    if order is None or len(data) < 16:
+        raise BadImage("it is not a TIFF file")
+    (magic,) = struct.unpack_from(order + "H", data, 2)
+    if magic == 42:
+        return _Layout(order, order + "H", order + "I", *struct.unpack_from(order + "I", data, 4))
+    if magic == 43 and struct.unpack_from(order + "HH", data, 4) == (8, 0):
+        return _Layout(order, order + "Q", order + "Q", *struct.unpack_from(order + "Q", data, 8))
+    raise BadImage("it is not a TIFF file")
+
+
+Tags = dict[int, tuple[int, ...]]
+"""Numbers of a page by tag."""
+
+
+def _read_page(data: memoryview, layout: _Layout, at: int, most: int) -> tuple[Tags, int]:
+    """Return the numbers of the page at an offset, ``most`` at most, and the next page's offset."""
+    wide = layout.offset[1] == "Q"
+    entry_bytes, inline = (20, 8) if wide else (12, 4)
+    (entries,) = _unpack(layout.number, data, at)
+    if entries > _MAX_ENTRIES:
+        raise BadImage(f"a page has {entries} tags, more than {_MAX_ENTRIES}")
+    at += struct.calcsize(layout.number)
+    tags: Tags = {}
+    for start in range(at, at + entries * entry_bytes, entry_bytes):
+        tag, kind, count = _unpack(layout.order + ("HHQ" if wide else "HHI"), data, start)
+        place = start + entry_bytes - inline
+        size = count * (_SIZES[kind] if kind < len(_SIZES) else 0)
+        if size > inline:
+            (place,) = _unpack(layout.offset, data, place)
+        if place + size > len(data):
+            raise BadImage(f"its tag {tag} is outside the file")
+        if tag in _NUMBERS:
+            if kind not in _INTEGERS or not count:
+                raise BadImage(f"its tag {tag} is not an integer")
+            most -= count
+            if most < 0:
+                raise BadImage(f"its tags have more than {_MAX_NUMBERS} numbers")
+            tags[tag] = struct.unpack_from(f"{layout.order}{count}{_INTEGERS[kind]}", data, place)
+    (following,) = _unpack(layout.offset, data, at + entries * entry_bytes)
+    return tags, following
+
+
+def _check_page(data: memoryview, tags: Tags) -> TiffPage:
+    """Return a page whose size is possible, and whose strips or tiles are in the file."""
+    width, height = _one(tags, _WIDTH), _one(tags, _HEIGHT)
+    samples = _one(tags, _SAMPLES, 1)
+    sample_format = max(tags.get(_SAMPLE_FORMAT, (1,)))
+    page = TiffPage(
+        *(width, height, samples, max(tags.get(_BITS, (1,)))),
+        kind=_FORMATS.get(sample_format, f"numbers of format {sample_format}, "),
+        photometric=_one(tags, _PHOTOMETRIC, 0),
+        is_secondary=bool(_one(tags, _SUBFILE, 0) & 5),
+    )
+    if not 0 < page.bits <= 64 or 0 in page[:4]:
+        raise BadImage(f"it states {width} x {height} pixels of {samples} x {page.bits} bits")
+    if page.bytes > MAX_BYTES:
+        raise BadImage(f"it states {page.bytes} bytes of pixels, over the limit of {MAX_BYTES}")
+    if _TILE_WIDTH in tags or _TILE_OFFSETS in tags:
+        sides = _one(tags, _TILE_WIDTH), _one(tags, _TILE_HEIGHT)
+        for tile, side in zip(sides, (width, height), strict=True):
+            if not 0 < tile <= max(_TILE, side + 15):
+                raise BadImage(f"it states tiles of {tile} pixels for a side of {side} pixels")
+        kinds = _TILE_OFFSETS, _TILE_COUNTS
+        needed = math.prod(-(-side // tile) for side, tile in zip(page[:2], sides, strict=True))
+    else:
+        kinds = _STRIP_OFFSETS, _STRIP_COUNTS
+        needed = -(-height // max(1, min(height, _one(tags, _ROWS, height))))
+    offsets, counts = (tags.get(kind, ()) for kind in kinds)
+    needed *= samples if _one(tags, _PLANAR, 1) == 2 else 1
+    if len(offsets) != needed or len(counts) != needed:
+        raise BadImage(f"it has {len(offsets)} strips or tiles, where its size needs {needed}")
+    if any(start + size > len(data) for start, size in zip(offsets, counts, strict=True)):
+        raise BadImage("its pixels are outside the file: it is truncated or damaged")
+    packed = -(-width * samples * page.bits // 8) * height
+    if _one(tags, _COMPRESSION, 1) == 1 and sum(counts) < packed:
+        raise BadImage(f"it has {sum(counts)} bytes of pixels, and its size needs {packed}")
+    return page
+
+
+def _one(tags: Tags, tag: int, default: int | None = None) -> int:
+    """Return the only number of a tag.
+
+    Raises:
+        BadImage: If it is missing without a default, or there are several different ones.
+    """
+    numbers = set(tags.get(tag, () if default is None else (default,)))
+    if len(numbers) != 1:
+        raise BadImage(f"its tag {tag} is missing, or not one number")
+    return numbers.pop()
+
+
+def _unpack(form: str, data: memoryview, at: int) -> tuple[int, ...]:
+    if at + struct.calcsize(form) > len(data):
+        raise BadImage("a page is outside the file: it is truncated or damaged")
+    return struct.unpack_from(form, data, at)

@@ -1,0 +1,214 @@
+"""The index of a dataset with layers: fields added, replaced or removed after the conversion.
+
+The entries of the image are those of the dataset's own index. If a layer has replaced the label,
+entries are changed when they are loaded: the label, the checksum that covers it, and the check of
+the entry. CRC-32 is linear, so this needs no pixel, and damage remains visible.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.dataset.index import HEAD, Index, Rows, damaged_rows
+from shardkit.dataset.manifest import LAYERS, Layer, Manifest, load_manifest
+from shardkit.errors import CorruptDataset
+from shardkit.record import IMAGE, LABEL, NO_LABEL
+from shardkit.system.npy import StoredValues
+from shardkit.system.safe_paths import LinkRefused, require_no_link
+
+_Words = npt.NDArray[np.uint32]
+
+_AFTER_LABEL = HEAD.stop - HEAD.start - 4
+"""Bytes between the label and the image, as the checksum covers them."""
+
+
+def load_layer(directory: Path, manifest: Manifest, layer: Layer) -> Manifest:
+    """Return the manifest of a layer, after checking that it is the dataset's.
+
+    Args:
+        directory: The dataset.
+        manifest: The manifest of the dataset.
+        layer: One of its layers, with files.
+
+    Raises:
+        CorruptDataset: If it is damaged, or of another dataset.
+    """
+    folder = directory / layer.folder
+    try:
+        for path in (directory / LAYERS, folder):
+            require_no_link(path)
+    except LinkRefused as error:
+        raise CorruptDataset(f"{folder} cannot be used: {error.strerror}") from error
+    loaded = load_manifest(folder)
+    if loaded.digest != layer.digest:
+        raise CorruptDataset(
+            f"{folder} does not belong to the dataset in {directory}: its manifest is another one"
+        )
+    keys = {entry.name: entry.sha256 for entry in manifest.files if entry.name in KEYS}
+    if (
+        loaded.layers
+        or loaded.archives is not None
+        or keys != {entry.name: entry.sha256 for entry in loaded.files if entry.name in KEYS}
+    ):
+        raise CorruptDataset(f"{folder} does not have the rows of the dataset in {directory}")
+    if not set(layer.fields) <= loaded.fields_by_name.keys() or loaded.rows != manifest.rows:
+        raise CorruptDataset(f"{folder} lacks fields or rows that the manifest states")
+    for name in layer.fields:
+        if manifest.layer_of(name) == layer:
+            stated, has = manifest.fields_by_name.get(name), loaded.fields_by_name[name]
+            if stated != has:
+                raise CorruptDataset(f"{folder} has another field {name!r} than the manifest")
+    return loaded
+
+
+KEYS = ("index/keys.npy", "index/keys-ends.npy")
+"""The files of the index that show that two datasets have the same rows."""
+
+
+class LayeredIndex(Index):
+    """The index of a dataset with layers.
+
+    Args:
+        directory: The directory of the dataset.
+        manifest: Its manifest.
+
+    Raises:
+        CorruptDataset: On first use, as for `Index`, or if a layer is of another dataset.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        super().__init__(directory, manifest.rows, manifest.fields_by_name, manifest.lacking)
+        self._manifest = manifest
+        self._homes: dict[str, Index] = {"": plain_index(directory, manifest.base)}
+
+    def rows(self, field: str = IMAGE) -> Rows:
+        """Return the entries of all rows: memory-mapped and read-only, unless labels changed."""
+        if field != IMAGE:
+            return self._home(field).rows(field)
+        entries = self._homes[""].rows()
+        if not self._manifest.relabels:
+            return entries
+        patched = relabeled(entries, self._labels())
+        patched.setflags(write=False)
+        return patched
+
+    def _entries(self, field: str) -> StoredValues:
+        if field != IMAGE:
+            return self._home(field)._entries(field)
+        entries = self._homes[""]._entries(IMAGE)
+        if self._manifest.relabels:
+            return _RelabeledValues(entries, self._labels())  # type: ignore[return-value]
+        return entries
+
+    def _column_files(self, name: str) -> dict[str, StoredValues]:
+        return self._home(name)._column_files(name)
+
+    def _labels(self) -> StoredValues | None:
+        """Return the entries whose labels count; None if the label was removed."""
+        return None if LABEL not in self._schema else self._home(LABEL)._entries(IMAGE)
+
+    def _home(self, name: str) -> Index:
+        """Return the index that has a field."""
+        layer = self._manifest.layer_of(name)
+        if layer is None:
+            return self._homes[""]
+        index = self._homes.get(layer.name)
+        if index is None:
+            manifest = load_layer(self._directory, self._manifest, layer)
+            index = plain_index(self._directory / layer.folder, manifest)
+            self._homes[layer.name] = index
+        return index
+
+
+def plain_index(directory: Path, manifest: Manifest) -> Index:
+    """Return the index of a dataset without layers."""
+    return Index(directory, manifest.rows, manifest.fields_by_name, manifest.lacking)
+
+
+class _RelabeledValues:
+    """The entries of all rows with the labels of other entries, read on access."""
+
+    def __init__(self, entries: StoredValues, labels: StoredValues | None) -> None:
+        self._entries = entries
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, part: slice) -> Rows:
+        return relabeled(self._entries[part], None if self._labels is None else self._labels[part])
+
+
+def relabeled(rows: Rows, labels: Rows | StoredValues | None) -> Rows:
+    """Return a copy of entries with the labels of other entries, and the checksums for these.
+
+    An entry stays damaged if it was, or if the other one is.
+
+    Args:
+        rows: The entries of images.
+        labels: Entries of the same rows, whose labels count; None removes all labels.
+    """
+    patched = np.array(rows)
+    others = None if labels is None else np.asarray(labels[:])
+    new = np.full(len(rows), NO_LABEL, "<i4") if others is None else others["label"]
+    change = (patched["label"] ^ new).astype("<i4").view("<u4")
+    sums = _advanced(_crc(change, _AFTER_LABEL), patched["length"])
+    check = _crc(change, _AFTER_LABEL, _crc(sums, 0))
+    if others is not None:
+        check ^= damaged_rows(others).astype(np.uint32)
+    patched["label"] = new
+    patched["checksum"] ^= sums
+    patched["check"] ^= check.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3]
+    return patched
+
+
+def _crc(words: _Words, zeros: int, state: _Words | None = None) -> _Words:
+    """Return how CRC-32 changes if words of 4 bytes before some unchanged bytes change."""
+    table = _one_byte()
+    state = words if state is None else state ^ words
+    for _ in range(4 + zeros):
+        state = table[state & np.uint32(0xFF)] ^ (state >> np.uint32(8))
+    return state
+
+
+def _advanced(state: _Words, lengths: _Words) -> _Words:
+    """Return how CRC-32 changes if unchanged bytes follow: of another number in each row."""
+    state = state.copy()
+    for bit, tables in enumerate(_operators()):
+        rows = np.flatnonzero(lengths & np.uint32(1 << bit))
+        if len(rows):
+            state[rows] = _applied(tables, state[rows])
+    return state
+
+
+def _applied(tables: _Words, state: _Words) -> _Words:
+    result = np.zeros_like(state)
+    for place in range(4):
+        result ^= tables[place][(state >> np.uint32(8 * place)) & np.uint32(0xFF)]
+    return result
+
+
+@cache
+def _one_byte() -> _Words:
+    """Return the state of CRC-32 after a byte, for each value of its lowest byte."""
+    values = np.arange(256, dtype=np.uint32)
+    zero = zlib.crc32(b"\0")
+    return np.array([zlib.crc32(bytes([value])) ^ zero for value in values.tolist()], np.uint32)
+
+
+@cache
+def _operators() -> tuple[_Words, ...]:
+    """Return tables that advance the state of CRC-32 by 1, 2, 4, 8 ... unchanged bytes."""
+    table, values = _one_byte(), np.arange(256, dtype=np.uint32)
+    states = [values << np.uint32(8 * place) for place in range(4)]
+    tables = np.stack([table[s & np.uint32(0xFF)] ^ (s >> np.uint32(8)) for s in states])
+    operators = [tables]
+    for _ in range(31):
+        tables = np.stack([_applied(tables, part) for part in tables])
+        operators.append(tables)
+    return tuple(operators)

@@ -1,0 +1,307 @@
+"""Arrays in .npy and .npz files as fields: latents, embeddings, spectrograms."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.contracts import Entry, Scan, SourceOptions
+from shardkit.errors import BadImage, UsageError
+from shardkit.kinds.field import Field, check_schema, default_schema
+from shardkit.kinds.packing import with_fields
+from shardkit.options import option
+from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
+from shardkit.sources.driver import ListedSource, Listing, Row
+from shardkit.sources.image_files import require_inside
+from shardkit.sources.imagefolder import SPLIT_NAMES
+from shardkit.sources.inputs import CHANGED, place, place_of, require_rows
+from shardkit.sources.labels import classes_option, read_classes
+from shardkit.sources.npy_files import (
+    Array,
+    labels_of,
+    members,
+    opened,
+    opened_once,
+    parse_header,
+    values,
+    walk,
+)
+from shardkit.system.files import as_name, as_text, require_local
+
+PICKLED = (".pt", ".pth", ".pkl", ".pickle")
+"""Suffixes of pickles."""
+
+PICKLE = (
+    "it is a pickle, which could run any code: load it where you trust it, and save it with "
+    "numpy.save('x.npy', tensor.numpy())"
+)
+"""Why pickles are refused."""
+
+_ONE = "array"
+"""The field of .npy files."""
+
+_MOST_FIELDS = 64
+_MOST_AXES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpyOptions(SourceOptions):
+    """The options of this source."""
+
+    images: str | None = option(
+        None, help="Array of images.", metavar="NAME", stored="image_array", shown="images"
+    )
+    labels: str | None = option(
+        None,
+        help="Array of labels, integers or texts; none: no labels.",
+        metavar="NAME",
+        shown="labels, if there are any",
+        stored="label_array",
+    )
+    classes: str | None = classes_option()
+    arrays: bool | None = option(
+        None, help="Store arrays unchanged, as fields.", shown="they are images"
+    )
+
+
+class NpyArrays(ListedSource):
+    """Arrays in NumPy's files, stored unchanged as fields. Nothing is unpickled.
+
+    A folder has one file for each sample, perhaps in folders of classes. Of a single file, each
+    row is a sample. An .npy file gives the field ``array``, an .npz file one field for each of its
+    arrays. Values become little-endian and C-contiguous.
+
+    Args:
+        path: The file or folder.
+        options: The options.
+    """
+
+    kind = "npy"
+
+    def __init__(self, path: str | Path, options: NpyOptions) -> None:
+        require_local(path)
+        super().__init__(path, options)
+        if options.images is not None:
+            raise UsageError("images= names an array of images; with arrays=True, leave it out")
+        self.exact_sizes = False
+        self.class_names = read_classes(options.classes)
+        self._first: dict[str, Any] = {}
+        """Type and shape of each array of the first file."""
+        self._rows = self.path.is_file()
+        self._labels = options.labels
+        if self._rows:
+            if self.path.suffix not in (".npy", ".npz"):
+                raise UsageError(f"{path} is neither an .npy nor an .npz file")
+            return
+        if self._labels is not None:
+            raise UsageError("labels= names an array of a single file; those of files are folders")
+        self.splits = _splits(self.path)
+
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the samples of each split, in order.
+
+        Raises:
+            UsageError: If a file cannot be read, or there are neither samples nor problems.
+        """
+        scan = super().scan(classes)
+        label = {n: field for n, field in default_schema(scan.classes).items() if n != IMAGE}
+        return replace(scan, fields={**self.schema, **label})
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of a sample.
+
+        Raises:
+            BadImage: If it cannot be read, or changed since the scan.
+        """
+        if not self._rows:
+            require_inside(entry.path)
+        path = self._file(split, entry.path)
+        arrays = {}
+        for name in self.schema:
+            open_array = opened if self._rows else opened_once
+            with open_array(path, _member(path, name), entry.stamp) as view:
+                array = _checked(parse_header(view))
+                if not self._rows:
+                    stored = _whole(values(view, _as_row(array), 0, 1)[0], array)
+                else:
+                    row = place_of(entry.place)[1]
+                    if array.fortran or row >= array.rows:
+                        raise BadImage(CHANGED)
+                    stored = values(view, array, row, 1)[0]
+            arrays[name] = stored.astype(stored.dtype.newbyteorder("<"), copy=False)
+        fields = {META_FIELD: b'{"path":%b}' % dump_json(entry.path)}
+        if entry.label != NO_LABEL:
+            fields[LABEL_FIELD] = b"%d" % entry.label
+        little = {
+            name: array.astype(array.dtype.newbyteorder("<")) for name, array in arrays.items()
+        }
+        return with_fields(Record(entry.key, fields), self.schema, little)
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the file of a sample, and its row."""
+        path = self._file(split, entry.path)
+        return f"{path} at row {place_of(entry.place)[1]}" if self._rows else path
+
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
+        """List the samples in the order of rows or, in folders, of names.
+
+        Raises:
+            UsageError: If the arrays of a single file are damaged or cannot be stored.
+        """
+        if self._rows:
+            (listing,) = listings.values()
+            try:
+                self._list_rows(listing)
+            except BadImage as error:
+                raise UsageError(f"{self.path}: {error}") from error
+            label = f"{self._labels}: {listing.labels.describe()}" if self._labels else "none"
+        else:
+            if self.class_names is True:
+                self.class_names = None  # folders may be new
+            self.schema, self._first = {}, {}
+            for split, listing in listings.items():
+                self._list_folder(split, listing)
+            label = "the folder"
+        fields = {name: str(field) for name, field in self.schema.items()}
+        return {**fields, "sample": "a row" if self._rows else "a file", "label": label}
+
+    def _file(self, split: str, path: str) -> str:
+        return str(self.path) if self._rows else os.path.join(self.path, split, as_name(path))
+
+    def _list_rows(self, listing: Listing) -> None:
+        path = str(self.path)
+        names = members(path) if path.endswith(".npz") else [_ONE]
+        if self._labels is None and path.endswith(".npz") and "labels" in names:
+            self._labels = "labels"
+        elif self._labels == "none":
+            self._labels = None
+        chosen = [name for name in names if name != self._labels]
+        arrays, stamp = _read_headers(path, chosen)
+        if not arrays:
+            raise BadImage("it has no array")
+        counts = {name: array.rows for name, array in arrays.items()}
+        rows = next(iter(counts.values()))
+        if len(set(counts.values())) > 1:
+            raise BadImage(f"its arrays differ in their number of rows: {counts}")
+        for name, array in arrays.items():
+            if array.fortran:
+                raise BadImage(f"{name} is in Fortran order: save np.ascontiguousarray(x)")
+            if len(array.shape) == 1:
+                raise BadImage(f"{name} has a number in each row: save x.reshape(-1, 1)")
+        require_rows(path, rows)
+        self.schema = _schema({n: a._replace(shape=a.shape[1:]) for n, a in arrays.items()})
+        labels: Iterable[Any] = itertools.repeat(None, rows)
+        if self._labels is not None:
+            if path.endswith(".npy"):
+                file, member = f"{self.path.parent / self._labels}.npy", ""
+            elif self._labels in names:
+                file, member = path, self._labels
+            else:
+                raise BadImage(f"it has no array {self._labels}; labels= may be {', '.join(names)}")
+            labels = labels_of(file, member, self._labels, rows)
+        size = sum(array.row_bytes for array in arrays.values())
+        for row, label in enumerate(labels):
+            name = f"{as_text(self.path.stem)}/{row:08d}"
+            listing.add(Row(name, listing.code(label), size, stamp, place(0, row)))
+
+    def _list_folder(self, split: str, listing: Listing) -> None:
+        for path, label in walk(self.path / split, listing, (".npy", ".npz", *PICKLED)):
+            file = self._file(split, path)
+            try:
+                if path.endswith(PICKLED):
+                    raise BadImage(PICKLE)
+                names = members(file) if path.endswith(".npz") else [_ONE]
+                arrays, stamp = _read_headers(file, names)
+                self._include(arrays)
+            except BadImage as error:
+                listing.blame(path, str(error))
+                continue
+            size = sum(array.row_bytes * array.rows for array in arrays.values())
+            listing.add(Row(path, listing.code(label), size, stamp))
+
+    def _include(self, arrays: Mapping[str, Array]) -> None:
+        """Extend the schema to the arrays of a sample: their shapes may vary, their types not."""
+        kinds = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+        if kinds == self._first:
+            return
+        schema = _schema(arrays)
+        if not self.schema:
+            self.schema, self._first = schema, kinds
+        if schema.keys() != self.schema.keys():
+            raise BadImage(
+                f"it has the arrays {', '.join(schema)}, "
+                f"but the first file has {', '.join(self.schema)}"
+            )
+        for name, field in schema.items():
+            first = self.schema[name]
+            if field.dtype != first.dtype:
+                raise BadImage(f"{name} is of {field.dtype}; the first file's is of {first.dtype}")
+        self.schema = {
+            name: first if first.shape == schema[name].shape else Field("array", first.dtype)
+            for name, first in self.schema.items()
+        }
+
+
+def _splits(root: Path) -> dict[str, str]:
+    """Return the folders named like splits, if all are and one has folders; else the root."""
+    try:
+        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    except OSError as error:
+        raise UsageError(f"the source {root} cannot be read: {error.strerror}") from error
+    folders = [name for name in folders if not name.startswith(".")]
+    if not folders or not all(name.lower() in SPLIT_NAMES for name in folders):
+        return {"": ""}
+    inner = [entry for name in folders for entry in os.scandir(root / name) if entry.is_dir()]
+    return {name: name for name in folders} if inner else {"": ""}
+
+
+def _member(path: str, name: str) -> str:
+    return name if path.endswith(".npz") else ""
+
+
+def _read_headers(path: str, names: Sequence[str]) -> tuple[dict[str, Array], int]:
+    """Return the arrays of a file, and its modification time."""
+    if not names or len(names) > _MOST_FIELDS:
+        raise BadImage(f"it has {len(names)} arrays, not 1 to {_MOST_FIELDS}")
+    arrays, stamp = {}, 0
+    for name in names:
+        with opened_once(path, _member(path, name), header=True) as view:
+            arrays[name], stamp = _checked(parse_header(view)), view.stamp
+    return arrays, stamp
+
+
+def _checked(array: Array) -> Array:
+    if array.dtype.kind not in "biuf":
+        raise BadImage(f"its values are {array.dtype}, not numbers")
+    if not 1 <= len(array.shape) <= _MOST_AXES:
+        raise BadImage(f"it has {len(array.shape)} axes, not 1 to {_MOST_AXES}")
+    return array
+
+
+def _schema(arrays: Mapping[str, Array]) -> dict[str, Field]:
+    try:
+        schema = {
+            name: Field("array", array.dtype.name, None if 0 in array.shape else array.shape)
+            for name, array in arrays.items()
+        }
+        check_schema(schema)
+    except ValueError as error:
+        raise BadImage(str(error)) from error
+    return schema
+
+
+def _as_row(array: Array) -> Array:
+    """Return an array as the only row of an array."""
+    return array._replace(shape=(1, *array.shape), fortran=False)
+
+
+def _whole(stored: npt.NDArray[Any], array: Array) -> npt.NDArray[Any]:
+    """Return the values of a file in the order of its axes."""
+    return np.asarray(stored.reshape(array.shape[::-1]).T if array.fortran else stored)

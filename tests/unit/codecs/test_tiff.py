@@ -1,0 +1,169 @@
+"""TIFF files of any type, compared with the arrays that tifffile was given to write."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tifffile
+from PIL import Image
+
+from shardkit import convert, open_dataset, verify
+from shardkit.codecs import tiff
+from shardkit.codecs.typed import decode_typed, inspect_typed
+from shardkit.errors import BadImage
+
+
+def values(dtype: str, *shape: int) -> npt.NDArray[Any]:
+    return np.random.default_rng(0).normal(1000, 900, shape).astype(dtype)
+
+
+def written(pixels: npt.NDArray[Any], **options: Any) -> bytes:
+    """Return a TIFF file; its last axis are the channels unless options say otherwise."""
+    file = io.BytesIO()
+    options.setdefault("photometric", "minisblack")
+    options.setdefault("planarconfig", "contig")
+    tifffile.imwrite(file, pixels, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "uint32", "float32", "float64"])
+@pytest.mark.parametrize("channels", [2, 3, 7])
+def test_channels_and_dtype_are_those_of_the_file(
+    dtype: str, channels: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pixels = values(dtype, 48, 64, channels)
+    decoded = decode_typed(written(pixels), "tiff")
+    assert capfd.readouterr().err == ""
+    assert decoded.dtype == pixels.dtype
+    np.testing.assert_array_equal(decoded, pixels)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "float32", "float64"])
+def test_one_channel_keeps_its_dtype(dtype: str) -> None:
+    pixels = values(dtype, 48, 64)
+    decoded = decode_typed(written(pixels, planarconfig=None), "tiff")
+    assert decoded.dtype == pixels.dtype
+    np.testing.assert_array_equal(decoded[:, :, 0], pixels)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"compression": name} for name in ("zlib", "lzw", "zstd", "packbits", "lzma")),
+        {"compression": "zlib", "predictor": True},
+        {"tile": (16, 32)},
+        {"tile": (16, 32), "compression": "zlib"},
+        {"rowsperstrip": 5},
+        {"bigtiff": True},
+        {"byteorder": ">"},
+    ],
+    ids=str,
+)
+def test_each_layout_is_decoded(options: dict[str, Any]) -> None:
+    pixels = values("uint16", 48, 64, 5)
+    np.testing.assert_array_equal(decode_typed(written(pixels, **options), "tiff"), pixels)
+
+
+def test_separate_planes_are_channels() -> None:
+    planes = values("uint16", 5, 48, 64)
+    data = written(planes, planarconfig="separate")
+    np.testing.assert_array_equal(decode_typed(data, "tiff"), np.moveaxis(planes, 0, 2))
+
+
+def test_pages_are_channels() -> None:
+    pages = values("uint16", 6, 48, 64)
+    data = written(pages, planarconfig=None)
+    np.testing.assert_array_equal(decode_typed(data, "tiff"), np.moveaxis(pages, 0, 2))
+    info, kind = inspect_typed(data, "tiff")
+    assert (info.width, info.height, kind.channels, kind.dtype) == (64, 48, 6, "uint16")
+
+
+def test_reduced_versions_are_not_read() -> None:
+    whole, half = values("uint16", 32, 32, 5), values("uint16", 16, 16, 5)
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        writer.write(whole, photometric="minisblack", planarconfig="contig")
+        writer.write(half, photometric="minisblack", planarconfig="contig", subfiletype=1)
+    np.testing.assert_array_equal(decode_typed(file.getvalue(), "tiff"), whole)
+
+
+def test_pages_that_differ_are_refused() -> None:
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        for side in (32, 16):
+            writer.write(values("uint8", side, side), photometric="minisblack")
+    with pytest.raises(BadImage, match="its 2 pages differ in size or type"):
+        decode_typed(file.getvalue(), "tiff")
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("P", 3), ("1", 1), ("CMYK", 3)])
+def test_pillow_converts_palettes_bits_and_cmyk(mode: str, channels: int) -> None:
+    file = io.BytesIO()
+    image = Image.fromarray(values("uint8", 20, 30, 3)).convert(mode)
+    image.save(file, "TIFF")
+    decoded = decode_typed(file.getvalue(), "tiff")
+    expected = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    np.testing.assert_array_equal(decoded, expected.reshape(20, 30, channels))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = written(values("uint16", 8, 8, 5))
+    monkeypatch.setattr(tiff, "find_spec", lambda _: None)
+    with pytest.raises(BadImage, match=r"pip install 'shardkit\[tiff\]'"):
+        decode_typed(data, "tiff")
+
+
+@pytest.mark.parametrize("compression", [None, "zlib", "lzw", "zstd"])
+def test_a_truncated_or_damaged_file_is_refused(compression: str | None) -> None:
+    pixels = values("uint16", 24, 16, 5)
+    data = written(pixels, compression=compression)
+    for length in range(0, len(data), 97):
+        with pytest.raises(BadImage):
+            decode_typed(data[:length], "tiff")
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        damaged = np.frombuffer(bytearray(data), np.uint8)
+        damaged[rng.integers(len(data), size=3)] ^= rng.integers(1, 256, 3, np.uint8)
+        try:
+            decoded = decode_typed(damaged.tobytes(), "tiff")
+        except BadImage:
+            continue
+        assert decoded.size <= 1 << 24
+
+
+def test_a_bomb_is_refused() -> None:
+    """A strip of an image of 16 x 16 pixels that unpacks to 300 MB."""
+    data = written(values("uint16", 16, 16, 5), compression="zlib")
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        page = file.pages[0]
+        assert isinstance(page, tifffile.TiffPage)
+        tags = [page.tags[name].offset for name in ("StripOffsets", "StripByteCounts")]
+    packer = zlib.compressobj(9)
+    zeros = bytes(1 << 20)
+    bomb = b"".join(packer.compress(zeros) for _ in range(300)) + packer.flush()
+    changed = bytearray(data)
+    for tag, value in zip(tags, (len(data), len(bomb)), strict=True):
+        changed[tag + 2 : tag + 4] = (4).to_bytes(2, "little")  # a number of 32 bits
+        changed[tag + 8 : tag + 12] = value.to_bytes(4, "little")
+    with pytest.raises(BadImage, match="tifffile cannot decode it"):
+        decode_typed(bytes(changed) + bomb, "tiff")
+
+
+@pytest.mark.parametrize("to", ["lmdb", "webdataset"])
+def test_a_folder_of_them_is_converted_and_verified(tmp_path: Path, to: str) -> None:
+    pixels = [values("uint16", 20 + row, 24, 6) + row for row in range(3)]
+    for row, array in enumerate(pixels):
+        path = tmp_path / "source" / "field" / f"{row}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(written(array.astype(np.uint16), compression="zlib"))
+    made = tmp_path / "made"
+    convert(tmp_path / "source", made, to=to, pixels="keep", shuffle=False)
+    assert verify(made, against=tmp_path / "source", level="decode").ok
+    for (image, _), array in zip(open_dataset(made, decode="numpy")[:], pixels, strict=True):
+        np.testing.assert_array_equal(image, array)

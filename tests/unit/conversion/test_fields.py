@@ -1,0 +1,573 @@
+"""Fields added, replaced and removed after a conversion, in layers next to untouched shards."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import runpy
+import shutil
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from buckets import BUCKET, Bucket
+from helpers import FORMATS, invoke, make_dataset, make_folder, make_tree, png, tree
+
+import shardkit
+from shardkit import (
+    Balanced,
+    CorruptDataset,
+    Field,
+    UsageError,
+    add_fields,
+    append,
+    attach,
+    compact_fields,
+    convert,
+    diff,
+    export,
+    make_loader,
+    merge,
+    open_dataset,
+    open_source,
+    remove_fields,
+    repair,
+    replace_fields,
+    report,
+    undo_fields,
+    upload,
+    verify,
+)
+from shardkit.dataset.manifest import load_manifest
+from shardkit.errors import BadImages, StateMismatch
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "layers_of_tars.py"
+
+
+def table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def paths_of(place: Path) -> list[str]:
+    return list(open_dataset(place).paths)
+
+
+def captions(place: Path, to: Path) -> Path:
+    rows = [{"path": path, "caption": f"a photo of {path}"} for path in sorted(paths_of(place))]
+    return table(to / "captions.csv", rows)
+
+
+def labels(place: Path, to: Path) -> Path:
+    names = ("dog", "bird", "cat")
+    paths = sorted(paths_of(place))
+    rows = [{"path": path, "label": names[n % 3]} for n, path in enumerate(paths)]
+    return table(to / "labels.csv", rows)
+
+
+def read(place: Path, *fields: str, **options: Any) -> list[Any]:
+    dataset = open_dataset(place, fields=fields, decode="bytes", **options)
+    return [dataset[row] for row in range(len(dataset))]
+
+
+def members(folder: Path) -> dict[str, bytes]:
+    """Return all members of the archives in a folder, but those about the dataset."""
+    found = {}
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as file:
+            for member in file:
+                content = file.extractfile(member)
+                found[member.name] = b"" if content is None else content.read()
+    return {name: content for name, content in found.items() if "shardkit" not in name}
+
+
+def shard_bytes(place: Path) -> dict[str, str]:
+    return {name: digest for name, digest in tree(place).items() if name.startswith("shard-")}
+
+
+@pytest.fixture(params=FORMATS)
+def place(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
+    return make_dataset(folder, tmp_path / "made", to=request.param)
+
+
+@pytest.fixture
+def made(folder: Path, tmp_path: Path) -> Path:
+    return make_dataset(folder, tmp_path / "made")
+
+
+def test_values_of_a_table_come_back_and_shards_stay(place: Path, tmp_path: Path) -> None:
+    before, rows = shard_bytes(place), read(place, "image", "label")
+    changed = add_fields(place, captions(place, tmp_path), field=["caption"])
+    assert changed.written
+    assert changed.schema == {"caption": Field("text")}
+    assert shard_bytes(place) == before
+    assert read(place, "image", "label") == rows
+    wanted = [(f"a photo of {path}",) for path in paths_of(place)]
+    assert read(place, "caption") == wanted
+    assert verify(place, level="decode").ok
+
+
+def test_a_compacted_dataset_has_the_same_content_digest(place: Path, tmp_path: Path) -> None:
+    add_fields(place, captions(place, tmp_path), field=["caption"])
+    add_fields(place, {"latent": np.arange(48, dtype=np.float16).reshape(6, 4, 2)})
+    replace_fields(place, labels(place, tmp_path), field=["label"])
+    remove_fields(place, ["caption"])
+    layered, rows = load_manifest(place), read(place, "image", "label", "latent")
+    convert(open_source("dataset", place), tmp_path / "copy", to=layered.format)
+    compact_fields(place)
+    for other in (place, tmp_path / "copy"):
+        manifest = load_manifest(other)
+        assert manifest.content_digest == layered.content_digest
+        assert (manifest.schema, manifest.fields) == (layered.schema, layered.fields)
+        assert manifest.class_counts == layered.class_counts
+        assert not manifest.layers
+        for one, two in zip(read(other, "image", "label", "latent"), rows, strict=True):
+            assert one[:2] == two[:2]
+            assert one[2].tolist() == two[2].tolist()
+        assert verify(other).ok
+    assert not (place / "layers").exists()
+
+
+def test_a_relabeled_dataset_is_read_with_the_new_labels(place: Path, tmp_path: Path) -> None:
+    rows = read(place, "image", "label")
+    changed = replace_fields(place, labels(place, tmp_path), field=["label"])
+    assert changed.new_classes == ("bird",)
+    dataset = open_dataset(place)
+    assert dataset.classes == ["cat", "dog", "bird"]
+    numbers = {path: [1, 2, 0][n % 3] for n, path in enumerate(sorted(dataset.paths))}
+    wanted = [numbers[path] for path in dataset.paths]
+    assert [label for _, label in read(place, "image", "label", verify=True)] == wanted
+    assert [image for image, _ in read(place, "image", "label")] == [image for image, _ in rows]
+    assert list(dataset.targets) == wanted
+    assert verify(place, level="decode").ok
+
+
+def test_undo_restores_the_dataset_byte_for_byte_once(place: Path, tmp_path: Path) -> None:
+    before = tree(place)
+    add_fields(place, captions(place, tmp_path), field=["caption"])
+    undo_fields(place)
+    assert tree(place) == before
+    with pytest.raises(UsageError, match="no change to undo"):
+        undo_fields(place)
+
+
+def test_undo_brings_a_replaced_field_back(made: Path) -> None:
+    add_fields(made, {"number": list(range(6))})
+    add_fields(made, {"other": list(range(6))})
+    before = load_manifest(made)
+    replace_fields(made, {"number": list(range(10, 16))})
+    assert [value for (value,) in read(made, "number")] == list(range(10, 16))
+    undo_fields(made)
+    after = load_manifest(made)
+    assert (after.content_digest, after.schema) == (before.content_digest, before.schema)
+    assert [value for (value,) in read(made, "number")] == list(range(6))
+    assert verify(made).ok
+
+
+def test_files_of_a_replaced_layer_go_with_the_next_change(made: Path) -> None:
+    for start in (0, 10, 20):
+        change = replace_fields if start else add_fields
+        change(made, {"number": list(range(start, start + 6))})
+    assert sorted(path.name for path in (made / "layers").iterdir()) == ["000002", "000003"]
+    remove_fields(made, "number")
+    assert sorted(path.name for path in (made / "layers").iterdir()) == ["000003"]
+    assert verify(made).ok
+    undo_fields(made)
+    assert [value for (value,) in read(made, "number")] == list(range(20, 26))
+
+
+def test_a_dataset_with_layers_has_version_2_and_one_without_has_1(made: Path) -> None:
+    def version() -> int:
+        stated: int = json.loads((made / "shardkit.json").read_text())["format_version"]
+        return stated
+
+    assert version() == 1
+    add_fields(made, {"number": list(range(6))})
+    assert version() == 2
+    undo_fields(made)
+    assert version() == 1
+
+
+def test_a_repeated_change_does_nothing(made: Path, tmp_path: Path) -> None:
+    source = captions(made, tmp_path)
+    add_fields(made, source, field=["caption"])
+    before = tree(made)
+    assert not add_fields(made, source, field=["caption"]).written
+    assert tree(made) == before
+    table(source, [{"path": path, "caption": "other"} for path in paths_of(made)])
+    with pytest.raises(UsageError, match="already has the field 'caption'"):
+        add_fields(made, source, field=["caption"])
+
+
+def test_a_layer_is_opened_only_for_its_fields(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_fields(made, {"number": list(range(6))})
+    shutil.rmtree(made / "layers")
+    dataset = open_dataset(made)
+    assert len([dataset[row] for row in range(6)]) == 6
+    with pytest.raises((CorruptDataset, UsageError), match="layers/000001"):
+        open_dataset(made, fields=["number"])[0]
+
+
+def test_functions_get_samples_and_give_fields(made: Path) -> None:
+    add_fields(made, {"number": [0.5 * n for n in range(6)]})
+    add_fields(
+        made,
+        {
+            "pixels": lambda sample: np.asarray(sample["image"]).mean((0, 1)),
+            "text": lambda sample: f"{sample['key']} {sample['label']} {sample['number']}",
+        },
+    )
+    dataset = open_dataset(made, fields=("image", "label", "number", "pixels", "text"))
+    for row in range(6):
+        image, label, number, mean, text = dataset[row]
+        assert np.allclose(np.asarray(image).mean((0, 1)), mean.numpy())
+        assert text == f"{dataset.keys[row]} {label} {number}"
+
+
+def measure(sample: Mapping[str, Any]) -> int:
+    width: int = sample["image"].width
+    return width
+
+
+@pytest.mark.slow
+def test_functions_run_in_worker_processes(made: Path) -> None:
+    add_fields(made, {"wide": measure}, workers=2)
+    dataset = open_dataset(made, fields=("image", "wide"))
+    assert all(image.width == wide for image, wide in (dataset[row] for row in range(6)))
+
+
+def test_a_function_that_fails_names_the_row(made: Path) -> None:
+    with pytest.raises(UsageError, match="the first sample: text: ZeroDivisionError"):
+        add_fields(made, {"text": lambda sample: 1 / 0})
+    path = sorted(paths_of(made))[2]
+    with pytest.raises(BadImages, match=f"{path}: text: KeyError"):
+        add_fields(made, {"text": lambda sample: {True: "a"}[sample["path"] != path]})
+    assert load_manifest(made).layers == ()
+
+
+def test_arrays_of_a_file_are_in_row_order(place: Path, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((6, 3, 2)).astype(np.float32)
+    np.save(tmp_path / "latents.npy", values)
+    add_fields(place, tmp_path / "latents.npy", field=["latent"])
+    assert all(
+        (a.numpy() == b).all() for (a,), b in zip(read(place, "latent"), values, strict=True)
+    )
+    batch = open_dataset(place, fields=["latent"]).__getitems__(range(6))
+    assert shardkit.collate(batch)[0].shape == (6, 3, 2)
+
+
+def test_an_array_of_another_length_is_refused(made: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "latents.npy", np.zeros((5, 2)))
+    with pytest.raises(UsageError, match="it has 5 rows, the dataset has 6"):
+        add_fields(made, tmp_path / "latents.npy", field=["latent"])
+    with pytest.raises(UsageError, match="number has 5 values, and the dataset 6 rows"):
+        add_fields(made, {"number": range(5)})
+
+
+def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path) -> None:
+    paths = sorted(paths_of(made))
+    rows = [{"key": path, "caption": "x"} for path in [*paths[1:], "cat/none.jpg"]]
+    source = table(tmp_path / "a.csv", rows)
+    with pytest.raises(UsageError, match=r"lacks 1 of 6 rows of the table .'cat/none.jpg'"):
+        add_fields(made, source, field=["caption"])
+    with pytest.raises(UsageError, match=rf"lacks 1 rows of .*{paths[0]}"):
+        add_fields(made, source, field=["caption"], unknown="skip")
+    add_fields(made, source, field=["caption"], unknown="skip", missing="skip")
+    lacking = {
+        path: value for path, (value,) in zip(paths_of(made), read(made, "caption"), strict=True)
+    }
+    assert lacking == {path: None if path == paths[0] else "x" for path in paths}
+    keys = list(open_dataset(made).keys)
+    twice = table(tmp_path / "b.csv", [{"key": name, "other": "x"} for name in [*paths, keys[2]]])
+    with pytest.raises(UsageError, match=r"b.csv:8: .* is in the table twice"):
+        add_fields(made, twice, field=["other"])
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (["none"], "has no column 'none'"),
+        ([], "choose columns"),
+        (["image=caption"], "'image' cannot be of the kind"),
+        (["caption:int64"], "not a number"),
+        (["label=caption", "label=caption"], "names a field twice"),
+    ],
+)
+def test_wrong_fields_are_refused(
+    made: Path, tmp_path: Path, field: list[str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        add_fields(made, captions(made, tmp_path), field=field)
+
+
+def test_one_table_serves_all_splits(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        make_folder(tmp_path / "photos" / split)
+    made = make_dataset(tmp_path / "photos", tmp_path / "made")
+    names = {
+        split: [f"{split}/{path}" for path in paths_of(made / split)] for split in ("train", "val")
+    }
+    every = sorted([*names["train"], *names["val"]])
+    rows = [{"path": name, "caption": name.upper()} for name in every]
+    add_fields(made, table(tmp_path / "c.csv", rows), field=["caption"])
+    for split, each in names.items():
+        assert read(made / split, "caption") == [(name.upper(),) for name in each]
+    assert verify(made).ok
+    ambiguous = [{"path": name.partition("/")[2], "x": 1} for name in names["train"]]
+    with pytest.raises(UsageError, match="names rows of several splits"):
+        add_fields(made, table(tmp_path / "d.csv", ambiguous), field=["x"])
+    undo_fields(made)
+    assert verify(made).ok
+    assert not load_manifest(made / "train").layers
+
+
+def test_damage_in_a_layer_is_found(place: Path, tmp_path: Path) -> None:
+    add_fields(place, captions(place, tmp_path), field=["caption"])
+    (shard,) = (place / "layers" / "000001").glob("shard-*")
+    content = shard.read_bytes()
+    at = content.index(b"a photo of")
+    shard.write_bytes(content[:at] + b"X" + content[at + 1 :])
+    assert {finding.file for finding in verify(place).findings} == {f"layers/000001/{shard.name}"}
+    shard.write_bytes(content)
+    index = place / "layers" / "000001" / "index" / "columns" / "caption.npy"
+    index.write_bytes(index.read_bytes()[:-1] + b"X")
+    assert {finding.file for finding in verify(place).findings} == {
+        "layers/000001/index/columns/caption.npy"
+    }
+    assert shardkit.reindex(place) == 6
+    assert verify(place).ok
+    (place / "layers" / "000001" / "shardkit.json").write_text("{}")
+    assert not verify(place).ok
+
+
+def test_a_layer_of_another_dataset_is_refused(made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(made, other)
+    add_fields(made, {"number": list(range(6))})
+    add_fields(other, {"number": list(range(1, 7))})
+    shutil.rmtree(made / "layers")
+    shutil.copytree(other / "layers", made / "layers")
+    with pytest.raises(CorruptDataset, match="does not belong to the dataset"):
+        open_dataset(made, fields=["number"])[0]
+
+
+def test_repair_rebuilds_base_shards_and_names_those_of_layers(
+    made: Path, folder: Path, tmp_path: Path
+) -> None:
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    wanted = tree(made)
+    (made / "shard-000000.lmdb").unlink()
+    (made / "layers/000001/index/columns/caption.npy").unlink()
+    (made / "index/rows.npy").unlink()
+    assert repair(made, folder).ok
+    assert tree(made) == wanted
+    (shard,) = (made / "layers" / "000001").glob("shard-*")
+    shard.unlink()
+    (finding,) = repair(made, folder).findings
+    assert finding.reason == "it holds caption, made from captions.csv: name it, too"
+    assert repair(made, [folder, tmp_path / "captions.csv"]).ok
+    assert tree(made) == wanted
+    shard.unlink()
+    assert repair(made, tmp_path / "captions.csv").ok
+    assert tree(made) == wanted
+
+
+def test_verify_compares_layers_with_their_files(made: Path, folder: Path, tmp_path: Path) -> None:
+    source = captions(made, tmp_path)
+    add_fields(made, source, field=["caption"])
+    np.save(tmp_path / "latents.npy", np.arange(12.0).reshape(6, 2))
+    add_fields(made, tmp_path / "latents.npy", field=["latent"])
+    replace_fields(made, labels(made, tmp_path), field=["label"])
+    files = [tmp_path / name for name in ("captions.csv", "latents.npy", "labels.csv")]
+    assert verify(made, against=[folder, *files]).ok
+    assert verify(made, against=files).ok
+    text = source.read_text()
+    source.write_text(text.replace("a photo of", "a picture of", 1))
+    (finding,) = verify(made, against=files).findings
+    assert (finding.file, finding.source) == ("layers/000001/shard-000000.lmdb", True)
+    np.save(tmp_path / "latents.npy", np.ones((6, 2)))
+    assert len(verify(made, against=files[1]).findings) == 6
+
+
+def test_verify_compares_the_images_with_their_source(made: Path, folder: Path) -> None:
+    add_fields(made, {"number": list(range(6))})
+    verification = verify(made, against=folder)
+    assert verification.ok
+    assert verification.source is not None
+    assert verification.source.files == 6
+
+
+def test_append_and_merge_ask_to_compact_first(made: Path, folder: Path, tmp_path: Path) -> None:
+    add_fields(made, {"number": list(range(6))})
+    more = make_tree(tmp_path / "more", {"cat/new.png": png(seed=8)})
+    with pytest.raises(UsageError, match="fields compact"):
+        append(made, more)
+    with pytest.raises(UsageError, match="fields compact"):
+        merge([made, make_dataset(more, tmp_path / "b")], tmp_path / "c")
+
+
+def test_an_appended_dataset_gets_fields(made: Path, tmp_path: Path) -> None:
+    append(made, make_tree(tmp_path / "more", {"cat/new.png": png(seed=8)}))
+    add_fields(made, {"number": list(range(7))})
+    assert [value for (value,) in read(made, "number")] == list(range(7))
+    assert verify(made).ok
+    remove_fields(made, "label")
+    assert verify(made).ok
+    assert open_dataset(made)[0][1] == -1
+
+
+def test_an_attached_dataset_gets_fields_next_to_its_manifest(folder: Path, tmp_path: Path) -> None:
+    place, archive = tmp_path / "index", tmp_path / "photos.tar"
+    with tarfile.open(archive, "w") as file:
+        file.add(folder, ".")
+    attach(archive, place)
+    content = archive.read_bytes()
+    add_fields(place, captions(place, tmp_path), field=["caption"])
+    assert read(place, "caption") == [(f"a photo of {path}",) for path in paths_of(place)]
+    assert len(open_dataset(place)[:]) == 6
+    assert archive.read_bytes() == content
+    assert verify(place).ok
+    assert attach(archive, place).unchanged
+    undo_fields(place)
+    assert verify(place).ok
+
+
+def test_exports_have_the_fields_of_all_layers(made: Path, tmp_path: Path) -> None:
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    replace_fields(made, labels(made, tmp_path), field=["label"])
+    export(made, tmp_path / "layered", layout="webdataset")
+    export(made, tmp_path / "csv", layout="csv")
+    compact_fields(made)
+    export(made, tmp_path / "compacted", layout="webdataset")
+    assert members(tmp_path / "layered") == members(tmp_path / "compacted")
+    (path,) = (tmp_path / "csv").glob("*.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["label"] for row in rows} == {"cat", "dog", "bird"}
+    assert all(row["caption"].startswith("a photo of ") for row in rows)
+
+
+def test_diff_and_report_see_the_layers(made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(made, other)
+    assert diff(made, other).equal
+    replace_fields(other, labels(made, tmp_path), field=["label"])
+    assert not diff(made, other).equal
+    found = report(other)
+    assert found is not None
+
+
+def test_a_bucket_serves_layers(made: Path, tmp_path: Path, bucket: Bucket) -> None:
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    add_fields(made, {"latent": np.arange(12, dtype=np.float32).reshape(6, 2)})
+    url = f"s3://{BUCKET}/made"
+    upload(made, url)
+    assert verify(url).ok
+    before = len(bucket.requests)
+    plain = open_dataset(url, cache=tmp_path / "plain")
+    assert len(plain[:]) == 6
+    assert not any("layers" in path for _, path in bucket.requests[before:])
+    for fetch in ("shards", "ranges"):
+        remote = open_dataset(
+            url, fields=("caption", "latent", "label"), cache=tmp_path / fetch, fetch=fetch
+        )
+        local = open_dataset(made, fields=("caption", "latent", "label"))
+        for row in range(6):
+            assert remote[row][0] == local[row][0]
+            assert remote[row][1].tolist() == local[row][1].tolist()
+
+
+def test_states_resume_after_a_field_is_added_and_not_if_their_order_uses_old_labels(
+    made: Path, tmp_path: Path
+) -> None:
+    def loader(**options: Any) -> Any:
+        return make_loader(open_dataset(made, decode="bytes"), 2, seed=1, num_workers=0, **options)
+
+    plain, balanced = loader().state_dict(), loader(sampler=Balanced()).state_dict()
+    add_fields(made, {"number": list(range(6))})
+    loader().load_state_dict(plain)
+    loader(sampler=Balanced()).load_state_dict(balanced)
+    replace_fields(made, labels(made, tmp_path), field=["label"])
+    loader().load_state_dict(plain)
+    with pytest.raises(StateMismatch, match="order"):
+        loader(sampler=Balanced()).load_state_dict(balanced)
+
+
+def test_a_pickled_dataset_reads_its_layers(made: Path) -> None:
+    add_fields(made, {"number": list(range(6))})
+    dataset = pickle.loads(pickle.dumps(open_dataset(made, fields=["number"])))
+    assert [dataset[row][0] for row in range(6)] == list(range(6))
+
+
+def test_iterable_datasets_read_layers(made: Path) -> None:
+    add_fields(made, {"number": list(range(6))})
+    dataset = shardkit.IterableShardDataset(made, fields=["number"], shuffle=False)
+    assert [int(number) for (number,) in dataset] == list(range(6))
+
+
+def test_convert_dataset_selects_by_an_added_field(made: Path, tmp_path: Path) -> None:
+    add_fields(made, {"number": list(range(6))})
+    source = open_source("dataset", made, where="number >= 4")
+    convert(source, tmp_path / "some", to="hdf5")
+    assert [value for (value,) in read(tmp_path / "some", "number")] == [4, 5]
+
+
+def test_the_commands_do_the_same(made: Path, tmp_path: Path) -> None:
+    before = tree(made)
+    given = ("--from", captions(made, tmp_path), "--key", "path", "--field", "caption")
+    dry = invoke("fields", "add", made, *given, "--dry-run")
+    assert (dry.exit_code, tree(made)) == (0, before)
+    assert "caption: text" in dry.output
+    done = invoke("fields", "add", made, *given, "--json")
+    assert json.loads(done.output)["fields"][0]["name"] == "caption"
+    again = invoke("fields", "add", made, *given)
+    assert "nothing to do" in again.output
+    relabeled = invoke(
+        "fields", "replace", made, "--from", labels(made, tmp_path), "--field", "label"
+    )
+    assert "1 new: bird" in relabeled.output
+    assert "kept for" not in invoke("info", made).output
+    assert invoke("fields", "undo", made).exit_code == 0
+    assert invoke("fields", "remove", made, "caption").exit_code == 0
+    assert "kept for `fields undo`" in invoke("info", made).output
+    assert invoke("fields", "compact", made).exit_code == 0
+    assert invoke("verify", made).exit_code == 0
+    assert (made / "shardkit.json").exists()
+
+
+def test_wrong_commands_get_one_message(made: Path, tmp_path: Path) -> None:
+    for words, message in (
+        (("add", made, "--from", tmp_path / "none.csv", "--field", "x"), "cannot be read"),
+        (("add", made, "--from", tmp_path / "x.txt", "--field", "x"), "neither a table"),
+        (("remove", made, "x"), "has no field 'x'"),
+        (("remove", made, "image"), "cannot be removed"),
+    ):
+        error = invoke("fields", *words).exception
+        assert isinstance(error, UsageError)
+        assert message in str(error)
+
+
+def test_the_example_reads_layers_with_tarfile(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = make_dataset(folder, tmp_path / "made", to="webdataset")
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    add_fields(made, {"latent": np.zeros((6, 2), np.float32)})
+    monkeypatch.setattr(sys, "argv", ["example", str(made)])
+    runpy.run_path(str(EXAMPLE))
+    kinds = dict(zip(open_dataset(made).keys, paths_of(made), strict=True))
+    assert capsys.readouterr().out.splitlines() == [
+        f"{key} {sorted(['caption.txt', 'cls', 'latent.npy', path[-3:]])}"
+        for key, path in kinds.items()
+    ]

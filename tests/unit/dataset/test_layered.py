@@ -1,0 +1,146 @@
+"""Layers: entries with other labels, compared with those of a conversion, and hostile manifests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from damage import edit
+from helpers import make_dataset
+
+from shardkit import CorruptDataset, UsageError, add_fields, open_dataset, remove_fields, verify
+from shardkit.dataset.index import Rows, as_rows, damaged_rows, pack_row
+from shardkit.dataset.layered import relabeled
+from shardkit.dataset.manifest import load_manifest
+
+LENGTHS = (0, 1, 7, 255, 256, 65537)
+
+
+def entries(labels: list[int]) -> Rows:
+    rng = np.random.default_rng(3)
+    images = [rng.bytes(length) for length in LENGTHS]
+    return as_rows(
+        pack_row(offset=n * 9, image=image, label=label, size=(n + 1, 300), field="png")
+        for n, (image, label) in enumerate(zip(images, labels, strict=True))
+    )
+
+
+@pytest.mark.parametrize("new", [[5, 0, -1, 3, 2, 1 << 19], [-1] * 6, [1, 2, 3, 1, 2, 3]])
+def test_other_labels_give_the_entries_of_a_conversion_with_these_labels(new: list[int]) -> None:
+    old = entries([1, 2, 3, 1, 2, 3])
+    assert relabeled(old, entries(new)).tobytes() == entries(new).tobytes()
+    assert old.tobytes() == entries([1, 2, 3, 1, 2, 3]).tobytes()
+
+
+def test_no_labels_remove_them() -> None:
+    assert relabeled(entries([1] * 6), None).tobytes() == entries([-1] * 6).tobytes()
+
+
+def test_a_damaged_entry_stays_damaged() -> None:
+    old, new = entries([1] * 6).copy(), entries([2] * 6).copy()
+    old["width"][1] += 1
+    new["label"][3] = 7
+    found = damaged_rows(relabeled(old, new))
+    assert np.flatnonzero(found).tolist() == [1, 3]
+
+
+@pytest.fixture
+def made(folder: Path, tmp_path: Path) -> Path:
+    place = make_dataset(folder, tmp_path / "made")
+    add_fields(place, {"first": list(range(6))})
+    add_fields(place, {"second": list("abcdef")})
+    return place
+
+
+def layer(value: dict[str, Any]) -> Any:
+    return value["layering"]["layers"][0]
+
+
+def rename_file(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda value: layer(value)["files"][1].update(name=name)
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a file that climbs": rename_file("layers/000001/../../secret"),
+    "a file elsewhere": rename_file("index/rows2.npy"),
+    "a file of another layer": rename_file("layers/000009/shard-000000.lmdb"),
+    "a file without a name": rename_file("layers/000001/"),
+    "a file of the work folder": rename_file("layers/000001/.shardkit-work/x"),
+    "a manifest in a folder": rename_file("layers/000001/index/shardkit.json"),
+    "two files of one name": lambda value: layer(value)["files"].append(layer(value)["files"][0]),
+    "a folder that climbs": lambda value: layer(value).update(name="../../"),
+    "a folder of other letters": lambda value: layer(value).update(name="abc"),
+    "folders in another order": lambda value: value["layering"]["layers"].reverse(),
+    "an unknown operation": lambda value: layer(value).update(operation="rename"),
+    "no fields": lambda value: layer(value).update(fields=[]),
+    "other fields": lambda value: layer(value).update(fields=["third"]),
+    "no layers": lambda value: value["layering"].update(layers=[]),
+    "no layering": lambda value: value.update(layering=None),
+    "no files": lambda value: layer(value).update(files=[]),
+    "more layers before": lambda value: value["layering"].update(before=3),
+    "a field that no layer has": lambda value: value["schema"].append(
+        {**value["schema"][-1], "name": "third"}
+    ),
+    "another base": lambda value: value["layering"]["base"]["schema"].pop(),
+    "another field of the base": lambda value: value["schema"][0].update(rows=3),
+    "a field of the base that cannot be": lambda value: value["layering"]["base"]["schema"][
+        0
+    ].update(kind="text"),
+    "version 1": lambda value: value.update(format_version=1),
+    "unknown entries": lambda value: layer(value).update(more=1),
+    "files of layers among those of the dataset": lambda value: value["files"].append(
+        layer(value)["files"].pop()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_manifest_with_impossible_layers_is_refused(made: Path, name: str) -> None:
+    edit(made, EDITS[name])
+    with pytest.raises(CorruptDataset, match=r"is not a valid manifest|was changed"):
+        load_manifest(made)
+    assert not verify(made).ok
+
+
+def test_a_manifest_with_another_digest_of_a_layer_is_found(made: Path) -> None:
+    edit(made, lambda value: layer(value).update(digest="0" * 64))
+    assert open_dataset(made)[0][1] in (0, 1)
+    with pytest.raises(CorruptDataset, match="does not belong to the dataset"):
+        open_dataset(made, fields=["first"])[0]
+    assert {finding.file for finding in verify(made).findings} == {"layers/000001/shardkit.json"}
+
+
+def test_a_forged_schema_of_a_layer_is_found(made: Path) -> None:
+    edit(made, lambda value: value["schema"][2].update(dtype="float64"))
+    with pytest.raises(CorruptDataset, match="another field 'first'"):
+        open_dataset(made, fields=["first"])[0]
+    assert not verify(made).ok
+
+
+@pytest.mark.parametrize("name", ["layers", "layers/000001"])
+def test_links_in_place_of_layers_are_refused(made: Path, tmp_path: Path, name: str) -> None:
+    shutil.move(made / name, tmp_path / "moved")
+    (made / name).symlink_to(tmp_path / "moved")
+    with pytest.raises(CorruptDataset, match="symbolic link"):
+        open_dataset(made, fields=["first"])[0]
+    assert not verify(made).ok
+    with pytest.raises((CorruptDataset, UsageError)):
+        remove_fields(made, "first")
+
+
+def test_a_layer_of_other_rows_is_refused(made: Path, tmp_path: Path) -> None:
+    """Its manifest is right, and so is the digest, but its keys are those of another dataset."""
+    other = make_dataset(made.parent / "photos", tmp_path / "other", shuffle=False)
+    add_fields(other, {"first": list(range(6))})
+    stated = json.loads((other / "shardkit.json").read_bytes())["layering"]["layers"][0]
+    shutil.rmtree(made / "layers" / "000001")
+    shutil.copytree(other / "layers" / "000001", made / "layers" / "000001")
+    edit(made, lambda value: layer(value).update(stated))
+    with pytest.raises(CorruptDataset, match="does not have the rows"):
+        open_dataset(made, fields=["first"])[0]
+    assert not verify(made).ok

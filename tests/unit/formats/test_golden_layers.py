@@ -1,0 +1,80 @@
+"""Datasets of version 2 whose fields were changed later: written once, they are read forever."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkit import compact_fields, open_dataset, undo_fields, verify
+from shardkit.dataset.manifest import load_manifest
+from shardkit.errors import UsageError
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden"
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "make_golden.py"))
+FORMATS = SCRIPT["FORMATS"]
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_all_fields_have_their_values(storage: str) -> None:
+    fields = ("image", "label", "caption", "latent")
+    dataset = open_dataset(GOLDEN / storage / "layered", fields=fields, decode="bytes", verify=True)
+    latents = np.arange(30, dtype=np.float16).reshape(5, 3, 2)
+    assert dataset.classes == ["bird", "cat", "fox"]
+    for row, path in enumerate(dataset.paths):
+        image, label, caption, latent = dataset[row]
+        assert image == (GOLDEN / "source" / path).read_bytes()
+        assert dataset.classes[label] == SCRIPT["LABELS"][path]
+        assert caption == SCRIPT["CAPTIONS"][path]
+        assert np.array_equal(latent.numpy(), latents[row])
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_it_is_intact_and_can_be_compacted_or_undone(storage: str, tmp_path: Path) -> None:
+    golden = GOLDEN / storage / "layered"
+    result = verify(golden, "decode")
+    assert (result.findings, result.extras) == ([], [])
+    for name in ("one", "two"):
+        shutil.copytree(golden, tmp_path / name)
+    compact_fields(tmp_path / "one")
+    digest = load_manifest(golden).content_digest
+    assert load_manifest(tmp_path / "one").content_digest == digest
+    undo_fields(tmp_path / "two")
+    assert open_dataset(tmp_path / "two").classes == ["bird", "cat"]
+    assert verify(tmp_path / "two").ok
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_its_base_is_the_golden_dataset_without_layers(storage: str) -> None:
+    base = load_manifest(GOLDEN / storage / "layered").base
+    before = load_manifest(GOLDEN / storage / "labelled")
+    assert (base.content_digest, base.shards) == (before.content_digest, before.shards)
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_readers_of_version_1_ask_for_a_newer_shardkit(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.dataset.manifest.FORMAT_VERSION", 1)
+    with pytest.raises(UsageError, match=r"format version 2; .* Install a newer shardkit"):
+        load_manifest(GOLDEN / storage / "layered")
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_todays_commands_give_the_same_shards_and_indexes(storage: str, tmp_path: Path) -> None:
+    SCRIPT["change_fields"](storage, tmp_path / "made")
+    assert contents(tmp_path / "made") == contents(GOLDEN / storage / "layered")
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Return all files but the manifests, which state versions of libraries."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "shardkit.json"
+    }

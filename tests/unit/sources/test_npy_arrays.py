@@ -1,0 +1,251 @@
+"""Arrays in .npy and .npz files become fields, unchanged."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shardkit import convert, open_dataset, repair, verify
+from shardkit.errors import ConversionFailed, UsageError
+from shardkit.registry import get_source
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def save_all(folder: Path, arrays: Arrays) -> Path:
+    for name, array in arrays.items():
+        path = folder / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, array)
+    return folder
+
+
+def made_of(source: Path, target: Path, **options: Any) -> Any:
+    opened = get_source("npy").open(source, arrays=True, **options)
+    convert(opened, target, to="webdataset", shuffle=False)
+    return opened_as_dicts(target)
+
+
+def opened_as_dicts(path: Path, **options: Any) -> Any:
+    names = tuple(open_dataset(path, **options).schema)
+    return open_dataset(path, fields=names, as_dict=True, **options)
+
+
+def random(shape: tuple[int, ...], dtype: str = "float32") -> npt.NDArray[Any]:
+    return np.random.default_rng(0).normal(size=shape).astype(dtype)
+
+
+def test_class_folders_give_labels(tmp_path: Path) -> None:
+    arrays = {"cat/0": random((2, 3)), "dog/0": random((2, 3)) + 1}
+    dataset = made_of(save_all(tmp_path / "src", arrays), tmp_path / "made")
+    assert list(dataset.keys) == list(arrays)
+    assert dataset.classes == ["cat", "dog"]
+    for row, array in enumerate(arrays.values()):
+        np.testing.assert_array_equal(dataset[row]["array"], array)
+        assert dataset[row]["label"] == row
+
+
+def test_a_folder_of_files_has_no_labels(tmp_path: Path) -> None:
+    dataset = made_of(save_all(tmp_path / "src", {"0": random((3,))}), tmp_path / "made")
+    assert "label" not in dataset.schema
+
+
+def test_split_folders_become_datasets(tmp_path: Path) -> None:
+    arrays = {"train/cat/0": random((2,)), "val/cat/0": random((2,)) * 2}
+    source = get_source("npy").open(save_all(tmp_path / "src", arrays), arrays=True)
+    made = convert(source, tmp_path / "made", to="hdf5")
+    assert list(made.manifests) == ["train", "val"]
+    value = opened_as_dicts(tmp_path / "made", split="val")[0]["array"]
+    np.testing.assert_array_equal(value, arrays["val/cat/0"])
+
+
+def test_each_array_of_an_npz_file_is_a_field(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    mel, text = random((4, 5)), np.arange(3)
+    np.savez_compressed(tmp_path / "src" / "0.npz", mel=mel, text=text)
+    sample = made_of(tmp_path / "src", tmp_path / "made")[0]
+    np.testing.assert_array_equal(sample["mel"], mel)
+    np.testing.assert_array_equal(sample["text"], text)
+
+
+@pytest.mark.parametrize("stated", [1 << 29, 1, 10_000])
+def test_a_member_of_another_size_than_stated_is_bad(stated: int, tmp_path: Path) -> None:
+    source = save_all(tmp_path / "src", {"0": random((2, 3))})
+    np.savez_compressed(source / "1.npz", array=random((2, 3)))
+    content = bytearray((source / "1.npz").read_bytes())
+    at = content.index(b"PK\x01\x02") + 24  # the size in the directory
+    content[at : at + 4] = struct.pack("<I", stated)
+    (source / "1.npz").write_bytes(content)
+    with pytest.raises(ConversionFailed, match=r"over the limit|which is wrong|that the archive"):
+        made_of(source, tmp_path / "made")
+
+
+def test_packed_files_leave_nothing_unpacked_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src").mkdir()
+    np.savez_compressed(tmp_path / "src" / "0.npz", a=random((8, 8)))
+    source = get_source("npy").open(tmp_path / "src", arrays=True)
+    monkeypatch.setattr("shardkit.sources.inputs._unpacked", None)
+    (record,) = source.scan().splits[""].read([0])
+    assert record.fields["a.npy"] == random((8, 8)).tobytes()
+
+
+def test_each_row_of_an_npy_file_is_a_sample(tmp_path: Path) -> None:
+    rows = random((5, 2, 3))
+    np.save(tmp_path / "x.npy", rows)
+    np.save(tmp_path / "y.npy", np.array([1, 0, 1, 0, 1]))
+    dataset = made_of(tmp_path / "x.npy", tmp_path / "made", labels="y")
+    np.testing.assert_array_equal([dataset[n]["array"] for n in range(5)], rows)
+    assert [dataset[n]["label"] for n in range(5)] == [1, 0, 1, 0, 1]
+
+
+def test_each_row_of_an_npz_file_is_a_sample(tmp_path: Path) -> None:
+    x, z = random((2, 3)), np.arange(8, dtype=np.int16).reshape(2, 4)
+    np.savez(tmp_path / "x.npz", x=x, z=z, labels=np.array(["b", "a"]))
+    dataset = made_of(tmp_path / "x.npz", tmp_path / "made")
+    for row in range(2):
+        np.testing.assert_array_equal(dataset[row]["x"], x[row])
+        np.testing.assert_array_equal(dataset[row]["z"], z[row])
+    assert [dataset[row]["label"] for row in range(2)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        random((2, 3), ">f4"),
+        np.asfortranarray(random((2, 3))),
+        np.asfortranarray(random((2, 3, 4), ">f8")),
+        random((4,), "float16"),
+        np.array([True, False]),
+        np.array([1.5, -2], np.float32).view(np.uint16),  # as bits of bfloat16 are saved
+    ],
+    ids=["big-endian", "Fortran", "both", "float16", "bool", "bits"],
+)
+def test_values_become_little_endian_and_c_ordered(array: Any, tmp_path: Path) -> None:
+    source = save_all(tmp_path / "src", {"0": array})
+    value = np.asarray(made_of(source, tmp_path / "made")[0]["array"])
+    np.testing.assert_array_equal(value, array)
+    assert value.dtype == array.dtype.newbyteorder("<")
+    assert value.flags.c_contiguous
+
+
+def test_rows_may_be_big_endian(tmp_path: Path) -> None:
+    rows = random((3, 2), ">f8")
+    np.save(tmp_path / "x.npy", rows)
+    dataset = made_of(tmp_path / "x.npy", tmp_path / "made")
+    np.testing.assert_array_equal([dataset[n]["array"] for n in range(3)], rows)
+
+
+def test_shapes_may_vary(tmp_path: Path) -> None:
+    arrays = {"0": random((2, 3)), "1": random((5, 3)), "2": random((0, 3))}
+    dataset = made_of(save_all(tmp_path / "src", arrays), tmp_path / "made")
+    assert dataset.schema["array"].shape is None
+    for row, array in enumerate(arrays.values()):
+        np.testing.assert_array_equal(dataset[row]["array"], array)
+
+
+def lying(shape: str) -> bytes:
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text + bytes(24)
+
+
+def pickled() -> bytes:
+    return pickle.dumps([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("1.npy", lying("(999999999999, 999)"), "bytes, which is wrong for"),
+        ("1.npy", lying("(" + "1, " * 40 + "6)"), "41 axes"),
+        ("1.npy", lying("()")[:-20], "0 axes"),
+        ("1.npy", np.zeros(3, np.float64), "the first file's is of float32"),
+        ("1.npy", np.array([None, 1], object), "pickled objects"),
+        ("1.npy", np.zeros(2, "V2"), r"x.view\('uint16'\)"),
+        ("1.npy", np.zeros(2, "S3"), "not numbers"),
+        ("1.npy", b"text", "not an .npy file"),
+        ("1.npz", b"text", "not an .npz file"),
+        ("1.pt", pickled(), r"numpy.save\('x.npy', tensor.numpy\(\)\)"),
+    ],
+    ids=[
+        *("huge", "41 axes", "no axes", "other type", "objects", "bfloat16", "texts", "no npy"),
+        *("no npz", "pickle"),
+    ],
+)
+def test_bad_files_are_problems(name: str, content: Any, message: str, tmp_path: Path) -> None:
+    source = save_all(tmp_path / "src", {"0": random((2, 3))})
+    if isinstance(content, bytes):
+        (source / name).write_bytes(content)
+    else:
+        np.save(source / name, content)
+    with pytest.raises(ConversionFailed, match=message):
+        made_of(source, tmp_path / "made")
+    opened = get_source("npy").open(source, arrays=True)
+    convert(opened, tmp_path / "skipped", to="lmdb", on_error="skip")
+    assert len(open_dataset(tmp_path / "skipped")) == 1
+
+
+def test_files_have_the_same_arrays(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    np.savez(tmp_path / "src" / "0.npz", a=np.zeros(2))
+    np.savez(tmp_path / "src" / "1.npz", a=np.zeros(2), b=np.zeros(2))
+    with pytest.raises(ConversionFailed, match="it has the arrays a, b, but the first file has a"):
+        made_of(tmp_path / "src", tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.asfortranarray(np.zeros((3, 2))), "Fortran order: save np.ascontiguousarray"),
+        (np.zeros(3), r"save x.reshape\(-1, 1\)"),
+        (np.array([None], object), "pickled objects"),
+    ],
+)
+def test_rows_that_cannot_be_stored_are_refused(array: Any, message: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", array)
+    with pytest.raises(UsageError, match=message):
+        made_of(tmp_path / "x.npy", tmp_path / "made")
+
+
+def test_arrays_of_a_file_have_the_same_rows(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.zeros((2, 2)), b=np.zeros((3, 2)))
+    with pytest.raises(UsageError, match="number of rows"):
+        made_of(tmp_path / "x.npz", tmp_path / "made")
+
+
+def test_arrays_whose_names_no_field_can_have_are_refused(tmp_path: Path) -> None:
+    named: Any = {"Mel-1": np.zeros((2, 2))}
+    np.savez(tmp_path / "x.npz", **named)
+    with pytest.raises(UsageError, match="no field can be called"):
+        made_of(tmp_path / "x.npz", tmp_path / "made")
+
+
+@pytest.mark.parametrize("arrays", [None, True])
+def test_pickles_are_refused(arrays: bool | None, tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_bytes(pickled())
+    with pytest.raises(UsageError, match=r"numpy\.save"):
+        get_source("npy").open(tmp_path / "x.pt", arrays=arrays)
+
+
+def test_the_source_is_compared_and_repairs(tmp_path: Path) -> None:
+    arrays = {f"{name}/{n}": random((64,)) + n for n in range(4) for name in "ab"}
+    source = save_all(tmp_path / "src", arrays)
+    made_of(source, tmp_path / "made")
+    assert verify(tmp_path / "made", against=source).ok
+    (shard,) = (tmp_path / "made").glob("*.tar")
+    content = bytearray(shard.read_bytes())
+    at = content.index(arrays["b/2"].tobytes())
+    content[at] ^= 1
+    shard.write_bytes(content)
+    assert not verify(tmp_path / "made").ok
+    repair(tmp_path / "made", source)
+    assert verify(tmp_path / "made", against=source).ok
+    np.save(source / "a" / "1.npy", arrays["a/1"] + 1)
+    assert not verify(tmp_path / "made", against=source).ok
