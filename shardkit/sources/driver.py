@@ -350,16 +350,18 @@ class FileSource(ListedSource):
                 listing.blame_rest(self.inputs.names[number], reason)
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
-        """Return each file with its images, in order; see `AttachableSource`.
+        """Return each file with its images, in order; see `AttachableSource`."""
+        return images_by_file(self.paths(), images)
 
-        The images of a file follow one another, as `list_files` lists them.
-        """
-        counts = Counter(place_of(entry.place)[0] for entry in images.entries)
-        ends = [0, *accumulate(counts[number] for number in range(len(self.inputs.paths)))]
-        return [
-            (path, images.of(images.entries[start:end]))
-            for path, (start, end) in zip(self.paths(), pairwise(ends), strict=True)
-        ]
+
+def images_by_file(paths: Sequence[Path], images: Images) -> Sequence[tuple[Path, Images]]:
+    """Return each file with its images, which follow one another in the order of the files."""
+    counts = Counter(place_of(entry.place)[0] for entry in images.entries)
+    ends = [0, *accumulate(counts[number] for number in range(len(paths)))]
+    return [
+        (path, images.of(images.entries[start:end]))
+        for path, (start, end) in zip(paths, pairwise(ends), strict=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,6 @@ from shardkit.sources.images import (
 )
 from shardkit.sources.inputs import (
     CHANGED,
-    PACKED_SUFFIXES,
     OpenedFile,
     file_at,
     place,
@@ -57,6 +56,7 @@ from shardkit.sources.inputs import (
 )
 from shardkit.sources.kept import Kept, parse_keep, value_of
 from shardkit.sources.labels import classes_option, read_classes
+from shardkit.sources.unpacking import packing_of
 from shardkit.system.text import quoted
 
 _SUFFIXES = (".beton", ".beton.gz", ".ffcv")
@@ -211,7 +211,7 @@ class Ffcv(FileSource, AttachableSource):
             UsageError: If a record has bytes that the file does not have as they are.
         """
         remedy = "cannot be read in place: use `shardkit convert`"
-        if self._path.endswith(PACKED_SUFFIXES):
+        if packing_of(self._path):
             raise UsageError(f"{self._path} is compressed, so its images {remedy}, or unpack it")
         modes = self._modes.get(self._image, Counter())
         raw = sum(count for (mode, *_), count in modes.items() if mode == RAW)

@@ -1,7 +1,4 @@
-"""Input files of sources: which files a user named, and reads that notice changes.
-
-Compressed files are unpacked once in each process, to one unnamed temporary file.
-"""
+"""Input files of sources: which files a user named, and reads that notice changes."""
 
 from __future__ import annotations
 
@@ -11,9 +8,6 @@ import glob
 import os
 import re
 import stat
-import tempfile
-import threading
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,10 +15,8 @@ from typing import NamedTuple, TypeVar
 
 from shardkit.contracts import Range
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
+from shardkit.sources.unpacking import DEFLATED, Unpacked, packing_of, unpacked
 from shardkit.system.files import as_text, require_local
-
-PACKED_SUFFIXES = (".gz", ".tgz")
-"""Suffixes of files that are unpacked before they are read."""
 
 MAX_FILES = 1 << 19
 """Maximum files of a source: `place` leaves 19 bits for the file's number."""
@@ -46,7 +38,6 @@ that does not answer or too many open files, concern all, and no image may be le
 CHANGED = "it changed since the scan"
 
 _OFFSET_BITS = 44
-_PIECE = 1 << 20
 _AHEAD = 1 << 14
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)\Z")
@@ -237,9 +228,9 @@ class OpenedFile:
                 raise OSError(errno.EINVAL, "it is not a file", path)
             self.stamp = status.st_mtime_ns
             self._start, self.size = 0, status.st_size
-            if path.endswith(PACKED_SUFFIXES):
+            if packing := packing_of(path):
                 key = (path, status.st_mtime_ns, status.st_size)
-                self._switch_to(_unpacked(key, self._file, Range(0, status.st_size), _GZIP))
+                self._switch_to(unpacked(key, self._file, Range(0, status.st_size), packing))
         except BaseException:
             self.close()
             raise
@@ -269,13 +260,13 @@ class OpenedFile:
         self._start, self.size, self._window = self._start + start, size, b""
         if packed:
             key = (self._path, self.stamp, start)
-            self._switch_to(_unpacked(key, self._file, Range(self._start, size), _RAW))
+            self._switch_to(unpacked(key, self._file, Range(self._start, size), DEFLATED))
 
-    def _switch_to(self, unpacked: _Unpacked) -> None:
+    def _switch_to(self, content: Unpacked) -> None:
         # Forgotten before it is closed, as in `shardkit.system.safe_paths.opened`.
-        packed, self._file = self._file, os.dup(unpacked.file)
+        packed, self._file = self._file, os.dup(content.file)
         os.close(packed)
-        self._start, self.size = unpacked.start, unpacked.size
+        self._start, self.size = content.start, content.size
 
     def read(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes at ``offset``, or fewer at the end of the file."""
@@ -355,76 +346,3 @@ def scanning(path: str, scan: Callable[[OpenedFile], None]) -> str:
         require_machine(error, path)
         return f"it cannot be read: {error.strerror or error}"
     return ""
-
-
-class _Unpacked(NamedTuple):
-    """An unpacked file in the temporary file of this process."""
-
-    file: int
-    start: int
-    size: int
-
-
-class _Store:
-    """The unpacked files of one process, end to end in an unnamed file, which the kernel frees."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        with tempfile.TemporaryFile() as file:
-            self.file = os.dup(file.fileno())
-        self.end = 0
-        self.known: dict[tuple[str, int, int], _Unpacked] = {}
-
-
-_STORES: dict[int, _Store] = {}
-"""The store of each process: a child of a fork starts its own, since both would write to one."""
-
-
-_GZIP, _RAW = 31, -15
-"""Kinds of compressed data, as `zlib.decompressobj` names them."""
-
-
-def _unpacked(key: tuple[str, int, int], source: int, inside: Range, kind: int) -> _Unpacked:
-    if os.getpid() not in _STORES:
-        _STORES.setdefault(os.getpid(), _Store())
-    store = _STORES[os.getpid()]
-    with store.lock:
-        if key not in store.known:
-            size = _unpack(source, inside, kind, store.file, store.end)
-            store.known[key] = _Unpacked(store.file, store.end, size)
-            store.end += size
-        return store.known[key]
-
-
-def _unpack(source: int, inside: Range, kind: int, target: int, start: int) -> int:
-    """Unpack compressed data, perhaps of several members; return the size."""
-    end = start
-    unpacker = zlib.decompressobj(kind)
-    waiting = b""
-    stop = inside.offset + inside.length
-    for offset in range(inside.offset, stop, _PIECE):
-        piece = os.pread(source, min(_PIECE, stop - offset), offset)
-        if not piece:
-            break
-        waiting += piece
-        while waiting:
-            if unpacker.eof:
-                if not waiting.strip(b"\0"):  # padding
-                    waiting = b""
-                    break
-                unpacker = zlib.decompressobj(kind)
-            try:
-                data = unpacker.decompress(waiting, _PIECE)
-            except zlib.error as error:
-                raise BadImage(f"it cannot be unpacked: {error}") from error
-            waiting = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
-            view = memoryview(data)
-            while view:
-                written = os.pwrite(target, view, end)
-                view = view[written:]
-                end += written
-            if not data and not unpacker.eof:
-                break
-    if not unpacker.eof:
-        raise BadImage("it cannot be unpacked: the compressed file is truncated")
-    return end - start

@@ -29,7 +29,6 @@ from shardkit.sources.driver import FileSource, Listing, Row
 from shardkit.sources.images import has_image_suffix, image_record
 from shardkit.sources.inputs import (
     CHANGED,
-    PACKED_SUFFIXES,
     OpenedFile,
     file_at,
     place,
@@ -42,6 +41,7 @@ from shardkit.sources.kept import kind_of_suffix, parse_keep, value_of
 from shardkit.sources.labels import Value, checked_label, classes_option, read_classes
 from shardkit.sources.row_log import RowLog
 from shardkit.sources.tar_members import Member, content, members
+from shardkit.sources.unpacking import packing_of
 from shardkit.system.text_hashes import TextHashes
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -139,7 +139,7 @@ class WebDataset(FileSource, AttachableSource):
             UsageError: If an archive is compressed.
         """
         for path in self.inputs.paths:
-            if path.endswith(PACKED_SUFFIXES):
+            if packing_of(path):
                 raise UsageError(
                     f"{path} is compressed, so its images cannot be read in place: unpack it, or "
                     "use `shardkit convert`"

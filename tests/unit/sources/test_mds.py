@@ -13,13 +13,14 @@ import pytest
 from foreign import pixels_of
 
 from shardkit import UsageError
-from shardkit.sources.mds import SOURCE, MdsOptions
+from shardkit.sources.column_shards import ColumnOptions
+from shardkit.sources.mds import SOURCE
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mds"
 
 
 def opened(path: Path, keep: str = "w,info,lat,any,cap") -> Any:
-    return SOURCE.source(path, MdsOptions(keep=keep))
+    return SOURCE.source(path, ColumnOptions(keep=keep))
 
 
 def test_images_labels_and_order_are_those_given_to_streaming() -> None:

@@ -92,7 +92,7 @@ def test_packed_files_leave_nothing_unpacked_on_disk(
     (tmp_path / "src").mkdir()
     np.savez_compressed(tmp_path / "src" / "0.npz", a=random((8, 8)))
     source = get_source("npy").open(tmp_path / "src", arrays=True)
-    monkeypatch.setattr("shardkit.sources.inputs._unpacked", None)
+    monkeypatch.setattr("shardkit.sources.inputs.unpacked", None)
     (record,) = source.scan().splits[""].read([0])
     assert record.fields["a.npy"] == random((8, 8)).tobytes()
 

@@ -1,0 +1,180 @@
+"""Chunks of LitData as a source."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.contracts import Attaching, SourceKind
+from shardkit.errors import UsageError
+from shardkit.kinds.field import Field
+from shardkit.kinds.values import parse_json
+from shardkit.sources.column_shards import (
+    AS_PNG,
+    Column,
+    ColumnOptions,
+    ColumnShards,
+    Shard,
+    array_of,
+    as_is,
+    number_of,
+    png_of_pil,
+    text,
+    whole_number,
+)
+from shardkit.system.text import quoted
+
+_NUMPY = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+"""Types of arrays by their number; those that follow cannot be stored."""
+_TORCH = {0: "f4", 1: "f4", 2: "f8", 3: "f8", 8: "f2", 9: "f2", 11: "u1", 12: "i1", 13: "i2"}
+_TORCH |= {14: "i2", 15: "i4", 16: "i4", 17: "i8", 18: "i8", 19: "?", 20: "u2"}
+_DEEPEST = 32
+_MOST_AXES = 32
+_FILES = ("jpeg", "image", "tiff", "tifffile")
+_PLAIN: dict[str, tuple[str, Callable[[bytes], Any], Field]] = {
+    "int": ("integer", partial(number_of, "<i8"), Field("number", "int64")),
+    "float": ("float", partial(number_of, "<f8"), Field("number", "float64")),
+    "bool": ("integer", partial(number_of, "?"), Field("number", "bool")),
+    "str": ("text", bytes.decode, Field("text")),
+    "text": ("text", bytes.decode, Field("text")),
+    "json": ("json", parse_json, Field("json")),
+    "bytes": ("bytes", as_is, Field("bytes")),
+    "file": ("bytes", as_is, Field("bytes")),
+}
+
+
+class LitData(ColumnShards):
+    """A folder of LitData's chunks with their index, or of such folders, which are splits."""
+
+    kind = "litdata"
+    format = "LitData"
+
+    def parse_index(self, folder: Path, index: Any) -> tuple[Sequence[Column], Sequence[Shard]]:
+        """Return the columns and chunks that an index states."""
+        config = index["config"]
+        if config.get("encryption"):
+            raise UsageError(f"{folder} is encrypted: write it again without encryption")
+        loader = config.get("item_loader") or "PyTreeLoader"
+        if loader != "PyTreeLoader":
+            raise UsageError(f"{folder} has items for {quoted(loader)}; only samples are read")
+        level = config.get("compression_level")
+        if config.get("ipc_compression") or level in ("batch", "sample"):
+            raise UsageError(
+                f"{folder} is compressed by {quoted(level or 'Arrow')}: write it again with "
+                "compression_level='chunk', or without compression"
+            )
+        formats = [text(name, "a format") for name in config["data_format"]]
+        names = [*_names(json.loads(text(config["data_spec"], "data_spec")))]
+        columns = [_column(*pair) for pair in zip(names, formats, strict=True)]
+        return columns, [
+            Shard(
+                folder,
+                text(chunk["filename"], "filename"),
+                whole_number(chunk["chunk_size"], "chunk_size"),
+                whole_number(chunk["chunk_bytes"], "chunk_bytes"),
+            )
+            for chunk in index["chunks"]
+        ]
+
+
+def _names(spec: Any) -> Iterator[str]:
+    """Yield the name of each column: ``image``, or ``meta.0`` of a list in a dictionary.
+
+    The index states a sample's structure as PyTorch does: its version, and a tree of types.
+    """
+    version, tree = spec
+    if version != 1:
+        raise ValueError(f"data_spec has version {quoted(version)}")
+    yield from _below(tree, ())
+
+
+def _below(tree: Any, path: tuple[str, ...]) -> Iterator[str]:
+    if len(path) > _DEEPEST:
+        raise ValueError("data_spec is too deep")
+    if tree["type"] is None:
+        yield ".".join(path) or "sample"
+        return
+    children = tree["children_spec"]
+    names: Sequence[Any] = range(len(children))
+    if tree["type"] in ("builtins.dict", "collections.OrderedDict"):
+        context = tree["context"]
+        names = json.loads(context) if isinstance(context, str) else context
+    elif tree["type"] not in ("builtins.list", "builtins.tuple"):
+        raise UsageError(f"samples of {quoted(tree['type'])} are not read")
+    for name, child in zip(names, children, strict=True):
+        yield from _below(child, (*path, str(name)))
+
+
+def _column(name: str, stated: str) -> Column:
+    kind, _, more = stated.partition(":")
+    if kind in _FILES:
+        return Column(name, stated, "image", as_is, Field("image"))
+    if kind == "pil":
+        return Column(name, stated, "image", png_of_pil, Field("image"), why=AS_PNG)
+    if kind in _PLAIN:
+        return Column(name, stated, *_PLAIN[kind])
+    if kind in ("no_header_numpy", "no_header_tensor"):
+        number = int(more)
+        torch = kind == "no_header_tensor"
+        dtype = _TORCH.get(number) if torch else dict(enumerate(_NUMPY)).get(number)
+        if dtype:
+            return Column(name, stated, "array", partial(array_of, dtype, (-1,)), Field("array"))
+    if kind in ("numpy", "tensor"):
+        return Column(name, stated, "array", partial(_array, kind == "tensor"), Field("array"))
+    why = "pickles can run code" if kind == "pickle" else "shardkit does not know its type"
+    return Column(name, stated, "", as_is, why=why)
+
+
+def _array(torch: bool, data: bytes) -> npt.NDArray[Any]:
+    """Return an array whose type, axes and sides come first: uint32, big-endian for tensors."""
+    order = ">" if torch else "<"
+    number, axes = struct.unpack_from(f"{order}II", data)
+    dtype = _TORCH.get(number) if torch else dict(enumerate(_NUMPY)).get(number)
+    if dtype is None or axes > _MOST_AXES:
+        raise ValueError(f"its type is {number}, with {axes} axes")
+    shape = struct.unpack_from(f"{order}{axes}I", data, 8)
+    content = data[8 + 4 * axes :]
+    if math.prod(shape) * np.dtype(dtype).itemsize != len(content):
+        raise ValueError(f"{len(content):,} bytes are no array of shape {shape}")
+    return array_of(dtype, shape, content)
+
+
+SOURCE = SourceKind(
+    name=LitData.kind,
+    title="Convert chunks of LitData.",
+    help="""Convert a folder that LitData optimized to a dataset in DST.
+
+    SRC has index.json, or folders that do, which are splits. LitData is not needed. JPEG files and
+    others keep their bytes; pixels (pil) become PNG files. Numbers, text, JSON, bytes, arrays and
+    tensors become fields. Columns of nested samples are named as in meta.caption, those of tuples
+    0, 1, and so on. Pickles, encryption and custom serializers are refused. Compressed chunks need
+    `pip install 'shardkit[compressed]'`.
+
+    \b
+    Examples:
+      shardkit convert litdata optimized dataset --to lmdb --dry-run
+      shardkit convert litdata optimized dataset --to lmdb --image 0 --label 1 --keep caption=2
+    """,
+    options=ColumnOptions,
+    attaching=Attaching(
+        title="A folder of LitData's chunks.",
+        help="""Index the images in LitData's chunks where they are, as a dataset in INDEX_DIR.
+
+        ARCHIVES is a folder with index.json. Its chunks must not be compressed, and its images be
+        files, not pixels (pil).
+
+        \b
+        Example:
+          shardkit attach litdata optimized/train train-index
+        """,
+    ),
+    source=LitData,
+)

@@ -1,0 +1,222 @@
+"""Compressed input files, unpacked once in each process to one unnamed temporary file."""
+
+from __future__ import annotations
+
+import bz2
+import os
+import re
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from typing import NamedTuple
+
+from shardkit.contracts import Range
+from shardkit.errors import BadImage, UsageError
+
+_PIECE = 1 << 20
+_MOST_RATIO = 1100
+"""Maximum of unpacked bytes for each packed one; zlib reaches 1,032, datasets rarely 10."""
+_FREE_BYTES = 1 << 26
+_MOST_WINDOW = 1 << 27
+"""Memory that a Zstandard file may ask for: that of ``zstd --ultra -22``."""
+_SUFFIX = re.compile(r"\.(?:(gz|tgz|bz2|br|snappy|zstd?)|(zstd)(?::[0-9]+)?\.bin)\Z")
+
+DEFLATED = "deflate"
+"""The packing of a part of a file: DEFLATE without a header."""
+
+
+class Unpacked(NamedTuple):
+    """An unpacked file in the temporary file of this process."""
+
+    file: int
+    start: int
+    size: int
+
+
+def packing_of(path: str) -> str:
+    """Return how a file is compressed, from its suffix; "" if it is not."""
+    match = _SUFFIX.search(path)
+    return (match[1] or match[2]) if match else ""
+
+
+def unpacked(key: tuple[str, int, int], source: int, inside: Range, packing: str) -> Unpacked:
+    """Return the unpacked content of a part of a file, unpacked when it is first asked for.
+
+    Args:
+        key: Path, modification time, and the size or start of the part.
+        source: The open file.
+        inside: The part.
+        packing: As `packing_of`, or `DEFLATED`.
+
+    Raises:
+        BadImage: If it is damaged, or unpacks to over 1,100 times its size.
+        UsageError: If it needs a package that is not installed.
+    """
+    if os.getpid() not in _STORES:
+        _STORES.setdefault(os.getpid(), _Store())
+    store = _STORES[os.getpid()]
+    with store.lock:
+        if key not in store.known:
+            size = _unpack(source, inside, packing, store)
+            store.known[key] = Unpacked(store.file, store.end, size)
+            store.end += size
+        return store.known[key]
+
+
+class _Store:
+    """The unpacked files of one process, end to end in an unnamed file, which the kernel frees."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        with tempfile.TemporaryFile() as file:
+            self.file = os.dup(file.fileno())
+        self.end = 0
+        self.known: dict[tuple[str, int, int], Unpacked] = {}
+
+
+_STORES: dict[int, _Store] = {}
+"""The store of each process: a child of a fork starts its own, since both would write to one."""
+
+
+class _Packed:
+    """The packed bytes, as a file to read to its end."""
+
+    def __init__(self, source: int, inside: Range) -> None:
+        self._source = source
+        self.at, self.stop = inside.offset, inside.offset + inside.length
+
+    def read(self, size: int = _PIECE) -> bytes:
+        """Return up to ``size`` more bytes, of which there are none at the end."""
+        data = os.pread(self._source, min(size, self.stop - self.at), self.at)
+        self.at += len(data)
+        return data
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes."""
+        while piece := self.read():
+            yield piece
+
+
+def _unpack(source: int, inside: Range, packing: str, store: _Store) -> int:
+    """Append the unpacked bytes to the store; return their number."""
+    most = max(_FREE_BYTES, _MOST_RATIO * inside.length)
+    end = store.end
+    try:
+        for piece in _UNPACKERS[packing](_Packed(source, inside)):
+            view = memoryview(piece)
+            if end + len(view) - store.end > most:
+                raise BadImage(f"it unpacks to over {most:,} bytes, too many for its size")
+            while view:
+                written = os.pwrite(store.file, view, end)
+                view = view[written:]
+                end += written
+    except ImportError as error:
+        raise UsageError(
+            f"a file is compressed with {packing}, which needs {error.name}: pip install "
+            "'shardkit[compressed]'"
+        ) from error
+    return end - store.end
+
+
+def _inflate(window: int, packed: _Packed) -> Iterator[bytes]:
+    """Unpack DEFLATE, perhaps of several members; ``window`` is that of `zlib.decompressobj`."""
+    unpacker = zlib.decompressobj(window)
+    waiting = b""
+    for piece in packed.pieces():
+        waiting += piece
+        while waiting:
+            if unpacker.eof:
+                if not waiting.strip(b"\0"):  # padding
+                    waiting = b""
+                    break
+                unpacker = zlib.decompressobj(window)
+            try:
+                data = unpacker.decompress(waiting, _PIECE)
+            except zlib.error as error:
+                raise BadImage(f"it cannot be unpacked: {error}") from error
+            waiting = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+            yield data
+            if not data and not unpacker.eof:
+                break
+    if not unpacker.eof:
+        raise BadImage(_TRUNCATED)
+
+
+_TRUNCATED = "it cannot be unpacked: the compressed file is truncated"
+
+
+def _bunzip(packed: _Packed) -> Iterator[bytes]:
+    unpacker = bz2.BZ2Decompressor()
+    for piece in packed.pieces():
+        try:
+            yield unpacker.decompress(piece, _PIECE)
+            while not (unpacker.eof or unpacker.needs_input):
+                yield unpacker.decompress(b"", _PIECE)
+        except (OSError, ValueError) as error:
+            raise BadImage(f"it cannot be unpacked: {error}") from error
+        if unpacker.unused_data:
+            raise BadImage("it cannot be unpacked: something follows its end")
+    if not unpacker.eof:
+        raise BadImage(_TRUNCATED)
+
+
+def _unbrotli(packed: _Packed) -> Iterator[bytes]:
+    brotli = import_module("brotli")
+    if not hasattr(brotli.Decompressor, "can_accept_more_data"):
+        raise ImportError("its pieces have no limit", name="brotli 1.2 or newer")
+    unpacker = brotli.Decompressor()
+    for piece in packed.pieces():
+        try:
+            yield unpacker.process(piece, output_buffer_limit=_PIECE)
+            while not unpacker.can_accept_more_data():
+                yield unpacker.process(b"", output_buffer_limit=_PIECE)
+        except brotli.error as error:
+            raise BadImage(f"it cannot be unpacked: {error}") from error
+    if not unpacker.is_finished():
+        raise BadImage(_TRUNCATED)
+
+
+def _unzstd(packed: _Packed) -> Iterator[bytes]:
+    zstandard = import_module("zstandard")
+    unpacker = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
+    try:
+        with unpacker.stream_reader(packed, read_across_frames=True) as stream:
+            while data := stream.read(_PIECE):
+                yield data
+    except zstandard.ZstdError as error:
+        raise BadImage(f"it cannot be unpacked: {error}") from error
+
+
+def _unsnap(packed: _Packed) -> Iterator[bytes]:
+    """Unpack Snappy without frames, which has no pieces; its first bytes state the size."""
+    snappy = import_module("snappy")
+    data = packed.read(packed.stop - packed.at)
+    size = 0
+    for position, byte in enumerate(data[:5]):
+        size |= (byte & 127) << 7 * position
+        if byte < 128:
+            break
+    if size > _MOST_SNAPPY * len(data):
+        raise BadImage(f"it cannot be unpacked: it states {size:,} bytes")
+    try:
+        yield snappy.uncompress(data)
+    except (ValueError, RuntimeError, snappy.UncompressError) as error:
+        raise BadImage(f"it cannot be unpacked: {error}") from error
+
+
+_MOST_SNAPPY = 64
+"""Maximum of unpacked bytes for each packed one: a copy of 64 bytes takes at least two."""
+
+_UNPACKERS: dict[str, Callable[[_Packed], Iterator[bytes]]] = {
+    DEFLATED: partial(_inflate, -15),
+    "gz": partial(_inflate, 31),
+    "tgz": partial(_inflate, 31),
+    "bz2": _bunzip,
+    "br": _unbrotli,
+    "snappy": _unsnap,
+    "zst": _unzstd,
+    "zstd": _unzstd,
+}
