@@ -387,7 +387,8 @@ class ColumnShards(ListedSource, AttachableSource):
             raise UsageError(f"the column {self._columns[self._image]} {remedy}")
         for kept in self._keep:
             column, field = self._columns[kept.source], self.schema[kept.name]
-            if field.type.stored_apart and (field != column.field or column.why):
+            stated = column.holds != "array" or field.dtype is not None
+            if field.type.stored_apart and (field != column.field or column.why or not stated):
                 raise UsageError(f"the column {column} {remedy}, or omit it with keep=")
         return images_by_file(self.paths(), images)
 
@@ -423,9 +424,7 @@ class ColumnShards(ListedSource, AttachableSource):
             field = self.schema[kept.name]
             if field.type.stored_apart:
                 name = field.type.stored_in(record.fields, kept.name) or kept.name
-                at, size = places[kept.source]
-                # What an array's type and shape take comes first.
-                offsets[name] = at + size - len(record.fields.get(name, b""))
+                offsets[name] = places[kept.source][0]
         return Located(record, offsets)
 
     def _value(self, kept: Kept, data: bytes) -> Any:
