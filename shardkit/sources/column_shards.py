@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,6 +55,8 @@ _CHUNK = 1 << 14
 _MOST_LABEL = 4096
 _USUAL_IMAGES = ("image", "images", "img", "jpg", "jpeg", "png", "x")
 _USUAL_LABELS = ("label", "labels", "class", "cls", "target", "targets", "y")
+_LONGEST = 32
+"""Characters of a field's name."""
 _PARSED = ("text", "json", "bytes")
 """What columns hold whose bytes can be read as other kinds."""
 
@@ -258,15 +261,13 @@ class ColumnShards(ListedSource, AttachableSource):
                     )
             return kept
         others = [name for name in self._columns if name not in (self._image, self._label)]
-        for name in others:
-            try:
-                check_schema({name: Field("json")})
-            except ValueError as error:
-                raise UsageError(
-                    f"{self.path}: {error}; give it a name with keep='other={name}', or leave all "
-                    "columns out with keep='none'"
-                ) from error
-        return [Kept(name, name, None, None, False) for name in others]
+        names = [_field_name(name) for name in others]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UsageError(
+                f"{self.path} has several columns for a field {twice!r}; give them names with "
+                f"keep='other={others[names.index(twice)]}', or leave all out with keep='none'"
+            )
+        return [Kept(*pair, None, None, False) for pair in zip(names, others, strict=True)]
 
     def _field(self, kept: Kept) -> Field:
         column = self._columns[kept.source]
@@ -496,6 +497,16 @@ def png_of_pil(data: bytes) -> bytes:
 
 
 AS_PNG = "stored as PNG"
+
+
+def _field_name(column: str) -> str:
+    """Return a name that a field can have, as near as can be to that of its column."""
+    name = re.sub("[^a-z0-9_]", "_", column.lower())[:_LONGEST]
+    try:
+        check_schema({name: Field("json")})
+    except ValueError:
+        return f"column_{name}"[:_LONGEST]
+    return name
 
 
 def _types(columns: Any) -> list[tuple[str, str]]:

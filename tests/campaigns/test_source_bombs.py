@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import json
 import os
 import struct
 import tarfile
@@ -13,12 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import brotli
 import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 from foreign import write_lmdb
+from foreign_shards import write_mds
 from helpers import png, run_main
 
 from shardkit import ConversionFailed
@@ -83,6 +88,56 @@ def beton(path: Path) -> list[object]:
     head = struct.pack("<HHIQQ", 2, 1, 1 << 21, count, table) + b"\2image"
     path.write_bytes(gzip.compress(head.ljust(table + 24 * count, b"\0")))
     return ["ffcv", path]
+
+
+def mds_of_many_samples(path: Path) -> list[object]:
+    """Write a shard of zeros, packed, that states more samples than it has bytes."""
+    arguments = mds(path, "zstd")
+    index = json.loads((path / "index.json").read_text())
+    index["shards"][0]["samples"] = 200_000
+    (path / "index.json").write_text(json.dumps(index))
+    (path / "shard.00000.mds.zstd").write_bytes(zstandard.compress(bytes(900_000)))
+    return arguments
+
+
+def mds(path: Path, packing: str) -> list[object]:
+    """Write a packed shard of zeros: 16 GB, or less where the packer is slow."""
+    path.mkdir()
+    name = "shard.00000.mds"
+    write_mds(path, {"image": "png"}, [[(b"x",)]])
+    (path / name).unlink()
+    index = json.loads((path / "index.json").read_text())
+    index["shards"][0]["zip_data"] = {"basename": f"{name}.{packing}", "bytes": 1, "hashes": {}}
+    index["shards"][0]["raw_data"]["bytes"] = 1 << 34
+    (path / "index.json").write_text(json.dumps(index))
+    (path / f"{name}.{packing}").write_bytes(PACKED[packing]())
+    return ["mds", path]
+
+
+def _zstd() -> bytes:
+    zeros = bytes(1 << 24)
+    packer = zstandard.ZstdCompressor(level=1).compressobj()
+    return b"".join(packer.compress(zeros) for _ in range(1024)) + packer.flush()
+
+
+def _brotli() -> bytes:
+    packer = brotli.Compressor(quality=3, lgwin=24)
+    zeros = bytes(1 << 24)
+    return b"".join(packer.process(zeros) for _ in range(64)) + packer.finish()
+
+
+def _bz2() -> bytes:
+    packer = bz2.BZ2Compressor(9)
+    zeros = bytes(1 << 20)
+    return b"".join(packer.compress(zeros) for _ in range(128)) + packer.flush()
+
+
+PACKED: dict[str, Callable[[], bytes]] = {
+    "zstd": _zstd,
+    "br": _brotli,
+    "bz2": _bz2,
+    "snappy": lambda: b"\xff\xff\xff\xff\x0f" + b"\xfe\x01\x00" * 1000,
+}
 
 
 def empty_records(count: int) -> bytes:
@@ -163,6 +218,7 @@ BOMBS: dict[str, tuple[str, Callable[[Path], list[object]], str]] = {
     ),
     "many images of NumPy": ("a.npz", npz, "has 200,000 rows"),
     "many samples of FFCV": ("a.beton.gz", beton, "has 200,000 rows"),
+    "many samples of MDS": ("mds", mds_of_many_samples, "has 200,000 rows"),
     "many records in little space": ("a.tfrecord.gz", tfrecord, "has 1,001 rows"),
     "a value that rows of Parquet share": ("a.parquet", parquet, "it needs over 2.0 GiB of memory"),
     "many rows of Parquet": ("a.parquet", parquet_of_many_rows, "has 200,000 rows"),
@@ -213,6 +269,20 @@ def test_a_bomb_is_named_in_little_memory(
     assert done.returncode == 1, done.stderr
     assert reason in done.stderr
     assert str(tmp_path / file) in done.stderr
+    assert peak < BYTES
+
+
+@pytest.mark.parametrize("packing", PACKED)
+def test_a_packed_shard_has_a_limit(packing: str, tmp_path: Path) -> None:
+    arguments = mds(tmp_path / "packed", packing)
+    tracemalloc.start()
+    try:
+        (problem,) = get_source("mds").open(Path(str(arguments[1]))).scan().problems[""]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    stated = "it cannot be unpacked: it states" if packing == "snappy" else "too many for its size"
+    assert stated in problem.reason
     assert peak < BYTES
 
 

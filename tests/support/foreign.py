@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from foreign_shards import Sample, image_at, pil_value, write_litdata, write_mds
 from PIL import Image
 from tars import PRODUCERS
 from tfrecord import TFRecordWriter
@@ -302,6 +303,37 @@ def spoil_beton(path: Path, image: str) -> None:
     overwrite(path, start, 8)
 
 
+# MosaicML Streaming and LitData: `foreign_shards` says how they are
+
+
+def _halves(images: Images, *, raw: bool) -> list[list[Sample]]:
+    """Return samples of image and label in two shards."""
+    rows = [(_pil(data) if raw else data, class_of(name).encode()) for name, data in images.items()]
+    half = len(rows) // 2
+    return [[*rows[:half]], [*rows[half:]]]
+
+
+def _pil(data: bytes) -> bytes:
+    pixels = pixels_of(data)
+    return pil_value("RGB", pixels.shape[1], pixels.shape[0], pixels.tobytes())
+
+
+def make_mds(folder: Path, images: Images, *, raw: bool = False) -> Path:
+    columns = {"image": "pil" if raw else "png", "label": "str"}
+    return write_mds(folder, columns, _halves(images, raw=raw))
+
+
+def make_litdata(folder: Path, images: Images, *, raw: bool = False) -> Path:
+    columns = {"image": "pil" if raw else "bytes", "label": "str"}
+    return write_litdata(folder, columns, _halves(images, raw=raw))
+
+
+def spoil_columns(path: Path, image: str, *, raw: bool = False) -> None:
+    """Overwrite the start of an image, or of its pixels."""
+    file, offset = image_at(path, image, 0, 2)
+    overwrite(file, offset + 15 * raw, 8)
+
+
 # Tar
 
 
@@ -552,6 +584,24 @@ MAKERS = {
     ),
     "ffcv": Maker("ffcv", make_beton, spoil_beton, _NUMBERED),
     "ffcv raw": Maker("ffcv", partial(make_beton, raw=True), spoil_beton, _NUMBERED, pixels=True),
+    "mds": Maker("mds", make_mds, spoil_columns, _SMALL),
+    "mds raw": Maker(
+        "mds",
+        partial(make_mds, raw=True),
+        partial(spoil_columns, raw=True),
+        _SMALL,
+        pixels=True,
+        in_place=False,
+    ),
+    "litdata": Maker("litdata", make_litdata, spoil_columns, _SMALL),
+    "litdata raw": Maker(
+        "litdata",
+        partial(make_litdata, raw=True),
+        partial(spoil_columns, raw=True),
+        _SMALL,
+        pixels=True,
+        in_place=False,
+    ),
     "huggingface": Maker("huggingface", make_parquet, spoil_parquet, _SMALL),
     "huggingface saved": Maker("huggingface", make_saved, spoil_saved, _SMALL),
     "tfrecord": Maker("tfrecord", make_tfrecord, spoil_tfrecord, _SMALL),

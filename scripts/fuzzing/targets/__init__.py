@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scripts.fuzzing.target import Target
 from scripts.fuzzing.targets.arrow import ArrowTarget, ParquetTableTarget, ParquetTarget
+from scripts.fuzzing.targets.columns import LitDataTarget, MdsTarget
 from scripts.fuzzing.targets.dataset import HDF5_DATASET, LMDB_DATASET, TAR_DATASET
 from scripts.fuzzing.targets.fields import FieldsTarget
 from scripts.fuzzing.targets.hdf5 import Hdf5Target
@@ -47,6 +48,8 @@ TARGETS: dict[str, type[Target]] = {
         SourceTarTarget,
         TFRecordTarget,
         BetonTarget,
+        MdsTarget,
+        LitDataTarget,
         IdxTarget,
         NpyTarget,
         NpyRowsTarget,

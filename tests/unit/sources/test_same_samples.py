@@ -19,7 +19,9 @@ from foreign import (
     make_folder_of,
     make_hdf5,
     make_hdf5_arrays,
+    make_litdata,
     make_lmdb,
+    make_mds,
     make_mnist,
     make_npy_arrays,
     make_npy_folders,
@@ -78,6 +80,10 @@ CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
     "hdf5, arrays": ("hdf5", make_hdf5_arrays, {"images": "x", "labels": "y"}),
     "ffcv": ("ffcv", make_beton, {}),
     "ffcv, raw": ("ffcv", partial(make_beton, raw=True), {}),
+    "litdata": ("litdata", make_litdata, {}),
+    "litdata, raw": ("litdata", partial(make_litdata, raw=True), {}),
+    "mds": ("mds", make_mds, {}),
+    "mds, raw": ("mds", partial(make_mds, raw=True), {}),
     "huggingface, parquet": ("huggingface", make_parquet, {"name": "image"}),
     "huggingface, saved": ("huggingface", make_saved, {"name": "image"}),
     "huggingface, no names": ("huggingface", make_parquet, {}),
@@ -116,6 +122,7 @@ CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
 
 NAMELESS = (
     *("tfrecord", "hdf5, encoded", "hdf5, arrays", "huggingface, no names", "npy, arrays", "npz"),
+    *("litdata", "litdata, raw", "mds", "mds, raw"),
     *("ffcv", "ffcv, raw", "npz, compressed", "cifar", "mnist", "mnist, compressed"),
 )
 """Cases whose files hold no names of images."""

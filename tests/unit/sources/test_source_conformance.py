@@ -12,8 +12,11 @@ from shardkit.contracts import SourceKind
 from shardkit.registry import get_source, source_names
 from shardkit.testing import SourceConformance
 
-SECOND = ("ffcv raw", "hdf5 arrays", "huggingface saved", "npz", "voc")
-"""Second ways to make a source, and VOC, which shares all but its parser with COCO;
+SECOND = (
+    *("ffcv raw", "hdf5 arrays", "huggingface saved", "litdata", "litdata raw", "mds raw"),
+    *("npz", "voc"),
+)
+"""Second ways to make a source, and VOC and LitData, which share all but a parser with COCO and MDS;
 `test_same_samples` always checks them."""
 
 
