@@ -120,8 +120,8 @@ class AttachArguments(AttachOptions, WebDatasetOptions):
     archives: str | Path | Source = field(
         metadata=about(
             "A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``; or an "
-            "opened source of the kind ``ffcv``, ``hdf5`` or ``lmdb``, which has its own options "
-            "in place of ``grouping`` to ``classes``."
+            "opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb`` or ``mds``, which "
+            "has its own options in place of ``grouping`` to ``classes``."
         )
     )
     target: str | Path = field(

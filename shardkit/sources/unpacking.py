@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardkit.contracts import Range
 from shardkit.errors import BadImage, UsageError
@@ -93,6 +93,10 @@ class _Packed:
         data = os.pread(self._source, min(size, self.stop - self.at), self.at)
         self.at += len(data)
         return data
+
+    def peek(self, at: int, size: int) -> bytes:
+        """Return up to ``size`` bytes at an offset of the file."""
+        return os.pread(self._source, max(0, min(size, self.stop - at)), at)
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes."""
@@ -181,6 +185,7 @@ def _unbrotli(packed: _Packed) -> Iterator[bytes]:
 
 def _unzstd(packed: _Packed) -> Iterator[bytes]:
     zstandard = import_module("zstandard")
+    _require_whole_frames(zstandard, packed)
     unpacker = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
     try:
         with unpacker.stream_reader(packed, read_across_frames=True) as stream:
@@ -188,6 +193,37 @@ def _unzstd(packed: _Packed) -> Iterator[bytes]:
                 yield data
     except zstandard.ZstdError as error:
         raise BadImage(f"it cannot be unpacked: {error}") from error
+
+
+def _require_whole_frames(zstandard: Any, packed: _Packed) -> None:
+    """Raise `BadImage` for a truncated Zstandard file, which the package takes for a shorter one.
+
+    Source: RFC 8878, section 3.1: a frame is a header, blocks of which the last says so, and
+    perhaps a checksum.
+    """
+    at = packed.at
+    try:
+        while at < packed.stop:
+            head = packed.peek(at, 18)
+            if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:  # to skip
+                at += 8 + int.from_bytes(head[4:8], "little")
+                continue
+            at += zstandard.frame_header_size(head)
+            last = 0
+            while not last and at < packed.stop:
+                block = int.from_bytes(packed.peek(at, 3), "little")
+                last, kind, size = block & 1, block >> 1 & 3, block >> 3
+                at += 3 + (1 if kind == _REPEATED else size)
+            at += 4 * zstandard.get_frame_parameters(head).has_checksum
+            at += not last  # so that it is not the end
+    except zstandard.ZstdError as error:
+        raise BadImage(f"it cannot be unpacked: {error}") from error
+    if at != packed.stop or packed.at == packed.stop:
+        raise BadImage(_TRUNCATED)
+
+
+_REPEATED = 1
+"""The kind of a block that is one byte, repeated."""
 
 
 def _unsnap(packed: _Packed) -> Iterator[bytes]:

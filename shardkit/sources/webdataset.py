@@ -44,7 +44,7 @@ from shardkit.sources.tar_members import Member, content, members
 from shardkit.sources.unpacking import packing_of
 from shardkit.system.text_hashes import TextHashes
 
-_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.zst")
 GROUPINGS = ("webdataset", "huggingface", "basename")
 
 _FIRST_DOT = re.compile(r"((?:.*/)?[^./][^.]*)\.([^/]*)\Z", re.DOTALL)

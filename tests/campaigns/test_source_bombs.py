@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import brotli
+import brotli  # type: ignore[import-untyped]
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -123,7 +123,7 @@ def _zstd() -> bytes:
 def _brotli() -> bytes:
     packer = brotli.Compressor(quality=3, lgwin=24)
     zeros = bytes(1 << 24)
-    return b"".join(packer.process(zeros) for _ in range(64)) + packer.finish()
+    return bytes(b"".join(packer.process(zeros) for _ in range(64)) + packer.finish())
 
 
 def _bz2() -> bytes:

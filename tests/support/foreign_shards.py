@@ -52,7 +52,7 @@ def write_litdata(
     folder: Path, columns: dict[str, str], shards: Sequence[Sequence[Sample]]
 ) -> Path:
     """Write chunks of samples that are dictionaries."""
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
     spec = {
         "type": "builtins.dict",
         "context": json.dumps([*columns]),

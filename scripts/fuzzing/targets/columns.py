@@ -67,8 +67,9 @@ class ColumnsTarget(SourceTarget):
             start = min(max(start, 4 * rows + 8), len(shard))
             sizes = [rng.randrange(0, 40) for _ in range(rows)]
             if rng.random() < 0.5:
-                shard = struct.pack(f"<{rows + 2}I", rows, *accumulate(sizes, initial=start)) + (
-                    shard[4 * rows + 8 :]
+                shard = (
+                    struct.pack(f"<{rows + 2}I", rows, *accumulate(sizes, initial=start))
+                    + (shard[4 * rows + 8 :])
                 )
             self.state(stated, rows if rng.random() < 0.8 else 1 << 31, len(shard))
             index = json.dumps(stated).encode()
@@ -101,7 +102,7 @@ class MdsTarget(ColumnsTarget):
             _mds({"image": ("pil", None), "x": ("json", None)}, [(_PIL, info)]),
             _mds(
                 {"image": ("bytes", None), "x": ("ndarray", None), "y": ("ndarray:int8:2", 2)},
-                [(GIF, b"\x09\x04\x02abcd", b"ab"), (GIF, b"\x08\x08\x01\x02ab", b"cd")],
+                [(GIF, b"\x09\x04\x04abcd", b"ab"), (GIF, b"\x08\x08\x01\x02ab", b"cd")],
             ),
         ]
 
@@ -167,7 +168,7 @@ def _mds(columns: dict[str, tuple[str, int | None]], rows: Sequence[Sequence[byt
 
 
 def _litdata(columns: dict[str, str], rows: Sequence[Sequence[bytes]]) -> bytes:
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
     spec = [
         1,
         {

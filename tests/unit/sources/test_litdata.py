@@ -73,7 +73,7 @@ def test_every_field_has_the_value_given_to_litdata(in_place: bool, tmp_path: Pa
         if in_place:
             continue
         arrays = {name: np.asarray(sample[name]) for name in ("lat", "vec", "t", "tv")}
-        expected = {
+        expected: dict[str, Any] = {
             "lat": np.full((2, 3), row, np.float16),
             "vec": np.arange(4, dtype=np.float32) + row,
             "t": np.full((2, 2), row),

@@ -118,10 +118,13 @@ def test_damaged_packed_shards_are_named(packing: str, tmp_path: Path) -> None:
         assert "shard.00001.mds" in problems[0].path
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
+    shutil.copytree(GOLDEN / "zstd", tmp_path / "copy")  # of which nothing is unpacked yet
     with pytest.raises(UsageError, match=r"needs zstandard: pip install 'shardkit\[compressed\]'"):
-        get_source("mds").open(GOLDEN / "zstd").scan()
+        get_source("mds").open(tmp_path / "copy").scan()
 
 
 @pytest.mark.parametrize("name", ["../outside.mds", "/etc/hostname", "", "a//b"])

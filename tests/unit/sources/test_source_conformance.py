@@ -16,8 +16,8 @@ SECOND = (
     *("ffcv raw", "hdf5 arrays", "huggingface saved", "litdata", "litdata raw", "mds raw"),
     *("npz", "voc"),
 )
-"""Second ways to make a source, and VOC and LitData, which share all but a parser with COCO and MDS;
-`test_same_samples` always checks them."""
+"""Second ways to make a source, and those that share all but a parser with another: VOC with COCO,
+and LitData with MDS; `test_same_samples` always checks them."""
 
 
 class TestRegisteredSources(SourceConformance):

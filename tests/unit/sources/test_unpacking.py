@@ -1,0 +1,93 @@
+"""Compressed files of sources: what comes out, and what is refused."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from foreign import make_tar, png_of
+
+from shardkit.errors import BadImage
+from shardkit.registry import get_source
+from shardkit.sources import unpacking
+from shardkit.sources.inputs import OpenedFile
+
+PACKERS: dict[str, tuple[str, Callable[[Any, bytes], bytes]]] = {
+    "gz": ("gzip", lambda library, data: gzip.compress(data)),
+    "bz2": ("bz2", lambda library, data: bz2.compress(data)),
+    "br": ("brotli", lambda library, data: bytes(library.compress(data))),
+    "snappy": ("snappy", lambda library, data: bytes(library.compress(data))),
+    "zst": ("zstandard", lambda library, data: bytes(library.compress(data))),
+}
+
+
+def packed(suffix: str, data: bytes) -> bytes:
+    name, pack = PACKERS[suffix]
+    pytest.importorskip(name)
+    return pack(import_module(name), data)
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, 5 << 20])
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_what_was_packed_comes_out(suffix: str, size: int, tmp_path: Path) -> None:
+    data = np.random.default_rng(size).integers(0, 3, size, np.uint8).tobytes()
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes(packed(suffix, data))
+    with OpenedFile(str(path)) as view:
+        assert view.size == size
+        assert view.read(0, size) == data
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_a_damaged_file_is_bad_and_never_shorter(suffix: str, tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 3000, np.uint8).tobytes()
+    whole = packed(suffix, data)
+    for number, cut in enumerate((1, len(whole) // 2, len(whole) - 3)):
+        path = tmp_path / f"{number}.{suffix}"
+        path.write_bytes(whole[:-cut])
+        with pytest.raises(BadImage, match="cannot be unpacked"), OpenedFile(str(path)):
+            pass
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "zst"])
+def test_tar_archives_in_a_folder_may_be_packed(suffix: str, tmp_path: Path) -> None:
+    images = {f"cat/{row}.png": png_of(np.full((4, 4, 3), row, np.uint8)) for row in range(3)}
+    plain = make_tar(tmp_path, images)
+    (tmp_path / f"y.tar.{suffix}").write_bytes(packed(suffix, plain.read_bytes()))
+    plain.unlink()
+    source = get_source("webdataset").open(tmp_path)
+    (found,) = source.scan().splits.values()
+    assert [record.fields["png"] for record in found.read(range(3))] == [*images.values()]
+
+
+def test_a_file_may_have_many_bytes_only_in_proportion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacking, "_FREE_BYTES", 1 << 20)
+    path = tmp_path / "x.bz2"
+    path.write_bytes(bz2.compress(bytes(8 << 20)))
+    with pytest.raises(BadImage, match="too many for its size"), OpenedFile(str(path)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "packing"),
+    [
+        ("a.tar.gz", "gz"),
+        ("a.tgz", "tgz"),
+        ("chunk-0-1.zstd.bin", "zstd"),
+        ("chunk-0-1.zstd:4.bin", "zstd"),
+        ("shard.00000.mds.zstd", "zstd"),
+        ("a.gz.tar", ""),
+        ("a.bin", ""),
+        ("zst", ""),
+    ],
+)
+def test_the_suffix_says_how_a_file_is_packed(name: str, packing: str) -> None:
+    assert unpacking.packing_of(name) == packing
