@@ -559,7 +559,9 @@ class Recipe(RecipeOptions):
             stored = field, data
             if self.encode == "planes" and field == "jpg":
                 stored = self._planes(data, notes)
-            elif self.check == "decode" and not (proven or info.surely_decodes):
+            elif self.check == "decode" and not (
+                proven or info.surely_decodes or (field == "jpg" and compiled.jpeg_decodes(data))
+            ):
                 self._decode(data, field, notes)
             if info.orientation != 1:
                 notes["orientation"] = info.orientation

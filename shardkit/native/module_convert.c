@@ -153,6 +153,21 @@ static PyObject *inspect_jpeg(PyObject *module, PyObject *data) {
     return Py_BuildValue("II", image.width, image.height);
 }
 
+PyDoc_STRVAR(jpeg_decodes_doc, "jpeg_decodes(data)\n--\n\n"
+                               "Whether a JPEG certainly decodes without a warning.");
+
+static PyObject *jpeg_decodes(PyObject *module, PyObject *data) {
+    char *bytes;
+    Py_ssize_t size;
+    sk_image image = {0};
+    (void)module;
+    if (PyBytes_AsStringAndSize(data, &bytes, &size) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    sk_inspect_jpeg((const uint8_t *)bytes, (size_t)size, 1, &image, NULL, NULL);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(image.whole);
+}
+
 PyDoc_STRVAR(jpeg_header_doc, "jpeg_header(data)\n--\n\n"
                               "Return width, height and components of a JPEG, or libjpeg's "
                               "first warning or error.");
@@ -733,6 +748,7 @@ static PyMethodDef methods[] = {
     {"decode_jpeg", decode_jpeg, METH_VARARGS, decode_jpeg_doc},
     {"index_records", index_records, METH_VARARGS, index_records_doc},
     {"inspect_jpeg", inspect_jpeg, METH_O, inspect_jpeg_doc},
+    {"jpeg_decodes", jpeg_decodes, METH_O, jpeg_decodes_doc},
     {"jpeg_header", jpeg_header, METH_VARARGS, jpeg_header_doc},
     {"jpeg_planes", jpeg_planes, METH_O, jpeg_planes_doc},
     {"measure", measure, METH_VARARGS, measure_doc},

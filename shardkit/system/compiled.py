@@ -389,6 +389,12 @@ def inspect_jpeg(data: bytes) -> tuple[int, int] | None:
     return size
 
 
+def jpeg_decodes(data: bytes) -> bool:
+    """Return whether a JPEG certainly decodes without a warning; False means unknown."""
+    compiled = native.module()
+    return compiled is not None and bool(compiled.jpeg_decodes(data))
+
+
 def jpeg_header(data: Bytes) -> tuple[int, int, int] | str | None:
     """Return width, height and number of components of a JPEG.
 

@@ -620,6 +620,28 @@ def test_the_compiled_module_leaves_a_jpeg_of_too_many_scans_to_python() -> None
     assert compiled.inspect_jpeg(jpeg_of_scans(MAX_SCANS + 1)) is None
 
 
+@pytest.mark.skipif(native.module() is None, reason="the compiled module is not used")
+def test_a_jpeg_that_the_compiled_module_proves_decodes_without_a_warning() -> None:
+    rng = np.random.default_rng(0)
+    pixels = Image.fromarray(rng.integers(0, 256, (40, 30, 3), np.uint8))
+    seen = set()
+    for options in ({}, {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0"}, {"progressive": True}):
+        file = BytesIO()
+        pixels.save(file, "JPEG", **options)
+        whole = file.getvalue()
+        assert compiled.jpeg_decodes(whole) == ("progressive" not in options)
+        for _ in range(300):
+            data = bytearray(whole[: int(rng.integers(len(whole) // 2, len(whole) + 1))])
+            data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+            proven = compiled.jpeg_decodes(bytes(data))
+            seen.add(proven)
+            if proven:
+                warnings: list[str] = []
+                decode(bytes(data), "jpg", warnings=warnings)
+                assert not warnings
+    assert seen == {True, False}
+
+
 def test_a_progressive_bomb_does_not_take_the_memory() -> None:
     """Libjpeg would allocate all coefficients, so this runs in a process with little memory."""
     code = """

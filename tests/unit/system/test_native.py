@@ -199,6 +199,7 @@ def test_without_the_module_all_is_left_to_python(without_native: None) -> None:
         ),
         compiled.index_records(0, {"jpg": 0}, table, (b"", 0), (np.zeros(64, np.uint8), None)),
         compiled.inspect_jpeg(jpeg(30, 28)),
+        compiled.jpeg_decodes(jpeg(30, 28)) or None,
         compiled.map_file(0, 100),
         compiled.read_images([b"a"], (number, number), decode=True, measures=None, waves=WAVES),
         compiled.record_checksums([]),
@@ -208,7 +209,7 @@ def test_without_the_module_all_is_left_to_python(without_native: None) -> None:
         compiled.walk_lmdb(0, 100),
         compiled.walk_tar(0, 100, 0, 100),
     )
-    assert nothing == (None,) * 13
+    assert nothing == (None,) * 14
 
 
 def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
