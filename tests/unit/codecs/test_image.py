@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import struct
 import subprocess
 import sys
@@ -626,7 +627,7 @@ def test_a_jpeg_that_the_compiled_module_proves_decodes_without_a_warning() -> N
     pixels = Image.fromarray(rng.integers(0, 256, (40, 30, 3), np.uint8))
     seen = set()
     for options in ({}, {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0"}, {"progressive": True}):
-        file = BytesIO()
+        file = io.BytesIO()
         pixels.save(file, "JPEG", **options)
         whole = file.getvalue()
         assert compiled.jpeg_decodes(whole) == ("progressive" not in options)
