@@ -246,6 +246,10 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
     scan = typed_scan(scan, options.recipe, sources.values())
     options = replace(options, recipe=typed_recipe(options.recipe, scan.schema))
     options.recipe.require_codecs()
+    if not (options.recipe.keeps_bytes or any(f.type.is_picture for f in scan.schema.values())):
+        raise UsageError(
+            "the source has no images to change: leave out options for images, such as resize="
+        )
     _require_few_classes(scan.schema)
     storage = get_format(options.to)
     return Plan(

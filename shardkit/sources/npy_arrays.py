@@ -22,7 +22,7 @@ from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.image_files import require_inside
 from shardkit.sources.imagefolder import SPLIT_NAMES
 from shardkit.sources.inputs import CHANGED, place, place_of, require_rows
-from shardkit.sources.labels import classes_option, read_classes
+from shardkit.sources.labels import Value, checked_label, classes_option, read_classes
 from shardkit.sources.npy_files import (
     Array,
     labels_of,
@@ -33,7 +33,10 @@ from shardkit.sources.npy_files import (
     values,
     walk,
 )
+from shardkit.sources.table_rows import columns_of, is_text, rows_of
+from shardkit.system import safe_paths
 from shardkit.system.files import as_name, as_text, require_local
+from shardkit.system.text import quoted
 
 PICKLED = (".pt", ".pth", ".pkl", ".pickle")
 """Suffixes of pickles."""
@@ -46,6 +49,12 @@ PICKLE = (
 
 _ONE = "array"
 """The field of .npy files."""
+
+_FILE, _LABEL = "file_name", "label"
+"""Columns of a table of labels."""
+
+_NONE = "none"
+"""Stands for no labels."""
 
 _MOST_FIELDS = 64
 _MOST_AXES = 32
@@ -60,8 +69,9 @@ class NpyOptions(SourceOptions):
     )
     labels: str | None = option(
         None,
-        help="Array of labels, integers or texts; none: no labels.",
-        metavar="NAME",
+        help="Array of labels, integers or texts; none: no labels. With --arrays and a folder: a "
+        "table in SRC (CSV, TSV, JSONL or Parquet) with the columns file_name and label.",
+        metavar="NAME|FILE",
         shown="labels, if there are any",
         stored="label_array",
     )
@@ -74,9 +84,9 @@ class NpyOptions(SourceOptions):
 class NpyArrays(ListedSource):
     """Arrays in NumPy's files, stored unchanged as fields. Nothing is unpickled.
 
-    A folder has one file for each sample, perhaps in folders of classes. Of a single file, each
-    row is a sample. An .npy file gives the field ``array``, an .npz file one field for each of its
-    arrays. Values become little-endian and C-contiguous.
+    A folder has one file for each sample, perhaps in folders of classes, or with their labels in
+    a table. Of a single file, each row is a sample. An .npy file gives the field ``array``, an
+    .npz file one field for each of its arrays. Values become little-endian and C-contiguous.
 
     Args:
         path: The file or folder.
@@ -96,12 +106,14 @@ class NpyArrays(ListedSource):
         """Type and shape of each array of the first file."""
         self._rows = self.path.is_file()
         self._labels = options.labels
+        self._table: str | None = None
+        """The path of a table of labels."""
         if self._rows:
             if self.path.suffix not in (".npy", ".npz"):
                 raise UsageError(f"{path} is neither an .npy nor an .npz file")
             return
-        if self._labels is not None:
-            raise UsageError("labels= names an array of a single file; those of files are folders")
+        if self._labels not in (None, _NONE):
+            self._table = str(_table_in(self.path, str(self._labels)))
         self.splits = _splits(self.path)
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
@@ -166,9 +178,15 @@ class NpyArrays(ListedSource):
             if self.class_names is True:
                 self.class_names = None  # folders may be new
             self.schema, self._first = {}, {}
+            labels = None if self._table is None else _labels_in(self._table)
             for split, listing in listings.items():
-                self._list_folder(split, listing)
-            label = "the folder"
+                self._list_folder(split, listing, labels)
+            if labels:
+                raise UsageError(
+                    f"{self._table} has a label for {quoted(next(iter(labels)))}, which is not in "
+                    f"{self.path}"
+                )
+            label = self._labels or "the folder"
         fields = {name: str(field) for name, field in self.schema.items()}
         return {**fields, "sample": "a row" if self._rows else "a file", "label": label}
 
@@ -180,7 +198,7 @@ class NpyArrays(ListedSource):
         names = members(path) if path.endswith(".npz") else [_ONE]
         if self._labels is None and path.endswith(".npz") and "labels" in names:
             self._labels = "labels"
-        elif self._labels == "none":
+        elif self._labels == _NONE:
             self._labels = None
         chosen = [name for name in names if name != self._labels]
         arrays, stamp = _read_headers(path, chosen)
@@ -211,12 +229,19 @@ class NpyArrays(ListedSource):
             name = f"{as_text(self.path.stem)}/{row:08d}"
             listing.add(Row(name, listing.code(label), size, stamp, place(0, row)))
 
-    def _list_folder(self, split: str, listing: Listing) -> None:
+    def _list_folder(self, split: str, listing: Listing, labels: dict[str, Value] | None) -> None:
+        """List a folder; remove its files from ``labels``."""
+        before = len(listing.ignored)
         for path, label in walk(self.path / split, listing, (".npy", ".npz", *PICKLED)):
             file = self._file(split, path)
             try:
                 if path.endswith(PICKLED):
                     raise BadImage(PICKLE)
+                value: Value | None = label if self._labels is None else None
+                if labels is not None:
+                    value = labels.pop(as_text(os.path.join(split, path)), None)
+                    if value is None:
+                        raise BadImage(f"{self._labels} has no label for it")
                 names = members(file) if path.endswith(".npz") else [_ONE]
                 arrays, stamp = _read_headers(file, names)
                 self._include(arrays)
@@ -224,7 +249,9 @@ class NpyArrays(ListedSource):
                 listing.blame(path, str(error))
                 continue
             size = sum(array.row_bytes * array.rows for array in arrays.values())
-            listing.add(Row(path, listing.code(label), size, stamp))
+            listing.add(Row(path, listing.code(value), size, stamp))
+        others = listing.ignored[before:]
+        listing.ignored[before:] = [other for other in others if other.path != self._labels]
 
     def _include(self, arrays: Mapping[str, Array]) -> None:
         """Extend the schema to the arrays of a sample: their shapes may vary, their types not."""
@@ -260,6 +287,45 @@ def _splits(root: Path) -> dict[str, str]:
         return {"": ""}
     inner = [entry for name in folders for entry in os.scandir(root / name) if entry.is_dir()]
     return {name: name for name in folders} if inner else {"": ""}
+
+
+def _table_in(root: Path, name: str) -> Path:
+    """Return the path of a table of labels, which must be in the folder: manifests name it."""
+    try:
+        safe_paths.status_of(root, name)
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no {name} in {root}; labels= is a table there") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"labels={name!r} is no table in {root}: {error}") from error
+    path = root / name
+    columns = columns_of(str(path))
+    if missing := [name for name in (_FILE, _LABEL) if name not in columns]:
+        raise UsageError(
+            f"{path} has no column {missing[0]}; for a folder, labels= is a table with the columns "
+            f"{_FILE} and {_LABEL}"
+        )
+    return path
+
+
+def _labels_in(path: str) -> dict[str, Value]:
+    """Return the label of each file that a table names."""
+    labels: dict[str, Value] = {}
+    for line, row in rows_of(path, (_FILE, _LABEL)):
+        if isinstance(row, str):
+            raise UsageError(f"{path}:{line}: {row}")
+        name = row.get(_FILE)
+        if not isinstance(name, str) or name in labels:
+            raise UsageError(f"{path}:{line}: {_FILE} is {quoted(name)}, no name or there before")
+        try:
+            labels[name] = checked_label(row.get(_LABEL), _LABEL)
+        except BadImage as error:
+            raise UsageError(f"{path}:{line}: {error}") from error
+    numbers = {name: int(value) for name, value in labels.items() if _is_number(value)}
+    return dict(numbers) if is_text(path) and len(numbers) == len(labels) else labels
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19
 
 
 def _member(path: str, name: str) -> str:

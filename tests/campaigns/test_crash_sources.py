@@ -31,6 +31,15 @@ def test_a_killed_conversion_resumes_to_the_same_bytes(case: str, tmp_path: Path
     _kill_and_rerun(tmp_path, kind, path, [f"--{name}={value}" for name, value in stated.items()])
 
 
+def test_a_killed_conversion_of_arrays_resumes(tmp_path: Path) -> None:
+    for name, content in _images((24, 24, 3), ["cat", "dog"]).items():
+        path = tmp_path / "arrays" / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, pixels_of(content).astype("float16"))
+
+    _kill_and_rerun(tmp_path, "npy", tmp_path / "arrays", ["--arrays"])
+
+
 def test_a_killed_conversion_of_a_folder_in_a_store_resumes(bucket: Bucket, tmp_path: Path) -> None:
     for name, content in _images((24, 24, 3), ["cat", "dog"]).items():
         bucket.put(f"photos/{name}", content)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers import tree
 
 from shardkit import convert, open_dataset, repair, verify
 from shardkit.errors import ConversionFailed, UsageError
@@ -54,6 +55,88 @@ def test_class_folders_give_labels(tmp_path: Path) -> None:
 def test_a_folder_of_files_has_no_labels(tmp_path: Path) -> None:
     dataset = made_of(save_all(tmp_path / "src", {"0": random((3,))}), tmp_path / "made")
     assert "label" not in dataset.schema
+
+
+def labeled(folder: Path, rows: str) -> str:
+    (folder / "labels.csv").write_text(f"file_name,note,label\n{rows}")
+    return "labels.csv"
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "labels"),
+    [
+        ("b/1.npy,,dog\na/0.npy,,cat\n", ["cat", "dog"], [0, 1]),
+        ("a/0.npy,,3\nb/1.npy,,0\n", ["0", "1", "2", "3"], [3, 0]),
+    ],
+)
+def test_a_table_gives_labels(
+    rows: str, classes: list[str], labels: list[int], tmp_path: Path
+) -> None:
+    source = save_all(tmp_path / "src", {"a/0": random((2,)), "b/1": random((2,))})
+    table = labeled(source, rows)
+    dataset = made_of(source, tmp_path / "made", labels=table)
+    assert dataset.classes == classes
+    assert [dataset[row]["label"] for row in range(2)] == labels
+    assert verify(tmp_path / "made", against=source).ok
+
+
+def test_class_folders_may_be_no_labels(tmp_path: Path) -> None:
+    source = save_all(tmp_path / "src", {"a/0": random((2,)), "b/1": random((2,))})
+    assert "label" not in made_of(source, tmp_path / "made", labels="none").schema
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a/0.npy,,cat\nb/1.npy,,cat\nc/1.npy,,cat\n", "has a label for 'c/1.npy', which is not"),
+        ("a/0.npy,,cat\na/0.npy,,cat\n", r"labels.csv:3: file_name is 'a/0.npy', no name or there"),
+        ("a/0.npy,,\n", "labels.csv:2: its label at label is '', neither"),
+        ("a/0.npy\n", r"labels.csv:2: it has 1 values; the header has 3"),
+    ],
+)
+def test_a_table_of_labels_that_does_not_fit_is_refused(
+    rows: str, message: str, tmp_path: Path
+) -> None:
+    source = save_all(tmp_path / "src", {"a/0": random((2,)), "b/1": random((2,))})
+    with pytest.raises(UsageError, match=message):
+        made_of(source, tmp_path / "made", labels=labeled(source, rows))
+
+
+def test_a_file_without_a_label_is_named(tmp_path: Path) -> None:
+    source = save_all(tmp_path / "src", {"a/0": random((2,)), "b/1": random((2,))})
+    with pytest.raises(ConversionFailed, match=r"b/1.npy: .*labels.csv has no label for it"):
+        made_of(source, tmp_path / "made", labels=labeled(source, "a/0.npy,,cat\n"))
+
+
+def test_a_table_of_labels_has_both_columns(tmp_path: Path) -> None:
+    source = save_all(tmp_path / "src", {"a/0": random((2,))})
+    (source / "labels.csv").write_text("path,label\n")
+    with pytest.raises(UsageError, match="has no column file_name; for a folder, labels= is a"):
+        made_of(source, tmp_path / "made", labels="labels.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.csv", "there is no none.csv in .*src; labels= is a table there"),
+        ("../labels.csv", "labels='../labels.csv' is no table in"),
+        ("/etc/passwd", "labels='/etc/passwd' is no table in"),
+        ("a/0.npy", "a/0.npy is not a table"),
+    ],
+)
+def test_a_table_of_labels_is_in_the_folder(name: str, message: str, tmp_path: Path) -> None:
+    labeled(tmp_path, "")
+    source = save_all(tmp_path / "src", {"a/0": random((2,))})
+    with pytest.raises(UsageError, match=message):
+        get_source("npy").open(source, arrays=True, labels=name)
+
+
+def test_options_for_images_are_refused(tmp_path: Path) -> None:
+    source = save_all(tmp_path / "src", {"a/0": random((2,))})
+    opened = get_source("npy").open(source, arrays=True)
+    for options in ({"resize": 32}, {"orient": True}, {"encode": "jpeg"}):
+        with pytest.raises(UsageError, match="has no images to change: leave out"):
+            convert(opened, tmp_path / "made", to="lmdb", **options)
 
 
 def test_split_folders_become_datasets(tmp_path: Path) -> None:
@@ -249,3 +332,37 @@ def test_the_source_is_compared_and_repairs(tmp_path: Path) -> None:
     assert verify(tmp_path / "made", against=source).ok
     np.save(source / "a" / "1.npy", arrays["a/1"] + 1)
     assert not verify(tmp_path / "made", against=source).ok
+
+
+@pytest.mark.parametrize("to", ["lmdb", "hdf5", "webdataset"])
+def test_arrays_are_a_source_like_any_other(to: str, tmp_path: Path) -> None:
+    """What `SourceConformance` asks of sources of images."""
+    arrays = {f"{c}/{n}": random((3, n % 3 + 1)) + n for c in "ab" for n in range(20)}
+    path = save_all(tmp_path / "src", arrays)
+    source = get_source("npy").open(path, arrays=True)
+    (first,), (again,) = source.scan().splits.values(), source.scan().splits.values()
+    assert [*first.entries] == [*again.entries]
+    assert first.read([3, 1]) == [*first.read([3]), *first.read([1])]
+    copy = pickle.loads(pickle.dumps(first))
+    assert copy.read(range(40)) == first.read(range(40))
+    trees = []
+    for workers in (1, 2):
+        target = tmp_path / f"made{workers}"
+        convert(source, target, to=to, shard_samples=7, workers=workers)
+        trees.append(tree(target))
+        assert convert(source, target, to=to, shard_samples=7).unchanged
+        assert verify(target, against=path).ok
+        manifest = (target / "shardkit.json").read_text()
+        assert str(tmp_path) not in manifest
+    assert trees[0] == trees[1]
+    changed = path / "a" / "7.npy"
+    np.save(changed, arrays["a/7"] + 1)
+    report = verify(tmp_path / "made1", against=path)
+    assert not report.ok
+    changed.write_bytes(b"no array")
+    with pytest.raises(ConversionFailed, match=r"a/7\.npy"):
+        convert(get_source("npy").open(path, arrays=True), tmp_path / "bad", to=to)
+    skipped = convert(
+        get_source("npy").open(path, arrays=True), tmp_path / "bad", to=to, on_error="skip"
+    )
+    assert skipped.manifests[""].rows == 39
