@@ -12,6 +12,7 @@ from shardkit.measure.doctor.judgement import TORCH_THREADS, Diagnosis, Range, R
 from shardkit.measure.doctor.pipeline import Setup
 from shardkit.measure.doctor.profile import OWN_CODE, WAITS, Profile
 from shardkit.measure.doctor.stored import Group
+from shardkit.measure.doctor.tail import Tail
 from shardkit.measure.runner.gil import HOLDS
 from shardkit.record import PLANES
 from shardkit.system.formatting import amount, significant
@@ -42,6 +43,8 @@ def report_lines(report: DoctorReport) -> list[str]:
     before = _lines("GPU", _gpu(diagnosis, profile))
     name = "cause" if diagnosis.status == "starved" else "slowest"
     before += _lines(name, _cause(diagnosis.cause, profile))
+    if profile.tail and not profile.group:
+        before += _lines("tail", _tail(profile.tail))
     after = _lines("trust", _trust(report, diagnosis))
     after += _lines("machine", f"{_checks(report.findings)} (--verbose lists all)")
     after += _next(report, diagnosis, profile)
@@ -161,6 +164,19 @@ def _group(group: Group) -> str:
     )
 
 
+def _tail(tail: Tail) -> str:
+    """Return which images are slow, such as 3% of them, and what they have in common."""
+    common = f"all of {tail.common}" if tail.common.startswith(("class", "shard")) else tail.common
+    known = f"{common}, such as" if common else "such as"
+    text = (
+        f"{100 * tail.images:.2g}% of the images take {tail.time:.0%} of the time, "
+        f"{_ms(tail.median)} each ({known} {', '.join(tail.examples)}); "
+    )
+    if tail.passing:
+        return text + "read again, they were fast: the storage hesitates"
+    return text + f"without them, the rate would be {tail.speedup:.1f} times as high"
+
+
 def _remedies(diagnosis: Diagnosis, most: int) -> list[str]:
     """Return the ranked remedies, as many as fit, and those that do not help."""
     if diagnosis.status == "fed":
@@ -259,8 +275,7 @@ def _next(report: DoctorReport, diagnosis: Diagnosis, profile: Profile) -> list[
         lines += _lines("", f"or remove what {_stage(diagnosis.cause, profile)} waits for")
     best = diagnosis.recommended
     if best is not None and best.enough == "no":
-        then = diagnosis.advice or "more or faster CPUs"
-        return lines + _lines("", f"that is not enough; then: {then}")
+        return lines + _lines("", "that is not enough, and nothing else that was measured is")
     if lines:
         return lines
     if diagnosis.status == "fed":
@@ -268,7 +283,16 @@ def _next(report: DoctorReport, diagnosis: Diagnosis, profile: Profile) -> list[
     if diagnosis.decisive_seconds is not None:
         again = f"repeat the same command{_longer(diagnosis)} on an idle machine"
         return _lines("next", f"{again}: the rounds differ too much")
-    return _lines("next", diagnosis.advice or "more or faster CPUs: no measured change helps")
+    return _lines(
+        "next", f"nothing that was measured helps: look at {_look_at(diagnosis, profile)}"
+    )
+
+
+def _look_at(diagnosis: Diagnosis, profile: Profile) -> str:
+    """Return where the time is."""
+    if profile.tail and not profile.group:
+        return "the images in the tail"
+    return _stage(diagnosis.cause, profile)
 
 
 def _spread(rate: Range) -> str:

@@ -7,16 +7,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shardkit.errors import MeasurementFailed, ShardkitError, UsageError
 from shardkit.measure.doctor.checks import Finding, Plan, check_data, fits_in_memory, run_checks
 from shardkit.measure.doctor.command import command_words
-from shardkit.measure.doctor.judgement import Diagnosis, Range, diagnose
+from shardkit.measure.doctor.judgement import Diagnosis, Measured, Range, diagnose
 from shardkit.measure.doctor.pipeline import Loading, Remedy, Trial, measure_rate
 from shardkit.measure.doctor.profile import Profile, profile
-from shardkit.measure.doctor.remedies import propose
+from shardkit.measure.doctor.remedies import propose, together
 from shardkit.measure.doctor.stored import convert_images, loaded_provenance, write_images
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import turn
@@ -164,10 +165,12 @@ class _Examination:
             start = time.perf_counter()
             rates = self._rounds(ready, end - start)
         round_seconds = (time.perf_counter() - start) / len(rates[""])
-        measured = [(remedy, rates.get(remedy.name)) for remedy in remedies]
-        diagnosis = diagnose(
-            stages, rates[""], measured, needed=needed, round_seconds=round_seconds
-        )
+        measured = [Measured(each, rates.get(each.name), rates[""]) for each in remedies]
+        judge = partial(diagnose, stages, rates[""], needed=needed, round_seconds=round_seconds)
+        diagnosis: Diagnosis = judge(measured)
+        if (sum_of := self._sum(diagnosis)) is not None:
+            both = self._rounds([Remedy(), sum_of], 0.0)
+            diagnosis = judge([*measured, Measured(sum_of, both.get(sum_of.name), both[""])])
         command, hints = self._command(diagnosis)
         return DoctorReport(
             subject=self.process.subject,
@@ -177,6 +180,18 @@ class _Examination:
             command=command,
             hints=hints,
         )
+
+    def _sum(self, diagnosis: Diagnosis) -> Remedy | None:
+        """Return the remedies that help as one, if each alone is not enough."""
+        gains = [rated.remedy for rated in diagnosis.remedies if rated.verdict == "gain"]
+        if diagnosis.needed is None or diagnosis.recommended is None or len(gains) < 2:
+            return None
+        if diagnosis.recommended.enough != "no":
+            return None
+        whole = gains[0]
+        for remedy in gains[1:]:
+            whole = together(whole, remedy) or whole
+        return whole if whole is not gains[0] and self._converted(whole) else None
 
     def _rate(self, remedy: Remedy) -> float:
         data = str(self.scratch / remedy.name) if remedy.recipe else ""
@@ -222,4 +237,5 @@ class _Examination:
             return (best.remedy.code if best else ""), []
         provenance = self.process.call(loaded_provenance)
         words = command_words(best.remedy.recipe, provenance)
-        return shlex.join(words), provenance.hints(words[4])
+        setting = [f"with {best.remedy.code}"] if best.remedy.code else []
+        return shlex.join(words), provenance.hints(words[4]) + setting

@@ -6,10 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardkit.measure.doctor.pipeline import Remedy
-from shardkit.measure.doctor.profile import WAITS, Profile
-from shardkit.measure.doctor.remedies import ADVICE
+from shardkit.measure.doctor.profile import Profile
 
 TORCH_THREADS = "torch threads"
 """The cause if loading is much faster without PyTorch's threads."""
@@ -51,6 +51,15 @@ class Range:
         return math.floor((_ERRORS * self.variation / gap) ** 2) + 1
 
 
+class Measured(NamedTuple):
+    """Rates with a remedy, and those of the loader as it is, in the same rounds."""
+
+    remedy: Remedy
+    rates: Sequence[float] | None
+    """None if it failed."""
+    delivered: Sequence[float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rated:
     """A remedy, and what it reached."""
@@ -81,8 +90,6 @@ class Diagnosis:
     """All remedies, those that help first, the fastest first; none if the GPU does not wait."""
     recommended: Rated | None
     """The remedy to apply first: a setting if one is enough, otherwise the fastest."""
-    advice: str
-    """A change that doctor cannot measure; empty without one."""
     decisive_seconds: float | None
     """Duration of rounds that would decide the status or the unclear remedies; None if decided."""
 
@@ -98,21 +105,21 @@ class Diagnosis:
 def diagnose(
     profile: Profile,
     delivered: Sequence[float],
-    measured: Sequence[tuple[Remedy, Sequence[float] | None]],
+    measured: Sequence[Measured],
     *,
     needed: float | None,
     round_seconds: float,
 ) -> Diagnosis:
-    """Judge the rates of the loader and of remedies in the same rounds; None is a failure."""
+    """Judge the rates of the loader and of remedies."""
     base = Range.of(delivered)
     status = {"": "unknown", "yes": "fed", "no": "starved"}.get(base.reaches(needed), "undecided")
     rated, rounds = [], base.decisive_rounds(needed) if needed and status == "undecided" else 0
-    for remedy, rates in measured if status != "fed" else ():
+    for remedy, rates, beside in measured if status != "fed" else ():
         if rates is None:
             rated.append(Rated(remedy=remedy, verdict="failed"))
             continue
         rate = Range.of(rates)
-        ratio = Range.of([one / other for one, other in zip(rates, delivered, strict=True)])
+        ratio = Range.of([one / other for one, other in zip(rates, beside, strict=True)])
         verdict = "no gain" if ratio.median < _GAIN else "gain" if ratio.low > 1 else "unclear"
         if verdict == "unclear" and status != "undecided":
             rounds = max(rounds, ratio.decisive_rounds(1.0))
@@ -125,11 +132,9 @@ def diagnose(
     settings = [
         rating for rating in gains if rating.enough == "yes" and rating.remedy.recipe is None
     ]
-    stage, waits = profile.longest, profile.stages[profile.longest].busy < WAITS
     freed = [rating.rate.median for rating in gains if rating.rate and rating.remedy.torch_threads]
     oversubscribed = max(freed, default=0.0) >= _OVERSUBSCRIBED * base.median
-    cause = TORCH_THREADS if oversubscribed else stage
-    useful = status != "fed" and (waits or cause != "read")  # a disk, only if reading waits for it
+    cause = TORCH_THREADS if oversubscribed else profile.longest
     return Diagnosis(
         status=status,
         delivered=base,
@@ -137,6 +142,5 @@ def diagnose(
         cause=cause,
         remedies=rated,
         recommended=next(iter(settings or gains), None),
-        advice=ADVICE.get(cause, "") if useful else "",
         decisive_seconds=rounds * round_seconds if rounds else None,
     )

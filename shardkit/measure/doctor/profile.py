@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Subset
 
 from shardkit.codecs.scaling import one_thread
 from shardkit.errors import UsageError
+from shardkit.measure.doctor.clock import Cost, timed
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Setup
 from shardkit.measure.doctor.stored import Group, headers, innermost, slowest_group, stored_images
+from shardkit.measure.doctor.tail import Sample, Tail, find_tail
 from shardkit.measure.runner import steps
 from shardkit.measure.runner.gil import HOLDS, held_fraction
 from shardkit.measure.runner.session import Session
@@ -39,13 +38,11 @@ WAITS, MATTERS = 0.5, 0.25
 _IMAGES, _FEWEST, _PART = 256, 32, 0.1
 """Most images in the sample; a batch of more than the second takes this part of the time."""
 
+_TAIL_PART, _MOST_OF_TAIL = 0.5, 2048
+"""Time for further images of the tail's sample, over that of the stages; most images in it."""
+
 _HELD_SECONDS = 0.4
 """Duration of the test for the GIL."""
-
-_Cost = npt.NDArray[np.float64]
-"""Seconds as on an idle machine, and of these the seconds on a CPU."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -88,6 +85,8 @@ class Profile:
     """Mean stored size of an image."""
     group: Group | None = None
     """Few images that take most of the time, if there are such."""
+    tail: Tail | None = None
+    """Few images that take most of the time, if there are such, whatever they have in common."""
     step_seconds: float | None = None
     """Time of a training step."""
 
@@ -125,25 +124,27 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
     """Time the stages on a random sample, for about ``seconds``, and the training step."""
     pipeline = Pipeline(session, loading)
     dataset, setup = pipeline.dataset, pipeline.setup
-    costs: list[dict[str, _Cost]] = []
-    counts, rows, alone, batch = [], [], [], None
+    costs: list[dict[str, Cost]] = []
+    counts, rows, batch = [], list[int](), None
+    sample = Sample(dataset, [], [], [])
     with one_thread(), reading(ReadContext(seed=0, epoch=0)):
         for batch_rows, cost, samples in _fetches(pipeline, seconds):
-            cost["collate"], batch = _timed(lambda: pipeline.collate(samples))  # noqa: B023 - now
+            cost["collate"], batch = timed(lambda: pipeline.collate(samples))  # noqa: B023 - now
             costs.append(cost)
             counts.append(max(1, count(batch)))
-            alone += [_fetch(dataset, [row])[0][0] for row in batch_rows]
+            for row in batch_rows:
+                sample.read(row)
             rows += batch_rows
         if not costs:
             raise UsageError("there is no image to read")
         stages = _stages(costs, sum(counts))
-        if alone:  # alone, each image costs as much more than in a batch
-            usual = sum(stage.seconds for stage in stages.values())
-            times = np.maximum(np.array(alone) - np.mean(alone) + usual, 0.0)
+        if rows:  # alone, each image costs as much more than in a batch
+            alone, usual = np.array(sample.seconds), sum(each.seconds for each in stages.values())
+            times = np.maximum(alone - np.mean(alone) + usual, 0.0)
         else:
             times = np.array([sum(wall for wall, _ in cost.values()) for cost in costs]) / counts
         p50, p95 = np.percentile(times, (50, 95)).tolist()
-        timed = Profile(
+        measured = Profile(
             setup=setup,
             cpus=usable_cpus(),
             images=len(dataset) if setup.mapped else 0,
@@ -152,25 +153,26 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
             p50=p50,
             p95=p95,
             crop=_shorter_side(batch),
+            tail=_tail(sample, _TAIL_PART * seconds),
         )
-        if timed.longest == "collate" or not rows:
+        if measured.longest == "collate" or not rows:
             held = held_fraction(lambda: pipeline.collate(samples), _HELD_SECONDS)
         else:
             again = itertools.cycle(rows)
             # Of all stages of an image but the batch's; only the longest may hold the GIL.
-            part = timed.fraction(timed.longest) / (1 - timed.fraction("collate"))
+            part = measured.fraction(measured.longest) / (1 - measured.fraction("collate"))
             held = min(1.0, held_fraction(lambda: dataset[next(again)], _HELD_SECONDS) / part)
-        timed = replace(timed, held=held)
+        measured = replace(measured, held=held)
     if step.milliseconds or step.model:
         training = step.model and steps.step_seconds(steps.make_step(step), batch)
-        timed = replace(timed, step_seconds=training or step.milliseconds / 1000)
+        measured = replace(measured, step_seconds=training or step.milliseconds / 1000)
     if "read" not in stages:
-        return timed
+        return measured
     images, classes = headers(dataset, rows), getattr(innermost(dataset), "classes", None)
     group = slowest_group(times, images, classes)
     (kind, _), *_rest = Counter(image.kind for image in images).most_common()
     return replace(
-        timed,
+        measured,
         group=group,
         kind=group.kind if group else kind,
         side=statistics.median(min(image.width, image.height) for image in images),
@@ -179,7 +181,19 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
     )
 
 
-def _stages(costs: Sequence[Mapping[str, _Cost]], images: int) -> dict[str, Stage]:
+def _tail(sample: Sample, seconds: float) -> Tail | None:
+    """Return the tail of a sample, which goes on for some time: slow images may be rare."""
+    taken, end = set(sample.rows), time.perf_counter() + seconds
+    order = np.random.default_rng(0).permutation(len(sample.dataset) if taken else 0)
+    for row in order[:_MOST_OF_TAIL].tolist():
+        if time.perf_counter() > end:
+            break
+        if row not in taken:
+            sample.read(row)
+    return find_tail(sample)
+
+
+def _stages(costs: Sequence[Mapping[str, Cost]], images: int) -> dict[str, Stage]:
     """Return the stages of batches with ``images`` in all."""
     stages = {}
     for name in costs[0]:
@@ -190,13 +204,13 @@ def _stages(costs: Sequence[Mapping[str, _Cost]], images: int) -> dict[str, Stag
 
 def _fetches(
     pipeline: Pipeline, seconds: float
-) -> Iterator[tuple[list[int], dict[str, _Cost], Any]]:
+) -> Iterator[tuple[list[int], dict[str, Cost], Any]]:
     """Yield the rows, the cost of each stage, and the samples of batches for about ``seconds``."""
     end, size, dataset = time.perf_counter() + seconds, pipeline.setup.batch_size, pipeline.dataset
     if not pipeline.setup.mapped:
         items = pipeline.stream()
         while time.perf_counter() < end:
-            cost, samples = _timed(lambda: list(itertools.islice(items, size)))
+            cost, samples = timed(lambda: list(itertools.islice(items, size)))
             if not samples:
                 break
             yield [], {"dataset": cost}, samples if pipeline.collects else samples[0]
@@ -220,34 +234,11 @@ def _fetches(
             return
 
 
-def _timed(work: Callable[[], _T]) -> tuple[_Cost, _T]:
-    """Do something, and return its cost and result."""
-    start = _clock()
-    value = work()
-    return _clock() - start, value
-
-
-def _clock() -> _Cost:
-    """Return the time without that in which this thread waited for a CPU, and the CPU time."""
-    file = _schedule()
-    waited = 0 if file is None else int(os.pread(file, 64, 0).split()[1])
-    return np.array((time.perf_counter() - waited / 1e9, time.process_time()))
-
-
-@cache
-def _schedule() -> int | None:
-    """Return the file in which Linux states how long this thread waited; None elsewhere."""
-    try:
-        return os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-    except OSError:
-        return None
-
-
-def _fetch(dataset: Any, rows: list[int]) -> tuple[_Cost, Any]:
+def _fetch(dataset: Any, rows: list[int]) -> tuple[Cost, Any]:
     """Fetch samples as PyTorch does, and return their cost and the samples."""
     if hasattr(dataset, "__getitems__"):
-        return _timed(lambda: dataset.__getitems__(rows))
-    return _timed(lambda: [dataset[row] for row in rows])
+        return timed(lambda: dataset.__getitems__(rows))
+    return timed(lambda: [dataset[row] for row in rows])
 
 
 def _without_transform(dataset: Any) -> Any:

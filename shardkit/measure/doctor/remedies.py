@@ -24,14 +24,6 @@ _PLANES_BYTES = 1.5
 
 _LOSSLESS = ("png", "tiff", "bmp", "ppm", "gif")
 
-ADVICE = {
-    "read": "put the data on a faster or local disk, or read with shuffle=BlockShuffle()",
-    "dataset": "return whole batches from __getitems__, with collate_fn=shardkit.collate",
-    "transform": "crop and resize with decode=RandomResizedCrop(...), or transform on the GPU",
-    "collate": "return whole batches from __getitems__, with collate_fn=shardkit.collate",
-}
-"""Stage to a change that doctor cannot measure."""
-
 
 def workers(profile: Profile) -> Iterator[Remedy]:
     """As many workers as CPUs, or more if they wait."""
@@ -128,6 +120,25 @@ def conversions(profile: Profile) -> Iterator[Remedy]:
             recipe=Recipe(encode="raw", resize=(side, side), resize_mode="crop", enlarge=True),
             price=f"cut to the center square, {3 * side**2 / profile.stored_bytes:.1f}x the space",
         )
+
+
+def together(first: Remedy, second: Remedy) -> Remedy | None:
+    """Return two remedies as one, or None if they exclude each other."""
+    if (first.recipe and second.recipe) or first.options.keys() & second.options.keys():
+        return None
+    recipe = first.recipe or second.recipe
+    if recipe and recipe.encode in ("raw", "planes") and (first.jpeg or second.jpeg):
+        return None
+    return Remedy(
+        name=f"{first.name}, and {second.name}",
+        options={**first.options, **second.options},
+        default_collate=first.default_collate or second.default_collate,
+        jpeg=first.jpeg or second.jpeg,
+        torch_threads=first.torch_threads or second.torch_threads,
+        recipe=recipe,
+        code=", ".join(filter(None, (first.code, second.code))),
+        price="; ".join(filter(None, (first.price, second.price))),
+    )
 
 
 RULES: tuple[Callable[[Profile], Iterator[Remedy]], ...] = (

@@ -12,7 +12,7 @@ from diagnoses import profile, setup, stage
 from shardkit.cli.doctor_report import report_lines, verbose_lines
 from shardkit.measure.doctor.checks import Finding
 from shardkit.measure.doctor.doctor import DoctorReport
-from shardkit.measure.doctor.judgement import diagnose
+from shardkit.measure.doctor.judgement import Measured, diagnose
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
 from shardkit.measure.doctor.stored import Group
@@ -20,6 +20,7 @@ from shardkit.measure.runner.spec import Subject
 from shardkit.recipe import Recipe
 from shardkit.system.machine import OtherLoad
 
+BASE = [95.0, 100.0, 105.0]
 RAW = Remedy(name="raw pixels, 256x256", price="2.0x the space", recipe=Recipe())
 FAST = Remedy(name='jpeg="fast"', code="...")
 RATED = [(RAW, [900.0, 1000.0, 1100.0]), (FAST, [101.0, 99.0, 100.0])]
@@ -41,8 +42,8 @@ def report(
     found = dataclasses.replace(found or profile(), step_seconds=step)
     diagnosis = diagnose(
         found,
-        rates or [95.0, 100.0, 105.0],
-        [*RATED] if measured is None else measured,
+        rates or BASE,
+        [Measured(*pair, rates or BASE) for pair in (RATED if measured is None else measured)],
         needed=None if step is None else 64 / step,
         round_seconds=2.0,
     )
@@ -87,7 +88,7 @@ next        shardkit convert imagefolder SRC made-raw256
     ("step_ms", "words"),
     [
         (32.0, "1,000 (865 to 1,156) still waits 50% raw pixels"),
-        (32.0, "that is not enough; then: more or faster CPUs"),
+        (32.0, "that is not enough, and nothing else that was measured is"),
         (64.0, "1,000 (865 to 1,156) uncertain raw pixels"),
         (None, "1,000 (865 to 1,156) 10.0x raw pixels"),
     ],

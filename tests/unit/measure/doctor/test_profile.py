@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import shardkit
 from shardkit import LMDBDataset, UsageError, make_loader
+from shardkit.measure.doctor import clock
 from shardkit.measure.doctor import profile as profile_module
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Remedy, Trial, measure_rate
 from shardkit.measure.doctor.profile import Profile, profile
@@ -85,7 +86,7 @@ def test_the_stages_of_a_shardkit_dataset(made: Path) -> None:
 def test_a_wait_is_told_from_computing(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a time in which only sleeping takes any, and computing an eighth of it."""
     slept: list[float] = []
-    monkeypatch.setattr(profile_module, "_clock", lambda: np.array([1, 0.125]) * sum(slept))
+    monkeypatch.setattr(clock, "_clock", lambda: np.array([1, 0.125]) * sum(slept))
     monkeypatch.setattr(profile_module, "held_fraction", lambda *_: 0.25)
     found = profiled(DataLoader(Sleepy(slept.append), 4))
 

@@ -1,0 +1,168 @@
+"""The tail: few images that take most of the time, and what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Subset
+
+from shardkit.errors import BadImage
+from shardkit.measure.doctor.clock import timed
+from shardkit.measure.doctor.stored import Header, headers, innermost, stored_images
+from shardkit.torch.data.datasets import ShardDataset
+
+_SLOW, _MOST_IMAGES, _LEAST_TIME = 4.0, 0.25, 0.3
+"""Times the median, from which an image is slow; most of them, and least of the time they take."""
+
+_SHARED = 0.8
+"""Fraction of the slow images that share a property, and of those that have it that are slow."""
+
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail:
+    """Few images that take most of the time."""
+
+    images: float
+    """Their fraction of all images."""
+    time: float
+    """Their fraction of the time."""
+    median: float
+    """Median seconds of one of them."""
+    common: str
+    """What they have in common and others do not; empty if nothing is known."""
+    examples: list[str]
+    """The slowest: keys, paths or rows."""
+    passing: bool
+    """Whether they were fast when they were read again."""
+
+    @property
+    def speedup(self) -> float:
+        """The rate without them, over the rate with them."""
+        return (1 - self.images) / (1 - self.time)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Samples that were read alone, drawn at random."""
+
+    dataset: Any
+    rows: list[int]
+    seconds: list[float]
+    labels: list[int | None]
+
+    def read(self, row: int) -> None:
+        """Read another."""
+        (seconds, _), value = timed(lambda: self.dataset[row])
+        self.rows.append(row)
+        self.seconds.append(float(seconds))
+        self.labels.append(label_of(value))
+
+
+def find_tail(sample: Sample) -> Tail | None:
+    """Return the slow images of a sample, or None if all take about the same time."""
+    dataset, rows, times = sample.dataset, sample.rows, np.array(sample.seconds)
+    if not rows:
+        return None
+    slow = times > _SLOW * np.median(times)
+    if not slow.any() or slow.mean() > _MOST_IMAGES:
+        return None
+    part = float(times[slow].sum() / times.sum())
+    if part < _LEAST_TIME:
+        return None
+    worst = [int(n) for n in np.argsort(-times)[: min(_EXAMPLES, int(slow.sum()))]]
+    again = [float(timed(partial(dataset.__getitem__, rows[n]))[0][0]) for n in worst]
+    shared = (name for name, has in _properties(sample, slow) if _explains(has, slow))
+    return Tail(
+        images=float(slow.mean()),
+        time=part,
+        median=float(np.median(times[slow])),
+        common=next(shared, ""),
+        examples=[_name(dataset, rows[n]) for n in worst],
+        passing=max(again) < _SLOW * float(np.median(times)),
+    )
+
+
+def _explains(has: npt.NDArray[np.bool_], slow: npt.NDArray[np.bool_]) -> bool:
+    both = int((has & slow).sum())
+    return bool(both >= max(2, _SHARED * slow.sum()) and both >= _SHARED * has.sum())
+
+
+def _properties(
+    sample: Sample, slow: npt.NDArray[np.bool_]
+) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """Yield what slow images may have in common, the most telling first, and which have it."""
+    dataset, rows = sample.dataset, sample.rows
+    inner = innermost(dataset)
+    known: Sequence[Header] = ()
+    if stored_images(dataset) is not None:
+        try:
+            known = headers(dataset, list(rows))
+        except BadImage:
+            known = ()
+    names = getattr(inner, "classes", None)
+    labels = sample.labels if None not in sample.labels else ()
+    yield from _equal(labels, slow, lambda n: f"class {_class(names, n)}")
+    yield from _equal([one.kind for one in known], slow, lambda kind: f"{kind.upper()} files")
+    for values, unit, scale in (
+        ([one.width * one.height for one in known], "megapixels", 1e6),
+        ([one.bytes for one in known], "MB", 1e6),
+    ):
+        if values:
+            sizes = np.array(values) / scale
+            least = float(sizes[slow].min())
+            yield f"over {least:.2g} {unit}", sizes >= least
+    yield from _equal(_shards(dataset, rows), slow, lambda n: f"shard {n}")
+
+
+def _equal(values: Sequence[Any], slow: npt.NDArray[np.bool_], name: Any) -> Iterator[Any]:
+    if values:
+        of_slow = [value for value, is_slow in zip(values, slow, strict=True) if is_slow]
+        most = max(of_slow, key=of_slow.count)
+        yield name(most), np.array([value == most for value in values])
+
+
+def _class(names: Any, label: int) -> str:
+    named = isinstance(names, Sequence) and 0 <= label < len(names)
+    return repr(str(names[label])) if named else str(label)
+
+
+def label_of(sample: Any) -> int | None:
+    """Return the label of a sample that is a pair of something and an integer."""
+    label = sample[1] if isinstance(sample, tuple | list) and len(sample) == 2 else None
+    return int(label) if isinstance(label, int | np.integer) else None
+
+
+def _shards(dataset: Any, rows: Sequence[int]) -> list[int]:
+    """Return the shard of each row of a whole dataset of shardkit."""
+    inner = innermost(dataset)
+    if not isinstance(inner, ShardDataset):
+        return []
+    ends = [*accumulate(shard.rows for shard in inner.manifest.shards)]
+    if len(ends) < 2 or ends[-1] != len(inner):
+        return []
+    inside = [_inside(dataset, row) for row in rows]
+    return [int(n) for n in np.searchsorted(ends, inside, side="right")]
+
+
+def _inside(dataset: Any, row: int) -> int:
+    """Return the row of the dataset within any ``Subset``."""
+    return _inside(dataset.dataset, dataset.indices[row]) if type(dataset) is Subset else row
+
+
+def _name(dataset: Any, row: int) -> str:
+    """Return what a user knows a sample by."""
+    inner, at = innermost(dataset), _inside(dataset, row)
+    if isinstance(inner, ShardDataset):
+        return str(inner.keys[at])
+    samples = getattr(inner, "samples", None)
+    if isinstance(samples, list) and at < len(samples) and isinstance(samples[at], tuple):
+        return str(samples[at][0])
+    return f"row {at}"
