@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import textwrap
 from collections.abc import Iterable, Sequence
 
 from shardkit.measure.doctor.checks import Finding
 from shardkit.measure.doctor.doctor import DoctorReport
 from shardkit.measure.doctor.judgement import TORCH_THREADS, Diagnosis, Range, Rated
+from shardkit.measure.doctor.lines import Line
 from shardkit.measure.doctor.pipeline import Setup
 from shardkit.measure.doctor.profile import OWN_CODE, WAITS, Profile
 from shardkit.measure.doctor.stored import Group
@@ -43,6 +45,8 @@ def report_lines(report: DoctorReport) -> list[str]:
     before = _lines("GPU", _gpu(diagnosis, profile))
     name = "cause" if diagnosis.status == "starved" else "slowest"
     before += _lines(name, _cause(diagnosis.cause, profile))
+    for number, line in enumerate(profile.lines):
+        before += [_line("" if number else "lines", line)]
     if profile.tail and not profile.group:
         before += _lines("tail", _tail(profile.tail))
     after = _lines("trust", _trust(report, diagnosis))
@@ -162,6 +166,14 @@ def _group(group: Group) -> str:
         f"{who} ({group.images:.0%} of the images; {detail}"
         f"{significant(group.megapixels)} megapixels) {take} {group.time:.0%} of the time"
     )
+
+
+def _line(name: str, line: Line) -> str:
+    """Return one line: its place, its part of the time, and its text."""
+    place = f"{os.path.basename(line.file)}:{line.line} {line.function}"
+    text = f"{line.time:.0%}  {place}: {line.text}" if line.text else f"{line.time:.0%}  {place}"
+    text = f"{name:<{_INDENT}}{printable(text)}"
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
 
 
 def _tail(tail: Tail) -> str:

@@ -17,6 +17,7 @@ from torch.utils.data import Subset
 from shardkit.codecs.scaling import one_thread
 from shardkit.errors import UsageError
 from shardkit.measure.doctor.clock import Cost, timed
+from shardkit.measure.doctor.lines import Line, LineSampler
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Setup
 from shardkit.measure.doctor.stored import Group, headers, innermost, slowest_group, stored_images
 from shardkit.measure.doctor.tail import Sample, Tail, find_tail
@@ -87,6 +88,8 @@ class Profile:
     """Few images that take most of the time, if there are such."""
     tail: Tail | None = None
     """Few images that take most of the time, if there are such, whatever they have in common."""
+    lines: Sequence[Line] = ()
+    """Lines of code that take most of the time, if the longest stage may run user code."""
     step_seconds: float | None = None
     """Time of a training step."""
 
@@ -126,14 +129,15 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
     dataset, setup = pipeline.dataset, pipeline.setup
     costs: list[dict[str, Cost]] = []
     counts, rows, batch = [], list[int](), None
-    sample = Sample(dataset, [], [], [])
+    sample, lines = Sample(dataset, [], [], []), LineSampler()
     with one_thread(), reading(ReadContext(seed=0, epoch=0)):
         for batch_rows, cost, samples in _fetches(pipeline, seconds):
             cost["collate"], batch = timed(lambda: pipeline.collate(samples))  # noqa: B023 - now
             costs.append(cost)
             counts.append(max(1, count(batch)))
-            for row in batch_rows:
-                sample.read(row)
+            with lines.running():
+                for row in batch_rows:
+                    sample.read(row)
             rows += batch_rows
         if not costs:
             raise UsageError("there is no image to read")
@@ -153,16 +157,22 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
             p50=p50,
             p95=p95,
             crop=_shorter_side(batch),
-            tail=_tail(sample, _TAIL_PART * seconds),
+            tail=_tail(sample, lines, _TAIL_PART * seconds),
         )
         if measured.longest == "collate" or not rows:
+            lines = LineSampler()
+            end = time.perf_counter() + _HELD_SECONDS
+            with lines.running():
+                while time.perf_counter() < end:
+                    pipeline.collate(samples)
             held = held_fraction(lambda: pipeline.collate(samples), _HELD_SECONDS)
         else:
             again = itertools.cycle(rows)
             # Of all stages of an image but the batch's; only the longest may hold the GIL.
             part = measured.fraction(measured.longest) / (1 - measured.fraction("collate"))
             held = min(1.0, held_fraction(lambda: dataset[next(again)], _HELD_SECONDS) / part)
-        measured = replace(measured, held=held)
+        named = lines.lines() if measured.longest in OWN_CODE else []
+        measured = replace(measured, held=held, lines=named)
     if step.milliseconds or step.model:
         training = step.model and steps.step_seconds(steps.make_step(step), batch)
         measured = replace(measured, step_seconds=training or step.milliseconds / 1000)
@@ -181,15 +191,16 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
     )
 
 
-def _tail(sample: Sample, seconds: float) -> Tail | None:
+def _tail(sample: Sample, lines: LineSampler, seconds: float) -> Tail | None:
     """Return the tail of a sample, which goes on for some time: slow images may be rare."""
     taken, end = set(sample.rows), time.perf_counter() + seconds
     order = np.random.default_rng(0).permutation(len(sample.dataset) if taken else 0)
-    for row in order[:_MOST_OF_TAIL].tolist():
-        if time.perf_counter() > end:
-            break
-        if row not in taken:
-            sample.read(row)
+    with lines.running():
+        for row in order[:_MOST_OF_TAIL].tolist():
+            if time.perf_counter() > end:
+                break
+            if row not in taken:
+                sample.read(row)
     return find_tail(sample)
 
 
