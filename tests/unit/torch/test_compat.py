@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from shardkit.torch import _compat
 
 PACKAGE = Path(__file__).parents[3] / "shardkit"
-PUBLIC = {"_replace", "_asdict", "_fields", "_exit", "_getframe"}
+PUBLIC = {"_replace", "_asdict", "_fields", "_exit", "_getframe", "_current_frames"}
 """Documented names of NamedTuple, os and sys that start with an underscore."""
 
 
