@@ -30,6 +30,8 @@ _NOTE = "<!-- Made by scripts/make_reference.py; edit the docstrings and help te
 _STUB = Path(shardkit.__file__).with_suffix(".pyi")
 _WIDTH = 90
 """Columns of help texts, in any terminal."""
+_PROSE = 120
+"""Columns of prose."""
 _SECTIONS = ("Args", "Returns", "Raises", "Yields")
 _SHOWN_METHODS = ("__getitems__",)
 """Public methods despite their underscore."""
@@ -198,19 +200,19 @@ def main(arguments: list[str]) -> int:
 def cli_page() -> str:
     """Return the page of all commands."""
     parts = [_NOTE, "# The `shardkit` command", "`python -m shardkit` is the same command."]
-    common = set(_sections(_help(_FULL)))
     for words, command in _commands(cli, ()):
         assert command.help, f"the command {' '.join(words)!r} has no help text"
         output = _help(words)
-        if len(words) == 2 and words[0] == _FULL[0] and words != _FULL:
-            output = _without(output, common)
+        full = _FULL.get(words[0]) if len(words) == 2 else None
+        if full and words[1] != full:
+            output = _without(output, f"{words[0]} {full}")
         parts.append(f"## `{' '.join(['shardkit', *words])}`")
         parts.append(f"```text\n{output}\n```")
     return "\n\n".join(parts) + "\n"
 
 
-_FULL = ("convert", "imagefolder")
-"""The source whose options are all shown; for others, only their own."""
+_FULL = {"convert": "imagefolder", "attach": "lmdb"}
+"""Of commands for kinds of sources: the kind with all options shown; others show their own."""
 
 
 def _help(words: Sequence[str]) -> str:
@@ -224,10 +226,11 @@ def _sections(output: str) -> list[str]:
     return re.split(r"\n\n(?=[A-Z][a-z]+:\n)", output)
 
 
-def _without(output: str, common: set[str]) -> str:
-    """Return a help text without the sections that another page of the same kind shows."""
+def _without(output: str, full: str) -> str:
+    """Return a help text without the sections that another command of its kind shows."""
+    common = set(_sections(_help(full.split())))
     sections = [section for section in _sections(output) if section not in common]
-    return "\n\n".join([*sections, f"... and the other options of `shardkit {' '.join(_FULL)}`"])
+    return "\n\n".join([*sections, f"... and the other options of `shardkit {full}`"])
 
 
 def api_page() -> str:
@@ -249,7 +252,7 @@ def api_page() -> str:
     for task, (text, names) in TASKS.items():
         shown = [name.rpartition(".")[2] for name in names]
         links = ", ".join(f"[`{name}`](#{name.lower()})" for name in shown)
-        parts += [f"## {task}", text, links]
+        parts += [f"## {task}", text, _filled(links)]
         for name in names:
             module, _, last = f"shardkit.{name}".rpartition(".")
             parts += _entry(last, module, getattr(import_module(module), last))
@@ -357,7 +360,14 @@ def _constant(node: ast.stmt | None) -> str:
 
 def _item(code: str, text: str) -> str:
     joined = " ".join(text.split())
-    return f"- `{code}`" + (f": {joined}" if joined else "")
+    return _filled(f"- `{code}`" + (f": {joined}" if joined else ""), "  ")
+
+
+def _filled(text: str, indent: str = "") -> str:
+    """Return a paragraph, or an item of a list, in lines of prose."""
+    return textwrap.fill(
+        text, _PROSE, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _signature(function: Any) -> str:
@@ -399,7 +409,7 @@ def _prose(thing: Any) -> str:
         else:
             what, _, rest = line.strip().partition(": ")
             lines.append(f"- `{what}`: {rest}")
-    return "\n".join(lines).strip()
+    return "\n".join(_filled(x, "  ") if x.startswith("- ") else x for x in lines).strip()
 
 
 if __name__ == "__main__":
