@@ -30,7 +30,7 @@ from shardkit.errors import BadImage
 from shardkit.record import ARRAY_IMAGE
 from shardkit.system import compiled
 
-VERSION = 2
+VERSION = 3
 """Increased when measuring changes: facts of other versions are measured again."""
 
 ABSENT_IMAGE, MEASURED, BROKEN = 0, 1, 2
@@ -136,8 +136,8 @@ def _measure_ordinary(image: EncodedImage, measures: npt.NDArray[Any]) -> None:
 def _decoded(image: EncodedImage, header: Properties) -> Any:
     """Return the measures of an image that Python decodes."""
     pixels = decode_stored(image, Decoding(at_least=(SIDE, SIDE)))
-    measures = measure(pixels)
     size = image.width, image.height
+    measures = measure(pixels, size)
     reduced = pixels.size < 3 * math.prod(size)
     if reduced and may_be_blurred(len(image.data), size, header.quantizers):
         least = SHARP_SIDE, SHARP_SIDE

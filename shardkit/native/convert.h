@@ -22,10 +22,13 @@ typedef struct {
 
 /* measure.c: measures of an image, MEASURES in shardkit/codecs/measures.py. */
 #define SK_VIEWS 7
+#define SK_TURNS 6
+#define SK_SHARP_SIDE 256
 #define SK_WAVES (5 * 8 * 32) /* values of WAVES in shardkit/codecs/measures.py */
 
 typedef struct {
     uint64_t hashes[SK_VIEWS];
+    uint64_t turned[SK_TURNS];
     float mean[3], std[3], brightness, contrast, sharpness;
     uint32_t pixels, content; /* CRC-32 of the pixels, and of the encoded image */
     uint32_t quantizers;      /* of a JPEG: the sum of its luma table */
@@ -34,11 +37,17 @@ typedef struct {
     uint32_t done; /* whether it was measured */
 } sk_measures;
 
+/* Width and height of a picture in 1/8 pixel: the last column of a reduced JPEG may stand for less than
+ * a pixel. */
+typedef struct {
+    uint32_t across, down;
+} sk_span;
+
 /* Measure RGB pixels of width x height, without gaps. */
-enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height,
+enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height, sk_span span,
                         const int16_t *waves, sk_memory *work, sk_measures *out);
-/* Return the sharpness of a gray image. */
-float sk_sharpness(const uint8_t *gray, uint32_t width, uint32_t height);
+/* Measure the sharpness of a gray image. */
+enum sk_code sk_sharpness(const uint8_t *gray, uint32_t width, uint32_t height, float *sharpness);
 /* Measure a PNG from its unpacked rows, of 1 (gray) or 3 channels of 8 bits. */
 enum sk_code sk_measure_png(const uint8_t *rows, uint32_t width, uint32_t height, uint32_t channels,
                             const int16_t *waves, sk_measures *out);

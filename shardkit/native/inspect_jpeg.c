@@ -54,9 +54,8 @@ static int is_usual(const struct jpeg_decompress_struct *image) {
     }
 }
 
-/* Sides that a reduced image has at least: SIDE and SHARP_SIDE in shardkit/codecs/measures.py. */
+/* Sides that a reduced image has at least: SIDE in shardkit/codecs/measures.py. */
 #define SIDE 32
-#define SHARP_SIDE 256
 
 /* The scale at which an image has sides of `least`, as sufficient_eighths in
  * shardkit/codecs/reduced.py. */
@@ -168,16 +167,17 @@ static enum sk_code run(struct job *job, int decode, sk_image *image) {
 /* Measure the image that a job has decoded; decode it again if its sharpness needs more pixels. */
 static enum sk_code measure(struct job *job, sk_image *image, const int16_t *waves, sk_measures *out) {
     sk_memory work = {NULL, 0};
-    enum sk_code code = sk_measure(job->pixels.data, job->width, job->height, waves, &work, out);
+    unsigned eighths = eighths_of(image->width, image->height, SIDE);
+    sk_span span = {image->width * eighths, image->height * eighths};
+    enum sk_code code = sk_measure(job->pixels.data, job->width, job->height, span, waves, &work, out);
     if (code == SK_DONE &&
         sk_may_be_blurred(job->length, image->width, image->height, job->quantizers) &&
-        eighths_of(image->width, image->height, SIDE) <
-            eighths_of(image->width, image->height, SHARP_SIDE)) {
-        job->least = SHARP_SIDE;
+        eighths < eighths_of(image->width, image->height, SK_SHARP_SIDE)) {
+        job->least = SK_SHARP_SIDE;
         job->gray = 1;
         code = run(job, 1, image);
         if (code == SK_DONE)
-            out->sharpness = sk_sharpness(job->pixels.data, job->width, job->height);
+            code = sk_sharpness(job->pixels.data, job->width, job->height, &out->sharpness);
     }
     sk_release(&work);
     out->quantizers = job->quantizers;

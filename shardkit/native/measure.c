@@ -9,13 +9,18 @@
 #define GRID 32   /* sides of a reduced image */
 #define WAVES 8   /* lowest frequencies that make a hash */
 #define RANGES 5
+#define EIGHTHS 8
+#define UNIT (EIGHTHS * GRID)
 #define FINE 16   /* levels of a reduced image for each level of the image */
 #define WINDOW 9
-#define FEW_BITS 4
+#define FEW_BITS 4.3
 #define USUAL_SIDE 512
 
 /* Ranges of the width and the height that views have. */
 static const uint8_t views[SK_VIEWS][2] = {{0, 0}, {1, 1}, {2, 1}, {1, 2}, {2, 2}, {3, 3}, {4, 4}};
+
+/* Whether each turn transposes the picture, and then mirrors its columns and its rows. */
+static const uint8_t turns[SK_TURNS][3] = {{0, 1, 0}, {0, 0, 1}, {0, 1, 1}, {1, 0, 0}, {1, 1, 1}, {1, 1, 0}};
 
 typedef uint64_t histogram[256];
 
@@ -48,27 +53,28 @@ static void measure_colors(const uint8_t *pixels, size_t count, uint8_t *gray, s
     moments(sum, square, count, &out->brightness, &out->contrast);
 }
 
-/* Return the sums of the parts of a grid, in units of 1 / GRID x 1 / GRID pixel. */
-static void reduce(const uint8_t *gray, uint32_t width, uint32_t height, uint64_t totals[GRID][GRID]) {
+/* Return the sums of the parts of a grid, in units of 1 / UNIT x 1 / UNIT pixel. */
+static void reduce(const uint8_t *gray, uint32_t width, sk_span span, uint64_t totals[GRID][GRID]) {
     uint32_t whole[GRID], part[GRID]; /* pixels up to the end of each part */
+    uint64_t down = span.down;
     memset(totals, 0, GRID * sizeof *totals);
     for (uint64_t n = 0; n < GRID; n++) {
-        whole[n] = (uint32_t)((n + 1) * width / GRID);
-        part[n] = (uint32_t)((n + 1) * width % GRID);
+        whole[n] = (uint32_t)((n + 1) * span.across / UNIT);
+        part[n] = (uint32_t)((n + 1) * span.across % UNIT);
     }
-    for (uint64_t y = 0; y < height; y++, gray += width) {
-        uint64_t sums[GRID], sum = 0, before = 0, top = y * GRID, bottom = top + GRID;
+    for (uint64_t y = 0; y * EIGHTHS < down; y++, gray += width) {
+        uint64_t sums[GRID], sum = 0, before = 0, top = y * UNIT, bottom = top + UNIT;
         uint32_t x = 0;
         for (int n = 0; n < GRID; n++) {
             uint64_t at;
             while (x < whole[n]) sum += gray[x++];
-            at = sum * GRID + (part[n] ? part[n] * (uint64_t)gray[x] : 0);
+            at = sum * UNIT + (part[n] ? part[n] * (uint64_t)gray[x] : 0);
             sums[n] = at - before;
             before = at;
         }
-        for (uint64_t row = top / height; row * height < bottom; row++) {
-            uint64_t start = row * height > top ? row * height : top;
-            uint64_t stop = (row + 1) * height < bottom ? (row + 1) * height : bottom;
+        for (uint64_t row = top / down; row < GRID && row * down < bottom; row++) {
+            uint64_t start = row * down > top ? row * down : top;
+            uint64_t stop = (row + 1) * down < bottom ? (row + 1) * down : bottom;
             for (int n = 0; n < GRID; n++) totals[row][n] += (stop - start) * sums[n];
         }
     }
@@ -85,13 +91,28 @@ static uint64_t hash_of(const int32_t *amplitudes) {
     return bits;
 }
 
-static void measure_hashes(const uint8_t *gray, uint32_t width, uint32_t height,
+/* Hash the picture as it is mirrored or rotated: a mirrored cosine has the opposite sign if its
+ * frequency is odd, and a picture reflected at its diagonal has the transposed amplitudes. */
+static void hash_turned(const int32_t *amplitudes, uint64_t *turned) {
+    for (int turn = 0; turn < SK_TURNS; turn++) {
+        int32_t changed[WAVES * WAVES];
+        for (int y = 0; y < WAVES; y++)
+            for (int x = 0; x < WAVES; x++) {
+                int odd = (turns[turn][1] && x % 2) != (turns[turn][2] && y % 2);
+                int32_t amplitude = amplitudes[turns[turn][0] ? x * WAVES + y : y * WAVES + x];
+                changed[y * WAVES + x] = odd ? -amplitude : amplitude;
+            }
+        turned[turn] = hash_of(changed);
+    }
+}
+
+static void measure_hashes(const uint8_t *gray, uint32_t width, sk_span span,
                            const int16_t *waves, sk_measures *out) {
-    uint64_t totals[GRID][GRID], size = (uint64_t)width * height, mean = GRID * GRID / 2;
+    uint64_t totals[GRID][GRID], size = (uint64_t)span.across * span.down, mean = GRID * GRID / 2;
     int32_t across[GRID][RANGES * WAVES];
     int16_t levels[GRID][GRID];
 
-    reduce(gray, width, height, totals);
+    reduce(gray, width, span, totals);
     for (int y = 0; y < GRID; y++)
         for (int x = 0; x < GRID; x++) {
             totals[y][x] = (totals[y][x] * FINE + size / 2) / size;
@@ -119,39 +140,63 @@ static void measure_hashes(const uint8_t *gray, uint32_t width, uint32_t height,
         }
         amplitudes[0] = 0; /* the mean level does not count */
         out->hashes[view] = hash_of(amplitudes);
+        if (view == 0) hash_turned(amplitudes, out->turned);
     }
 }
 
 /* Add the differences of neighbors, and how much of them a blur removes. `from` is the first of
  * WINDOW + 1 values that are `step` apart. */
-static void add_lost(const uint8_t *from, size_t step, size_t count, uint64_t *lost, uint64_t *total) {
-    const uint8_t *one = from + WINDOW / 2 * step, *next = one + step, *last = from + WINDOW * step;
-    for (size_t start = 0; start < count; start += 1 << 16) {
-        size_t stop = count - start < 1 << 16 ? count : start + (1 << 16);
-        uint32_t removed = 0, all = 0;
-        for (size_t n = start; n < stop; n++) {
-            int32_t here = WINDOW * abs(next[n] - one[n]), blurred = abs(last[n] - from[n]);
-            all += (uint32_t)here;
-            removed += (uint32_t)(here > blurred ? here - blurred : 0);
-        }
-        *lost += removed;
-        *total += all;
+static void add_lost(const uint32_t *from, size_t step, size_t count, uint64_t *lost, uint64_t *total) {
+    const uint32_t *one = from + WINDOW / 2 * step, *next = one + step, *last = from + WINDOW * step;
+    uint64_t removed = 0, all = 0;
+    for (size_t n = 0; n < count; n++) {
+        int32_t here = WINDOW * abs((int32_t)(next[n] - one[n])), blurred = abs((int32_t)(last[n] - from[n]));
+        all += (uint32_t)here;
+        removed += (uint32_t)(here > blurred ? here - blurred : 0);
     }
+    *lost += removed;
+    *total += all;
 }
 
-float sk_sharpness(const uint8_t *gray, uint32_t width, uint32_t height) {
+/* Return the sharpness at one scale. */
+static double sharpness_of(const uint32_t *levels, uint32_t width, uint32_t height) {
     uint64_t lost[2] = {0}, total[2] = {0};
     double least = 1;
     if (width <= 2 * WINDOW || height <= 2 * WINDOW) return 1; /* too small to judge */
     for (size_t y = 0; y < height; y++)
-        add_lost(gray + y * width, 1, width - WINDOW, &lost[0], &total[0]);
+        add_lost(levels + y * width, 1, width - WINDOW, &lost[0], &total[0]);
     for (size_t y = 0; y < height - WINDOW; y++)
-        add_lost(gray + y * width, width, width, &lost[1], &total[1]);
+        add_lost(levels + y * width, width, width, &lost[1], &total[1]);
     for (int n = 0; n < 2; n++) {
         double fraction = total[n] ? (double)lost[n] / (double)total[n] : 0;
         if (fraction < least) least = fraction;
     }
-    return (float)least;
+    return least;
+}
+
+enum sk_code sk_sharpness(const uint8_t *gray, uint32_t width, uint32_t height, float *sharpness) {
+    uint32_t shorter = width < height ? width : height;
+    uint32_t scale = shorter < 2 * SK_SHARP_SIDE ? 1 : shorter / SK_SHARP_SIDE;
+    uint32_t columns = width / scale, rows = height / scale;
+    uint32_t *levels = calloc((size_t)columns * rows, sizeof *levels);
+    double whole, half;
+    if (levels == NULL) return SK_MEMORY;
+    for (size_t y = 0; y < (size_t)rows * scale; y++) {
+        uint32_t *row = levels + y / scale * columns;
+        const uint8_t *from = gray + y * width;
+        for (size_t x = 0; x < columns; x++)
+            for (uint32_t n = 0; n < scale; n++) row[x] += *from++;
+    }
+    whole = sharpness_of(levels, columns, rows);
+    for (size_t y = 0; y < rows / 2; y++) /* in place: no sum is read again */
+        for (size_t x = 0; x < columns / 2; x++) {
+            const uint32_t *from = levels + 2 * y * columns + 2 * x;
+            levels[y * (columns / 2) + x] = from[0] + from[1] + from[columns] + from[columns + 1];
+        }
+    half = sharpness_of(levels, columns / 2, rows / 2);
+    free(levels);
+    *sharpness = (float)(half < whole ? half : whole);
+    return SK_DONE;
 }
 
 int sk_may_be_blurred(size_t length, uint32_t width, uint32_t height, uint32_t quantizers) {
@@ -161,20 +206,20 @@ int sk_may_be_blurred(size_t length, uint32_t width, uint32_t height, uint32_t q
     return bits * bits * bits * bits * bits * mean * mean < 1;
 }
 
-enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height,
+enum sk_code sk_measure(const uint8_t *pixels, uint32_t width, uint32_t height, sk_span span,
                         const int16_t *waves, sk_memory *work, sk_measures *out) {
     size_t count = (size_t)width * height;
     uint8_t *gray = sk_reserve(work, count);
     if (gray == NULL) return SK_MEMORY;
     measure_colors(pixels, count, gray, out);
-    measure_hashes(gray, width, height, waves, out);
-    out->sharpness = sk_sharpness(gray, width, height);
+    measure_hashes(gray, width, span, waves, out);
     out->pixels = sk_crc32(0, pixels, 3 * count);
-    return SK_DONE;
+    return sk_sharpness(gray, width, height, &out->sharpness);
 }
 
 enum sk_code sk_measure_png(const uint8_t *rows, uint32_t width, uint32_t height, uint32_t channels,
                             const int16_t *waves, sk_measures *out) {
+    sk_span whole = {EIGHTHS * width, EIGHTHS * height};
     size_t stride = (size_t)width * channels, count = (size_t)width * height;
     sk_memory pixels = {NULL, 0}, work = {NULL, 0};
     uint8_t *to = sk_reserve(&pixels, 3 * count + SK_PNG_SLACK);
@@ -186,7 +231,7 @@ enum sk_code sk_measure_png(const uint8_t *rows, uint32_t width, uint32_t height
     }
     if (channels == 1) /* in place, from the end */
         for (size_t n = count; code == SK_DONE && n--;) memset(to + 3 * n, to[n], 3);
-    if (code == SK_DONE) code = sk_measure(to, width, height, waves, &work, out);
+    if (code == SK_DONE) code = sk_measure(to, width, height, whole, waves, &work, out);
     out->components = (uint8_t)channels;
     out->plain = out->done = code == SK_DONE;
     sk_release(&pixels);

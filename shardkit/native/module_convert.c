@@ -244,7 +244,7 @@ static PyObject *jpeg_planes(PyObject *module, PyObject *data) {
     return result;
 }
 
-PyDoc_STRVAR(measure_doc, "measure(pixels, width, height, waves, measures)\n--\n\n"
+PyDoc_STRVAR(measure_doc, "measure(pixels, width, height, span, waves, measures)\n--\n\n"
                           "Measure RGB pixels; see shardkit/codecs/measures.py.");
 PyDoc_STRVAR(measure_png_doc, "measure_png(rows, width, height, channels, waves, measures)\n--\n\n"
                               "Measure the unpacked rows of an ordinary PNG.");
@@ -261,20 +261,29 @@ static int has_size(uint64_t length, uint64_t width, uint64_t height, unsigned c
            length / height == row && length % height == 0;
 }
 
+/* Whether an span in 1/8 pixel ends in the last one of `pixels`. */
+static int ends_in(uint64_t span, uint64_t pixels) {
+    return span <= 8 * pixels && span + 8 > 8 * pixels;
+}
+
 /* Measure pixels, rows or a JPEG; return whether that was possible. */
 static PyObject *measure_one(PyObject *arguments, enum content kind) {
     Py_buffer buffers[3] = {{0}};
     unsigned int width, height, channels = 3;
+    sk_span span = {0, 0};
     enum sk_code code = SK_UNSUPPORTED;
     int fits;
     if (!(kind == PNG_ROWS ? PyArg_ParseTuple(arguments, "y*IIIy*w*", &buffers[0], &width, &height,
                                               &channels, &buffers[1], &buffers[2])
+          : kind == PIXELS ? PyArg_ParseTuple(arguments, "y*II(II)y*w*", &buffers[0], &width, &height,
+                                              &span.across, &span.down, &buffers[1], &buffers[2])
                            : PyArg_ParseTuple(arguments, "y*IIy*w*", &buffers[0], &width, &height,
                                               &buffers[1], &buffers[2])))
         return NULL;
     fits = hold_measures(&buffers[1], &buffers[2], 1);
     if (fits && kind != JPEG &&
-        !has_size((uint64_t)buffers[0].len, width, height, channels, kind == PNG_ROWS)) {
+        (!has_size((uint64_t)buffers[0].len, width, height, channels, kind == PNG_ROWS) ||
+         (kind == PIXELS && !(ends_in(span.across, width) && ends_in(span.down, height))))) {
         PyErr_SetString(PyExc_ValueError, "the content does not have that size");
         fits = 0;
     }
@@ -289,7 +298,7 @@ static PyObject *measure_one(PyObject *arguments, enum content kind) {
             code = sk_measure_png(data, width, height, channels, buffers[1].buf, out);
         } else {
             sk_memory work = {NULL, 0};
-            code = sk_measure(data, width, height, buffers[1].buf, &work, out);
+            code = sk_measure(data, width, height, span, buffers[1].buf, &work, out);
             sk_release(&work);
         }
         Py_END_ALLOW_THREADS

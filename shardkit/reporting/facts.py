@@ -68,6 +68,7 @@ def _stored(shards: ShardSet) -> Facts:
         with contextlib.suppress(OSError, ValueError):
             facts[:count] = StoredValues(path, FACT, count)[:]
             break
+    facts["orientation"] = np.minimum(facts["orientation"], 8)  # EXIF has no others
     for name in ("mean", "std", "brightness", "contrast", "sharpness"):
         facts[name] = np.clip(np.nan_to_num(facts[name]), 0, 255)
     return facts

@@ -11,8 +11,14 @@ import numpy.typing as npt
 from shardkit.dataset.facts import BROKEN
 from shardkit.record import NO_LABEL
 from shardkit.reporting.collection import Collection
-from shardkit.reporting.identical import Identical, Rows, find_identical, groups_of_equal
-from shardkit.reporting.neighbors import Pairs, near_pairs
+from shardkit.reporting.identical import (
+    Identical,
+    Rows,
+    find_identical,
+    groups_of_equal,
+    merge_identical,
+)
+from shardkit.reporting.similar import BLANK, DISTANCE, NOTES, SimilarPairs, similar_pairs
 
 KINDS = {
     "leak": "The same or a similar picture is in several splits or datasets",
@@ -33,23 +39,11 @@ KINDS = {
 }
 """All kinds of findings, the worst first, each with its meaning."""
 
-DISTANCE = 6
-"""Default maximum distance of similar pictures: with it, 91 to 100% of the photographs are found
-again after JPEG compression, scaling, cropping 5% and a brightness of 130%."""
+_DARK, _BLURRED = 64, 0.44
+"""Highlight in levels, and sharpness, below which an image is reported."""
 
-_SIMILAR = "similar"
-"""Note of a group whose pixels differ, even if no bit of their hashes does."""
-
-_CHROMA, _LEVELS, _ASPECT = 0.03, 0.45, 0.15
-"""Maximum difference of similar pictures in their color, as a fraction of red, green and blue, in
-the logarithms of brightness and contrast, and in that of the aspect ratio. These remove most pairs
-that are similar by chance."""
-
-_CROWD = 64
-"""Maximum images of one hash whose pairs are all compared."""
-
-_BLANK, _DARK, _BLURRED = 2.0, 64, 0.25
-"""Contrast and highlight in levels, and sharpness, below which an image is reported."""
+_EQUAL = ("same bytes", "same pixels")
+"""Notes of a group of equal pictures."""
 
 _TINY, _ODD = 4, 3
 """Factors between an image's shorter side, or aspect ratio, and the median."""
@@ -96,11 +90,13 @@ def find_all(images: Collection, distance: int = DISTANCE) -> list[Findings]:
     """
     findings = {kind: Findings(kind) for kind in KINDS}
     same = find_identical(images)
+    pairs = similar_pairs(images, same, distance)
+    merge_identical(images, pairs.first, pairs.second, pairs.distance, same)
     _find_equal(images, same, findings)
-    _find_similar(images, same, distance, findings)
+    _find_similar(images, same, pairs, findings)
     for kind in ("leak", "near-duplicate", "near-duplicate-classes"):
         findings[kind].groups.sort(
-            key=lambda group: (group.distance, group.note == _SIMILAR, group.rows)
+            key=lambda group: (group.distance, group.note not in _EQUAL, group.rows)
         )
     for kind, rows, notes in _faults(images):
         findings[kind].groups = [
@@ -132,7 +128,7 @@ def _find_equal(images: Collection, same: Identical, findings: dict[str, Finding
 
 
 def _how_equal(same: Identical, rows: Rows) -> str:
-    return "same bytes" if len(np.unique(same.bytes[rows])) == 1 else "same pixels"
+    return _EQUAL[len(np.unique(same.bytes[rows])) > 1]
 
 
 def _leaking(images: Collection, rows: Rows) -> list[int]:
@@ -145,13 +141,10 @@ def _leaking(images: Collection, rows: Rows) -> list[int]:
 
 
 def _find_similar(
-    images: Collection, same: Identical, distance: int, findings: dict[str, Findings]
+    images: Collection, same: Identical, pairs: SimilarPairs, findings: dict[str, Findings]
 ) -> None:
-    twins = _twins(images, same)
-    pairs, crowded = _similar_pairs(images, twins, distance)
     first, second = pairs.first, pairs.second
     similar = same.pixels[first] != same.pixels[second]
-    similar &= _agree(images, first, second)
     across = images.part[first] != images.part[second]
     labels = images.labels[first], images.labels[second]
     classes = (labels[0] != labels[1]) & (np.minimum(*labels) != NO_LABEL)
@@ -163,10 +156,8 @@ def _find_similar(
         numbers = np.flatnonzero(chosen & similar)
         if kind == "leak":  # also the pairs with an image that leaks
             leaking = np.append(first[numbers], second[numbers])
-            numbers = np.union1d(numbers, np.flatnonzero(crowded & np.isin(first, leaking)))
-        chosen_pairs = Pairs(
-            first[numbers], second[numbers], pairs.distance[numbers], pairs.complete
-        )
+            numbers = np.union1d(numbers, np.flatnonzero(pairs.crowded & np.isin(first, leaking)))
+        chosen_pairs = pairs.at(numbers)
         groups = _components(chosen_pairs)
         findings[kind].groups += groups
         findings[kind].complete = pairs.complete
@@ -174,87 +165,12 @@ def _find_similar(
             excluded = [row for group in groups for row in _leaking(images, np.array(group.rows))]
         else:
             excluded = sorted(_redundant(chosen_pairs))
+        twins = pairs.twins
         every = np.flatnonzero(np.isin(twins, twins[excluded])) if excluded else excluded
         findings[kind].exclude = np.union1d(findings[kind].exclude, every).astype(np.int64).tolist()
 
 
-def _similar_pairs(
-    images: Collection, twins: Rows, distance: int
-) -> tuple[Pairs, npt.NDArray[np.bool_]]:
-    """Return pairs of rows with similar hashes, and whether each is of a crowd."""
-    rows = np.sort(np.unique(twins, return_index=True)[1])  # the first of each
-    rows = rows[twins[rows] >= 0]
-    rows, leaders, followers = _crowds(images, rows)
-    hashes, crops = images.facts["hash"][rows], images.facts["crops"][rows]
-    near = near_pairs(hashes, distance, queries=crops)
-    pairs = Pairs(
-        np.append(rows[near.first], leaders),
-        np.append(rows[near.second], followers),
-        np.append(near.distance, np.zeros(len(leaders), np.uint8)),
-        near.complete,
-    )
-    return pairs, np.arange(len(pairs.first)) >= len(near.first)
-
-
-def _twins(images: Collection, same: Identical) -> npt.NDArray[np.int64]:
-    """Return the same number for rows with the same pixels, dataset and label.
-
-    It is -1 for images without texture, whose hash is noise, and without pixels.
-    """
-    rows = np.flatnonzero(images.measured & (images.facts["contrast"] >= _BLANK))
-    values = np.zeros(len(rows), [("pixels", "<i8"), ("part", "<i8"), ("label", "<i8")])
-    columns = (same.pixels, images.part, images.labels)
-    for name, column in zip(values.dtype.names or (), columns, strict=True):
-        values[name] = column[rows]
-    twins = np.full(len(images), -1)
-    twins[rows] = np.unique(values, return_inverse=True)[1].reshape(-1)
-    return twins
-
-
-def _crowds(images: Collection, rows: Rows) -> tuple[Rows, Rows, Rows]:
-    """Where many rows have one hash, pair those of one dataset with one or a few of them.
-
-    Otherwise 10,000 frames of one scene would be 50 million pairs. Not all pairs are found, but all
-    rows are.
-
-    Returns:
-        The other rows, still to be paired, and both rows of each pair.
-    """
-    hashes = images.facts["hash"][rows]
-    _, same, counts = np.unique(hashes, return_inverse=True, return_counts=True)
-    many = np.flatnonzero(counts[same.reshape(-1)] > _CROWD)
-    keys = (images.part[rows[many]], hashes[many])
-    order = np.lexsort(keys)
-    changes = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
-    pairs = [np.zeros((2, 0), np.int64)]
-    for crowd in np.split(rows[many[order]], np.flatnonzero(changes) + 1):
-        for _ in range(_CROWD):
-            if len(crowd) < 2:
-                break
-            agree = _agree(images, crowd[:1], crowd)
-            members = crowd[agree]
-            pairs.append(np.stack([np.full(len(members) - 1, members[0]), members[1:]]))
-            crowd = crowd[~agree]  # noqa: PLW2901
-    leaders, followers = np.concatenate(pairs, axis=1)
-    return np.setdiff1d(rows, followers), leaders, followers
-
-
-def _agree(images: Collection, one: Rows, other: Rows) -> npt.NDArray[np.bool_]:
-    """Return whether pairs agree in what hashes do not show: aspect ratio, light and color."""
-    first, second = images.facts[one], images.facts[other]
-    sizes = [np.log(np.maximum(images.sizes[rows], 1)) for rows in (one, other)]
-    aspects = [logarithms[:, 0] - logarithms[:, 1] for logarithms in sizes]
-    agree: npt.NDArray[np.bool_] = np.abs(aspects[0] - aspects[1]) <= _ASPECT
-    for name in ("brightness", "contrast"):
-        agree &= np.abs(np.log((first[name] + 2) / (second[name] + 2))) <= _LEVELS
-    chroma = [
-        (facts["mean"] + 1) / (facts["mean"].sum(1, keepdims=True) + 3) for facts in (first, second)
-    ]
-    agree &= (np.abs(chroma[0] - chroma[1]) <= _CHROMA).all(1)
-    return agree
-
-
-def _components(pairs: Pairs) -> list[Group]:
+def _components(pairs: SimilarPairs) -> list[Group]:
     """Return the groups of rows that pairs connect, in order of their first row."""
     above: dict[int, int] = {}
 
@@ -270,12 +186,20 @@ def _components(pairs: Pairs) -> list[Group]:
     for row in sorted(above):
         members.setdefault(top(row), []).append(row)
     least: dict[int, int] = {}
-    for first, distance in zip(pairs.first.tolist(), pairs.distance.tolist(), strict=True):
-        least[top(first)] = min(least.get(top(first), distance), distance)
-    return [Group(rows, least[row], _SIMILAR) for row, rows in members.items()]
+    notes: dict[int, set[int]] = {}
+    for first, distance, note in zip(
+        pairs.first.tolist(), pairs.distance.tolist(), pairs.note.tolist(), strict=True
+    ):
+        group = top(first)
+        least[group] = min(least.get(group, distance), distance)
+        notes.setdefault(group, set()).add(note)
+    return [
+        Group(rows, least[row], ", ".join(NOTES[note] for note in sorted(notes[row])))
+        for row, rows in members.items()
+    ]
 
 
-def _redundant(pairs: Pairs) -> set[int]:
+def _redundant(pairs: SimilarPairs) -> set[int]:
     """Return rows whose removal separates all pairs, keeping the first row of each."""
     excluded: set[int] = set()
     order = np.lexsort((pairs.second, pairs.first))
@@ -289,7 +213,7 @@ def _redundant(pairs: Pairs) -> set[int]:
 def _faults(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
     """Yield each kind of fault of single images, the rows that have it, and a note for each."""
     facts, seen = images.facts, images.measured
-    blank = seen & (facts["contrast"] < _BLANK)
+    blank = seen & (facts["contrast"] < BLANK)
     dark = seen & ~blank & (facts["highlight"] < _DARK)
     yield from _where("broken", facts["state"] == BROKEN)
     yield from _where("blank", blank, facts["contrast"], "contrast {:.1f} of 255")

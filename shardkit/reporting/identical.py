@@ -9,12 +9,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.typed import turn
 from shardkit.dataset.decode import decode_stored, decode_stored_type
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.reporting.collection import Collection
 
 Rows = npt.NDArray[np.int64]
+
+
+_REDUCED_NOISE = 2
+"""Maximum number of bits in which the hashes of equal pictures differ, one of them reduced."""
+
+_LAST_LEVEL = 4
+"""The last EXIF orientation that does not exchange width and height."""
 
 
 class Identical(NamedTuple):
@@ -41,6 +49,42 @@ def find_identical(images: Collection) -> Identical:
     return same
 
 
+def merge_identical(
+    images: Collection,
+    first: Rows,
+    second: Rows,
+    distance: npt.NDArray[np.uint8],
+    same: Identical,
+) -> None:
+    """Add to ``same`` what facts do not show: a JPEG and the PNG that was made from it.
+
+    The facts of a JPEG are those of the reduced image. So pairs of similar pictures are compared
+    that differ in kind or orientation; their EXIF orientation
+    is applied.
+
+    Args:
+        images: The datasets.
+        first: Rows of similar pictures.
+        second: The others.
+        distance: Number of bits in which their hashes differ.
+        same: What is known.
+
+    Raises:
+        CorruptRecord: If a record that is read is damaged.
+    """
+    kinds, orientation = images.index["field"], images.facts["orientation"]
+    sizes = np.where(orientation[:, None] > _LAST_LEVEL, images.sizes[:, ::-1], images.sizes)
+    maybe = (kinds[first] != kinds[second]) | (orientation[first] != orientation[second])
+    maybe &= (sizes[first] == sizes[second]).all(1) & (distance <= _REDUCED_NOISE)
+    maybe &= same.pixels[first] != same.pixels[second]
+    rows = np.unique(same.pixels[np.append(first[maybe], second[maybe])])
+    pictures: dict[bytes, int] = {}
+    merged = np.arange(len(images))
+    for row, image in images.read(rows):
+        merged[row] = pictures.setdefault(_digest(image, int(orientation[row])), row)
+    same.pixels[:] = merged[same.pixels]
+
+
 def groups_of_equal(values: npt.NDArray[np.generic]) -> Iterator[Rows]:
     """Yield the positions of each value that occurs several times, in order of the first one."""
     order = np.argsort(values, kind="stable")
@@ -64,10 +108,11 @@ def _confirm(images: Collection, rows: Rows, same: Identical) -> None:
     same.pixels[rows] = same.pixels[same.bytes[rows]]
 
 
-def _digest(image: EncodedImage) -> bytes:
+def _digest(image: EncodedImage, orientation: int = 1) -> bytes:
     try:
         typed = image.pixels
         pixels = decode_stored(image) if typed is None else decode_stored_type(image, typed)
+        pixels = turn(pixels, max(orientation, 1))
     except BadImage:
         return hashlib.sha256(image.data).digest()
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()

@@ -66,8 +66,13 @@ def near_pairs(
     least = np.full(len(first), _BITS, np.uint8)
     for variant in range(variants):
         for one, other in ((first, second), (second, first)):
-            np.minimum(least, _ones(every[one, 0] ^ every[other, variant]), out=least)
+            np.minimum(least, different_bits(every[one, 0], every[other, variant]), out=least)
     return Pairs(first, second, least, len(codes) <= limit)
+
+
+def different_bits(first: Hashes, second: Hashes) -> npt.NDArray[np.uint8]:
+    """Return the number of bits in which hashes differ."""
+    return _ones(first ^ second)
 
 
 def _ones(values: Hashes) -> npt.NDArray[np.uint8]:

@@ -503,13 +503,20 @@ def read_images(
     return ImageFiles(contents, list(map(FileHeader._make, headers.tolist())), codes.tolist())
 
 
-def measure(pixels: Pixels, waves: Waves, measures: Measures) -> bool:
-    """Measure pixels of shape (height, width, 3), C-contiguous; return whether it did."""
+def measure(pixels: Pixels, extent: tuple[int, int], waves: Waves, measures: Measures) -> bool:
+    """Measure pixels of shape (height, width, 3), C-contiguous; return whether it did.
+
+    Args:
+        pixels: The pixels.
+        extent: Width and height of the picture in 1/8 pixel.
+        waves: The waves.
+        measures: Receives the measures.
+    """
     compiled = native.module()
     if compiled is None:
         return False
     height, width = pixels.shape[:2]
-    return bool(compiled.measure(pixels, width, height, waves, measures.view(np.uint8)))
+    return bool(compiled.measure(pixels, width, height, extent, waves, measures.view(np.uint8)))
 
 
 def measure_jpeg(data: Bytes, size: tuple[int, int], waves: Waves, measures: Measures) -> bool:

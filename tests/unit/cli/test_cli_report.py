@@ -14,7 +14,7 @@ from planted_faults import scene
 
 from shardkit import Field, convert, report
 from shardkit.dataset.shardset import open_shards
-from shardkit.reporting import findings
+from shardkit.reporting import similar
 from shardkit.reporting.findings import KINDS
 from shardkit.reporting.neighbors import near_pairs
 
@@ -93,7 +93,7 @@ def test_a_list_of_too_many_pairs_is_called_incomplete(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = functools.partial(near_pairs, limit=1)
-    monkeypatch.setattr(findings, "near_pairs", few)
+    monkeypatch.setattr(similar, "near_pairs", few)
     files = {f"{n}.jpg": encoded(scene(0), quality=50 + 10 * n) for n in range(4)}
     place = make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made")
     page = tmp_path / "page.html"

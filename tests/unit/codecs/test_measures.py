@@ -26,11 +26,11 @@ compiled = pytest.mark.skipif(native.module() is None, reason="the compiled modu
 
 
 @pytest.fixture
-def reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pixels], Any]:
-    def measured(pixels: Pixels) -> Any:
+def reference(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def measured(pixels: Pixels, size: tuple[int, int] | None = None) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(native, "module", lambda: None)
-            return measure(pixels)
+            return measure(pixels, size)
 
     return measured
 
@@ -46,9 +46,12 @@ def pictures() -> list[Pixels]:
 
 
 @compiled
-def test_the_compiled_module_measures_the_same(reference: Callable[[Pixels], Any]) -> None:
+def test_the_compiled_module_measures_the_same(reference: Callable[..., Any]) -> None:
     for pixels in pictures():
         assert measure(pixels).tobytes() == reference(pixels).tobytes(), pixels.shape
+    for size in ((500, 375), (497, 369), (500, 369)):  # of which these are an eighth
+        pixels = np.asarray(scene(1, (63, 47)))
+        assert measure(pixels, size).tobytes() == reference(pixels, size).tobytes()
 
 
 @compiled
@@ -100,11 +103,14 @@ def test_content_of_another_size_is_refused() -> None:
     module, out = native.module(), np.zeros(1, MEASURES).view(np.uint8)
     assert module
     with pytest.raises(ValueError, match="does not have that size"):
-        module.measure(bytes(299), 10, 10, WAVES, out)
+        module.measure(bytes(299), 10, 10, (80, 80), WAVES, out)
+    for extent in ((81, 80), (80, 72), (0, 0)):
+        with pytest.raises(ValueError, match="does not have that size"):
+            module.measure(bytes(300), 10, 10, extent, WAVES, out)
     with pytest.raises(ValueError, match="does not have that size"):
         module.measure_png(bytes(300), 10, 10, 3, WAVES, out)
     with pytest.raises(ValueError, match="measures does not hold"):
-        module.measure(bytes(300), 10, 10, WAVES, out[:-8])
+        module.measure(bytes(300), 10, 10, (80, 80), WAVES, out[:-8])
     assert not module.measure_png(b"\5" * 310, 10, 10, 3, WAVES, out)  # an unknown filter
     assert not module.measure_jpeg(encoded(scene(1)), 10, 10, WAVES, out)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, make_dataset, make_tree, opened, png
+from helpers import encoded, exif, make_dataset, make_tree, opened, png
+from PIL import Image, ImageFilter, ImageOps
 from planted_faults import FAULTS, planted, scene
 
 from shardkit import convert
@@ -17,7 +19,7 @@ from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import CorruptRecord, UsageError
-from shardkit.reporting import findings
+from shardkit.reporting import similar
 from shardkit.reporting.facts import load_facts
 from shardkit.reporting.neighbors import Hashes, Pairs, near_pairs
 from shardkit.reporting.report import DatasetReport, report
@@ -72,6 +74,81 @@ def test_findings_have_distances_and_notes(made: DatasetReport) -> None:
     assert all(0 <= (group.distance or 0) <= 6 for group in groups["near-duplicate"])
     assert groups["rotated"][0].note == "orientation 6"
     assert groups["wrong-suffix"][0].note == "its content is png"
+
+
+TURNED = {
+    Image.Transpose.FLIP_LEFT_RIGHT: "mirrored",
+    Image.Transpose.FLIP_TOP_BOTTOM: "mirrored",
+    Image.Transpose.TRANSPOSE: "mirrored",
+    Image.Transpose.TRANSVERSE: "mirrored",
+    Image.Transpose.ROTATE_90: "rotated",
+    Image.Transpose.ROTATE_180: "rotated",
+    Image.Transpose.ROTATE_270: "rotated",
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mirrored_and_rotated_copies_are_found(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pictures = [scene(1000 * seed + n, (161, 119)) for n in range(20)]
+    content = {f"train/a/{n:02}.jpg": encoded(picture) for n, picture in enumerate(pictures)}
+    turned = dict(zip(rng.permutation(20)[: len(TURNED)].tolist(), TURNED, strict=True))
+    for n, turn in turned.items():
+        copy = pictures[n].transpose(turn)
+        if rng.random() < 0.5:
+            copy = copy.resize((copy.width // 2, copy.height // 2))
+        content[f"val/a/copy{n:02}.jpg"] = encoded(copy, quality=int(rng.integers(50, 95)))
+    made = report(make_dataset(make_tree(tmp_path / "photos", content), tmp_path / "made"))
+
+    found = {each.kind: each.groups for each in made.findings}
+    keys, groups = made.images.keys, found["leak"]
+    pairs = {tuple(sorted(keys[row] for row in group.rows)): group.note for group in groups}
+    assert pairs == {(f"a/{n:02}", f"a/copy{n:02}"): TURNED[turn] for n, turn in turned.items()}
+    assert not found["near-duplicate"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_jpeg_and_the_png_made_from_it_are_an_exact_duplicate(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    size = tuple(rng.integers(100, 400, 2).tolist())
+    plain, turned = (encoded(scene(7 * seed + n, size), quality=85) for n in range(2))
+    tagged = encoded(Image.open(io.BytesIO(turned)), quality=85, exif=exif(6))
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(tagged)))
+    contents = {
+        "a/one.jpg": plain,
+        "a/same.png": encoded(Image.open(io.BytesIO(plain)), "PNG"),
+        "a/two.jpg": tagged,
+        "b/two.png": encoded(upright, "PNG"),
+        "b/two_again.jpg": encoded(upright, quality=60),
+    }
+    made = report(make_dataset(make_tree(tmp_path / "photos", contents), tmp_path / "made"))
+
+    found = {
+        each.kind: sorted(
+            sorted(made.images.keys[row] for row in group.rows) for group in each.groups
+        )
+        for each in made.findings
+    }
+    assert found["exact-duplicate"] == [["a/one", "a/same"], ["a/two", "b/two"]]
+    assert found["label-conflict"] == [["a/two", "b/two"]]
+    assert found["near-duplicate-classes"] == [["a/two", "b/two_again"]]
+    assert found["near-duplicate"] == [["b/two", "b/two_again"]]
+
+
+@pytest.mark.parametrize("sigma", [3, 4, 6, 10])
+def test_blur_is_found_whatever_the_quality_and_size(tmp_path: Path, sigma: int) -> None:
+    rng = np.random.default_rng(sigma)
+    files = {}
+    for n in range(24):
+        picture = scene(100 * sigma + n, tuple(rng.integers(256, 640, 2).tolist()))
+        files[f"a/sharp{n:02}.jpg"] = encoded(picture, quality=int(rng.integers(50, 96)))
+        soft = picture.filter(ImageFilter.GaussianBlur(sigma))
+        files[f"a/soft{n:02}.jpg"] = encoded(soft, quality=int(rng.integers(50, 96)))
+    made = report(make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made"))
+
+    (found,) = (each for each in made.as_dict()["findings"] if each["kind"] == "blurred")
+    blurred = {image["key"] for group in found["groups"] for image in group["images"]}
+    assert blurred == {f"a/soft{n:02}" for n in range(24)}
 
 
 def test_the_same_pixels_in_other_bytes_are_an_exact_duplicate(tmp_path: Path) -> None:
@@ -220,13 +297,13 @@ def test_a_crowd_of_similar_pictures_is_one_group_without_all_its_pairs(
         compared.append(len(hashes))
         return near_pairs(hashes, *rest, **options)
 
-    monkeypatch.setattr(findings, "_CROWD", 8)
-    monkeypatch.setattr(findings, "near_pairs", counted)
+    monkeypatch.setattr(similar, "_CROWD", 8)
+    monkeypatch.setattr(similar, "near_pairs", counted)
     made = report(place)
     found = {each.kind: each for each in made.findings}
     across, within = found["near-duplicate-classes"], found["near-duplicate"]
 
-    assert compared == [2]  # one of each color
+    assert compared == [2, 2]  # one of each color, upright and turned
     assert [len(group.rows) for group in across.groups] == [15, 2]
     assert [len(group.rows) for group in within.groups] == [14]
     assert len({*across.exclude, *within.exclude}) == 30 - 2
@@ -239,7 +316,7 @@ def test_all_of_a_crowd_that_leaks_is_excluded(
     files = {f"train/{n % 2}/{n:02}.png": png(8, 8, seed=n) for n in range(20)}
     files |= {f"val/0/{n}.png": png(8, 8, seed=n) for n in range(30, 42)}
     place = made_alike(make_tree(tmp_path / "photos", files), tmp_path / "made")
-    monkeypatch.setattr(findings, "_CROWD", 8)
+    monkeypatch.setattr(similar, "_CROWD", 8)
     made = report(place)
     (leak,) = (each for each in made.findings if each.kind == "leak")
 
