@@ -243,7 +243,8 @@ def sharpness(gray: npt.NDArray[np.uint8]) -> float:
     strongly blurred image differ by 0 or 1, which is noise.
     """
     shorter = min(gray.shape)
-    levels = _summed(gray, 1 if shorter < 2 * SHARP_SIDE else shorter // SHARP_SIDE)
+    scale = 1 if shorter < 2 * SHARP_SIDE else shorter // SHARP_SIDE
+    levels = 2 * _summed(gray, scale) // scale**2
     return min(_sharpness_of(levels), _sharpness_of(_summed(levels, 2)))
 
 

@@ -13,6 +13,7 @@
 #define UNIT (EIGHTHS * GRID)
 #define FINE 16   /* levels of a reduced image for each level of the image */
 #define WINDOW 9
+#define CHUNK (1 << 16)
 #define FEW_BITS 4.3
 #define USUAL_SIDE 512
 
@@ -145,21 +146,26 @@ static void measure_hashes(const uint8_t *gray, uint32_t width, sk_span span,
 }
 
 /* Add the differences of neighbors, and how much of them a blur removes. `from` is the first of
- * WINDOW + 1 values that are `step` apart. */
-static void add_lost(const uint32_t *from, size_t step, size_t count, uint64_t *lost, uint64_t *total) {
-    const uint32_t *one = from + WINDOW / 2 * step, *next = one + step, *last = from + WINDOW * step;
-    uint64_t removed = 0, all = 0;
-    for (size_t n = 0; n < count; n++) {
-        int32_t here = WINDOW * abs((int32_t)(next[n] - one[n])), blurred = abs((int32_t)(last[n] - from[n]));
-        all += (uint32_t)here;
-        removed += (uint32_t)(here > blurred ? here - blurred : 0);
+ * WINDOW + 1 values that are `step` apart; all are at most 8 * 255, so that a sum of CHUNK fits. */
+static void add_lost(const int16_t *from, size_t step, size_t count, uint64_t *lost, uint64_t *total) {
+    const int16_t *one = from + WINDOW / 2 * step, *next = one + step, *last = from + WINDOW * step;
+    for (size_t start = 0; start < count; start += CHUNK) {
+        size_t stop = count - start < CHUNK ? count : start + CHUNK;
+        uint32_t removed = 0, all = 0;
+        for (size_t n = start; n < stop; n++) {
+            int16_t here = (int16_t)(next[n] - one[n]), blurred = (int16_t)(last[n] - from[n]);
+            here = (int16_t)(WINDOW * (here < 0 ? -here : here));
+            blurred = (int16_t)(blurred < 0 ? -blurred : blurred);
+            all += (uint16_t)here;
+            removed += (uint16_t)(here > blurred ? here - blurred : 0);
+        }
+        *lost += removed;
+        *total += all;
     }
-    *lost += removed;
-    *total += all;
 }
 
 /* Return the sharpness at one scale. */
-static double sharpness_of(const uint32_t *levels, uint32_t width, uint32_t height) {
+static double sharpness_of(const int16_t *levels, uint32_t width, uint32_t height) {
     uint64_t lost[2] = {0}, total[2] = {0};
     double least = 1;
     if (width <= 2 * WINDOW || height <= 2 * WINDOW) return 1; /* too small to judge */
@@ -174,26 +180,34 @@ static double sharpness_of(const uint32_t *levels, uint32_t width, uint32_t heig
     return least;
 }
 
+/* Return twice the mean of scale x scale pixels. */
+static int16_t mean_of(const uint8_t *from, size_t width, uint32_t scale) {
+    uint32_t sum = 0;
+    for (uint32_t y = 0; y < scale; y++, from += width)
+        for (uint32_t x = 0; x < scale; x++) sum += from[x];
+    return (int16_t)(2 * sum / (scale * scale));
+}
+
 enum sk_code sk_sharpness(const uint8_t *gray, uint32_t width, uint32_t height, float *sharpness) {
     uint32_t shorter = width < height ? width : height;
     uint32_t scale = shorter < 2 * SK_SHARP_SIDE ? 1 : shorter / SK_SHARP_SIDE;
-    uint32_t columns = width / scale, rows = height / scale;
-    uint32_t *levels = calloc((size_t)columns * rows, sizeof *levels);
+    size_t columns = width / scale, rows = height / scale, count = columns * rows;
+    int16_t *levels = malloc(count * sizeof *levels);
     double whole, half;
     if (levels == NULL) return SK_MEMORY;
-    for (size_t y = 0; y < (size_t)rows * scale; y++) {
-        uint32_t *row = levels + y / scale * columns;
-        const uint8_t *from = gray + y * width;
-        for (size_t x = 0; x < columns; x++)
-            for (uint32_t n = 0; n < scale; n++) row[x] += *from++;
-    }
-    whole = sharpness_of(levels, columns, rows);
-    for (size_t y = 0; y < rows / 2; y++) /* in place: no sum is read again */
+    if (scale == 1)
+        for (size_t n = 0; n < count; n++) levels[n] = (int16_t)(2 * gray[n]);
+    else
+        for (size_t n = 0; n < count; n++)
+            levels[n] = mean_of(gray + n / columns * scale * width + n % columns * scale, width, scale);
+    whole = sharpness_of(levels, (uint32_t)columns, (uint32_t)rows);
+    for (size_t y = 0; y < rows / 2; y++) /* in place: no value is read again */
         for (size_t x = 0; x < columns / 2; x++) {
-            const uint32_t *from = levels + 2 * y * columns + 2 * x;
-            levels[y * (columns / 2) + x] = from[0] + from[1] + from[columns] + from[columns + 1];
+            const int16_t *from = levels + 2 * y * columns + 2 * x;
+            int sum = from[0] + from[1] + from[columns] + from[columns + 1];
+            levels[y * (columns / 2) + x] = (int16_t)sum;
         }
-    half = sharpness_of(levels, columns / 2, rows / 2);
+    half = sharpness_of(levels, (uint32_t)columns / 2, (uint32_t)rows / 2);
     free(levels);
     *sharpness = (float)(half < whole ? half : whole);
     return SK_DONE;
