@@ -14,9 +14,9 @@ from shardkit.cli.printing import line, progress_bar
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
 from shardkit.errors import UsageError
-from shardkit.reporting.findings import DISTANCE, KINDS
 from shardkit.reporting.page import MARK, page
-from shardkit.reporting.report import DatasetReport, report
+from shardkit.reporting.report import KINDS, DatasetReport, report, require_examined
+from shardkit.reporting.similar import DISTANCE
 from shardkit.system.files import require_own_output, write_result
 from shardkit.system.formatting import amount
 
@@ -64,11 +64,18 @@ class ReportOptions(Options):
         metavar="N",
         type=click.IntRange(0, 16),
     )
+    embedding: str | None = command_option(
+        None,
+        help="Find wrong labels, near duplicates and outliers by the embeddings in this field.",
+        metavar="FIELD",
+    )
     seed: int = command_option(
         0, help="Seed for choosing the pictures of the contact sheets.", metavar="N", minimum=0
     )
 
     def __post_init__(self) -> None:
+        if self.embedding is None:
+            require_examined(self.fail_on)
         for path, flag in ((self.output, "--output"), (self.json_file, "--json-file")):
             if path is not None:
                 require_own_output(path, flag, MARK)
@@ -100,7 +107,11 @@ def report_command(
     """
     with progress_bar(run, "measuring") as tally:
         measured = report(
-            *datasets, distance=options.distance, workers=workers.count, on_progress=tally
+            *datasets,
+            distance=options.distance,
+            embedding=options.embedding,
+            workers=workers.count,
+            on_progress=tally,
         )
     output, json_file, exclude = options.output, options.json_file, options.exclude
     if output is not None:
@@ -131,11 +142,11 @@ def _show(measured: DatasetReport, seconds: float) -> None:
     if images.measured.any():
         line("channels", measured.normalize)
     findings = [finding for finding in measured.findings if finding.groups]
-    if not findings:
-        line("findings", "none")
-        return
-    line("findings", amount(len(findings), "kind"))
+    line("findings", amount(len(findings), "kind") if findings else "none")
     for finding in findings:
         say(f"    {finding.kind:<22}  {finding.rows:>9,}  {KINDS[finding.kind]}")
+    for finding in measured.findings:
+        if finding.note:
+            line("note", f"{finding.kind}: {finding.note}")
     if not all(finding.complete for finding in findings):
         line("note", "there are more similar pairs than can be listed; use a lower --distance")

@@ -45,6 +45,8 @@ _DARK, _BLURRED = 64, 0.44
 _EQUAL = ("same bytes", "same pixels")
 """Notes of a group of equal pictures."""
 
+_MOST_BITS = 64
+
 _TINY, _ODD = 4, 3
 """Factors between an image's shorter side, or aspect ratio, and the median."""
 
@@ -74,6 +76,8 @@ class Findings:
     """Rows to leave out so that the finding disappears, ascending."""
     complete: bool = True
     """Whether these are all groups; there may be too many similar pairs to list."""
+    note: str = ""
+    """What was not examined."""
 
     @property
     def rows(self) -> int:
@@ -117,7 +121,7 @@ def _find_equal(images: Collection, same: Identical, findings: dict[str, Finding
                 findings["exact-duplicate"].exclude += copies[1:].tolist()
         if len(several) > 1:
             findings["leak"].groups.append(Group(group.tolist(), 0, _how_equal(same, group)))
-            findings["leak"].exclude += _leaking(images, group)
+            findings["leak"].exclude += leaking(images, group)
         if len(np.unique(labels[labels != NO_LABEL])) > 1:
             findings["label-conflict"].groups.append(
                 Group(group.tolist(), 0, _how_equal(same, group))
@@ -131,7 +135,7 @@ def _how_equal(same: Identical, rows: Rows) -> str:
     return _EQUAL[len(np.unique(same.bytes[rows])) > 1]
 
 
-def _leaking(images: Collection, rows: Rows) -> list[int]:
+def leaking(images: Collection, rows: Rows) -> list[int]:
     """Return the rows to leave out: all but those in the smallest or last dataset or split."""
     sizes = [len(part.shards) for part in images.parts]
     parts = images.part[rows]
@@ -155,22 +159,39 @@ def _find_similar(
     ):
         numbers = np.flatnonzero(chosen & similar)
         if kind == "leak":  # also the pairs with an image that leaks
-            leaking = np.append(first[numbers], second[numbers])
-            numbers = np.union1d(numbers, np.flatnonzero(pairs.crowded & np.isin(first, leaking)))
+            leaks = np.append(first[numbers], second[numbers])
+            numbers = np.union1d(numbers, np.flatnonzero(pairs.crowded & np.isin(first, leaks)))
         chosen_pairs = pairs.at(numbers)
         groups = _components(chosen_pairs)
         findings[kind].groups += groups
         findings[kind].complete = pairs.complete
         if kind == "leak":
-            excluded = [row for group in groups for row in _leaking(images, np.array(group.rows))]
+            excluded = [row for group in groups for row in leaking(images, np.array(group.rows))]
         else:
-            excluded = sorted(_redundant(chosen_pairs))
+            excluded = sorted(redundant(chosen_pairs.first, chosen_pairs.second))
         twins = pairs.twins
         every = np.flatnonzero(np.isin(twins, twins[excluded])) if excluded else excluded
         findings[kind].exclude = np.union1d(findings[kind].exclude, every).astype(np.int64).tolist()
 
 
 def _components(pairs: SimilarPairs) -> list[Group]:
+    """Return the groups of rows that pairs connect, in order of their first row."""
+    groups = connected(pairs.first, pairs.second)
+    number = {row: position for position, rows in enumerate(groups) for row in rows}
+    least = [_MOST_BITS] * len(groups)
+    notes: list[set[int]] = [set() for _ in groups]
+    columns = (pairs.first.tolist(), pairs.distance.tolist(), pairs.note.tolist())
+    for first, distance, note in zip(*columns, strict=True):
+        group = number[first]
+        least[group] = min(least[group], distance)
+        notes[group].add(note)
+    return [
+        Group(rows, least[n], ", ".join(NOTES[note] for note in sorted(notes[n])))
+        for n, rows in enumerate(groups)
+    ]
+
+
+def connected(first: Rows, second: Rows) -> list[list[int]]:
     """Return the groups of rows that pairs connect, in order of their first row."""
     above: dict[int, int] = {}
 
@@ -179,34 +200,22 @@ def _components(pairs: SimilarPairs) -> list[Group]:
             above[row] = row = above[next_one]
         return row
 
-    for first, second in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True):
-        one, other = sorted((top(first), top(second)))
+    for pair in zip(first.tolist(), second.tolist(), strict=True):
+        one, other = sorted(map(top, pair))
         above[other] = one
     members: dict[int, list[int]] = {}
     for row in sorted(above):
         members.setdefault(top(row), []).append(row)
-    least: dict[int, int] = {}
-    notes: dict[int, set[int]] = {}
-    for first, distance, note in zip(
-        pairs.first.tolist(), pairs.distance.tolist(), pairs.note.tolist(), strict=True
-    ):
-        group = top(first)
-        least[group] = min(least.get(group, distance), distance)
-        notes.setdefault(group, set()).add(note)
-    return [
-        Group(rows, least[row], ", ".join(NOTES[note] for note in sorted(notes[row])))
-        for row, rows in members.items()
-    ]
+    return list(members.values())
 
 
-def _redundant(pairs: SimilarPairs) -> set[int]:
+def redundant(first: Rows, second: Rows) -> set[int]:
     """Return rows whose removal separates all pairs, keeping the first row of each."""
     excluded: set[int] = set()
-    order = np.lexsort((pairs.second, pairs.first))
-    firsts, seconds = pairs.first[order].tolist(), pairs.second[order].tolist()
-    for first, second in zip(firsts, seconds, strict=True):
-        if first not in excluded:
-            excluded.add(second)
+    order = np.lexsort((second, first))
+    for kept, other in zip(first[order].tolist(), second[order].tolist(), strict=True):
+        if kept not in excluded:
+            excluded.add(other)
     return excluded
 
 
@@ -270,26 +279,27 @@ def _outliers(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
     """Find images whose area or mean color is far from the median of their class."""
     area = np.log2(np.maximum(images.sizes.prod(1), 1))[:, None]
     color = images.facts["mean"].astype(np.float64)
-    unusual = _far_from_class(images, area, least=0.5)
+    seen = np.flatnonzero(images.measured)
+    unusual = np.zeros(len(images))
+    unusual[seen] = far_from_class(images.labels[seen], area[seen], least=0.5)
     yield from _where("size-outlier", unusual > 0, unusual, "{:.1f} times the usual difference")
-    unusual = _far_from_class(images, color, least=5)
+    unusual[seen] = far_from_class(images.labels[seen], color[seen], least=5)
     yield from _where("color-outlier", unusual > 0, unusual, "{:.1f} times the usual difference")
 
 
-def _far_from_class(
-    images: Collection, values: npt.NDArray[np.float64], least: float
+def far_from_class(
+    labels: Rows, values: npt.NDArray[np.float64], least: float
 ) -> npt.NDArray[np.float64]:
     """Return how far each image is from its class, in median distances; 0 unless it is unusual.
 
     Args:
-        images: The datasets.
+        labels: The class of each image.
         values: The compared values of each image: shape (N, D).
         least: Median distance below which the images of a class count as equal.
     """
-    far = np.zeros(len(images))
-    seen = np.flatnonzero(images.measured)
-    seen = seen[np.argsort(images.labels[seen], kind="stable")]
-    for rows in np.split(seen, np.flatnonzero(np.diff(images.labels[seen])) + 1):
+    far = np.zeros(len(labels))
+    order = np.argsort(labels, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
         if len(rows) < _FEW:
             continue
         distance = np.linalg.norm(values[rows] - np.median(values[rows], axis=0), axis=1)

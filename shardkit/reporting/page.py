@@ -12,10 +12,10 @@ import numpy as np
 from shardkit.record import NO_LABEL
 from shardkit.reporting.charts import COLORS, class_bars, histogram
 from shardkit.reporting.fields import sampled_rows
-from shardkit.reporting.findings import KINDS, Findings, Group
+from shardkit.reporting.findings import Findings, Group
 from shardkit.reporting.pictures import COLORS as BOX_COLORS
 from shardkit.reporting.pictures import data_uri, picture
-from shardkit.reporting.report import DatasetReport
+from shardkit.reporting.report import KINDS, DatasetReport
 from shardkit.system.formatting import size
 from shardkit.system.text import printable, shortened
 
@@ -395,6 +395,8 @@ def _finding(report: DatasetReport, finding: Findings, album: _Album) -> str:
     more = len(finding.groups) - len(shown)
     if more:
         body += f"<p>... and {more:,} more. <code>--json-file FILE</code> lists all.</p>"
+    if finding.note:
+        body += f"<p>{_safe(finding.note)}.</p>"
     if not finding.complete:
         body += "<p>There are more similar pairs than can be listed. Use a lower --distance.</p>"
     return (

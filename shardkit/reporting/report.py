@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +16,17 @@ from shardkit.errors import UsageError
 from shardkit.record import IMAGE, NO_LABEL, STORED_KINDS
 from shardkit.reporting.channels import channel_statistics
 from shardkit.reporting.collection import Collection
+from shardkit.reporting.embeddings import KINDS as EMBEDDED
+from shardkit.reporting.embeddings import find_by_embedding
 from shardkit.reporting.fields import describe_fields
-from shardkit.reporting.findings import DISTANCE, KINDS, Findings, Group, find_all
+from shardkit.reporting.findings import KINDS as PICTURED
+from shardkit.reporting.findings import Findings, Group, find_all
+from shardkit.reporting.similar import DISTANCE
 from shardkit.system.files import write_result
 from shardkit.system.pool import Report
+
+KINDS = {**PICTURED, **EMBEDDED}
+"""All kinds of findings, each with its meaning."""
 
 _BINS = 24
 
@@ -82,11 +89,12 @@ class DatasetReport:
         """Return the findings of some kinds that are not empty.
 
         Raises:
-            UsageError: If a kind is unknown.
+            UsageError: If a kind is unknown, or it needs embeddings and there are none.
         """
         for kind in kinds:
             if kind not in KINDS:
                 raise UsageError(f"the finding {kind!r} is unknown; choose from {', '.join(KINDS)}")
+        require_examined(kinds, {finding.kind for finding in self.findings})
         return [finding for finding in self.findings if finding.kind in kinds and finding.groups]
 
     def exclude(self, finding: Findings) -> dict[str, list[str]]:
@@ -179,6 +187,7 @@ class DatasetReport:
             "meaning": KINDS[finding.kind],
             "images": finding.rows,
             "complete": finding.complete,
+            "note": finding.note,
             "groups": [self._group(group) for group in finding.groups],
             "exclude": self.exclude(finding),
         }
@@ -212,9 +221,23 @@ def _is_plain(key: str) -> bool:
     return not (key.isdecimal() or key.startswith(("#", KEY_MARK)))
 
 
+def require_examined(kinds: Sequence[str], examined: Container[str] = PICTURED) -> None:
+    """Raise unless some kinds of findings are examined; without embeddings, not all are.
+
+    Raises:
+        UsageError: If one is not.
+    """
+    for kind in kinds:
+        if kind not in examined:
+            raise UsageError(
+                f"{kind} is found by embeddings; name the field that has them with embedding="
+            )
+
+
 def report(
     *directories: str | Path,
     distance: int = DISTANCE,
+    embedding: str | None = None,
     workers: int = 1,
     on_progress: Report | None = None,
 ) -> DatasetReport:
@@ -227,6 +250,8 @@ def report(
         directories: Datasets, or directories of splits, which are compared with each other.
         distance: Maximum number of different bits, 0 to 16, in the 64-bit hashes of pictures that
             count as similar.
+        embedding: Name of a field with embeddings, to find wrong labels, near duplicates and
+            outliers by them.
         workers: Number of processes.
         on_progress: Called with the progress since the last call.
 
@@ -234,7 +259,7 @@ def report(
         The report. `shardkit.reporting.page.page` renders it as HTML.
 
     Raises:
-        UsageError: If there is no dataset, or it has no images.
+        UsageError: If there is no dataset, or it has no images or no such embeddings.
         CorruptDataset: If one is damaged.
     """
     if not directories:
@@ -242,10 +267,11 @@ def report(
     if not 0 <= distance <= 16:
         raise UsageError(f"distance={distance} is not from 0 to 16 bits")
     images = Collection(directories, workers=workers, on_progress=on_progress)
+    findings = [] if embedding is None else find_by_embedding(images, embedding)
     mean, std = channel_statistics(images)
     return DatasetReport(
         images=images,
-        findings=find_all(images, distance),
+        findings=[*find_all(images, distance), *findings],
         histograms=list(_histograms(images)),
         fields=describe_fields(images),
         mean=mean,

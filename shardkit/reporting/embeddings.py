@@ -1,0 +1,266 @@
+"""Find wrong labels, odd images and near duplicates by embeddings: vectors of another model.
+
+Embeddings are compared by the angle between them. Neighbors are looked for among at most
+`_REFERENCES` images, so a million images cost 20,000 million comparisons, not a million million.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import UsageError
+from shardkit.kinds.field import BFLOAT16
+from shardkit.record import ABSENT, NO_LABEL
+from shardkit.reporting.collection import Collection
+from shardkit.reporting.findings import (
+    Findings,
+    Group,
+    connected,
+    far_from_class,
+    leaking,
+    redundant,
+)
+from shardkit.reporting.identical import Rows
+from shardkit.system.formatting import amount
+
+KINDS = {
+    "label-error": "The images with the nearest embeddings have another label",
+    "embedding-duplicate": "The embeddings are nearly the same",
+    "embedding-outlier": "The embedding is far from all others of its class",
+    "bad-embedding": "The embedding is zero or not finite",
+}
+"""Kinds of findings by embeddings, each with its meaning."""
+
+_NEIGHBORS = 10
+"""Neighbors that are compared, and images that a class needs to be judged."""
+
+_OWN, _OTHER = 1, 8
+"""Of these, at most so many have the label of a wrong one, and at least so many another one."""
+
+_REFERENCES = 20_000
+"""Maximum images among which neighbors are looked for, as many of each class as possible."""
+
+_NEAR = 1 / 8
+"""Distance of near duplicates, in units of the median distance of nearest neighbors."""
+
+_ROUNDING = 1e-3
+"""Distance of equal embeddings after rounding."""
+
+_SHARED, _AHEAD = 2, 16
+"""Near duplicates share one of so many nearest references. So many next images are compared."""
+
+_BLOCK, _CHUNK = 1 << 22, 1 << 14
+"""Similarities computed at a time, and pairs compared."""
+
+
+class _Neighbors(NamedTuple):
+    """The nearest references, the nearest first: shape (N, `_NEIGHBORS`)."""
+
+    position: Rows
+    distance: npt.NDArray[np.float32]
+
+
+class _Vectors(NamedTuple):
+    rows: Rows
+    """Rows that have one, ascending."""
+    values: npt.NDArray[np.float16]
+    """Their embeddings, of length 1: half the memory, and exact to a thousandth of a radian."""
+    labels: Rows
+
+
+def find_by_embedding(images: Collection, name: str) -> list[Findings]:
+    """Return the findings of all `KINDS`.
+
+    A million embeddings of 512 values need 1 GB of memory.
+
+    Args:
+        images: The datasets.
+        name: Name of the field: arrays of floats, of one shape.
+
+    Raises:
+        UsageError: If a dataset has no such field.
+        CorruptRecord: If a record is damaged.
+    """
+    found = {kind: Findings(kind) for kind in KINDS}
+    vectors = _read(images, name, found["bad-embedding"])
+    if len(vectors.rows) > _NEIGHBORS:
+        references = _references(vectors.labels)
+        near = _neighbors(vectors, references)
+        _find_label_errors(images, vectors, near, found["label-error"])
+        _find_outliers(vectors, near, found["embedding-outlier"])
+        least = _NEAR * float(np.median(near.distance[references, 0])) + _ROUNDING
+        _find_duplicates(images, vectors, near, least, found["embedding-duplicate"])
+    return list(found.values())
+
+
+def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
+    rows, labels = [], []
+    values: npt.NDArray[np.float16] | None = None
+    count = 0
+    for row, vector in _embeddings(images, name):
+        if values is None:
+            values = np.zeros((len(images), vector.size), np.float16)
+        if vector.size != values.shape[1]:
+            raise UsageError(
+                f"the field {name!r} has {values.shape[1]} values in one dataset and {vector.size} "
+                "in another; compare embeddings of one model"
+            )
+        length = float(np.linalg.norm(vector))
+        if not 0 < length < np.inf:
+            note = "all its values are 0" if length == 0 else "a value is not finite"
+            bad.groups.append(Group([row], note=note))
+            bad.exclude.append(row)
+            continue
+        values[count] = vector / length
+        rows.append(row)
+        labels.append(images.labels[row])
+        count += 1
+    if values is None:
+        values = np.zeros((0, 1), np.float16)
+    return _Vectors(np.array(rows, np.int64), values[:count], np.array(labels, np.int64))
+
+
+def _embeddings(images: Collection, name: str) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
+    """Yield each row that has an embedding, with it."""
+    for part in images.parts:
+        field = part.shards.schema.get(name)
+        if field is None or not field.is_uniform or not _is_float(field.dtype):
+            arrays = [
+                other
+                for other, kind in part.shards.schema.items()
+                if kind.is_uniform and _is_float(kind.dtype)
+            ]
+            raise UsageError(
+                f"{part.name} has no embeddings in a field {name!r}; its arrays of floats, of one "
+                f"shape: {', '.join(arrays) or 'none'}. `shardkit fields add` adds some."
+            )
+        located = part.shards.find(np.arange(len(part.shards)), name)
+        buffer = memoryview(bytearray(located.longest))
+        for row in range(len(located)):
+            if located.fields[row] == ABSENT:
+                continue
+            stored = np.frombuffer(located.read(row, buffer).data, field.values)
+            if field.dtype == BFLOAT16:
+                stored = (stored.astype(np.uint32) << 16).view(np.float32)
+            yield part.start + row, stored.astype(np.float64)
+
+
+def _is_float(dtype: str | None) -> bool:
+    return dtype in ("float16", "float32", "float64", BFLOAT16)
+
+
+def _references(labels: Rows) -> Rows:
+    """Return positions of at most `_REFERENCES` images: as many of each class, if it has them."""
+    if len(labels) <= _REFERENCES:
+        return np.arange(len(labels))
+    order = np.random.default_rng(0).permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    ordinal = np.arange(len(labels)) - np.repeat(starts, counts)  # within the class
+    chosen: Rows = np.sort(order[np.argsort(ordinal, kind="stable")[:_REFERENCES]])
+    return chosen
+
+
+def _neighbors(vectors: _Vectors, references: Rows) -> _Neighbors:
+    """Return the neighbors of all images; an image is no neighbor of itself."""
+    others = vectors.values[references].astype(np.float32).T
+    own = np.full(len(vectors.rows), -1)
+    own[references] = np.arange(len(references))
+    shape = (len(vectors.rows), _NEIGHBORS)
+    near = _Neighbors(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+    step = max(1, _BLOCK // len(references))
+    for start in range(0, len(vectors.rows), step):
+        block = slice(start, start + step)
+        similar = vectors.values[block].astype(np.float32) @ others
+        itself = np.flatnonzero(own[block] >= 0)
+        similar[itself, own[block][itself]] = -np.inf
+        best = np.argpartition(similar, -_NEIGHBORS, axis=1)[:, -_NEIGHBORS:]
+        cosines = np.take_along_axis(similar, best, 1)
+        order = np.argsort(-cosines, axis=1, kind="stable")
+        near.position[block] = references[np.take_along_axis(best, order, 1)]
+        cosines = np.take_along_axis(cosines, order, 1)
+        near.distance[block] = np.sqrt(np.maximum(2 - 2 * cosines, 0))
+    return near
+
+
+def _find_label_errors(
+    images: Collection, vectors: _Vectors, near: _Neighbors, finding: Findings
+) -> None:
+    """Find images whose neighbors nearly all have one other label."""
+    classes, counts = np.unique(vectors.labels, return_counts=True)
+    large = classes[(counts >= _NEIGHBORS) & (classes != NO_LABEL)]
+    small = int(np.count_nonzero(classes != NO_LABEL)) - len(large)
+    if small:
+        are = "is" if small == 1 else "are"
+        fewer = f"with fewer than {_NEIGHBORS} embeddings"
+        finding.note = f"{amount(small, 'class')} {fewer} {are} not judged"
+    labels = vectors.labels[near.position]
+    own = (labels == vectors.labels[:, None]).sum(1)
+    judged = np.flatnonzero((own <= _OWN) & np.isin(vectors.labels, large))
+    for position in judged.tolist():
+        others, votes = np.unique(labels[position], return_counts=True)
+        best = int(votes.argmax())
+        if others[best] != NO_LABEL and votes[best] >= _OTHER:
+            row = int(vectors.rows[position])
+            name = images.classes[int(others[best])]
+            note = f"{votes[best]} of its {_NEIGHBORS} neighbors are {name}"
+            finding.groups.append(Group([row], note=note))
+            finding.exclude.append(row)
+
+
+def _find_outliers(vectors: _Vectors, near: _Neighbors, finding: Findings) -> None:
+    mean = near.distance.astype(np.float64).mean(1)[:, None]
+    unusual = far_from_class(vectors.labels, mean, least=0.01)
+    for position in np.flatnonzero(unusual > 0).tolist():
+        if mean[position] > np.median(mean):  # not those that are nearer than usual
+            row = int(vectors.rows[position])
+            note = f"{unusual[position]:.1f} times the usual difference"
+            finding.groups.append(Group([row], note=note))
+            finding.exclude.append(row)
+
+
+def _find_duplicates(
+    images: Collection, vectors: _Vectors, near: _Neighbors, least: float, finding: Findings
+) -> None:
+    """Find groups whose distances are at most ``least``; of a leak, exclude what leaks."""
+    pairs = vectors.rows[_near_pairs(vectors, near, least)]
+    pairs.sort(axis=1)
+    pairs = np.unique(pairs, axis=0)
+    groups = connected(pairs[:, 0], pairs[:, 1])
+    across = images.part[pairs[:, 0]] != images.part[pairs[:, 1]]
+    excluded = redundant(pairs[~across, 0], pairs[~across, 1])
+    for rows in groups:
+        several = len(np.unique(images.part[rows])) > 1
+        finding.groups.append(Group(rows, note="leak" if several else ""))
+        if several:
+            excluded.update(leaking(images, np.array(rows)))
+    finding.exclude = sorted(excluded)
+
+
+def _near_pairs(vectors: _Vectors, near: _Neighbors, least: float) -> Rows:
+    """Return positions of pairs whose distance is at most ``least``: shape (P, 2).
+
+    These are images and their neighbors; and since neighbors are only references, also images that
+    share one and have the same distance to it.
+    """
+    found = np.argwhere(near.distance <= least)
+    pairs = [np.stack([found[:, 0], near.position[found[:, 0], found[:, 1]]], axis=1)]
+    cells = near.position[:, :_SHARED].reshape(-1)
+    distance = near.distance[:, :_SHARED].reshape(-1)
+    order = np.lexsort((distance, cells))
+    cells, distance, images = cells[order], distance[order], order // _SHARED
+    for ahead in range(1, _AHEAD + 1):
+        maybe = np.flatnonzero(
+            (cells[ahead:] == cells[:-ahead]) & (distance[ahead:] - distance[:-ahead] <= least)
+        )
+        for start in range(0, len(maybe), _CHUNK):
+            some = maybe[start : start + _CHUNK]
+            one, other = images[some], images[some + ahead]
+            first, second = (vectors.values[which].astype(np.float32) for which in (one, other))
+            close = (np.linalg.norm(first - second, axis=1) <= least) & (one != other)
+            pairs.append(np.stack([one[close], other[close]], axis=1))
+    return np.concatenate(pairs)
