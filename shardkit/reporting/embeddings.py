@@ -41,6 +41,9 @@ _NEIGHBORS = 10
 _OWN, _OTHER = 1, 8
 """Of these, at most so many have the label of a wrong one, and at least so many another one."""
 
+_FARTHER = 1.5
+"""Minimum distance of images of its own class, in units of that of its neighbors."""
+
 _REFERENCES = 20_000
 """Maximum images among which neighbors are looked for, as many of each class as possible."""
 
@@ -90,7 +93,7 @@ def find_by_embedding(images: Collection, name: str) -> list[Findings]:
     if len(vectors.rows) > _NEIGHBORS:
         references = _references(vectors.labels)
         near = _neighbors(vectors, references)
-        _find_label_errors(images, vectors, near, found["label-error"])
+        _find_label_errors(images, vectors, near, references, found["label-error"])
         _find_outliers(vectors, near, found["embedding-outlier"])
         least = _NEAR * float(np.median(near.distance[references, 0])) + _ROUNDING
         _find_duplicates(images, vectors, near, least, found["embedding-duplicate"])
@@ -188,9 +191,13 @@ def _neighbors(vectors: _Vectors, references: Rows) -> _Neighbors:
 
 
 def _find_label_errors(
-    images: Collection, vectors: _Vectors, near: _Neighbors, finding: Findings
+    images: Collection, vectors: _Vectors, near: _Neighbors, references: Rows, finding: Findings
 ) -> None:
-    """Find images whose neighbors nearly all have one other label."""
+    """Find images whose neighbors nearly all have one other label, the most certain first.
+
+    Classes may touch, and at their border images have neighbors of the other one. Those of their
+    own are near, too; images with a wrong label are far from all of their class.
+    """
     classes, counts = np.unique(vectors.labels, return_counts=True)
     large = classes[(counts >= _NEIGHBORS) & (classes != NO_LABEL)]
     small = int(np.count_nonzero(classes != NO_LABEL)) - len(large)
@@ -201,15 +208,40 @@ def _find_label_errors(
     labels = vectors.labels[near.position]
     own = (labels == vectors.labels[:, None]).sum(1)
     judged = np.flatnonzero((own <= _OWN) & np.isin(vectors.labels, large))
-    for position in judged.tolist():
+    farther = _farther(vectors, near, references, judged)
+    for number in np.argsort(-farther, kind="stable").tolist():
+        position = int(judged[number])
         others, votes = np.unique(labels[position], return_counts=True)
         best = int(votes.argmax())
-        if others[best] != NO_LABEL and votes[best] >= _OTHER:
-            row = int(vectors.rows[position])
-            name = images.classes[int(others[best])]
-            note = f"{votes[best]} of its {_NEIGHBORS} neighbors are {name}"
-            finding.groups.append(Group([row], note=note))
-            finding.exclude.append(row)
+        if farther[number] < _FARTHER or others[best] == NO_LABEL or votes[best] < _OTHER:
+            continue
+        row, name = int(vectors.rows[position]), images.classes[int(others[best])]
+        note = f"{votes[best]} of its {_NEIGHBORS} neighbors are {name}"
+        note += f"; its own class is {farther[number]:.1f} times as far"
+        finding.groups.append(Group([row], note=note))
+        finding.exclude.append(row)
+    finding.exclude.sort()
+
+
+def _farther(
+    vectors: _Vectors, near: _Neighbors, references: Rows, positions: Rows
+) -> npt.NDArray[np.float64]:
+    """Return how many times as far as its neighbors are those of its own class, for some images."""
+    farther = np.zeros(len(positions))
+    labels = vectors.labels[positions]
+    for label in np.unique(labels).tolist():
+        same = references[vectors.labels[references] == label]
+        others = vectors.values[same].astype(np.float32).T
+        numbers = np.flatnonzero(labels == label)
+        step = max(1, _BLOCK // len(same))
+        for start in range(0, len(numbers), step):
+            some = numbers[start : start + step]
+            cosines = vectors.values[positions[some]].astype(np.float32) @ others
+            cosines[positions[some][:, None] == same] = -1  # not itself
+            nearest = -np.sort(-cosines, axis=1)[:, : _NEIGHBORS - 1]
+            own = np.sqrt(np.maximum(2 - 2 * nearest, 0)).mean(1)
+            farther[some] = own / np.maximum(near.distance[positions[some]].mean(1), _ROUNDING)
+    return farther
 
 
 def _find_outliers(vectors: _Vectors, near: _Neighbors, finding: Findings) -> None:
