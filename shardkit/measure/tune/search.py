@@ -39,6 +39,13 @@ _FINALISTS, _KEPT = 2, 2
 """Settings in the final, and those that stay when neighbors join, in addition to the defaults."""
 
 _MOST_WORKERS = 256
+
+_TIMES, _AT_ONCE = 8, 32
+"""Times the workers of the defaults to try at once, at least so many: processes start slowly."""
+
+_COMPUTES = 0.7
+"""Fraction of the processors from which a loader does not wait."""
+
 _SEARCH = 0.6
 """Fraction of the budget for the search; the rest is for the final."""
 
@@ -82,6 +89,21 @@ class Plan:
     """Seconds."""
     images: int = 10**9
     """Images in an epoch."""
+    busy: float = 1.0
+    """Fraction of the processors that the defaults use; code that waits uses little."""
+
+    @property
+    def enough(self) -> int:
+        """Workers that keep the processors busy, unless the loader waits for the GIL."""
+        workers = self.default.workers / max(self.busy, 1 / _MOST_WORKERS)
+        return min(round(workers), _MOST_WORKERS)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of workers to try first, likely ones before others."""
+        usual = self.default.workers
+        waits = (min(self.enough, max(_TIMES * usual, _AT_ONCE)),) * (self.busy < _COMPUTES)
+        return usual, *waits, 2 * usual, usual // 2, 4 * usual, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +165,7 @@ class _Race:
     def starters(self) -> list[LoaderSpec]:
         """Return the engines with fewer and more workers than the defaults, likely ones first."""
         default, engines = self._plan.default, self._plan.engines
-        workers = default.workers
-        numbers = (workers, 2 * workers, workers // 2, 4 * workers, 1)
-        pairs = [(engine, number) for number in numbers for engine in engines]
+        pairs = [(engine, number) for number in self._plan.numbers for engine in engines]
         return self._new(
             replace(default, engine=engine, num_workers=number) for engine, number in pairs
         )
@@ -157,7 +177,8 @@ class _Race:
             return []
         workers = leader.workers
         most = max(setting.workers for setting in self._tried if setting.engine == leader.engine)
-        more = (4 * workers,) if workers == most else ()  # as long as more are faster
+        next_one = self._plan.enough if workers < self._plan.enough else 4 * workers
+        more = (min(next_one, 4 * workers),) if workers == most else ()  # while more are faster
         near = 2 * workers, -(-3 * workers // 2), 3 * workers // 4, workers // 2
         factors = 1, -(-2 * ahead(leader) // workers)
 
@@ -230,7 +251,7 @@ class _Race:
     def result(self) -> SearchResult:
         """Return the ranking. The defaults stay unless a setting is clearly faster."""
         ranked, default = self.ranked(), self._plan.default
-        ranked.sort(key=lambda setting: len(self._ratios(setting)) < LEAST_ROUNDS)
+        ranked.sort(key=self._is_doubtful)
         least = GAIN if len(self._ratios(ranked[0])) >= LEAST_ROUNDS else _LARGE_GAIN
         tie = not self._is_enough(ranked[0]) and self._score(ranked[0]) < least
         if default in ranked and tie:
@@ -275,6 +296,10 @@ class _Race:
     def _score(self, setting: LoaderSpec) -> float:
         """Return the number that decides."""
         return statistics.median(self._ratios(setting) or [0.0])
+
+    def _is_doubtful(self, setting: LoaderSpec) -> bool:
+        """Return whether a setting has too few rounds, and no gain that is large anyway."""
+        return len(self._ratios(setting)) < LEAST_ROUNDS and self._score(setting) < _LARGE_GAIN
 
     def _is_enough(self, setting: LoaderSpec) -> bool:
         """Return whether a setting is fast enough for the training step, if there is one."""

@@ -16,6 +16,7 @@ from shardkit.measure.runner.material import SubjectInfo, is_dataset
 from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
 from shardkit.measure.runner.spec import LoaderSpec, StopCondition
+from shardkit.measure.runner.timing import Measurement
 from shardkit.measure.runner.workload import Workload
 from shardkit.measure.tune.search import (
     ENOUGH,
@@ -42,6 +43,8 @@ _LEAST_BATCHES = 8
 """Batches per worker of the defaults in an epoch of the sample."""
 _WARMING = 0.25
 """Fraction of the budget for reading the files once."""
+_FIRST = 0.02
+"""Fraction of the budget for finding out if the loader computes or waits."""
 _OVERRUN = 1.1
 """A run that exceeds its budget by this factor says so."""
 _LEAST_PATIENCE = 15.0
@@ -239,7 +242,7 @@ def tune(options: TuneArguments) -> TuneReport:
     load, start, warnings = other_load(), time.monotonic(), {}
     with MeasurementProcess(subject) as process:
 
-        def measure(setting: LoaderSpec, seconds: float) -> float:
+        def measured(setting: LoaderSpec, seconds: float) -> Measurement:
             remaining = start + budget - time.monotonic()
             process.patience = min(PATIENCE, max(remaining, _LEAST_PATIENCE))
             measurement = process.measure(setting, StopCondition(seconds=seconds))
@@ -248,7 +251,10 @@ def tune(options: TuneArguments) -> TuneReport:
                 if warning.startswith(("loading may fail", "using threads")):
                     raise MeasurementFailed(warning)
             warnings[setting] = measurement.warnings
-            return measurement.rate
+            return measurement
+
+        def measure(setting: LoaderSpec, seconds: float) -> float:
+            return measured(setting, seconds).rate
 
         opened = process.open()
         process.patience, cached = max(_WARMING * budget, _LEAST_PATIENCE), True
@@ -265,12 +271,18 @@ def tune(options: TuneArguments) -> TuneReport:
         step_seconds = step.milliseconds / 1000 or None
         if step.model is not None:
             step_seconds = process.call(session.step_seconds, loader=default, step=step)
+        try:
+            first = measured(default, _FIRST * budget)
+            busy = first.cpu / first.seconds / usable_cpus()
+        except MeasurementFailed:
+            busy = 1.0  # the search gives the reason
         plan = Plan(
             default=default,
             engines=engines,
             needed=batch_size / step_seconds if step_seconds else None,
             budget=max(1.0, start + budget - time.monotonic()),
             images=opened.images,
+            busy=busy,
         )
         result = search(measure, plan, watch=options.watch)
     return TuneReport(

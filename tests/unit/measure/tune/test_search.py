@@ -80,7 +80,9 @@ class Machine:
         return LoaderSpec(engine=engine, num_workers=self.processors, batch_size=64)
 
     def tune(self, engine: str = "thread", **plan: Any) -> SearchResult:
-        chosen = Plan(default=self.default(engine), **plan)
+        default = self.default(engine)
+        busy = self.rate(default) * self.compute / self.processors
+        chosen = Plan(default=default, busy=busy, **plan)
         return search(self.measure, chosen, clock=lambda: self.now)
 
 
@@ -197,6 +199,25 @@ def test_a_large_gain_is_found_with_a_small_budget(engine: str, budget: float, s
     assert machine.now - start <= 1.15 * budget
     gain = 1.9 if budget < 20 else 2.5
     assert machine.rate(chosen(found)) >= gain * machine.rate(machine.default(engine))
+
+
+@pytest.mark.parametrize("budget", [8.0, 17.0])
+@pytest.mark.parametrize("waits", [0.002, 0.006, 0.015])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_small_budget_is_enough_for_code_that_waits(
+    seed: int, waits: float, budget: float
+) -> None:
+    machine = Machine(
+        processors=2,
+        compute=0.001,
+        waits=waits,
+        noise=0.05,
+        overhead={"thread": 0.2, "process": 0.5},
+        random=random.Random(seed),
+    )
+    found = machine.tune(budget=budget)
+
+    assert machine.rate(chosen(found)) >= 0.95 * best_of_grid(machine), chosen(found)
 
 
 def test_a_setting_that_fails_late_is_not_chosen() -> None:
