@@ -187,7 +187,7 @@ def test_without_the_module_all_is_left_to_python(without_native: None) -> None:
     )
     assert [*map(list, left)] == [[0, 1]] * 3
     assert compiled.crc32(b"abc") == zlib.crc32(b"abc")
-    assert not compiled.measure(image, WAVES, measures)
+    assert not compiled.measure(image, (8 * 30, 8 * 28), WAVES, measures)
     assert not compiled.measure_jpeg(jpeg(30, 28), (30, 28), WAVES, measures)
     assert not compiled.measure_png(bytes(10), (3, 1, 3), WAVES, measures)
     table = number[:, None], number[:, None], None, b"", number, 0
