@@ -366,7 +366,10 @@ static void measure(const uint8_t *data, size_t length) {
         for (uint32_t channels = 1; channels <= 3; channels += 2) {
             uint32_t height = (uint32_t)(length / (channels * width + 1));
             if (height) sk_measure_png(data, width, height, channels, waves, &measures);
-            if (height && channels == 3) sk_measure(data, width, height, waves, &work, &measures);
+            if (height && channels == 3) {
+                sk_span span = {8 * width - height % 8, 8 * height - width % 8}; /* of a reduced one */
+                sk_measure(data, width, height, span, waves, &work, &measures);
+            }
         }
     sk_release(&work);
 }
