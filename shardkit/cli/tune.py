@@ -30,7 +30,7 @@ from shardkit.torch.tuned import require_replaceable
 _AUTO = "auto"
 
 
-class _BatchSize(click.ParamType[Any]):
+class _BatchSize(click.ParamType):  # type: ignore[type-arg]  # generic from Click 8.4 on
     """A number of samples, or ``auto``."""
 
     name = "N"

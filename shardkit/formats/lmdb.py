@@ -34,8 +34,10 @@ _BATCH_BYTES = 64 << 20
 
 _TRIAL_BYTES = 1 << 20
 
-# lmdb 3 can also write LMDB 1.0 files, which no other tool reads yet; 0 selects the 0.9 format.
-_OPTIONS: dict[str, Any] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
+FORMAT_OPTIONS: dict[str, Any] = (
+    {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
+)
+"""lmdb 3 can also write LMDB 1.0 files, which no other tool reads yet; 0 selects the 0.9 format."""
 
 
 class LmdbWriter:
@@ -52,7 +54,7 @@ class LmdbWriter:
                 metasync=False,
                 map_size=FIRST_MAP_SIZE,
                 mode=0o666,  # less the umask, as for all other files
-                **_OPTIONS,
+                **FORMAT_OPTIONS,
             )
         self._map_size = FIRST_MAP_SIZE
         self._meta = dump_json(spec.meta)

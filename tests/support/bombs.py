@@ -9,6 +9,8 @@ import h5py
 import lmdb
 import numpy as np
 
+from shardkit.formats.lmdb import FORMAT_OPTIONS
+
 _PAGE = 4096
 _PLACEHOLDER = b"8 bytes."
 
@@ -17,7 +19,7 @@ def lmdb_sharing_a_page(path: Path, *, rows: int, value: int, field: str = "__ke
     """Write rows whose ``field`` is one and the same value of ``value`` bytes."""
     with (
         lmdb.open(
-            str(path), subdir=False, lock=False, sync=False, map_size=1 << 30, lib_version=0
+            str(path), subdir=False, lock=False, sync=False, map_size=1 << 30, **FORMAT_OPTIONS
         ) as environment,
         environment.begin(write=True) as transaction,
     ):
@@ -42,7 +44,7 @@ def lmdb_sharing_a_page(path: Path, *, rows: int, value: int, field: str = "__ke
 def lmdb_overlapping_nodes(path: Path) -> Path:
     """Write a page with many nodes that extend to its end."""
     with (
-        lmdb.open(str(path), subdir=False, lock=False, sync=False, lib_version=0) as environment,
+        lmdb.open(str(path), subdir=False, lock=False, sync=False, **FORMAT_OPTIONS) as environment,
         environment.begin(write=True) as transaction,
     ):
         for row in range(50):
@@ -59,7 +61,7 @@ def lmdb_overlapping_nodes(path: Path) -> Path:
 def lmdb_with_a_long_key(path: Path) -> Path:
     """Write a node whose key takes most of its page."""
     with (
-        lmdb.open(str(path), subdir=False, lock=False, sync=False, lib_version=0) as environment,
+        lmdb.open(str(path), subdir=False, lock=False, sync=False, **FORMAT_OPTIONS) as environment,
         environment.begin(write=True) as transaction,
     ):
         transaction.put(b"a", b"x" * 1500)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import itertools
 import math
 import os
@@ -487,7 +488,7 @@ NO_LIBRARIES: dict[str, Callable[[Path], Any]] = {
     "empty": lambda folder: make_tree(folder, {"empty.so": b""}) / "empty.so",
     "text": lambda folder: make_tree(folder, {"text.so": b"no library"}) / "text.so",
     "folder": lambda folder: folder,
-    "another": lambda _: sys.modules["numpy._core._multiarray_umath"].__file__,
+    "another": lambda _: importlib.import_module("_struct").__file__,
     "old": lambda _: "libturbojpeg.so.0",
 }
 

@@ -12,7 +12,7 @@ import pytest
 import shardkit.formats.lmdb as module
 from shardkit.contracts import ShardSpec
 from shardkit.errors import CorruptShard
-from shardkit.formats.lmdb import FORMAT, LmdbReader, LmdbWriter
+from shardkit.formats.lmdb import FORMAT, FORMAT_OPTIONS, LmdbReader, LmdbWriter
 from shardkit.record import Record
 from shardkit.system.npy import npy_header
 from shardkit.testing import read_shard, write_shard
@@ -21,7 +21,7 @@ from shardkit.testing import read_shard, write_shard
 def fill(path: Path, content: Mapping[bytes, bytes]) -> Path:
     """Write a file with only the lmdb library."""
     with (
-        lmdb.open(str(path), subdir=False, lock=False, lib_version=0) as environment,
+        lmdb.open(str(path), subdir=False, lock=False, **FORMAT_OPTIONS) as environment,
         environment.begin(write=True) as transaction,
     ):
         for key, value in content.items():

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit.formats.lmdb import FORMAT_OPTIONS
 from shardkit.formats.lmdb_pages import MalformedLmdbError, walk
 
 VALUES = st.binary(max_size=60) | st.sampled_from(
@@ -27,7 +28,7 @@ KEYS = st.binary(min_size=1, max_size=40) | st.binary(min_size=505, max_size=511
 def fill(path: Path, *transactions: Mapping[bytes, bytes | None]) -> None:
     """Write a file with the lmdb library; None deletes a key."""
     with lmdb.open(
-        str(path), subdir=False, lock=False, sync=False, map_size=1 << 28, lib_version=0
+        str(path), subdir=False, lock=False, sync=False, map_size=1 << 28, **FORMAT_OPTIONS
     ) as environment:
         for changes in transactions:
             with environment.begin(write=True) as transaction:
@@ -103,7 +104,7 @@ def test_a_value_of_many_megabytes_is_found(tmp_path: Path) -> None:
 
 def test_a_file_with_named_databases_is_refused(tmp_path: Path) -> None:
     with lmdb.open(
-        str(tmp_path / "file"), subdir=False, lock=False, max_dbs=1, lib_version=0
+        str(tmp_path / "file"), subdir=False, lock=False, max_dbs=1, **FORMAT_OPTIONS
     ) as environment:
         environment.open_db(b"other")
     with pytest.raises(MalformedLmdbError, match="other"):
