@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardkit.errors import UsageError
 from shardkit.kinds.field import BFLOAT16
 from shardkit.record import ABSENT, NO_LABEL
-from shardkit.reporting.collection import Collection
+from shardkit.reporting.collection import Collection, Part
 from shardkit.reporting.findings import (
     Findings,
     Group,
@@ -101,12 +101,15 @@ def find_by_embedding(images: Collection, name: str) -> list[Findings]:
 
 
 def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
+    for part in images.parts:
+        _require_embeddings(part, name)
     rows, labels = [], []
     values: npt.NDArray[np.float16] | None = None
+    most = sum(int(part.shards.present(name).sum()) for part in images.parts)
     count = 0
     for row, vector in _embeddings(images, name):
         if values is None:
-            values = np.zeros((len(images), vector.size), np.float16)
+            values = np.zeros((most, vector.size), np.float16)
         if vector.size != values.shape[1]:
             raise UsageError(
                 f"the field {name!r} has {values.shape[1]} values in one dataset and {vector.size} "
@@ -130,17 +133,7 @@ def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
 def _embeddings(images: Collection, name: str) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
     """Yield each row that has an embedding, with it."""
     for part in images.parts:
-        field = part.shards.schema.get(name)
-        if field is None or not field.is_uniform or not _is_float(field.dtype):
-            arrays = [
-                other
-                for other, kind in part.shards.schema.items()
-                if kind.is_uniform and _is_float(kind.dtype)
-            ]
-            raise UsageError(
-                f"{part.name} has no embeddings in a field {name!r}; its arrays of floats, of one "
-                f"shape: {', '.join(arrays) or 'none'}. `shardkit fields add` adds some."
-            )
+        field = part.shards.schema[name]
         located = part.shards.find(np.arange(len(part.shards)), name)
         buffer = memoryview(bytearray(located.longest))
         for row in range(len(located)):
@@ -150,6 +143,16 @@ def _embeddings(images: Collection, name: str) -> Iterator[tuple[int, npt.NDArra
             if field.dtype == BFLOAT16:
                 stored = (stored.astype(np.uint32) << 16).view(np.float32)
             yield part.start + row, stored.astype(np.float64)
+
+
+def _require_embeddings(part: Part, name: str) -> None:
+    schema = part.shards.schema
+    usable = [key for key, field in schema.items() if field.is_uniform and _is_float(field.dtype)]
+    if name not in usable:
+        raise UsageError(
+            f"{part.name} has no embeddings in a field {name!r}; its arrays of floats, of one "
+            f"shape: {', '.join(usable) or 'none'}. `shardkit fields add` adds some."
+        )
 
 
 def _is_float(dtype: str | None) -> bool:
