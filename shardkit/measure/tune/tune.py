@@ -253,7 +253,11 @@ def tune(options: TuneArguments) -> TuneReport:
             warnings[setting] = measurement.warnings
             return measurement
 
+        failed: dict[LoaderSpec, MeasurementFailed] = {}
+
         def measure(setting: LoaderSpec, seconds: float) -> float:
+            if setting in failed:  # a failure takes long, and need not be repeated
+                raise failed[setting]
             return measured(setting, seconds).rate
 
         opened = process.open()
@@ -274,8 +278,8 @@ def tune(options: TuneArguments) -> TuneReport:
         try:
             first = measured(default, _FIRST * budget)
             busy = first.cpu / first.seconds / usable_cpus()
-        except MeasurementFailed:
-            busy = 1.0  # the search gives the reason
+        except MeasurementFailed as error:
+            busy, failed[default] = 1.0, error  # the search gives the reason
         plan = Plan(
             default=default,
             engines=engines,
