@@ -6,6 +6,7 @@ Embeddings are compared by the angle between them. Neighbors are looked for amon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -101,33 +102,27 @@ def find_by_embedding(images: Collection, name: str) -> list[Findings]:
 
 
 def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
-    for part in images.parts:
-        _require_embeddings(part, name)
-    rows, labels = [], []
-    values: npt.NDArray[np.float16] | None = None
+    sizes = [_values_of(part, name) for part in images.parts]
+    if len(set(sizes)) > 1:
+        raise UsageError(
+            f"the field {name!r} has {sizes[0]} values in one dataset and "
+            f"{next(size for size in sizes if size != sizes[0])} in another; compare embeddings of "
+            "one model"
+        )
+    usable: list[int] = []
     most = sum(int(part.shards.present(name).sum()) for part in images.parts)
-    count = 0
+    values = np.zeros((most, sizes[0]), np.float16)
     for row, vector in _embeddings(images, name):
-        if values is None:
-            values = np.zeros((most, vector.size), np.float16)
-        if vector.size != values.shape[1]:
-            raise UsageError(
-                f"the field {name!r} has {values.shape[1]} values in one dataset and {vector.size} "
-                "in another; compare embeddings of one model"
-            )
         length = float(np.linalg.norm(vector))
         if not 0 < length < np.inf:
             note = "all its values are 0" if length == 0 else "a value is not finite"
             bad.groups.append(Group([row], note=note))
             bad.exclude.append(row)
             continue
-        values[count] = vector / length
-        rows.append(row)
-        labels.append(images.labels[row])
-        count += 1
-    if values is None:
-        values = np.zeros((0, 1), np.float16)
-    return _Vectors(np.array(rows, np.int64), values[:count], np.array(labels, np.int64))
+        values[len(usable)] = vector / length
+        usable.append(row)
+    rows = np.array(usable, np.int64)
+    return _Vectors(rows, values[: len(rows)], images.labels[rows])
 
 
 def _embeddings(images: Collection, name: str) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
@@ -145,7 +140,8 @@ def _embeddings(images: Collection, name: str) -> Iterator[tuple[int, npt.NDArra
             yield part.start + row, stored.astype(np.float64)
 
 
-def _require_embeddings(part: Part, name: str) -> None:
+def _values_of(part: Part, name: str) -> int:
+    """Return the number of values of an embedding; raise if the field has none."""
     schema = part.shards.schema
     usable = [key for key, field in schema.items() if field.is_uniform and _is_float(field.dtype)]
     if name not in usable:
@@ -153,6 +149,7 @@ def _require_embeddings(part: Part, name: str) -> None:
             f"{part.name} has no embeddings in a field {name!r}; its arrays of floats, of one "
             f"shape: {', '.join(usable) or 'none'}. `shardkit fields add` adds some."
         )
+    return math.prod(schema[name].shape or ())
 
 
 def _is_float(dtype: str | None) -> bool:
@@ -250,12 +247,12 @@ def _farther(
 def _find_outliers(vectors: _Vectors, near: _Neighbors, finding: Findings) -> None:
     mean = near.distance.astype(np.float64).mean(1)[:, None]
     unusual = far_from_class(vectors.labels, mean, least=0.01)
-    for position in np.flatnonzero(unusual > 0).tolist():
-        if mean[position] > np.median(mean):  # not those that are nearer than usual
-            row = int(vectors.rows[position])
-            note = f"{unusual[position]:.1f} times the usual difference"
-            finding.groups.append(Group([row], note=note))
-            finding.exclude.append(row)
+    farther = mean[:, 0] > np.median(mean)  # not those that are nearer than usual
+    for position in np.flatnonzero((unusual > 0) & farther).tolist():
+        row = int(vectors.rows[position])
+        note = f"{unusual[position]:.1f} times the usual difference"
+        finding.groups.append(Group([row], note=note))
+        finding.exclude.append(row)
 
 
 def _find_duplicates(
