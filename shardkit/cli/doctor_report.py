@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from shardkit.measure.doctor.checks import Finding
 from shardkit.measure.doctor.doctor import DoctorReport
-from shardkit.measure.doctor.judgement import TORCH_THREADS, Diagnosis, Range, Rated
+from shardkit.measure.doctor.judgement import TORCH_THREADS, Beside, Diagnosis, Range, Rated
 from shardkit.measure.doctor.lines import Line
 from shardkit.measure.doctor.pipeline import Setup
 from shardkit.measure.doctor.profile import OWN_CODE, WAITS, Profile
@@ -26,8 +26,8 @@ _WIDTH, _INDENT = 100, 12
 _OVERHEAD, _LONGEST = 8.0, 600.0
 """Seconds of a run before its rounds, and the longest rounds to propose."""
 
-_MOST_LINES = 16
-"""Lines of a report; the remedies that do not fit are only in the JSON."""
+_MOST_LINES, _LEAST_REMEDIES = 16, 4
+"""Lines of a report, and those for remedies at least; what does not fit is only in the JSON."""
 
 _NOISY = 0.15
 """Variation of the loader's rate between rounds from which figures are rough."""
@@ -45,14 +45,20 @@ def report_lines(report: DoctorReport) -> list[str]:
     before = _lines("GPU", _gpu(diagnosis, profile))
     name = "cause" if diagnosis.status == "starved" else "slowest"
     before += _lines(name, _cause(diagnosis.cause, profile))
-    for number, line in enumerate(profile.lines):
-        before += [_line("" if number else "lines", line)]
+    cause = len(before)
+    lines = [_line("" if number else "lines", line) for number, line in enumerate(profile.lines)]
     if profile.tail and not profile.group:
         before += _lines("tail", _tail(profile.tail))
+    if report.beside is not None:
+        before += _lines("beside", _beside(report.beside))
     after = _lines("trust", _trust(report, diagnosis))
     after += _lines("machine", f"{_checks(report.findings)} (--verbose lists all)")
     after += _next(report, diagnosis, profile)
-    return before + _remedies(diagnosis, _MOST_LINES - len(before) - len(after)) + after
+    rest = _MOST_LINES - len(before) - len(after)
+    remedies = _remedies(diagnosis, max(_LEAST_REMEDIES, rest - len(lines)))
+    return (
+        before[:cause] + lines[: max(1, rest - len(remedies))] + before[cause:] + remedies + after
+    )
 
 
 def verbose_lines(report: DoctorReport) -> list[str]:
@@ -171,9 +177,33 @@ def _group(group: Group) -> str:
 def _line(name: str, line: Line) -> str:
     """Return one line: its place, its part of the time, and its text."""
     place = f"{os.path.basename(line.file)}:{line.line} {line.function}"
+    place += ", in native code" * line.is_native
     text = f"{line.time:.0%}  {place}: {line.text}" if line.text else f"{line.time:.0%}  {place}"
     text = f"{name:<{_INDENT}}{printable(text)}"
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+
+
+def _beside(beside: Beside) -> str:
+    """Return how the loader slows the training loop, and which changes help."""
+    part = min(1.0, beside.loop.median / beside.alone.median)
+    texts = [
+        f"the training loop gives {_spread(beside.loop)} images/s, {part:.0%} of the step alone"
+    ]
+    for rated in beside.remedies:
+        if rated.verdict == "gain" and rated.rate is not None:
+            gain = rated.rate.median / beside.loop.median
+            texts.append(f"{rated.remedy.name}: {gain:.2f}x ({rated.remedy.price})")
+    return "; ".join([*texts, *_without_gain(beside.remedies)])
+
+
+def _without_gain(remedies: Iterable[Rated]) -> list[str]:
+    """Return the remedies that do not clearly help, by verdict."""
+    texts = []
+    verdicts = {"unclear": "too noisy to tell", "no gain": "no gain", "failed": "failed"}
+    for verdict, text in verdicts.items():
+        names = [rated.remedy.name for rated in remedies if rated.verdict == verdict]
+        texts += [f"{text}: {', '.join(names)}"] if names else []
+    return texts
 
 
 def _tail(tail: Tail) -> str:
@@ -193,16 +223,11 @@ def _remedies(diagnosis: Diagnosis, most: int) -> list[str]:
     """Return the ranked remedies, as many as fit, and those that do not help."""
     if diagnosis.status == "fed":
         return _lines("remedies", "none needed")
-    verdicts = {"unclear": "too noisy to tell", "no gain": "no gain"}
-    rest = []
-    for verdict in ("unclear", "no gain", "failed"):
-        names = [rated.remedy.name for rated in diagnosis.remedies if rated.verdict == verdict]
-        rest += [f"{verdicts.get(verdict, verdict)}: {', '.join(names)}"] if names else []
     gains = [(rated, rated.rate) for rated in diagnosis.remedies if rated.verdict == "gain"]
     rows = [
         (_spread(rate), _effect(rated, diagnosis), rated.remedy) for rated, rate in gains if rate
     ]
-    last = "; ".join(rest)
+    last = "; ".join(_without_gain(diagnosis.remedies))
     if not rows:
         return _lines("remedies", last or "none that doctor can measure")
     first, second = (max(len(str(row[n])) for row in rows) for n in range(2))

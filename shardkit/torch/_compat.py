@@ -7,10 +7,11 @@ checks that no other module uses private names.
 from __future__ import annotations
 
 from multiprocessing import forkserver
+from types import CodeType
 from typing import Any
 
 import torch
-from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import fetch, signal_handling
 
 
 def new_shared_storage(size: int) -> torch.UntypedStorage:
@@ -76,6 +77,12 @@ def forget_iterator(loader: Any) -> None:
 def persistent_iterator(loader: Any) -> Any:
     """Return the iterator that a ``DataLoader`` keeps for persistent workers, or None."""
     return getattr(loader, "_iterator", None)
+
+
+def fetch_codes() -> set[CodeType]:
+    """Return the code of the functions in which a ``DataLoader`` reads samples."""
+    fetchers = fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher
+    return {fetcher.fetch.__code__ for fetcher in fetchers}
 
 
 def release_lock(event: Any) -> None:

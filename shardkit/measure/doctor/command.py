@@ -50,13 +50,18 @@ class Provenance:
     parts: int = 1
     """Number of sources that it was made from; ``source`` is the first."""
 
-    def hints(self, target: str) -> list[str]:
+    def hints(self, target: str, decode: str = "") -> list[str]:
         """Return the requirements of the command, and uses of its result, ``target``.
 
         It needs the folder of `SOURCE`, and perhaps a file of `CLASSES`.
+
+        Args:
+            target: The path of the result.
+            decode: The image type, if it was chosen for the measurement.
         """
         if self.folder:
-            return [f"then: make_loader(open_dataset({target!r}, ...), ...)"]
+            how = f"decode={decode}" if decode else "..."
+            return [f"then: make_loader(open_dataset({target!r}, {how}), ...)"]
         name = f": {self.source['name']}" if self.source.get("name") else ""
         if self.parts > 1:
             others = "source" if self.parts == 2 else f"{self.parts - 1} sources"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,25 @@ from typing import Any
 from shardkit.errors import MeasurementFailed, ShardkitError, UsageError
 from shardkit.measure.doctor.checks import Finding, Plan, check_data, fits_in_memory, run_checks
 from shardkit.measure.doctor.command import command_words
-from shardkit.measure.doctor.judgement import Diagnosis, Measured, Range, diagnose
-from shardkit.measure.doctor.pipeline import Loading, Remedy, Trial, measure_rate
-from shardkit.measure.doctor.profile import Profile, profile
-from shardkit.measure.doctor.remedies import propose, together
+from shardkit.measure.doctor.judgement import (
+    Beside,
+    Diagnosis,
+    Measured,
+    Range,
+    diagnose,
+    judge_loop,
+)
+from shardkit.measure.doctor.lines import Line
+from shardkit.measure.doctor.pipeline import (
+    Loading,
+    Remedy,
+    Trial,
+    measure_rate,
+    measure_step,
+    sample_lines,
+)
+from shardkit.measure.doctor.profile import OWN_CODE, Profile, profile
+from shardkit.measure.doctor.remedies import beside, propose, together
 from shardkit.measure.doctor.stored import convert_images, loaded_provenance, write_images
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import turn
@@ -29,9 +44,14 @@ from shardkit.system.machine import CpuMeter, OtherLoad
 Watch = Callable[[str], None]
 """Receives what is done next."""
 
-_PROFILE_PART, _FEWEST_ROUNDS, _SECONDS, _BATCHES = 0.12, 3, 0.25, 6
-"""Fraction of the budget for timing the stages; least rounds; duration of a measurement, and the
-batches that it should see: of a slow loader, smaller ones are measured."""
+_PROFILE_PART, _LINES_PART, _FEWEST_ROUNDS, _SECONDS, _BATCHES = 0.12, 0.08, 3, 0.25, 6
+"""Fractions of the budget for timing the stages and for sampling stacks; least rounds; duration of
+a measurement, and the batches that it should see: of a slow loader, smaller ones are measured."""
+
+_ALONE = Remedy(name="the training step alone")
+_LEAST_RATE, _STEPS, _LONGEST = 0.5, 2, 2.0
+"""Part of the step's rate from which the loop is measured; least steps of a measurement; and how
+many budgets that may take."""
 
 _CLEARLY = 1.3
 """A loader that is faster than the step by this factor needs no remedies."""
@@ -49,6 +69,8 @@ class DoctorReport:
     """CPU use of other processes during the run."""
     profile: Profile | None = None
     diagnosis: Diagnosis | None = None
+    beside: Beside | None = None
+    """The training loop with ``model`` beside the loader; None if it waits for most batches."""
     command: str = ""
     """Next step: a command, or Python code; empty if nothing measured helps."""
     hints: list[str] = field(default_factory=list)
@@ -137,10 +159,13 @@ class _Examination:
     """The only rows to load; empty loads all."""
     sample: list[int] = field(default_factory=list)
     """Rows of the images to convert."""
+    files: Sequence[str] = ()
+    """Their files, if only the user's dataset knows them."""
 
     def run(self, step: StepSpec, budget: float) -> DoctorReport:
         """Time the stages, measure the loader and what may help, and judge."""
         end = time.perf_counter() + budget
+        whole = self.loading
         self.watch("opening the dataset")
         opened = self.process.open()
         findings = self.process.call(check_data, loading=self.loading)
@@ -151,10 +176,13 @@ class _Examination:
         )
         setup = stages.setup
         needed = setup.batch_size / stages.step_seconds if stages.step_seconds else None
-        self.sample = stages.rows
+        self.sample, self.files = stages.rows, stages.files
         self.rows = stages.rows if fits_in_memory(opened.bytes) else []
         size = round(_SECONDS * max(1, setup.workers) / stages.total / _BATCHES)
         self.loading = replace(self.loading, batch_size=min(setup.batch_size, max(4, size)))
+        if stages.setup.has_own_code:
+            self.watch("sampling the stacks of the workers")
+            stages = replace(stages, lines=self._lines(stages, _LINES_PART * budget))
         self.watch("measuring the loader")
         fast = needed is not None and self._rate(Remedy()) >= _CLEARLY * needed
         start = time.perf_counter()
@@ -171,12 +199,16 @@ class _Examination:
         if (sum_of := self._sum(diagnosis)) is not None:
             both = self._rounds([Remedy(), sum_of], 0.0)
             diagnosis = judge([*measured, Measured(sum_of, both.get(sum_of.name), both[""])])
+        beside = self._beside(stages, diagnosis, whole, step, budget)
         command, hints = self._command(diagnosis)
+        if not command and beside is not None and beside.recommended is not None:
+            command = beside.recommended.remedy.code
         return DoctorReport(
             subject=self.process.subject,
             findings=findings,
             profile=stages,
             diagnosis=diagnosis,
+            beside=beside,
             command=command,
             hints=hints,
         )
@@ -193,12 +225,51 @@ class _Examination:
             whole = together(whole, remedy) or whole
         return whole if whole is not gains[0] and self._converted(whole) else None
 
+    def _beside(
+        self,
+        stages: Profile,
+        diagnosis: Diagnosis,
+        loading: Loading,
+        step: StepSpec,
+        budget: float,
+    ) -> Beside | None:
+        """Measure the training loop beside the loader, if it has enough batches."""
+        needed, seconds = diagnosis.needed, _STEPS * (stages.step_seconds or 0.0)
+        if step.model is None or not needed or diagnosis.delivered.high < _LEAST_RATE * needed:
+            return None
+        remedies = beside(stages)
+        seconds = max(_SECONDS, seconds)
+        if not remedies or _FEWEST_ROUNDS * (2 + len(remedies)) * seconds > _LONGEST * budget:
+            return None
+
+        def rate(remedy: Remedy) -> float:
+            trial = Trial(remedy=remedy, rows=self.rows, seconds=seconds, step=step)
+            alone = remedy is _ALONE
+            function = measure_step if alone else measure_rate
+            return self.process.call_for(seconds, function, loading=loading, trial=trial)
+
+        rates = self._rounds([Remedy(), _ALONE, *remedies], 0.0, rate)
+        loop = rates[""]
+        measured = [Measured(each, rates.get(each.name), loop) for each in remedies]
+        return judge_loop(rates[_ALONE.name], loop, measured)
+
+    def _lines(self, stages: Profile, seconds: float) -> list[Line]:
+        """Return the lines that take the time: of libraries, if user code is the longest stage."""
+        trial = Trial(remedy=Remedy(), rows=self.rows, seconds=seconds)
+        lines = self.process.call_for(seconds, sample_lines, loading=self.loading, trial=trial)
+        return [line for line in lines if line.is_own or stages.longest in OWN_CODE]
+
     def _rate(self, remedy: Remedy) -> float:
         data = str(self.scratch / remedy.name) if remedy.recipe else ""
         trial = Trial(remedy=remedy, data=data, rows=self.rows, seconds=_SECONDS)
         return self.process.call(measure_rate, loading=self.loading, trial=trial)
 
-    def _rounds(self, remedies: list[Remedy], seconds: float) -> dict[str, list[float]]:
+    def _rounds(
+        self,
+        remedies: list[Remedy],
+        seconds: float,
+        rate: Callable[[Remedy], float] | None = None,
+    ) -> dict[str, list[float]]:
         """Measure remedies in interleaved rounds; return the rates of those that do not fail."""
         rates: dict[str, list[float]] = {remedy.name: [] for remedy in remedies}
         start, number = time.perf_counter(), 0
@@ -209,7 +280,7 @@ class _Examination:
             for remedy in turn(remedies, number):
                 self.watch(f"round {number + 1}: {remedy.name or 'the loader as it is'}")
                 try:
-                    rates[remedy.name].append(self._rate(remedy))
+                    rates[remedy.name].append((rate or self._rate)(remedy))
                 except MeasurementFailed:
                     if not remedy.name:
                         raise
@@ -223,7 +294,7 @@ class _Examination:
         if remedy.recipe is not None:
             source = self.scratch / "source"
             if not source.exists():
-                self.process.call(write_images, rows=self.sample, folder=source)
+                self.process.call(write_images, rows=self.sample, files=self.files, folder=source)
             try:
                 convert_images(source, self.scratch / remedy.name, remedy.recipe)
             except ShardkitError:
@@ -235,7 +306,7 @@ class _Examination:
         best = diagnosis.recommended
         if best is None or best.remedy.recipe is None:
             return (best.remedy.code if best else ""), []
-        provenance = self.process.call(loaded_provenance)
+        provenance = self.process.call(loaded_provenance, files=self.files)
         words = command_words(best.remedy.recipe, provenance)
         setting = [f"with {best.remedy.code}"] if best.remedy.code else []
-        return shlex.join(words), provenance.hints(words[4]) + setting
+        return shlex.join(words), provenance.hints(words[4], best.remedy.decode) + setting

@@ -114,20 +114,12 @@ def diagnose(
     base = Range.of(delivered)
     status = {"": "unknown", "yes": "fed", "no": "starved"}.get(base.reaches(needed), "undecided")
     rated, rounds = [], base.decisive_rounds(needed) if needed and status == "undecided" else 0
-    for remedy, rates, beside in measured if status != "fed" else ():
-        if rates is None:
-            rated.append(Rated(remedy=remedy, verdict="failed"))
-            continue
-        rate = Range.of(rates)
-        ratio = Range.of([one / other for one, other in zip(rates, beside, strict=True)])
-        verdict = "no gain" if ratio.median < _GAIN else "gain" if ratio.low > 1 else "unclear"
-        if verdict == "unclear" and status != "undecided":
+    for each in measured if status != "fed" else ():
+        ratio, rating = _judged(each, needed)
+        rated.append(rating)
+        if ratio is not None and rating.verdict == "unclear" and status != "undecided":
             rounds = max(rounds, ratio.decisive_rounds(1.0))
-        enough = rate.reaches(needed)
-        rated.append(Rated(remedy=remedy, verdict=verdict, rate=rate, enough=enough))
-    rated.sort(
-        key=lambda rating: (rating.verdict != "gain", -rating.rate.median if rating.rate else 0)
-    )
+    rated.sort(key=_rank)
     gains = [rating for rating in rated if rating.verdict == "gain"]
     settings = [
         rating for rating in gains if rating.enough == "yes" and rating.remedy.recipe is None
@@ -144,3 +136,44 @@ def diagnose(
         recommended=next(iter(settings or gains), None),
         decisive_seconds=rounds * round_seconds if rounds else None,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """The training loop, while the loader works beside it."""
+
+    alone: Range
+    """Images per second of the training step on one batch again and again, without a loader."""
+    loop: Range
+    """Images per second of the loop with the loader as it is."""
+    remedies: list[Rated]
+    """Changes that may disturb the loop less, those that help first."""
+
+    @property
+    def recommended(self) -> Rated | None:
+        """The best change; None if none helps."""
+        return next((rated for rated in self.remedies if rated.verdict == "gain"), None)
+
+
+def judge_loop(
+    alone: Sequence[float], loop: Sequence[float], measured: Sequence[Measured]
+) -> Beside:
+    """Judge the rates of the training loop, alone and beside the loader, in the same rounds."""
+    remedies = sorted((_judged(each, None)[1] for each in measured), key=_rank)
+    return Beside(alone=Range.of(alone), loop=Range.of(loop), remedies=remedies)
+
+
+def _judged(measured: Measured, needed: float | None) -> tuple[Range | None, Rated]:
+    """Return the speedup of a remedy, None if it failed, and the judgement."""
+    remedy, rates, delivered = measured
+    if rates is None:
+        return None, Rated(remedy=remedy, verdict="failed")
+    rate = Range.of(rates)
+    ratio = Range.of([one / other for one, other in zip(rates, delivered, strict=True)])
+    verdict = "no gain" if ratio.median < _GAIN else "gain" if ratio.low > 1 else "unclear"
+    return ratio, Rated(remedy=remedy, verdict=verdict, rate=rate, enough=rate.reaches(needed))
+
+
+def _rank(rated: Rated) -> tuple[bool, float]:
+    """Return the sort key of remedies: those that help first, the fastest first."""
+    return rated.verdict != "gain", -rated.rate.median if rated.rate else 0.0

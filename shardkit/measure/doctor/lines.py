@@ -1,28 +1,38 @@
-"""The lines of code in which loading spends its time, by samples of the stack."""
+"""The lines of code in which loading spends its time, by samples of the stacks of its workers."""
 
 from __future__ import annotations
 
+import dis
+import json
 import linecache
 import os
 import re
 import sys
 import sysconfig
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Set
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
-_INTERVAL = 0.005
-"""Seconds between samples; one takes about 20 microseconds."""
+from shardkit.torch import _compat
+from shardkit.torch.engine.fetch import Fetch
+
+_INTERVAL, _LONGEST, _COST = 0.005, 0.02, 0.01
+"""Least and most seconds between samples, and the fraction of a CPU that they should take."""
 
 _SWITCH = 0.0005
-"""Seconds after which the sampled thread yields the GIL. With Python's 0.005, samples would fall on
+"""Seconds after which a sampled thread yields the GIL. With Python's 0.005, samples would fall on
 the lines that release it."""
 
-_LEAST, _MOST, _FEWEST = 0.1, 3, 20
+_WRITE = 0.1
+"""Seconds between two writes of the counts: a worker may be killed at any moment."""
+
+_LEAST, _MOST, _FEWEST = 0.1, 3, 50
 """Least fraction of the time of a line that is named, most lines, and fewest samples."""
 
 _LIBRARIES = tuple(
@@ -34,8 +44,24 @@ _LIBRARIES = tuple(
 )
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
-_Place = tuple[str, int, str]
-"""File, line and function."""
+_READING = {
+    False: {Fetch.__call__.__code__, Fetch.read_several.__code__},
+    True: _compat.fetch_codes(),
+}
+"""Functions that read a batch, in any engine of shardkit and in PyTorch's DataLoader. Other stacks
+are of threads that wait for work."""
+
+
+class Place(NamedTuple):
+    """A line of code that a sample found."""
+
+    file: str
+    line: int
+    function: str
+    is_own: bool
+    """Whether it is the user's, not a library's."""
+    is_native: bool
+    """Whether it called native code, which has no lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,83 +75,122 @@ class Line:
     """The line itself; empty if its file cannot be read."""
     time: float
     """Fraction of the time that it takes, with all that it calls."""
+    is_own: bool
+    """Whether it is the user's, not a library's."""
+    is_native: bool
+    """Whether it spends most of this in native code that it calls itself."""
 
 
-class LineSampler:
-    """Samples of the stack of the calling thread, while `running`.
+@dataclass(frozen=True)
+class SampledCollate:
+    """A collate function whose first call in a process starts to sample the stacks there.
 
-    Time in a library or in native code belongs to the line of the user's code that called it, or
-    without such to the innermost line. It never reads the value of a variable.
+    All engines call it where they read: in threads, in a helper, and in worker processes, however
+    these start.
     """
 
-    def __init__(self) -> None:
-        self._own: Counter[_Place] = Counter()
-        self._others: Counter[_Place] = Counter()
+    collate: Callable[[Any], Any]
+    folder: str
+    """Receives a file of each process. Sampling ends once it is gone."""
+    is_stock: bool
+    """Whether the loader is PyTorch's DataLoader itself."""
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Sample the calling thread within the context."""
-        target, stop = threading.get_ident(), threading.Event()
-        outer = sys._getframe(2)  # that of the caller, whose own lines do not count
+    def __call__(self, samples: Any) -> Any:
+        """Return the batch of ``samples``."""
+        key = os.getpid(), self.folder
+        thread = threading.Thread(target=self._sample, daemon=True)
+        if _samplers.setdefault(key, thread) is thread:
+            thread.start()
+        return self.collate(samples)
 
-        def sample() -> None:
-            while not stop.wait(_INTERVAL):
-                frame = sys._current_frames().get(target)
-                if frame is not None:
-                    self._add(frame, outer)
-
-        thread = threading.Thread(target=sample, daemon=True)
-        thread.start()
-        usual = sys.getswitchinterval()
+    def _sample(self) -> None:
+        """Sample the threads of this process that read, until the folder is gone."""
+        counts, written = Counter[Place](), 0.0
+        target, reading = Path(self.folder, f"{os.getpid()}.json"), _READING[self.is_stock]
+        usual, pause = sys.getswitchinterval(), _INTERVAL
         sys.setswitchinterval(_SWITCH)
         try:
-            yield
+            while True:
+                time.sleep(pause)
+                start = time.thread_time()
+                stacks = sys._current_frames().values()
+                counts.update(filter(None, (_place(frame, reading) for frame in stacks)))
+                if time.monotonic() > written + _WRITE:
+                    target.with_suffix(".new").write_text(
+                        json.dumps([[*place, count] for place, count in counts.items()])
+                    )
+                    os.replace(target.with_suffix(".new"), target)
+                    written = time.monotonic()
+                cost = time.thread_time() - start
+                pause = min(max(_INTERVAL, cost / _COST), _LONGEST)
+        except OSError:
+            return
         finally:
             sys.setswitchinterval(usual)
-            stop.set()
-            thread.join()
-
-    def lines(self) -> list[Line]:
-        """Return the lines that take most of the time, those of the user's code first."""
-        total = self._own.total() + self._others.total()
-        if total < _FEWEST:
-            return []
-        found = [
-            (place, count / total)
-            for counter in (self._own, self._others)
-            for place, count in counter.most_common(_MOST)
-            if count >= _LEAST * total
-        ]
-        return [
-            Line(
-                file=file,
-                line=number,
-                function=function,
-                text=linecache.getline(file, number).strip(),
-                time=part,
-            )
-            for (file, number, function), part in found[:_MOST]
-        ]
-
-    def _add(self, frame: FrameType, outer: FrameType) -> None:
-        """Count the line of a sampled stack."""
-        innermost, at = frame, frame
-        while at is not outer:
-            if not is_library(at.f_code.co_filename):
-                self._own[_place(at)] += 1
-                return
-            if at.f_back is None:
-                break
-            at = at.f_back
-        self._others[_place(innermost)] += 1
 
 
-def _place(frame: FrameType) -> _Place:
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname
+_samplers: dict[tuple[int, str], threading.Thread] = {}
+"""Those of this process, and the forgotten ones of the process that it was forked from."""
 
 
+def named_lines(folder: Path) -> list[Line]:
+    """Return the lines that take most of the time of all processes, the user's first."""
+    counts = Counter[Place]()
+    for file in folder.glob("*.json"):
+        for *place, count in json.loads(file.read_bytes()):
+            counts[Place(*place)] += count
+    return _largest(counts)
+
+
+@cache
 def is_library(file: str) -> bool:
     """Return whether a file is of Python, of an installed package or of shardkit."""
     if file.startswith("<") or _INSTALLED.search(file):
         return True
     return os.path.realpath(file).startswith(_LIBRARIES)
+
+
+def _place(innermost: FrameType, reading: Set[CodeType]) -> Place | None:
+    """Return the line that a stack counts for; None if it does not read.
+
+    Time in a library or in native code belongs to the user's line that called it, or without such
+    to the innermost line. Values of variables are not read.
+    """
+    frame: FrameType | None = innermost
+    own = None
+    while frame is not None and frame.f_code not in reading:
+        if own is None and not is_library(frame.f_code.co_filename):
+            own = frame
+        frame = frame.f_back
+    if frame is None:
+        return None
+    at = own or innermost
+    code = at.f_code
+    is_native = at is innermost and "CALL" in dis.opname[code.co_code[at.f_lasti]]
+    return Place(code.co_filename, at.f_lineno, code.co_qualname, own is not None, is_native)
+
+
+def _largest(counts: Counter[Place]) -> list[Line]:
+    """Return the largest lines of samples."""
+    total = counts.total()
+    if total < _FEWEST:
+        return []
+    lines: Counter[Place] = Counter()
+    for place, count in counts.items():
+        lines[place._replace(is_native=False)] += count
+    named = sorted(
+        ((place, count) for place, count in lines.items() if count >= _LEAST * total),
+        key=lambda item: (not item[0].is_own, -item[1]),
+    )
+    return [
+        Line(
+            file=place.file,
+            line=place.line,
+            function=place.function,
+            text=linecache.getline(place.file, place.line).strip(),
+            time=count / total,
+            is_own=place.is_own,
+            is_native=2 * counts[place._replace(is_native=True)] > count,
+        )
+        for place, count in named[:_MOST]
+    ]

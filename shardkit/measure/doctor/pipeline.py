@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from shardkit.errors import UsageError
+from shardkit.errors import ShardkitError, UsageError
+from shardkit.measure.doctor.lines import Line, SampledCollate, named_lines
 from shardkit.measure.doctor.stored import innermost
 from shardkit.measure.runner.folder import PlainFolder
 from shardkit.measure.runner.loaders import close_loader
+from shardkit.measure.runner.material import parse_decode
 from shardkit.measure.runner.session import Session
-from shardkit.measure.runner.spec import StopCondition
+from shardkit.measure.runner.spec import StepSpec, StopCondition
+from shardkit.measure.runner.steps import make_step
 from shardkit.measure.runner.timing import measure
 from shardkit.recipe import Recipe
+from shardkit.system.machine import free_memory
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import ShardDataset, open_dataset
 from shardkit.torch.engine.options import ENGINE_KINDS, EngineKind, LoaderOptions
+from shardkit.torch.engine.resident import resident_bytes
 from shardkit.torch.loader import Loader, make_loader
 
 _EPOCH_BATCHES = 256
 """Maximum batches in an epoch of a variant."""
+
+_RESIDENT_PART = 0.5
+"""Fraction of the free memory that a resident dataset may take: training needs the rest."""
 
 _WORKER_ARGUMENTS = (
     "timeout",
@@ -54,7 +65,9 @@ class Remedy:
     code: str = ""
     """Python code of the change; empty for a conversion."""
     price: str = ""
-    """Its drawback; empty without one."""
+    """Its drawback or its cost, such as disk space; empty without one."""
+    decode: str = ""
+    """Image type of a converted dataset, if the loader's dataset has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +90,13 @@ class Setup:
     """Name of the transform; empty without one."""
     jpeg: str = ""
     """JPEG decoding of a shardkit dataset; empty for another one."""
+    is_ours: bool = False
+    """Whether the dataset is one of shardkit, or a plain folder: its code is not the user's."""
+
+    @property
+    def has_own_code(self) -> bool:
+        """Whether the loader runs code of the user."""
+        return not self.is_ours or bool(self.transform or self.collate)
 
     @property
     def kind(self) -> EngineKind | None:
@@ -128,6 +148,7 @@ class Pipeline:
             collate="" if self.collate in ours else _name(self.collate),
             transform="" if transform is None else _name(transform),
             jpeg=inner.jpeg if isinstance(inner, ShardDataset) else "",
+            is_ours=type(inner).__module__.startswith("shardkit."),
         )
 
     def stream(self) -> Iterator[Any]:
@@ -137,15 +158,34 @@ class Pipeline:
         stock: Any = self.stock
         return (self.dataset[row] for row in stock.sampler)
 
-    def loader(self, remedy: Remedy, data: str, rows: Sequence[int]) -> Iterable[Any]:
-        """Return the loader with a remedy, of ``rows`` again and again, or all, or of ``data``."""
+    def resident_bytes(self) -> int:
+        """Return the memory that the decoded dataset would take; 0 if it cannot be resident."""
+        if self.options.resident or not isinstance(innermost(self.dataset), ShardDataset):
+            return 0
+        try:
+            needed = resident_bytes(self.dataset)
+        except ShardkitError:
+            return 0
+        return needed if needed <= _RESIDENT_PART * free_memory() else 0
+
+    def loader(
+        self, remedy: Remedy, data: str, rows: Sequence[int], sampled: str = ""
+    ) -> Iterable[Any]:
+        """Return the loader with a remedy, of ``rows`` again and again, or all, or of ``data``.
+
+        Its stacks are sampled into the folder ``sampled``, if there is one.
+        """
         dataset, size = self.dataset, self.setup.batch_size
         if data or remedy.jpeg:
             inner: Any = innermost(dataset)
             dataset = open_dataset(
                 data or inner.path,
                 transform=getattr(inner, "transform", None),
-                decode=inner.decode if isinstance(inner, ShardDataset | PlainFolder) else "pil",
+                decode=(
+                    inner.decode
+                    if isinstance(inner, ShardDataset | PlainFolder)
+                    else parse_decode(remedy.decode or "pil")
+                ),
                 jpeg=remedy.jpeg or self.setup.jpeg or "exact",
             )
         rows = range(len(dataset)) if data else rows
@@ -155,8 +195,14 @@ class Pipeline:
         changed = dict(remedy.options)
         if remedy.default_collate:
             changed["collate_fn"] = collate
+        if sampled:
+            function = changed.get("collate_fn") or self.collate
+            is_stock = self.stock is not None
+            changed["collate_fn"] = SampledCollate(function, sampled, is_stock)
         if self.stock is None or data or "engine" in changed:
             options = vars(self.options) | changed
+            if sampled and self.setup.kind:  # a collate function could be a reason for another one
+                options["engine"] = self.setup.engine
             if "engine" in changed and ENGINE_KINDS[changed["engine"]].starts_processes:
                 options["resident"] = None
             return make_loader(dataset, size, shuffle=True, **options)
@@ -191,15 +237,39 @@ class Trial:
     rows: Sequence[int] = ()
     """Rows of the loader's dataset to read again and again; empty reads all."""
     seconds: float
+    step: StepSpec = field(default_factory=StepSpec)
+    """The use of each batch."""
 
 
 def measure_rate(session: Session, *, loading: Loading, trial: Trial) -> float:
     """Return the images per second of a trial."""
+    return _measured(Pipeline(session, loading).loader(trial.remedy, trial.data, trial.rows), trial)
+
+
+def measure_step(session: Session, *, loading: Loading, trial: Trial) -> float:
+    """Return the images per second of the step of a trial on one batch, without a loader."""
     loader = Pipeline(session, loading).loader(trial.remedy, trial.data, trial.rows)
+    batch = next(iter(loader))
+    close_loader(loader)
+    return _measured(itertools.repeat(batch), trial)
+
+
+def sample_lines(session: Session, *, loading: Loading, trial: Trial) -> list[Line]:
+    """Return the lines of code in which the workers spend the time of a trial."""
+    with tempfile.TemporaryDirectory(prefix="shardkit-lines-") as scratch:
+        folder, ended = Path(scratch, "counts"), Path(scratch, "ended")
+        folder.mkdir()
+        pipeline = Pipeline(session, loading)
+        _measured(pipeline.loader(trial.remedy, trial.data, trial.rows, str(folder)), trial)
+        folder.rename(ended)  # from here on, nothing is written there
+        return named_lines(ended)
+
+
+def _measured(loader: Iterable[Any], trial: Trial) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(trial.remedy.torch_threads or threads)
     try:
-        return measure(loader, StopCondition(seconds=trial.seconds), lambda batch: None).rate
+        return measure(loader, StopCondition(seconds=trial.seconds), make_step(trial.step)).rate
     finally:
         torch.set_num_threads(threads)
         close_loader(loader)

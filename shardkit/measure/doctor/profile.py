@@ -17,9 +17,9 @@ from torch.utils.data import Subset
 from shardkit.codecs.scaling import one_thread
 from shardkit.errors import UsageError
 from shardkit.measure.doctor.clock import Cost, timed
-from shardkit.measure.doctor.lines import Line, LineSampler
+from shardkit.measure.doctor.lines import Line
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Setup
-from shardkit.measure.doctor.stored import Group, headers, innermost, slowest_group, stored_images
+from shardkit.measure.doctor.stored import Group, innermost, slowest_group, stored_images
 from shardkit.measure.doctor.tail import Sample, Tail, find_tail
 from shardkit.measure.runner import steps
 from shardkit.measure.runner.gil import HOLDS, held_fraction
@@ -67,6 +67,8 @@ class Profile:
     """Images in the dataset; 0 if unknown."""
     rows: list[int]
     """The sample, drawn at random; empty for an iterable dataset."""
+    files: Sequence[str] = ()
+    """The image file of each row, if only code of the user knows it; else empty."""
     stages: dict[str, Stage]
     """In the order in which an image passes them."""
     p50: float
@@ -89,7 +91,9 @@ class Profile:
     tail: Tail | None = None
     """Few images that take most of the time, if there are such, whatever they have in common."""
     lines: Sequence[Line] = ()
-    """Lines of code that take most of the time, if the longest stage may run user code."""
+    """Lines of code that take most of the time in the workers, those of the user first."""
+    resident_bytes: int = 0
+    """Memory that the decoded dataset would take; 0 if it cannot be resident, or does not fit."""
     step_seconds: float | None = None
     """Time of a training step."""
 
@@ -119,8 +123,9 @@ class Profile:
 
     @property
     def decodes(self) -> bool:
-        """Whether decoding encoded images takes a notable part of the time."""
-        return self.kind not in ("", "raw", PLANES) and self.fraction("read", "decode") >= MATTERS
+        """Whether decoding encoded images takes, or may take, a notable part of the time."""
+        stages = "read", "decode", "dataset"  # the last one, if the user's code decodes
+        return self.kind not in ("", "raw", PLANES) and self.fraction(*stages) >= MATTERS
 
 
 def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpec) -> Profile:
@@ -129,15 +134,14 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
     dataset, setup = pipeline.dataset, pipeline.setup
     costs: list[dict[str, Cost]] = []
     counts, rows, batch = [], list[int](), None
-    sample, lines = Sample(dataset, [], [], []), LineSampler()
+    sample = Sample(dataset)
     with one_thread(), reading(ReadContext(seed=0, epoch=0)):
         for batch_rows, cost, samples in _fetches(pipeline, seconds):
             cost["collate"], batch = timed(lambda: pipeline.collate(samples))  # noqa: B023 - now
             costs.append(cost)
             counts.append(max(1, count(batch)))
-            with lines.running():
-                for row in batch_rows:
-                    sample.read(row)
+            for row in batch_rows:
+                sample.read(row)
             rows += batch_rows
         if not costs:
             raise UsageError("there is no image to read")
@@ -157,32 +161,29 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
             p50=p50,
             p95=p95,
             crop=_shorter_side(batch),
-            tail=_tail(sample, lines, _TAIL_PART * seconds),
+            resident_bytes=pipeline.resident_bytes() if setup.mapped else 0,
+            tail=_tail(sample, _TAIL_PART * seconds),
         )
         if measured.longest == "collate" or not rows:
-            lines = LineSampler()
-            end = time.perf_counter() + _HELD_SECONDS
-            with lines.running():
-                while time.perf_counter() < end:
-                    pipeline.collate(samples)
             held = held_fraction(lambda: pipeline.collate(samples), _HELD_SECONDS)
         else:
             again = itertools.cycle(rows)
             # Of all stages of an image but the batch's; only the longest may hold the GIL.
             part = measured.fraction(measured.longest) / (1 - measured.fraction("collate"))
             held = min(1.0, held_fraction(lambda: dataset[next(again)], _HELD_SECONDS) / part)
-        named = lines.lines() if measured.longest in OWN_CODE else []
-        measured = replace(measured, held=held, lines=named)
+        measured = replace(measured, held=held)
     if step.milliseconds or step.model:
         training = step.model and steps.step_seconds(steps.make_step(step), batch)
         measured = replace(measured, step_seconds=training or step.milliseconds / 1000)
-    if "read" not in stages:
+    images = sample.headers(len(rows))
+    if not images:
         return measured
-    images, classes = headers(dataset, rows), getattr(innermost(dataset), "classes", None)
+    classes = getattr(innermost(dataset), "classes", None)
     group = slowest_group(times, images, classes)
     (kind, _), *_rest = Counter(image.kind for image in images).most_common()
     return replace(
         measured,
+        files=[] if "read" in stages else sample.files[: len(rows)],
         group=group,
         kind=group.kind if group else kind,
         side=statistics.median(min(image.width, image.height) for image in images),
@@ -191,16 +192,15 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
     )
 
 
-def _tail(sample: Sample, lines: LineSampler, seconds: float) -> Tail | None:
+def _tail(sample: Sample, seconds: float) -> Tail | None:
     """Return the tail of a sample, which goes on for some time: slow images may be rare."""
     taken, end = set(sample.rows), time.perf_counter() + seconds
     order = np.random.default_rng(0).permutation(len(sample.dataset) if taken else 0)
-    with lines.running():
-        for row in order[:_MOST_OF_TAIL].tolist():
-            if time.perf_counter() > end:
-                break
-            if row not in taken:
-                sample.read(row)
+    for row in order[:_MOST_OF_TAIL].tolist():
+        if time.perf_counter() > end:
+            break
+        if row not in taken:
+            sample.read(row)
     return find_tail(sample)
 
 

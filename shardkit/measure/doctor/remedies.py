@@ -10,7 +10,8 @@ from shardkit.measure.doctor.checks import fits_in_memory
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import MATTERS, OWN_CODE, WAITS, Profile
 from shardkit.recipe import Recipe
-from shardkit.system.formatting import plural
+from shardkit.system.formatting import plural, size
+from shardkit.system.priority import priority_problem
 from shardkit.torch.engine.options import ENGINE_KINDS
 
 _MARGIN, _SMALLER = 8 / 7, 0.85
@@ -90,13 +91,41 @@ def fast_jpeg(profile: Profile) -> Iterator[Remedy]:
         )
 
 
+def resident(profile: Profile) -> Iterator[Remedy]:
+    """All images decoded in memory."""
+    if profile.resident_bytes:
+        seconds = profile.images * profile.total / max(1, profile.cpus)
+        yield Remedy(
+            name='resident="cpu"',
+            options={"resident": "cpu", "engine": "thread", "num_workers": None},
+            code='make_loader(..., resident="cpu")',
+            price=f"{size(profile.resident_bytes)} of memory for each rank, and about "
+            f"{seconds:.0f} s to decode all at the start",
+        )
+
+
+def same_images(profile: Profile) -> Iterator[Remedy]:
+    """A dataset of shardkit instead of the user's, if that has an image file for each row."""
+    setup = profile.setup
+    if profile.files and profile.decodes and (setup.transform or profile.crop):
+        yield Remedy(
+            name="the same images as a dataset of shardkit",
+            recipe=Recipe(),
+            decode="" if setup.transform else f"RandomResizedCrop({profile.crop})",
+            default_collate=True,
+            price=f"{size(profile.images * profile.stored_bytes)} of disk; without what "
+            f"{setup.dataset} does besides",
+        )
+
+
 def conversions(profile: Profile) -> Iterator[Remedy]:
     """Shards instead of files, smaller images, JPEGs for lossless images, planes, raw pixels."""
-    if not profile.decodes:
+    if not profile.decodes or profile.files:
         return
     if not profile.setup.jpeg:
         name = "shards instead of files" + ", with make_loader" * profile.setup.stock
-        yield Remedy(name=name, recipe=Recipe())
+        space = size(profile.images * profile.stored_bytes)
+        yield Remedy(name=name, recipe=Recipe(), price=f"{space} of disk")
     target = profile.crop and round(_MARGIN * profile.crop)
     side = target if 0 < target < _SMALLER * profile.side else 0
     if side:
@@ -138,6 +167,7 @@ def together(first: Remedy, second: Remedy) -> Remedy | None:
         recipe=recipe,
         code=", ".join(filter(None, (first.code, second.code))),
         price="; ".join(filter(None, (first.price, second.price))),
+        decode=first.decode or second.decode,
     )
 
 
@@ -147,8 +177,33 @@ RULES: tuple[Callable[[Profile], Iterator[Remedy]], ...] = (
     torch_threads,
     default_collate,
     fast_jpeg,
+    resident,
+    same_images,
     conversions,
 )
+
+
+def beside(profile: Profile) -> list[Remedy]:
+    """Return changes that may disturb a training loop less, though loading gets no faster."""
+    setup = profile.setup
+    if not setup.mapped or setup.kind is None:
+        return []
+    remedies, yields = [], priority_problem() is None
+    low = "the loader also yields to other programs"
+    if yields:
+        options = {"engine": setup.engine, "priority": "low"}
+        code = 'make_loader(..., priority="low")'
+        remedies.append(Remedy(name='priority="low"', options=options, code=code, price=low))
+    if setup.engine == "thread":
+        options, price = {"engine": "helper"}, "one more process, and shared memory for batches"
+        code = 'make_loader(..., engine="helper")'
+        remedies.append(Remedy(name='engine="helper"', options=options, code=code, price=price))
+        if yields:
+            both = 'engine="helper", priority="low"'
+            options = {**options, "priority": "low"}
+            code = f"make_loader(..., {both})"
+            remedies.append(Remedy(name=both, options=options, code=code, price=f"{price}; {low}"))
+    return remedies
 
 
 def propose(profile: Profile) -> list[Remedy]:

@@ -69,10 +69,10 @@ class Files(Dataset[Any]):
     """Files and their labels, as bytes."""
 
     def __init__(self, samples: list[tuple[str | Path, int]]) -> None:
-        self._samples = samples
+        self.samples = samples
 
     def __getitem__(self, row: int) -> tuple[bytes, int]:
-        path, label = self._samples[row]
+        path, label = self.samples[row]
         return Path(path).read_bytes(), int(label)
 
 
@@ -99,7 +99,7 @@ def stored_images(dataset: Any) -> Any:
     return None
 
 
-def headers(dataset: Any, rows: list[int]) -> list[Header]:
+def headers(dataset: Any, rows: Sequence[int]) -> list[Header]:
     """Return the properties of some stored images of a dataset that has such."""
     images, inner = stored_images(dataset), innermost(dataset)
     raw = inner.manifest.raw_shape if isinstance(inner, ShardDataset) else None
@@ -145,10 +145,17 @@ def slowest_group(
     return next((group for group in dominant if group.time - group.images > best - _TIE), None)
 
 
-def write_images(session: Session, *, rows: list[int], folder: Path) -> None:
-    """Write the stored images of some rows as files; runs in the measurement process."""
-    images = stored_images(session.dataset)
-    for row in rows:
+def write_images(session: Session, *, rows: list[int], files: Sequence[str], folder: Path) -> None:
+    """Write the stored images of some rows as files; runs in the measurement process.
+
+    Args:
+        session: The session.
+        rows: Rows of its dataset.
+        files: Files of these rows, if the dataset does not state them.
+        folder: Receives the images.
+    """
+    images: Any = Files([(file, 0) for file in files]) if files else stored_images(session.dataset)
+    for row in range(len(files)) if files else rows:
         data, label = images[row]
         kind = _kind_of(data)
         if kind == PLANES:  # no file of a folder of images
@@ -166,11 +173,17 @@ def convert_images(source: Path, target: Path, recipe: Recipe) -> None:
     )
 
 
-def loaded_provenance(session: Session) -> Provenance:
-    """Return how the dataset was made; runs in the measurement process."""
+def loaded_provenance(session: Session, *, files: Sequence[str]) -> Provenance:
+    """Return how the dataset was made; runs in the measurement process.
+
+    Args:
+        session: The session.
+        files: Some files of the dataset, if it does not state them.
+    """
     dataset, path = innermost(session.dataset), session.subject.path
     if isinstance(dataset, ShardDataset):
         return provenance_of(path or str(dataset.path), dataset.path)
     if not path:  # a dataset with files of its own, such as torchvision's ImageFolder
-        path = os.path.commonpath([os.path.dirname(file) for file, _ in dataset.samples])
+        paths = files or [file for file, _ in dataset.samples]
+        path = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in paths])
     return Provenance(path=path, format=FORMAT, source={"kind": "imagefolder"}, folder=True)

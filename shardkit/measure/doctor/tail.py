@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -14,7 +14,8 @@ from torch.utils.data import Subset
 
 from shardkit.errors import BadImage
 from shardkit.measure.doctor.clock import timed
-from shardkit.measure.doctor.stored import Header, headers, innermost, stored_images
+from shardkit.measure.doctor.opened_files import only_image, opened_paths
+from shardkit.measure.doctor.stored import Files, Header, headers, innermost, stored_images
 from shardkit.torch.data.datasets import ShardDataset
 
 _SLOW, _MOST_IMAGES, _LEAST_TIME = 4.0, 0.25, 0.3
@@ -54,16 +55,43 @@ class Sample:
     """Samples that were read alone, drawn at random."""
 
     dataset: Any
-    rows: list[int]
-    seconds: list[float]
-    labels: list[int | None]
+    rows: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    labels: list[int | None] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    """The image file that was opened for each; empty if there was none, or several."""
 
     def read(self, row: int) -> None:
         """Read another."""
-        (seconds, _), value = timed(lambda: self.dataset[row])
+        with opened_paths() as paths:
+            (seconds, _), value = timed(lambda: self.dataset[row])
         self.rows.append(row)
         self.seconds.append(float(seconds))
         self.labels.append(label_of(value))
+        self.files.append(only_image(paths))
+
+    def headers(self, count: int) -> list[Header]:
+        """Return the properties of the first ``count`` stored images; none if unknown."""
+        try:
+            if stored_images(self.dataset) is not None:
+                return headers(self.dataset, self.rows[:count])
+            files = self.files[:count]
+            if len(files) == count and all(files):
+                labels = [label or 0 for label in self.labels]
+                return headers(Files(list(zip(files, labels, strict=False))), range(count))
+        except BadImage:
+            pass
+        return []
+
+    def name(self, number: int) -> str:
+        """Return what a user knows a sample by: a key, a path or a row."""
+        inner, row = innermost(self.dataset), _inside(self.dataset, self.rows[number])
+        if isinstance(inner, ShardDataset):
+            return str(inner.keys[row])
+        samples = getattr(inner, "samples", None)
+        if isinstance(samples, list) and row < len(samples) and isinstance(samples[row], tuple):
+            return str(samples[row][0])
+        return (self.files[number] if self.files else "") or f"row {row}"
 
 
 def find_tail(sample: Sample) -> Tail | None:
@@ -85,7 +113,7 @@ def find_tail(sample: Sample) -> Tail | None:
         time=part,
         median=float(np.median(times[slow])),
         common=next(shared, ""),
-        examples=[_name(dataset, rows[n]) for n in worst],
+        examples=[sample.name(n) for n in worst],
         passing=max(again) < _SLOW * float(np.median(times)),
     )
 
@@ -100,14 +128,8 @@ def _properties(
 ) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
     """Yield what slow images may have in common, the most telling first, and which have it."""
     dataset, rows = sample.dataset, sample.rows
-    inner = innermost(dataset)
-    known: Sequence[Header] = ()
-    if stored_images(dataset) is not None:
-        try:
-            known = headers(dataset, list(rows))
-        except BadImage:
-            known = ()
-    names = getattr(inner, "classes", None)
+    known = sample.headers(len(rows))
+    names = getattr(innermost(dataset), "classes", None)
     labels = sample.labels if None not in sample.labels else ()
     yield from _equal(labels, slow, lambda n: f"class {_class(names, n)}")
     yield from _equal([one.kind for one in known], slow, lambda kind: f"{kind.upper()} files")
@@ -155,14 +177,3 @@ def _shards(dataset: Any, rows: Sequence[int]) -> list[int]:
 def _inside(dataset: Any, row: int) -> int:
     """Return the row of the dataset within any ``Subset``."""
     return _inside(dataset.dataset, dataset.indices[row]) if type(dataset) is Subset else row
-
-
-def _name(dataset: Any, row: int) -> str:
-    """Return what a user knows a sample by."""
-    inner, at = innermost(dataset), _inside(dataset, row)
-    if isinstance(inner, ShardDataset):
-        return str(inner.keys[at])
-    samples = getattr(inner, "samples", None)
-    if isinstance(samples, list) and at < len(samples) and isinstance(samples[at], tuple):
-        return str(samples[at][0])
-    return f"row {at}"

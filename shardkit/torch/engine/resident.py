@@ -7,7 +7,7 @@ are drawn on the CPU, as for any other loader.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -67,18 +67,14 @@ class ResidentFetch(Fetch):
                 "resident= holds images of one size, which the operations in views= do not share: "
                 "set views=2 with decode=RandomCrop(...), or leave resident= out"
             )
-        if any(getattr(part, "windows", None) for part in nested.leaves(dataset)):
-            raise UsageError("resident= holds rows, not windows of them: leave resident= out")
         super().__init__(dataset, collate, with_rows=with_rows, views=views)
         self._device = device = _device(resident)
         self._parts: list[_Part] = []
         self._part_of, self._place_of = np.zeros((2, len(dataset)), np.int64)
-        for portion in nested.portions(dataset, list(range(len(dataset)))):
-            if portion.rows:
-                rows, places = np.unique(portion.rows, return_inverse=True)
-                self._part_of[portion.places] = len(self._parts)
-                self._place_of[portion.places] = places
-                self._parts.append(_Part(portion.dataset, rows, device))
+        for portion, part, places in _parts(dataset, device):
+            self._part_of[portion.places] = len(self._parts)
+            self._place_of[portion.places] = places
+            self._parts.append(part)
         _require_same_fields(self._parts)
         _require_memory(sum(part.bytes for part in self._parts), device)
         for part in self._parts:
@@ -123,6 +119,33 @@ class ResidentFetch(Fetch):
                 torch.cat(parts).index_select(0, back) for parts in zip(*blocks, strict=True)
             ]
         return self._parts[0].view(columns, is_default=is_default)
+
+
+def resident_bytes(dataset: Any) -> int:
+    """Return the bytes that a resident dataset would take, without allocating them.
+
+    Raises:
+        UsageError: If it cannot be resident, whatever the memory.
+    """
+    if not len(dataset):
+        return 0
+    parts = [part for _, part, _ in _parts(dataset, _device("cpu"))]
+    _require_same_fields(parts)
+    return sum(part.bytes for part in parts)
+
+
+def _parts(dataset: Any, device: torch.device) -> Iterator[tuple[nested.Portion, _Part, Positions]]:
+    """Yield the datasets that have rows of a dataset, and the places of its rows in each.
+
+    Raises:
+        UsageError: If one cannot be resident.
+    """
+    if any(getattr(part, "windows", None) for part in nested.leaves(dataset)):
+        raise UsageError("resident= holds rows, not windows of them: leave resident= out")
+    for portion in nested.portions(dataset, list(range(len(dataset)))):
+        if portion.rows:
+            rows, places = np.unique(portion.rows, return_inverse=True)
+            yield portion, _Part(portion.dataset, rows, device), places
 
 
 class _Part:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from diagnoses import profile
 
-from shardkit.measure.doctor.judgement import Diagnosis, Measured, Range, diagnose
+from shardkit.cli.doctor_report import _beside
+from shardkit.measure.doctor.judgement import (
+    Diagnosis,
+    Measured,
+    Range,
+    diagnose,
+    judge_loop,
+)
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
 from shardkit.recipe import Recipe
@@ -103,3 +110,21 @@ def test_more_rounds_decide_closer_cases() -> None:
     assert rounds == sorted(rounds)
     assert rounds[0] == 1
     assert rounds[2] == rounds[3] > 100
+
+
+def test_the_loop_beside_the_loader_is_judged_against_itself() -> None:
+    low = Remedy(name="low", price="yields")
+    found = judge_loop(
+        [200.0, 205.0, 210.0],
+        BASE,
+        [Measured(WORKERS, [95.0, 99.0, 112.0], BASE), Measured(low, [140.0, 150.0, 160.0], BASE)],
+    )
+    assert [(rated.remedy, rated.verdict) for rated in found.remedies] == [
+        (low, "gain"),
+        (WORKERS, "no gain"),
+    ]
+    assert found.recommended == found.remedies[0]
+    text = _beside(found)
+    assert text.startswith("the training loop gives 100 (")
+    assert "49% of the step alone; low: 1.50x (yields); no gain: more workers" in text
+    assert judge_loop(BASE, BASE, [Measured(low, None, BASE)]).recommended is None

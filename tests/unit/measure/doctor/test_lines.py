@@ -1,97 +1,197 @@
-"""Samples of the stack name the lines that take the time."""
+"""Samples of the stacks of all engines name the lines that take the time."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from diagnoses import profile
 from helpers import DEADLINE
+from torch.utils.data import DataLoader
 
+from shardkit import make_loader
 from shardkit.cli.doctor_report import _line
-from shardkit.measure.doctor.lines import Line, LineSampler, is_library
+from shardkit.measure.doctor.lines import Line, Place, SampledCollate, _largest, is_library
+from shardkit.measure.doctor.pipeline import Loading, Remedy, Trial, sample_lines
+from shardkit.measure.runner.session import Session
+from shardkit.measure.runner.spec import Subject
 
 CODE = """
-import time
 import json
+import time
 
-def wait(seconds):
-    time.sleep(seconds)
+import torch
+from torch.utils.data import Dataset, IterableDataset
 
-def parse(text):
-    return json.loads(text)
+TEXT = json.dumps(list(range(3_000)))
 
-def compute():
-    for _ in range(300_000): pass
-    time.sleep(0)
 
-def both(seconds, text):
-    wait(seconds)
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        parse(text)
+class Own(Dataset):
+    def __len__(self):
+        return 64
+
+    def wait(self):
+        time.sleep(0.004)
+
+    def compute(self):
+        for _ in range(600_000): pass
+        time.sleep(0)
+
+    def parse(self):
+        end = time.perf_counter() + 0.004
+        while time.perf_counter() < end:
+            json.loads(TEXT)
+
+    def __getitem__(self, row):
+        self.wait()
+        self.parse()
+        return torch.zeros(3, 4, 4), row
+
+
+class Computing(Own):
+    def __getitem__(self, row):
+        self.compute()
+        return torch.zeros(3, 4, 4), row
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return map(Own().__getitem__, range(64))
+
+
+def joined(samples):
+    time.sleep(0.02)
+    return torch.stack([image for image, _ in samples]), None
 """
+WAIT, PARSE, COMPUTE, JOIN = (
+    next(n for n, line in enumerate(CODE.splitlines(), 1) if text in line)
+    for text in ("sleep(0.004)", "json.loads", "600_000", "sleep(0.02)")
+)
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[ModuleType]:
-    """A module of a user."""
-    path = tmp_path / "own_code.py"
-    path.write_text(CODE)
-    spec = importlib.util.spec_from_file_location("own_code", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """A module of a user, which worker processes can import."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_code.py").write_text(CODE)
+    sys.path.insert(0, str(folder))
+    usual = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), usual)))
+    yield importlib.import_module("own_code")
+    sys.path.remove(str(folder))
+    os.environ.pop("PYTHONPATH")
+    if usual is not None:
+        os.environ["PYTHONPATH"] = usual
     sys.modules.pop("own_code", None)
 
 
-def sampled(work: Callable[[], object]) -> list[Line]:
-    """Run something until its lines are known."""
-    lines, end = LineSampler(), time.perf_counter() + DEADLINE
-    with lines.running():
-        while not lines.lines() and time.perf_counter() < end:
-            work()
-    return lines.lines()
+def lines_of(loader: Any) -> list[Line]:
+    """Sample a loader until its lines are known."""
+    session = Session(subject=Subject(loader="made:up"), dataset=loader.dataset, loader=loader)
+    trial, end = Trial(remedy=Remedy(), seconds=0.5), time.perf_counter() + DEADLINE
+    while time.perf_counter() < end:
+        if lines := sample_lines(session, loading=Loading(), trial=trial):
+            return lines
+    raise AssertionError("no lines were named in time")
 
 
-def test_a_line_that_waits_is_named(own: ModuleType) -> None:
-    first, *_ = sampled(lambda: own.wait(0.05))
-    assert (Path(first.file).name, first.line, first.function) == ("own_code.py", 6, "wait")
-    assert first.text == "time.sleep(seconds)"
-    assert first.time > 0.8
+ENGINES: dict[str, Callable[[Any], Any]] = {
+    "stock": lambda dataset: DataLoader(dataset, 4, num_workers=2),
+    "forkserver": lambda dataset: DataLoader(
+        dataset, 4, num_workers=2, multiprocessing_context="forkserver"
+    ),
+    "no workers": lambda dataset: DataLoader(dataset, 4),
+    "thread": lambda dataset: make_loader(dataset, 4, engine="thread", num_workers=2),
+    "helper": lambda dataset: make_loader(dataset, 4, engine="helper", num_workers=2),
+    "process": lambda dataset: make_loader(dataset, 4, engine="process", num_workers=2),
+}
 
 
-def test_the_time_of_a_library_is_that_of_the_line_that_calls_it(own: ModuleType) -> None:
-    text = str(list(range(3_000)))
-    lines = sampled(lambda: own.both(0.05, text))
-    assert {line.line for line in lines} == {6, 9}
-    assert all(0.1 < line.time < 0.9 for line in lines)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_lines_of_each_engine_are_named(own: ModuleType, engine: str) -> None:
+    """Waiting and computing share the time; that of a library is its caller's."""
+    named = lines_of(ENGINES[engine](own.Own()))
+    lines = {line.line: line for line in named[:2]}
+    assert lines.keys() == {WAIT, PARSE}
+    assert all(line.is_own for line in named[:2])
+    assert lines[WAIT].function == "Own.wait"
+    assert lines[WAIT].text == "time.sleep(0.004)"
+    assert lines[WAIT].is_native
+    assert not lines[PARSE].is_native
+    assert all(0.1 < line.time < 0.9 for line in lines.values())
+
+
+def test_the_lines_of_a_stream_are_named(own: ModuleType) -> None:
+    lines = lines_of(DataLoader(own.Stream(), 4, num_workers=1))
+    assert {WAIT, PARSE} <= {line.line for line in lines}
 
 
 def test_a_line_that_releases_the_gil_does_not_attract_samples(own: ModuleType) -> None:
-    first, *_ = sampled(own.compute)
-    assert first.line == 12
-    assert first.time > 0.6
+    first, *_ = lines_of(make_loader(own.Computing(), 4, engine="thread", num_workers=1))
+    assert first.line == COMPUTE
+    assert first.time > 0.5
 
 
-def test_lines_of_libraries_are_named_without_code_of_the_user() -> None:
-    lines = LineSampler()
-    lines._others.update({("/lib/a.py", 1, "f"): 90, ("/lib/b.py", 2, "g"): 5})
-    lines._own.update({("/own.py", 3, "h"): 15})
-    assert [(line.file, line.line) for line in lines.lines()] == [("/own.py", 3), ("/lib/a.py", 1)]
+def test_a_collate_function_is_sampled(own: ModuleType) -> None:
+    lines = lines_of(DataLoader(own.Own(), 1, num_workers=1, collate_fn=own.joined))
+    assert lines[0].line == JOIN
+    assert lines[0].function == "joined"
+
+
+def test_nothing_is_sampled_after_the_measurement(own: ModuleType, tmp_path: Path) -> None:
+    usual, folder = sys.getswitchinterval(), tmp_path / "counts"
+    folder.mkdir()
+    assert SampledCollate(len, str(folder), is_stock=True)([1, 2]) == 2
+    (thread,) = (thread for thread in sys._current_frames() if "_sample" in _functions(thread))
+    folder.rmdir() if not any(folder.iterdir()) else folder.rename(tmp_path / "ended")
+    end = time.perf_counter() + DEADLINE
+    while thread in sys._current_frames() and time.perf_counter() < end:
+        time.sleep(0.01)
+    assert thread not in sys._current_frames()
+    assert sys.getswitchinterval() == usual
+
+
+def _functions(thread: int) -> list[str]:
+    frame, names = sys._current_frames().get(thread), []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+
+
+def place(file: str, line: int, *, is_own: bool) -> Place:
+    return Place(file, line, "f", is_own, is_native=False)
+
+
+def test_lines_of_the_user_come_first() -> None:
+    counts = Counter(
+        {
+            place("/lib/a.py", 1, is_own=False): 80,
+            place("/lib/b.py", 2, is_own=False): 5,
+            place("/own.py", 3, is_own=True): 15,
+        }
+    )
+    assert [(line.file, line.line) for line in _largest(counts)] == [
+        ("/own.py", 3),
+        ("/lib/a.py", 1),
+    ]
+
+
+def test_at_most_three_lines_are_named() -> None:
+    counts = Counter({place("/own.py", line, is_own=True): 20 for line in range(5)})
+    assert len(_largest(counts)) == 3
 
 
 def test_few_samples_name_nothing() -> None:
-    lines = LineSampler()
-    lines._own.update({("/own.py", 3, "h"): 19})
-    assert lines.lines() == []
+    assert _largest(Counter({place("/own.py", 3, is_own=True): 49})) == []
 
 
 @pytest.mark.parametrize(
@@ -111,9 +211,17 @@ def test_libraries_are_told_from_code_of_the_user(file: str, library: bool) -> N
 
 
 def test_the_report_cuts_a_long_line() -> None:
-    line = Line(file="/a/own.py", line=24, function="Own.load", text="x" * 200, time=0.61)
+    line = Line(
+        file="/a/own.py",
+        line=24,
+        function="Own.load",
+        text="x" * 200,
+        time=0.61,
+        is_own=True,
+        is_native=True,
+    )
     text = _line("lines", line)
-    assert text.startswith("lines       61%  own.py:24 Own.load: xxx")
+    assert text.startswith("lines       61%  own.py:24 Own.load, in native code: xxx")
     assert text.endswith("x...")
     assert len(text) == 100
     assert profile().lines == ()

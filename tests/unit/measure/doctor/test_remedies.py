@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from diagnoses import profile, setup, stage
 from shardkit.codecs import planes
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
-from shardkit.measure.doctor.remedies import propose
+from shardkit.measure.doctor.remedies import beside, propose
 
 FAST, SMALLER, RAW = 'jpeg="fast"', "smaller images, shorter side 256", "raw pixels, 256x256"
 PLANES = "planes instead of JPEGs, shorter side 256"
@@ -95,3 +96,43 @@ def test_images_shrink_to_what_the_crop_needs() -> None:
     assert only(profile(), PLANES).price == "about 1.3x the space"
     assert only(profile(side=256.0), "planes instead of JPEGs").price == "about 2.8x the space"
     assert only(profile(side=240.0), "raw pixels, 240x240").recipe is not None
+
+
+def test_a_dataset_that_fits_in_memory_may_be_resident() -> None:
+    (remedy,) = [
+        each for each in propose(profile(resident_bytes=3 << 30)) if "resident" in each.options
+    ]
+    assert remedy.code == 'make_loader(..., resident="cpu")'
+    assert remedy.price == (
+        "3.0 GiB of memory for each rank, and about 12 s to decode all at the start"
+    )
+
+
+OWN_FILES: dict[str, Any] = {
+    "files": ["/photos/a.jpg"],
+    "stages": {"dataset": stage(8), "collate": stage(1)},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "decode"),
+    [({}, "RandomResizedCrop(224)"), ({"setup": setup(jpeg="", transform="augment")}, "")],
+)
+def test_the_same_images_are_read_alike(changed: dict[str, Any], decode: str) -> None:
+    given = profile(**{"setup": setup(jpeg=""), **OWN_FILES, **changed})
+    (remedy,) = [each for each in propose(given) if each.recipe is not None]
+    assert (remedy.decode, remedy.default_collate) == (decode, True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "names"),
+    [
+        ("main", []),
+        ("process", ['priority="low"']),
+        ("helper", ['priority="low"']),
+        ("thread", ['priority="low"', 'engine="helper"', 'engine="helper", priority="low"']),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
+def test_changes_for_the_training_loop_depend_on_the_engine(engine: str, names: list[str]) -> None:
+    assert [remedy.name for remedy in beside(profile(setup=setup(engine=engine)))] == names
