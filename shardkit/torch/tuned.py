@@ -23,6 +23,8 @@ TUNED_FIELDS = (
     "engine",
     "num_workers",
     "prefetch_factor",
+    "priority",
+    "pin_memory",
     "start_method",
     "sharing_strategy",
 )

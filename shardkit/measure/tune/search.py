@@ -60,7 +60,10 @@ def name_of(setting: LoaderSpec) -> str:
     """Return the name of a setting in reports."""
     workers = f"{setting.workers} worker{'s' * (setting.workers != 1)}"
     prefetch = f"prefetch factor {setting.prefetch_factor}, " * bool(setting.prefetch_factor)
-    return f"{setting.engine}, {workers}, {prefetch}batches of {setting.batch_size}"
+    priority = f"{setting.priority} priority, " * bool(setting.priority)
+    pinned = "no pinned memory, " * (setting.pin_memory is False)
+    batches = f"batches of {setting.batch_size}"
+    return f"{setting.engine}, {workers}, {prefetch}{priority}{pinned}{batches}"
 
 
 def ahead(setting: LoaderSpec) -> int:

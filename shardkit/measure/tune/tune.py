@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike, fspath
 from typing import Any
 
@@ -15,9 +17,10 @@ from shardkit.measure.runner import session
 from shardkit.measure.runner.material import SubjectInfo, is_dataset
 from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
-from shardkit.measure.runner.spec import LoaderSpec, StopCondition
+from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition
 from shardkit.measure.runner.timing import Measurement
 from shardkit.measure.runner.workload import Workload
+from shardkit.measure.tune.loop import compare_loops, variants
 from shardkit.measure.tune.search import (
     ENOUGH,
     GAIN,
@@ -45,6 +48,8 @@ _WARMING = 0.25
 """Fraction of the budget for reading the files once."""
 _FIRST = 0.02
 """Fraction of the budget for finding out if the loader computes or waits."""
+_LOOP_PART, _STEPS = 0.35, 3
+"""Fraction of the budget for the training loop with a model; least steps of a measurement."""
 _OVERRUN = 1.1
 """A run that exceeds its budget by this factor says so."""
 _LEAST_PATIENCE = 15.0
@@ -71,16 +76,25 @@ class TuneReport(SearchResult):
     """Time limit, in seconds; the first measurements may exceed it."""
     warnings: tuple[str, ...]
     """Warnings of the chosen loader."""
+    loops: list[Tried] = field(default_factory=list)
+    """Training loops with ``model``: the fastest setting, and others that load as fast but may
+    disturb the loop less. Speedups are over the fastest setting; the first is the choice. Empty
+    without a model, or without time for them."""
 
     @property
     def chosen(self) -> Tried:
-        """The choice."""
+        """The setting that loads best."""
         return self.ranking[0]
+
+    @property
+    def setting(self) -> LoaderSpec:
+        """The choice: that of the training loop, if one was measured."""
+        return (self.loops or self.ranking)[0].setting
 
     @property
     def is_default(self) -> bool:
         """Whether the defaults stay."""
-        return self.chosen.setting == self.default
+        return self.setting == self.default
 
     @property
     def headroom(self) -> float | None:
@@ -93,20 +107,20 @@ class TuneReport(SearchResult):
     @property
     def options(self) -> dict[str, Any]:
         """The options of `make_loader` to change."""
-        setting = self.chosen.setting
+        setting = self.setting
         return {} if self.is_default else {"engine": setting.engine, **setting.options}
 
     def call(self) -> str:
         """Return the line to paste."""
         texts = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         options = f", {texts}".replace("'", '"') if texts else ""
-        return f"make_loader(dataset, {self.chosen.setting.batch_size}, shuffle=True{options})"
+        return f"make_loader(dataset, {self.setting.batch_size}, shuffle=True{options})"
 
     def tuned(self) -> Tuned:
         """Return the choice for ``make_loader(tuned=)``."""
         rates, speedup = self.chosen.images_per_second, self.chosen.speedup
         return Tuned(
-            batch_size=self.chosen.setting.batch_size,
+            batch_size=self.setting.batch_size,
             settings=self.options,
             processors=usable_cpus(),
             ranks=local_ranks(),
@@ -132,11 +146,12 @@ class TuneReport(SearchResult):
         return "\n".join(
             [
                 f"{opened.title}{part}; took {self.seconds:.0f} s",
-                f"  best      {name_of(self.chosen.setting)}{' (the defaults)' * self.is_default}",
+                f"  best      {name_of(self.setting)}{' (the defaults)' * self.is_default}",
                 f"  why       {self._why()}",
                 *self._step(),
                 "  compared  speedup over the defaults in the same rounds; images/s",
                 *self._table(),
+                *self._loop_table(),
                 *(f"  note      {printable(note)}" for note in self._notes()),
                 f"  paste     {self.call()}",
             ]
@@ -148,7 +163,7 @@ class TuneReport(SearchResult):
             return f"the defaults ({name_of(self.default)}) cannot be measured here"
         if self.headroom is not None and self.headroom >= ENOUGH:
             return f"the cheapest of the measured settings with {ENOUGH}x the speed of the step"
-        if self.is_default:
+        if self.chosen.setting == self.default:
             others = len(self.ranking) - 1
             none = (
                 "the other setting is not" if others == 1 else f"none of {others} other settings is"
@@ -169,14 +184,7 @@ class TuneReport(SearchResult):
         ]
 
     def _table(self) -> list[str]:
-        shown = self.ranking[:_ROWS]
-        width = max(len(name_of(tried.setting)) for tried in shown)
-        lines = []
-        for tried in shown:
-            ratio = tried.speedup.describe() if tried.speedup else "-"
-            ratio = "the defaults" if tried.setting == self.default else ratio
-            rate = f"{tried.images_per_second.median:>9,.0f}"
-            lines.append(f"    {name_of(tried.setting):<{width}}  {ratio:<34}  {rate}")
+        lines = _rows(self.ranking[:_ROWS], self.default, "the defaults")
         others = [tried.speedup.median for tried in self.ranking[_ROWS:] if tried.speedup]
         if others:
             lines.append(f"    and {len(others)} more, {min(others):.2f}x to {max(others):.2f}x")
@@ -185,6 +193,12 @@ class TuneReport(SearchResult):
             also = f" and {len(more)} more" if more else ""
             lines.append(f"    not measured: {first}{also}: {printable(reason)}")
         return lines
+
+    def _loop_table(self) -> list[str]:
+        if not self.loops:
+            return []
+        title = "  loop      speedup of the training loop with the model; images/s"
+        return [title, *_rows(self.loops, self.chosen.setting, "loads best")]
 
     def _notes(self) -> list[str]:
         excluded = (
@@ -200,6 +214,18 @@ class TuneReport(SearchResult):
             "the budget ended before the search: a longer --budget may find more": self.out_of_time,
         }
         return [*self.warnings, *(text for text, applies in notes.items() if applies)]
+
+
+def _rows(shown: Sequence[Tried], base: LoaderSpec, name: str) -> list[str]:
+    """Return the rows of a table; ``base`` is called ``name``."""
+    width = max(len(name_of(tried.setting)) for tried in shown)
+    lines = []
+    for tried in shown:
+        ratio = tried.speedup.describe() if tried.speedup else "-"
+        ratio = name if tried.setting == base else ratio
+        rate = f"{tried.images_per_second.median:>9,.0f}"
+        lines.append(f"    {name_of(tried.setting):<{width}}  {ratio:<34}  {rate}")
+    return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +251,8 @@ class TuneArguments(TuneOptions):
 def tune(options: TuneArguments) -> TuneReport:
     """Find the fastest settings of `make_loader` for a dataset on this machine.
 
-    With ``step_ms`` or ``model``, the cheapest settings that load fast enough are chosen.
+    With ``step_ms`` or ``model``, the cheapest settings that load fast enough are chosen. With
+    ``model``, the training loop then decides about the priority, the helper and pinned memory.
 
     Raises:
         UsageError: If the dataset, the transform or the model is invalid, or an option.
@@ -234,69 +261,108 @@ def tune(options: TuneArguments) -> TuneReport:
     budget, batch_size, step = options.budget, options.batch_size, options.step
     if not 1 <= budget < 1e6:
         raise UsageError(f"a budget of {budget:g} s is out of range; it is at least 1 s")
-    setting = LoaderSpec(batch_size=batch_size, num_workers=default_workers())
-    path = fspath(options.dataset)
+    workers, path = default_workers(), fspath(options.dataset)
     is_dataset(path)  # raises if it does not exist
-    limit = max(_LIMIT, _LEAST_BATCHES * setting.workers * batch_size)
-    (subject,) = options.subjects([path], limit)
-    load, start, warnings = other_load(), time.monotonic(), {}
+    (subject,) = options.subjects([path], max(_LIMIT, _LEAST_BATCHES * workers * batch_size))
+    load = other_load()
     with MeasurementProcess(subject) as process:
-
-        def measured(setting: LoaderSpec, seconds: float) -> Measurement:
-            remaining = start + budget - time.monotonic()
-            process.patience = min(PATIENCE, max(remaining, _LEAST_PATIENCE))
-            measurement = process.measure(setting, StopCondition(seconds=seconds))
-            for warning in measurement.warnings:
-                # Shared memory may be too small, for example.
-                if warning.startswith(("loading may fail", "using threads")):
-                    raise MeasurementFailed(warning)
-            warnings[setting] = measurement.warnings
-            return measurement
-
-        failed: dict[LoaderSpec, MeasurementFailed] = {}
-
-        def measure(setting: LoaderSpec, seconds: float) -> float:
-            if setting in failed:  # a failure takes long, and need not be repeated
-                raise failed[setting]
-            return measured(setting, seconds).rate
-
+        trials = _Trials(process, budget, options.watch)
         opened = process.open()
-        process.patience, cached = max(_WARMING * budget, _LEAST_PATIENCE), True
-        try:  # otherwise the settings that are measured first would be slower
-            process.call(session.warm)
-        except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
-            cached = False
+        cached = trials.warm()
         usual, _ = suited_engine(
             opened.processes or None, launches_kernels=torch.cuda.is_available()
         )
         here = ("thread",) if usual == "helper" else ()
-        engines = tuple(dict.fromkeys((usual, *here, "process")))
-        default = replace(setting, engine=usual)
+        default = LoaderSpec(engine=usual, batch_size=batch_size, num_workers=workers)
         step_seconds = step.milliseconds / 1000 or None
         if step.model is not None:
             step_seconds = process.call(session.step_seconds, loader=default, step=step)
-        try:
-            first = measured(default, _FIRST * budget)
-            busy = first.cpu / first.seconds / usable_cpus()
-        except MeasurementFailed as error:
-            busy, failed[default] = 1.0, error  # the search gives the reason
+        busy, for_loop = trials.busy(default), _LOOP_PART * budget * (step.model is not None)
         plan = Plan(
             default=default,
-            engines=engines,
+            engines=tuple(dict.fromkeys((usual, *here, "process"))),
             needed=batch_size / step_seconds if step_seconds else None,
-            budget=max(1.0, start + budget - time.monotonic()),
+            budget=max(1.0, trials.remaining - for_loop),
             images=opened.images,
             busy=busy,
         )
-        result = search(measure, plan, watch=options.watch)
+        result = search(trials.rate, plan, watch=options.watch)
+        loops = []
+        if for_loop and step_seconds is not None:
+            best = result.ranking[0].setting
+            others = variants(best, has_cuda=torch.cuda.is_available())
+            rate = partial(trials.loop_rate, step=step, seconds=_STEPS * step_seconds)
+            loops = compare_loops(rate, best, others, end=trials.end)
     return TuneReport(
         **vars(result),
+        loops=loops,
         opened=opened,
         cached=cached,
         default=default,
         step_seconds=step_seconds,
         load=load,
-        seconds=time.monotonic() - start,
+        seconds=trials.elapsed,
         budget=budget,
-        warnings=warnings[result.ranking[0].setting],
+        warnings=trials.warnings[(loops or result.ranking)[0].setting],
     )
+
+
+class _Trials:
+    """Measurements within a budget, which starts now."""
+
+    def __init__(self, process: MeasurementProcess, budget: float, watch: Watch) -> None:
+        self._process, self._budget, self._watch = process, budget, watch
+        self._start = time.monotonic()
+        self.end = self._start + budget
+        self.warnings: dict[LoaderSpec, tuple[str, ...]] = {}
+        """Warnings of the loaders that were measured."""
+        self._failed: dict[LoaderSpec, MeasurementFailed] = {}
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the budget ends."""
+        return self.end - time.monotonic()
+
+    def warm(self) -> bool:
+        """Read the files once, or the settings measured first would be slower; return if done."""
+        self._process.patience = max(_WARMING * self._budget, _LEAST_PATIENCE)
+        try:
+            self._process.call(session.warm)
+        except MeasurementTimeout:  # a slow disk; the first measurement reports other problems
+            return False
+        return True
+
+    def busy(self, default: LoaderSpec) -> float:
+        """Return the fraction of the CPUs that the defaults use: little if their code waits."""
+        try:
+            first = self._measured(default, _FIRST * self._budget, StepSpec())
+        except MeasurementFailed as error:
+            self._failed[default] = error  # it took long, and the search gives the reason
+            return 1.0
+        return first.cpu / first.seconds / usable_cpus()
+
+    def rate(self, setting: LoaderSpec, seconds: float) -> float:
+        """Return the images/s of a loader."""
+        if setting in self._failed:
+            raise self._failed[setting]
+        return self._measured(setting, seconds, StepSpec()).rate
+
+    def loop_rate(self, setting: LoaderSpec, *, step: StepSpec, seconds: float) -> float:
+        """Return the images/s of a training loop."""
+        self._watch(f"training loop: {name_of(setting)}", self.elapsed, self._budget)
+        return self._measured(setting, max(seconds, self._budget / 100), step).rate
+
+    def _measured(self, setting: LoaderSpec, seconds: float, step: StepSpec) -> Measurement:
+        self._process.patience = min(PATIENCE, max(self.remaining, _LEAST_PATIENCE))
+        measurement = self._process.measure(setting, StopCondition(seconds=seconds), step)
+        for warning in measurement.warnings:
+            # Shared memory may be too small, for example.
+            if warning.startswith(("loading may fail", "using threads")):
+                raise MeasurementFailed(warning)
+        self.warnings[setting] = measurement.warnings
+        return measurement

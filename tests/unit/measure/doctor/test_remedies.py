@@ -100,7 +100,9 @@ def test_images_shrink_to_what_the_crop_needs() -> None:
 
 def test_a_dataset_that_fits_in_memory_may_be_resident() -> None:
     (remedy,) = [
-        each for each in propose(profile(resident_bytes=3 << 30)) if "resident" in each.options
+        each
+        for each in propose(profile(resident_bytes=3 << 30, images=9600))
+        if "resident" in each.options
     ]
     assert remedy.code == 'make_loader(..., resident="cpu")'
     assert remedy.price == (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import invoke, jpeg, make_dataset, make_tree
 
 from shardkit import CenterCrop, UsageError, make_loader, open_dataset, tune
@@ -19,6 +20,7 @@ from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Spread
 from shardkit.measure.runner.spec import LoaderSpec
+from shardkit.measure.tune.loop import variants
 from shardkit.measure.tune.search import Tried, cost, name_of
 from shardkit.measure.tune.tune import TuneReport
 from shardkit.system.machine import OtherLoad
@@ -236,6 +238,40 @@ def test_the_report_is_one_screen() -> None:
             not measured: thread, 8 workers, batches of 64 and 1 more: too slow
           paste     make_loader(dataset, 64, shuffle=True, \
 engine="process", num_workers=2)""")
+
+
+def test_the_loop_decides_about_what_does_not_load_faster() -> None:
+    fast = replace(DEFAULT, num_workers=4)
+    low = replace(fast, priority="low")
+    report = report_of(
+        ranking=[tried(fast, 1200), tried(DEFAULT, 600)],
+        loops=[tried(low, 660), replace(tried(fast, 500), speedup=None)],
+    )
+    assert report.setting == low
+    assert report.options == {"engine": "thread", "num_workers": 4, "priority": "low"}
+    text = report.describe()
+    assert "  best      thread, 4 workers, low priority, batches of 64\n" in text
+    assert text.index("  compared") < text.index("  loop      speedup of the training loop")
+    assert "thread, 4 workers, batches of 64                loads best" in text
+    assert text.endswith('engine="thread", num_workers=4, priority="low")')
+
+
+def test_what_a_loop_decides_can_be_stored(tmp_path: Path) -> None:
+    low = replace(DEFAULT, priority="low", pin_memory=False)
+    report_of(loops=[tried(low, 660)]).tuned().save(tmp_path / "tuned.json")
+    stored = load_tuned(tmp_path / "tuned.json").settings
+    assert (stored["priority"], stored["pin_memory"]) == ("low", False)
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_beside_the_loaders(made: Path) -> None:
+    report = tune(made, decode=CROP, batch_size=8, budget=12.0, model="small")
+    best = report.chosen.setting
+    assert {tried.setting for tried in report.loops} == {
+        best,
+        *variants(best, has_cuda=torch.cuda.is_available()),
+    }
+    assert "training loop with the model" in report.describe()
 
 
 def test_the_table_ends_with_a_summary() -> None:
