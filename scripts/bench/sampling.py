@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,19 @@ class Own(Dataset[Any]):
         return torch.zeros(3, 64, 64), row
 
 
+def stock(function: Any) -> Any:
+    """Return PyTorch's loader."""
+    return DataLoader(Own(), 16, num_workers=2, collate_fn=function)
+
+
+def ours(engine: str, function: Any) -> Any:
+    """Return a loader of shardkit."""
+    return make_loader(Own(), 16, engine=engine, num_workers=2, collate_fn=function)
+
+
 LOADERS: dict[str, Callable[[Any], Any]] = {
-    "DataLoader": lambda function: DataLoader(Own(), 16, num_workers=2, collate_fn=function),
-    **{
-        engine: lambda function, engine=engine: make_loader(
-            Own(), 16, engine=engine, num_workers=2, collate_fn=function
-        )
-        for engine in ("thread", "helper", "process")
-    },
+    "DataLoader": stock,
+    **{engine: partial(ours, engine) for engine in ("thread", "helper", "process")},
 }
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from shardkit.torch import _compat
 from shardkit.torch.engine.fetch import Fetch
 
-_INTERVAL, _LONGEST, _COST = 0.005, 0.02, 0.01
+_INTERVAL, _LONGEST, _COST = 0.005, 0.01, 0.01
 """Least and most seconds between samples, and the fraction of a CPU that they should take."""
 
 _SWITCH = 0.0005
@@ -32,7 +32,7 @@ the lines that release it."""
 _WRITE = 0.1
 """Seconds between two writes of the counts: a worker may be killed at any moment."""
 
-_LEAST, _MOST, _FEWEST = 0.1, 3, 50
+_LEAST, _MOST, _FEWEST = 0.1, 3, 30
 """Least fraction of the time of a line that is named, most lines, and fewest samples."""
 
 _LIBRARIES = tuple(

@@ -191,7 +191,7 @@ def test_at_most_three_lines_are_named() -> None:
 
 
 def test_few_samples_name_nothing() -> None:
-    assert _largest(Counter({place("/own.py", 3, is_own=True): 49})) == []
+    assert _largest(Counter({place("/own.py", 3, is_own=True): 29})) == []
 
 
 @pytest.mark.parametrize(
