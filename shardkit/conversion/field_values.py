@@ -113,7 +113,7 @@ class FileValues(FieldValues):
     """
 
     def __init__(self, path: Path, name: str, datasets: Sequence[OpenedDataset]) -> None:
-        self._source, self._name = path.name, name
+        self._source, self._name = path.absolute().name, name
         paths = _npy_paths(path, datasets)
         self._files = [_open(*each) for each in zip(paths, datasets, strict=True)]
         first, *others = self._files

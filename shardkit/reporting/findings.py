@@ -157,25 +157,26 @@ def _exclude_duplicates(
 
 
 def _find_equal(images: Collection, same: Identical, findings: dict[str, Findings]) -> None:
-    pairs: dict[str, list[tuple[int, int]]] = {"exact-duplicate": [], "leak": []}
+    pairs: dict[str, list[RowPairs]] = {"exact-duplicate": [], "leak": []}
     for group in groups_of_equal(same.pixels):
         parts, labels = images.part[group], images.labels[group]
-        several = [group[parts == part].tolist() for part in np.unique(parts)]
+        several = [group[parts == part] for part in np.unique(parts)]
         for copies in several:
             if len(copies) > 1:
-                note = _how_equal(same, np.array(copies))
-                findings["exact-duplicate"].groups.append(Group(copies, 0, note))
-                pairs["exact-duplicate"] += itertools.pairwise(copies)
+                note = _how_equal(same, copies)
+                findings["exact-duplicate"].groups.append(Group(copies.tolist(), 0, note))
+                pairs["exact-duplicate"].append(np.stack([copies[:-1], copies[1:]], axis=1))
         everywhere = Group(group.tolist(), 0, _how_equal(same, group))
         if len(several) > 1:
             findings["leak"].groups.append(everywhere)
-            pairs["leak"] += itertools.combinations([copies[0] for copies in several], 2)
+            firsts = [copies[0] for copies in several]
+            pairs["leak"].append(np.array([*itertools.combinations(firsts, 2)]))
         if len(np.unique(labels[labels != NO_LABEL])) > 1:
             findings["label-conflict"].groups.append(everywhere)
             findings["label-conflict"].exclude += group.tolist()
     findings["label-conflict"].exclude.sort()
     for kind, listed in pairs.items():
-        findings[kind].pairs = np.array(listed, np.int64).reshape(-1, 2)
+        findings[kind].pairs = np.concatenate([findings[kind].pairs, *listed])
 
 
 def _how_equal(same: Identical, rows: Rows) -> str:

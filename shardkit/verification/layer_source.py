@@ -47,7 +47,7 @@ def divide_sources(splits: Mapping[str, OpenedDataset], given: Any) -> Sources:
         made = [
             (layer, described)
             for layer, described in named
-            if _is_file(item, first) and described.get("name") == Path(item).name
+            if _is_file(item, first) and described.get("name") == Path(item).absolute().name
         ]
         if not made:
             base.append(item)
