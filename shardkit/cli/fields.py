@@ -41,7 +41,8 @@ class CommandOptions(Options):
     """Options of the commands alone."""
 
     source: Path = command_option(
-        help="A .csv, .tsv, .jsonl or .parquet table, or an .npy file in row order.",
+        help="A .csv, .tsv, .jsonl or .parquet table, or an .npy file in row order; with splits, a "
+        "folder with one for each, such as train.npy.",
         flags=("--from",),
         metavar="FILE",
     )
@@ -52,14 +53,15 @@ def add_command(run: Run, options: CommandOptions, *, dataset: Path, **words: An
     """Add fields to DATASET: captions, embeddings, latents, numbers, boxes.
 
     Rows of a table are matched by key or path, each at most once; one table serves all splits.
-    The rows of an .npy file are those of DATASET, in its order. Rerun the same command to resume
-    an interrupted run.
+    The rows of an .npy file are those of DATASET or of a split, in its order. Lists in a table
+    become arrays with `:array`. Rerun the same command to resume an interrupted run.
 
     \b
     Examples:
       shardkit fields add dataset --from captions.csv --key path --field caption --dry-run
       shardkit fields add dataset --from captions.csv --key path --field caption,age:int64
       shardkit fields add dataset --from latents.npy --field latent
+      shardkit fields add dataset --from vectors.parquet --key path --field vector:array
     """
     _change(run, dataset, options.source, words, "added")
 

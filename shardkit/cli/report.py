@@ -14,15 +14,18 @@ from shardkit.cli.printing import line, progress_bar
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
 from shardkit.errors import UsageError
+from shardkit.reporting.findings import KINDS
 from shardkit.reporting.page import MARK, page
-from shardkit.reporting.report import KINDS, DatasetReport, report, require_examined
+from shardkit.reporting.report import DatasetReport, report, require_examined
 from shardkit.reporting.similar import DISTANCE
 from shardkit.system.files import require_own_output, write_result
 from shardkit.system.formatting import amount
 
 
 def _kinds(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
-    kinds = [kind.strip() for kind in (value or "").split(",") if kind.strip()]
+    if value is None:
+        return []
+    kinds = [kind.strip() for kind in value.split(",")]
     for kind in kinds:
         if kind not in KINDS:
             raise click.BadParameter(
@@ -130,8 +133,14 @@ def report_command(
         if lists:
             line("exclude", f"{amount(len(lists), 'list')} written to {exclude}")
         if failed:
-            counts = ", ".join(f"{kind.kind} ({amount(kind.rows, 'image')})" for kind in failed)
-            say(f"shardkit: --fail-on: found {counts}", err=True)
+            counts = ", ".join(
+                f"{kind.kind} ({amount(kind.rows, 'image')})" for kind in failed if kind.judged
+            )
+            if counts:
+                say(f"shardkit: --fail-on: found {counts}", err=True)
+            for kind in failed:
+                if not kind.judged:
+                    say(f"shardkit: --fail-on: {kind.kind}: {kind.note}", err=True)
     return 1 if failed else 0
 
 

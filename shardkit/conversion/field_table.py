@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +85,7 @@ class TableValues(FieldValues):
         self._stamps: Any = np.zeros(count, np.uint32)
         self._labels = LabelValues()
         self._kinds: dict[str, set[str]] = {kept.name: set() for kept in self._kept}
+        self._arrays: dict[str, set[Field]] = {kept.name: set() for kept in self._kept}
         self.matched = self._match(datasets)
         self._numbers: Sequence[int] = ()
         self.schema = self._complete(datasets[0])
@@ -103,9 +104,11 @@ class TableValues(FieldValues):
             if kept.name == LABEL:
                 found[LABEL] = self._numbers[value]
             elif isinstance(value, str) and self._text and kept.pointer is None:
-                found[kept.name] = typed(field.dtype or field.kind, value, kept.source)
+                found[kept.name] = typed(kept.kind or field.dtype or field.kind, value, kept.source)
             else:
                 found[kept.name] = value
+            if field.is_uniform:  # a list of integers may be one of floats
+                found[kept.name] = np.asarray(found[kept.name], field.dtype)
         return found
 
     def only(self, rows: Sequence[int]) -> FieldValues:
@@ -195,8 +198,12 @@ class TableValues(FieldValues):
                     value = self._labels.code(checked_label(label, kept.source))
                 elif kept.kind is None:
                     self._kinds[kept.name] |= kinds_in(value, self._text and kept.pointer is None)
-                elif self._text and kept.pointer is None:
-                    typed(kept.kind, value, kept.source)
+                else:
+                    parsed = value
+                    if self._text and kept.pointer is None:
+                        parsed = typed(kept.kind, value, kept.source)
+                    if kept.kind == "array":
+                        self._arrays[kept.name].add(_array_field(parsed))
                 found.append(value)
         except BadImage as error:
             raise UsageError(f"{self.path}:{line}: {error}") from error
@@ -208,6 +215,8 @@ class TableValues(FieldValues):
         for kept in self._kept:
             if kept.name == LABEL:
                 schema[LABEL], self._numbers = numbered(self._labels, dataset)
+            elif kept.kind == "array":
+                schema[kept.name] = _common_field(self._arrays[kept.name])
             else:
                 schema[kept.name] = _kept_field(kept, self._kinds[kept.name])
         return checked(schema)
@@ -238,6 +247,25 @@ def _kept_field(kept: Kept, kinds: set[str]) -> Field:
     if field.type.is_picture:
         raise UsageError(f"field={kept}: images cannot be added to a dataset: convert again")
     return field
+
+
+def _array_field(value: Any) -> Field:
+    """Return the field of a list of numbers, or of lists of one length; of others, any array."""
+    try:
+        values = np.asarray(value)
+        if values.ndim and values.dtype.kind in "biuf":
+            return Field("array", values.dtype, values.shape)
+    except ValueError:  # the lengths differ, or are 0
+        pass
+    return Field("array")
+
+
+def _common_field(arrays: Set[Field]) -> Field:
+    """Return the field of all arrays of a column: of one shape, if they have the same."""
+    shapes = {array.shape for array in arrays}
+    if None in shapes or len(shapes) != 1:
+        return Field("array")
+    return Field("array", np.result_type(*(array.values for array in arrays)), shapes.pop())
 
 
 def numbered(labels: LabelValues, dataset: OpenedDataset) -> tuple[Field, Sequence[int]]:

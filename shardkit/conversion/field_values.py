@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,52 +83,117 @@ def checked(schema: Mapping[str, Field]) -> dict[str, Field]:
     return dict(schema)
 
 
+class _NpyFile(NamedTuple):
+    """An .npy file with a row for each of a dataset's."""
+
+    path: str
+    stamp: int
+    array: Array
+
+    def read(self, row: int) -> Any:
+        """Return a row.
+
+        Raises:
+            BadImage: If the file was truncated or changed.
+        """
+        with opened(self.path, "", self.stamp) as view:
+            return values(view, self.array, row, 1)[0]
+
+
 class FileValues(FieldValues):
-    """The rows of an .npy file, in the order of the dataset's. Nothing is unpickled.
+    """The rows of .npy files, one for each dataset, in its order. Nothing is unpickled.
+
+    Args:
+        path: The file, or the folder with the file of each split, such as ``train.npy``.
+        name: Name of the field.
+        datasets: The dataset of each split.
 
     Raises:
-        UsageError: If it is not such a file, or has another number of rows.
+        UsageError: If one is not such a file, has another number of rows, or rows of another kind.
     """
 
-    def __init__(self, path: Path, name: str, dataset: OpenedDataset) -> None:
-        self.path, self._name = str(path), name
-        try:
-            self._stamp = path.stat().st_mtime_ns
-            with opened(self.path, "", self._stamp) as view:
-                self._array: Array = parse_header(view)
-                if self._array.fortran or not self._array.shape:
-                    raise BadImage("its rows are not stored one after another (Fortran order)")
-                rows = dataset.manifest.rows
-                if self._array.rows != rows:
-                    raise BadImage(f"it has {self._array.rows:,} rows, the dataset has {rows:,}")
-                first = values(view, self._array, 0, 1)[0]
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-        except BadImage as error:
-            raise UsageError(f"{path}: {error}") from error
-        field = infer_field(name, first) if name != LABEL else None
-        if name == LABEL:
-            field = _label_field(dataset)
+    def __init__(self, path: Path, name: str, datasets: Sequence[OpenedDataset]) -> None:
+        self._source, self._name = path.absolute().name, name
+        paths = _npy_paths(path, datasets)
+        self._files = [_open(*each) for each in zip(paths, datasets, strict=True)]
+        first, *others = self._files
+        for file in others:
+            if (file.array.dtype, file.array.shape[1:]) != (
+                first.array.dtype,
+                first.array.shape[1:],
+            ):
+                raise UsageError(
+                    f"{file.path} holds {file.array}, but {first.path} holds {first.array}: save "
+                    "rows of one dtype and shape"
+                )
+        self._stops = [*accumulate(dataset.manifest.rows for dataset in datasets)]
+        field = _label_field(datasets[0]) if name == LABEL else infer_field(name, first.read(0))
         if field is None:
-            raise UsageError(f"{path}: no field can hold {self._array}")
+            raise UsageError(f"{first.path}: no field can hold {first.array}")
         self.schema = checked({name: field})
 
     def read(self, row: int) -> Mapping[str, Any]:
         """Return the value of a row."""
-        with opened(self.path, "", self._stamp) as view:
-            return {self._name: values(view, self._array, row, 1)[0]}
+        number = bisect_right(self._stops, row)
+        file = self._files[number]
+        return {self._name: file.read(row - self._stops[number] + file.array.rows)}
 
     def sizes(self, rows: range) -> Sequence[int]:
         """Return the bytes of rows."""
-        return [self._array.row_bytes] * len(rows)
+        return [self._files[0].array.row_bytes] * len(rows)
 
     def stamps(self, rows: range) -> Sequence[int]:
-        """Return numbers that change with the file."""
-        return [self._stamp] * len(rows)
+        """Return numbers that change with the files."""
+        return [self._files[bisect_right(self._stops, row)].stamp for row in rows]
 
     def describe(self) -> dict[str, Any]:
-        """Return the name of the file."""
-        return {"name": Path(self.path).name, "fields": self._name}
+        """Return the name of the file or folder."""
+        return {"name": self._source, "fields": self._name}
+
+
+def _npy_paths(path: Path, datasets: Sequence[OpenedDataset]) -> list[Path]:
+    """Return the .npy file of each dataset.
+
+    Raises:
+        UsageError: If a dataset has splits and there is one file, or the other way around.
+    """
+    top = datasets[0].top
+    if not datasets[0].split:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder, but {top} has no splits: name an .npy file")
+        return [path]
+    names = [f"{dataset.split}.npy" for dataset in datasets]
+    if not path.is_dir():
+        raise UsageError(
+            f"{top} has splits, so name a folder with {' and '.join(names)}, or a table with a "
+            "column of keys"
+        )
+    for name in names:
+        if not (path / name).is_file():
+            raise UsageError(f"{path} has no {name}: each split of {top} needs its file")
+    return [path / name for name in names]
+
+
+def _open(path: Path, dataset: OpenedDataset) -> _NpyFile:
+    """Return the file of a dataset.
+
+    Raises:
+        UsageError: If it has another number of rows, or is not an .npy file in C order.
+    """
+    try:
+        stamp = path.stat().st_mtime_ns
+        with opened(str(path), "", stamp) as view:
+            array = parse_header(view)
+        if array.fortran or not array.shape:
+            raise BadImage("its rows are not stored one after another (Fortran order)")
+        rows = dataset.manifest.rows
+        if array.rows != rows:
+            raise BadImage(f"it has {array.rows:,} rows, the dataset has {rows:,}")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except BadImage as error:
+        raise UsageError(f"{path}: {error}") from error
+    return _NpyFile(str(path), stamp, array)
 
 
 def _label_field(dataset: OpenedDataset) -> Field:

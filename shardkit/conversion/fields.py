@@ -77,7 +77,7 @@ class FieldOptions:
     )
     field: Sequence[str] = option(
         (),
-        help="Field from a column of a table, as for --keep of `convert table`; for an .npy file, "
+        help="Field from a column of a table, as for --keep of `convert table`; for .npy files, "
         "its name. Repeatable.",
         metavar="NAME[=COLUMN][:KIND][?]",
         is_repeated=True,
@@ -114,9 +114,10 @@ class FieldArguments(FieldOptions):
     directory: str | Path = field(metadata=about("The dataset, perhaps of splits."))
     values: Any = field(
         metadata=about(
-            "A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order. Or a dict with "
-            "the values of each field: an array, sequence or iterable in row order, or a function "
-            "that returns the value, given a dict with the fields of a sample."
+            "A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order; with splits, a "
+            "folder with a file for each, such as train.npy. Or a dict with the values of each "
+            "field: an array, sequence or iterable in row order, or a function that returns the "
+            "value, given a dict with the fields of a sample."
         )
     )
 
@@ -369,15 +370,10 @@ def _values(
             '{"caption": values}'
         )
     path = Path(given)
-    if path.suffix == ".npy":
+    if path.suffix == ".npy" or path.is_dir():
         if len(arguments.field) != 1 or arguments.key:
             raise UsageError(f"{path} holds one field in row order: name it with field=NAME alone")
-        if len(opened) > 1:
-            raise UsageError(
-                f"{arguments.directory} has the splits {', '.join(datasets)}, and an .npy file has "
-                "the rows of one: use a table with a column of keys"
-            )
-        return [FileValues(path, arguments.field[0], opened[0])]
+        return [FileValues(path, arguments.field[0], opened)]
     if not is_table(path):
         raise UsageError(f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor .npy")
     return [TableValues(path, opened, arguments.key, list(arguments.field))]

@@ -17,24 +17,10 @@ from shardkit.errors import UsageError
 from shardkit.kinds.field import BFLOAT16
 from shardkit.record import ABSENT, NO_LABEL
 from shardkit.reporting.collection import Collection, Part
-from shardkit.reporting.findings import (
-    Findings,
-    Group,
-    connected,
-    far_from_class,
-    leaking,
-    redundant,
-)
+from shardkit.reporting.copies import RowPairs
+from shardkit.reporting.findings import BY_EMBEDDING, FEW, Findings, Group, far_from_class
 from shardkit.reporting.identical import Rows
 from shardkit.system.formatting import amount
-
-KINDS = {
-    "label-error": "The images with the nearest embeddings have another label",
-    "embedding-duplicate": "The embeddings are nearly the same",
-    "embedding-outlier": "The embedding is far from all others of its class",
-    "bad-embedding": "The embedding is zero or not finite",
-}
-"""Kinds of findings by embeddings, each with its meaning."""
 
 _NEIGHBORS = 10
 """Neighbors that are compared, and images that a class needs to be judged."""
@@ -77,7 +63,7 @@ class _Vectors(NamedTuple):
 
 
 def find_by_embedding(images: Collection, name: str) -> list[Findings]:
-    """Return the findings of all `KINDS`.
+    """Return the findings of `BY_EMBEDDING`; of duplicates, only their pairs.
 
     A million embeddings of 512 values need 1 GB of memory.
 
@@ -89,16 +75,29 @@ def find_by_embedding(images: Collection, name: str) -> list[Findings]:
         UsageError: If a dataset has no such field.
         CorruptRecord: If a record is damaged.
     """
-    found = {kind: Findings(kind) for kind in KINDS}
+    found = {kind: Findings(kind) for kind in BY_EMBEDDING}
     vectors = _read(images, name, found["bad-embedding"])
-    if len(vectors.rows) > _NEIGHBORS:
+    unfit = _unfit(vectors)
+    if unfit:
+        for kind in ("label-error", "embedding-duplicate", "embedding-outlier"):
+            found[kind].judge_nothing(unfit)
+    else:
         references = _references(vectors.labels)
         near = _neighbors(vectors, references)
         _find_label_errors(images, vectors, near, references, found["label-error"])
         _find_outliers(vectors, near, found["embedding-outlier"])
         least = _NEAR * float(np.median(near.distance[references, 0])) + _ROUNDING
-        _find_duplicates(images, vectors, near, least, found["embedding-duplicate"])
+        found["embedding-duplicate"].pairs = _near_pairs(vectors, near, least)
     return list(found.values())
+
+
+def _unfit(vectors: _Vectors) -> str:
+    """Return why embeddings cannot be compared, or ""."""
+    if len(vectors.rows) <= _NEIGHBORS:
+        return f"fewer than {_NEIGHBORS + 1} images have a usable embedding"
+    if np.ptp(vectors.values, axis=0).max() <= _ROUNDING:
+        return "all embeddings have the same direction"
+    return ""
 
 
 def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
@@ -113,13 +112,14 @@ def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
     most = sum(int(part.shards.present(name).sum()) for part in images.parts)
     values = np.zeros((most, sizes[0]), np.float16)
     for row, vector in _embeddings(images, name):
-        length = float(np.linalg.norm(vector))
-        if not 0 < length < np.inf:
-            note = "all its values are 0" if length == 0 else "a value is not finite"
+        largest = float(np.abs(vector).max())
+        if not 0 < largest < np.inf:
+            note = "all its values are 0" if largest == 0 else "a value is not finite"
             bad.groups.append(Group([row], note=note))
             bad.exclude.append(row)
             continue
-        values[len(usable)] = vector / length
+        scaled = vector / largest  # the square of 1e200 is infinite
+        values[len(usable)] = scaled / np.linalg.norm(scaled)
         usable.append(row)
     rows = np.array(usable, np.int64)
     return _Vectors(rows, values[: len(rows)], images.labels[rows])
@@ -145,9 +145,14 @@ def _values_of(part: Part, name: str) -> int:
     schema = part.shards.schema
     usable = [key for key, field in schema.items() if field.is_uniform and _is_float(field.dtype)]
     if name not in usable:
+        why, verb = "does not exist", "add"
+        if name in schema:
+            why, verb = f"is of the kind {schema[name]}", "replace"
+        others = f"; {part.name} has {', '.join(usable)}" if usable else ""
         raise UsageError(
-            f"{part.name} has no embeddings in a field {name!r}; its arrays of floats, of one "
-            f"shape: {', '.join(usable) or 'none'}. `shardkit fields add` adds some."
+            f"{part.name}: the field {name!r} {why}, but embeddings are arrays of floats, all of "
+            f"one shape{others}. `shardkit fields {verb}` makes these of .npy files, and of a "
+            f"column of lists in a table: --field {name}=COLUMN:array."
         )
     return math.prod(schema[name].shape or ())
 
@@ -205,6 +210,8 @@ def _find_label_errors(
         are = "is" if small == 1 else "are"
         fewer = f"with fewer than {_NEIGHBORS} embeddings"
         finding.note = f"{amount(small, 'class')} {fewer} {are} not judged"
+    if not len(large):
+        finding.judge_nothing(f"no class has {_NEIGHBORS} images with a usable embedding")
     labels = vectors.labels[near.position]
     own = (labels == vectors.labels[:, None]).sum(1)
     judged = np.flatnonzero((own <= _OWN) & np.isin(vectors.labels, large))
@@ -217,7 +224,7 @@ def _find_label_errors(
             continue
         row, name = int(vectors.rows[position]), images.classes[int(others[best])]
         note = f"{votes[best]} of its {_NEIGHBORS} neighbors are {name}"
-        note += f"; its own class is {farther[number]:.1f} times as far"
+        note += f"; images of its own class are {farther[number]:.1f} times as far away as these"
         finding.groups.append(Group([row], note=note))
         finding.exclude.append(row)
     finding.exclude.sort()
@@ -226,7 +233,7 @@ def _find_label_errors(
 def _farther(
     vectors: _Vectors, near: _Neighbors, references: Rows, positions: Rows
 ) -> npt.NDArray[np.float64]:
-    """Return how many times as far as its neighbors are those of its own class, for some images."""
+    """Return the distance of an image's own class, divided by that of its neighbors."""
     farther = np.zeros(len(positions))
     labels = vectors.labels[positions]
     for label in np.unique(labels).tolist():
@@ -245,36 +252,20 @@ def _farther(
 
 
 def _find_outliers(vectors: _Vectors, near: _Neighbors, finding: Findings) -> None:
+    if np.unique(vectors.labels, return_counts=True)[1].max() < FEW:
+        finding.judge_nothing(f"no class has {FEW} images with a usable embedding")
     mean = near.distance.astype(np.float64).mean(1)[:, None]
     unusual = far_from_class(vectors.labels, mean, least=0.01)
     farther = mean[:, 0] > np.median(mean)  # not those that are nearer than usual
     for position in np.flatnonzero((unusual > 0) & farther).tolist():
         row = int(vectors.rows[position])
-        note = f"{unusual[position]:.1f} times the usual difference"
+        note = f"{unusual[position]:.1f} times the median difference"
         finding.groups.append(Group([row], note=note))
         finding.exclude.append(row)
 
 
-def _find_duplicates(
-    images: Collection, vectors: _Vectors, near: _Neighbors, least: float, finding: Findings
-) -> None:
-    """Find groups whose distances are at most ``least``; of a leak, exclude what leaks."""
-    pairs = vectors.rows[_near_pairs(vectors, near, least)]
-    pairs.sort(axis=1)
-    pairs = np.unique(pairs, axis=0)
-    groups = connected(pairs[:, 0], pairs[:, 1])
-    across = images.part[pairs[:, 0]] != images.part[pairs[:, 1]]
-    excluded = redundant(pairs[~across, 0], pairs[~across, 1])
-    for rows in groups:
-        several = len(np.unique(images.part[rows])) > 1
-        finding.groups.append(Group(rows, note="leak" if several else ""))
-        if several:
-            excluded.update(leaking(images, np.array(rows)))
-    finding.exclude = sorted(excluded)
-
-
-def _near_pairs(vectors: _Vectors, near: _Neighbors, least: float) -> Rows:
-    """Return positions of pairs whose distance is at most ``least``: shape (P, 2).
+def _near_pairs(vectors: _Vectors, near: _Neighbors, least: float) -> RowPairs:
+    """Return pairs of rows whose distance is at most ``least``.
 
     These are images and their neighbors; and since neighbors are only references, also images that
     share one and have the same distance to it.
@@ -295,4 +286,4 @@ def _near_pairs(vectors: _Vectors, near: _Neighbors, least: float) -> Rows:
             first, second = (vectors.values[which].astype(np.float32) for which in (one, other))
             close = (np.linalg.norm(first - second, axis=1) <= least) & (one != other)
             pairs.append(np.stack([one[close], other[close]], axis=1))
-    return np.concatenate(pairs)
+    return np.unique(np.sort(vectors.rows[np.concatenate(pairs)], axis=1), axis=0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from shardkit.dataset.facts import BROKEN
 from shardkit.record import NO_LABEL
 from shardkit.reporting.collection import Collection
+from shardkit.reporting.copies import Copies, RowPairs, connected
 from shardkit.reporting.identical import (
     Identical,
     Rows,
@@ -36,8 +38,21 @@ KINDS = {
     "wrong-suffix": "The file name has the suffix of another kind of image",
     "size-outlier": "The size is unusual for the class",
     "color-outlier": "The mean color is unusual for the class",
+    "label-error": "The images with the nearest embeddings have another label",
+    "embedding-duplicate": "The embeddings are nearly the same",
+    "embedding-outlier": "The embedding is far from all others of its class",
+    "bad-embedding": "The embedding is zero or not finite",
 }
 """All kinds of findings, the worst first, each with its meaning."""
+
+BY_EMBEDDING = ("label-error", "embedding-duplicate", "embedding-outlier", "bad-embedding")
+"""Kinds that need embeddings."""
+
+_DUPLICATES = (
+    *("leak", "exact-duplicate", "near-duplicate-classes", "near-duplicate"),
+    "embedding-duplicate",
+)
+"""Kinds of which one image is kept."""
 
 _DARK, _BLURRED = 64, 0.44
 """Highlight in levels, and sharpness, below which an image is reported."""
@@ -45,12 +60,15 @@ _DARK, _BLURRED = 64, 0.44
 _EQUAL = ("same bytes", "same pixels")
 """Notes of a group of equal pictures."""
 
+_NEAR = "similar embeddings"
+"""Note of a leak by embeddings."""
+
 _MOST_BITS = 64
 
 _TINY, _ODD = 4, 3
 """Factors between an image's shorter side, or aspect ratio, and the median."""
 
-_FEW, _FAR = 20, 8.0
+FEW, _FAR = 20, 8.0
 """Minimum images of a class to judge, and deviations from its median, in median deviations."""
 
 
@@ -74,10 +92,18 @@ class Findings:
     """The most similar first, then by row."""
     exclude: list[int] = field(default_factory=list)
     """Rows to leave out so that the finding disappears, ascending."""
+    pairs: RowPairs = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    """Pairs of duplicates that connect the groups."""
     complete: bool = True
     """Whether these are all groups; there may be too many similar pairs to list."""
+    judged: bool = True
+    """Whether anything could be judged; if not, the note has the reason."""
     note: str = ""
     """What was not examined."""
+
+    def judge_nothing(self, reason: str) -> None:
+        """Note that nothing could be judged."""
+        self.judged, self.note = False, f"nothing could be judged: {reason}"
 
     @property
     def rows(self) -> int:
@@ -85,32 +111,53 @@ class Findings:
         return len({row for group in self.groups for row in group.rows})
 
 
-def find_all(images: Collection, distance: int = DISTANCE) -> list[Findings]:
+def find_all(
+    images: Collection, distance: int = DISTANCE, by_embedding: Sequence[Findings] = ()
+) -> list[Findings]:
     """Return the findings of all `KINDS`, also those without groups.
 
     Args:
         images: The datasets.
         distance: Maximum number of different bits in the hashes of similar pictures.
+        by_embedding: The findings of `BY_EMBEDDING`. Duplicates in several datasets become leaks.
     """
-    findings = {kind: Findings(kind) for kind in KINDS}
+    findings = {kind: Findings(kind) for kind in KINDS if kind not in BY_EMBEDDING}
+    findings |= {finding.kind: finding for finding in by_embedding}
     same = find_identical(images)
-    pairs = similar_pairs(images, same, distance)
-    merge_identical(images, pairs.first, pairs.second, pairs.distance, same)
+    similar = similar_pairs(images, same, distance)
+    merge_identical(images, similar.first, similar.second, similar.distance, same)
     _find_equal(images, same, findings)
-    _find_similar(images, same, pairs, findings)
+    _find_similar(images, same, similar, findings)
     for kind in ("leak", "near-duplicate", "near-duplicate-classes"):
         findings[kind].groups.sort(
             key=lambda group: (group.distance, group.note not in _EQUAL, group.rows)
         )
+    if by_embedding:
+        _find_leaks_by_embedding(images, findings["leak"], findings["embedding-duplicate"])
     for kind, rows, notes in _faults(images):
         findings[kind].groups = [
             Group([row], note=note) for row, note in zip(rows.tolist(), notes, strict=True)
         ]
         findings[kind].exclude = rows.tolist()
+    _exclude_duplicates(images, same, similar, findings)
     return list(findings.values())
 
 
+def _exclude_duplicates(
+    images: Collection, same: Identical, similar: SimilarPairs, findings: dict[str, Findings]
+) -> None:
+    faulty = [row for kind in findings.keys() - {*_DUPLICATES} for row in findings[kind].exclude]
+    crowds = np.stack([similar.first, similar.second], axis=1)[similar.crowded]
+    copies = Copies(images, same, crowds, faulty)
+    leak, *others = (findings[kind] for kind in _DUPLICATES if kind in findings)
+    copies.leave_out(leak.pairs)
+    copies.leave_out(np.concatenate([finding.pairs for finding in others]))
+    for finding in (leak, *others):
+        finding.exclude = copies.excluded(finding.pairs)
+
+
 def _find_equal(images: Collection, same: Identical, findings: dict[str, Findings]) -> None:
+    pairs: dict[str, list[RowPairs]] = {"exact-duplicate": [], "leak": []}
     for group in groups_of_equal(same.pixels):
         parts, labels = images.part[group], images.labels[group]
         several = [group[parts == part] for part in np.unique(parts)]
@@ -118,30 +165,22 @@ def _find_equal(images: Collection, same: Identical, findings: dict[str, Finding
             if len(copies) > 1:
                 note = _how_equal(same, copies)
                 findings["exact-duplicate"].groups.append(Group(copies.tolist(), 0, note))
-                findings["exact-duplicate"].exclude += copies[1:].tolist()
+                pairs["exact-duplicate"].append(np.stack([copies[:-1], copies[1:]], axis=1))
+        everywhere = Group(group.tolist(), 0, _how_equal(same, group))
         if len(several) > 1:
-            findings["leak"].groups.append(Group(group.tolist(), 0, _how_equal(same, group)))
-            findings["leak"].exclude += leaking(images, group)
+            findings["leak"].groups.append(everywhere)
+            firsts = [copies[0] for copies in several]
+            pairs["leak"].append(np.array([*itertools.combinations(firsts, 2)]))
         if len(np.unique(labels[labels != NO_LABEL])) > 1:
-            findings["label-conflict"].groups.append(
-                Group(group.tolist(), 0, _how_equal(same, group))
-            )
+            findings["label-conflict"].groups.append(everywhere)
             findings["label-conflict"].exclude += group.tolist()
-    for finding in findings.values():
-        finding.exclude.sort()
+    findings["label-conflict"].exclude.sort()
+    for kind, listed in pairs.items():
+        findings[kind].pairs = np.concatenate([findings[kind].pairs, *listed])
 
 
 def _how_equal(same: Identical, rows: Rows) -> str:
     return _EQUAL[len(np.unique(same.bytes[rows])) > 1]
-
-
-def leaking(images: Collection, rows: Rows) -> list[int]:
-    """Return the rows to leave out: all but those in the smallest or last dataset or split."""
-    sizes = [len(part.shards) for part in images.parts]
-    parts = images.part[rows]
-    kept = min(np.unique(parts).tolist(), key=lambda part: (sizes[part], -part))
-    excluded: list[int] = rows[parts != kept].tolist()
-    return excluded
 
 
 def _find_similar(
@@ -152,31 +191,26 @@ def _find_similar(
     across = images.part[first] != images.part[second]
     labels = images.labels[first], images.labels[second]
     classes = (labels[0] != labels[1]) & (np.minimum(*labels) != NO_LABEL)
+    rows = np.stack([first, second], axis=1)
     for kind, chosen in (
         ("leak", across),
         ("near-duplicate-classes", ~across & classes),
         ("near-duplicate", ~across & ~classes),
     ):
         numbers = np.flatnonzero(chosen & similar)
-        if kind == "leak":  # also the pairs with an image that leaks
-            leaks = np.append(first[numbers], second[numbers])
-            numbers = np.union1d(numbers, np.flatnonzero(pairs.crowded & np.isin(first, leaks)))
-        chosen_pairs = pairs.at(numbers)
-        groups = _components(chosen_pairs)
-        findings[kind].groups += groups
-        findings[kind].complete = pairs.complete
-        if kind == "leak":
-            excluded = [row for group in groups for row in leaking(images, np.array(group.rows))]
-        else:
-            excluded = sorted(redundant(chosen_pairs.first, chosen_pairs.second))
-        twins = pairs.twins
-        every = np.flatnonzero(np.isin(twins, twins[excluded])) if excluded else excluded
-        findings[kind].exclude = np.union1d(findings[kind].exclude, every).astype(np.int64).tolist()
+        finding = findings[kind]
+        finding.pairs = np.concatenate([finding.pairs, rows[numbers]])
+        if kind == "leak":  # also show the pairs with an image that leaks
+            numbers = np.union1d(
+                numbers, np.flatnonzero(pairs.crowded & np.isin(first, rows[numbers]))
+            )
+        finding.groups += _components(pairs.at(numbers))
+        finding.complete = pairs.complete
 
 
 def _components(pairs: SimilarPairs) -> list[Group]:
     """Return the groups of rows that pairs connect, in order of their first row."""
-    groups = connected(pairs.first, pairs.second)
+    groups = connected(np.stack([pairs.first, pairs.second], axis=1))
     number = {row: position for position, rows in enumerate(groups) for row in rows}
     least = [_MOST_BITS] * len(groups)
     notes: list[set[int]] = [set() for _ in groups]
@@ -191,32 +225,21 @@ def _components(pairs: SimilarPairs) -> list[Group]:
     ]
 
 
-def connected(first: Rows, second: Rows) -> list[list[int]]:
-    """Return the groups of rows that pairs connect, in order of their first row."""
-    above: dict[int, int] = {}
-
-    def top(row: int) -> int:
-        while (next_one := above.setdefault(row, row)) != row:
-            above[row] = row = above[next_one]
-        return row
-
-    for pair in zip(first.tolist(), second.tolist(), strict=True):
-        one, other = sorted(map(top, pair))
-        above[other] = one
-    members: dict[int, list[int]] = {}
-    for row in sorted(above):
-        members.setdefault(top(row), []).append(row)
-    return list(members.values())
-
-
-def redundant(first: Rows, second: Rows) -> set[int]:
-    """Return rows whose removal separates all pairs, keeping the first row of each."""
-    excluded: set[int] = set()
-    order = np.lexsort((second, first))
-    for kept, other in zip(first[order].tolist(), second[order].tolist(), strict=True):
-        if kept not in excluded:
-            excluded.add(other)
-    return excluded
+def _find_leaks_by_embedding(images: Collection, leak: Findings, duplicate: Findings) -> None:
+    """Find groups of near embeddings; pairs in several datasets are leaks, unless known as such."""
+    parts = images.part[duplicate.pairs]
+    across = parts[:, 0] != parts[:, 1]
+    leaking, duplicate.pairs = duplicate.pairs[across], duplicate.pairs[~across]
+    duplicate.groups = [Group(rows) for rows in connected(duplicate.pairs)]
+    numbers: dict[int, set[int]] = {}
+    for number, group in enumerate(leak.groups):
+        for row in group.rows:
+            numbers.setdefault(row, set()).add(number)
+    shown = [
+        not numbers.get(one, set()) & numbers.get(other, set()) for one, other in leaking.tolist()
+    ]
+    leak.groups += [Group(rows, note=_NEAR) for rows in connected(leaking[np.array(shown, bool)])]
+    leak.pairs = np.concatenate([leak.pairs, leaking])
 
 
 def _faults(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
@@ -282,9 +305,9 @@ def _outliers(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
     seen = np.flatnonzero(images.measured)
     unusual = np.zeros(len(images))
     unusual[seen] = far_from_class(images.labels[seen], area[seen], least=0.5)
-    yield from _where("size-outlier", unusual > 0, unusual, "{:.1f} times the usual difference")
+    yield from _where("size-outlier", unusual > 0, unusual, "{:.1f} times the median difference")
     unusual[seen] = far_from_class(images.labels[seen], color[seen], least=5)
-    yield from _where("color-outlier", unusual > 0, unusual, "{:.1f} times the usual difference")
+    yield from _where("color-outlier", unusual > 0, unusual, "{:.1f} times the median difference")
 
 
 def far_from_class(
@@ -300,7 +323,7 @@ def far_from_class(
     far = np.zeros(len(labels))
     order = np.argsort(labels, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
-        if len(rows) < _FEW:
+        if len(rows) < FEW:
             continue
         distance = np.linalg.norm(values[rows] - np.median(values[rows], axis=0), axis=1)
         ratio = distance / max(float(np.median(distance)), least)

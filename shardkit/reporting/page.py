@@ -12,10 +12,10 @@ import numpy as np
 from shardkit.record import NO_LABEL
 from shardkit.reporting.charts import COLORS, class_bars, histogram
 from shardkit.reporting.fields import sampled_rows
-from shardkit.reporting.findings import Findings, Group
+from shardkit.reporting.findings import KINDS, Findings, Group
 from shardkit.reporting.pictures import COLORS as BOX_COLORS
 from shardkit.reporting.pictures import data_uri, picture
-from shardkit.reporting.report import KINDS, DatasetReport
+from shardkit.reporting.report import DatasetReport
 from shardkit.system.formatting import size
 from shardkit.system.text import printable, shortened
 
@@ -270,6 +270,8 @@ def _overview(report: DatasetReport) -> str:
         ("With an ICC profile", f"{overview['with_icc_profile']:,}"),
         ("With several frames", f"{overview['with_several_frames']:,}"),
     ]
+    if report.embedding is not None:
+        facts.append(("Field with embeddings", report.embedding))
     return datasets + _table(("Property", "Value"), facts, "Properties")
 
 
@@ -372,12 +374,18 @@ def _findings(report: DatasetReport, album: _Album) -> str:
         for finding in report.findings
         if finding.groups
     ]
-    none = [finding.kind for finding in report.findings if not finding.groups]
+    empty = [finding for finding in report.findings if not finding.groups]
+    none = [finding.kind for finding in empty if finding.judged]
     parts = []
     if rows:
         head = ("Finding", "Meaning", "Groups", "Images")
         parts.append(_table(head, rows, "List of findings"))
     parts.append(f'<p class="none">Nothing found: {_safe(", ".join(none) or "-")}.</p>')
+    parts += [
+        f'<p class="none">{finding.kind}: {_safe(finding.note)}.</p>'
+        for finding in empty
+        if finding.note
+    ]
     parts += [_finding(report, finding, album) for finding in report.findings if finding.groups]
     return "\n".join(parts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,21 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.selection import KEY_MARK, LIST_HEAD
-from shardkit.errors import UsageError
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.record import IMAGE, NO_LABEL, STORED_KINDS
 from shardkit.reporting.channels import channel_statistics
 from shardkit.reporting.collection import Collection
-from shardkit.reporting.embeddings import KINDS as EMBEDDED
 from shardkit.reporting.embeddings import find_by_embedding
 from shardkit.reporting.fields import describe_fields
-from shardkit.reporting.findings import KINDS as PICTURED
-from shardkit.reporting.findings import Findings, Group, find_all
+from shardkit.reporting.findings import BY_EMBEDDING, KINDS, Findings, Group, find_all
 from shardkit.reporting.similar import DISTANCE
 from shardkit.system.files import write_result
 from shardkit.system.pool import Report
-
-KINDS = {**PICTURED, **EMBEDDED}
-"""All kinds of findings, each with its meaning."""
 
 _BINS = 24
 
@@ -50,6 +45,8 @@ class DatasetReport:
     """Statistics and findings of one or more datasets."""
 
     images: Collection
+    embedding: str | None
+    """Name of the field with the embeddings that were compared."""
     findings: list[Findings]
     """One for each kind, also those that found nothing."""
     histograms: list[Histogram]
@@ -86,7 +83,7 @@ class DatasetReport:
         return dict(zip(images.classes, counts.T.tolist(), strict=True))
 
     def failed(self, kinds: Sequence[str]) -> list[Findings]:
-        """Return the findings of some kinds that are not empty.
+        """Return the findings of some kinds that are not empty, or could not be judged.
 
         Raises:
             UsageError: If a kind is unknown, or it needs embeddings and there are none.
@@ -94,8 +91,13 @@ class DatasetReport:
         for kind in kinds:
             if kind not in KINDS:
                 raise UsageError(f"the finding {kind!r} is unknown; choose from {', '.join(KINDS)}")
-        require_examined(kinds, {finding.kind for finding in self.findings})
-        return [finding for finding in self.findings if finding.kind in kinds and finding.groups]
+        if self.embedding is None:
+            require_examined(kinds)
+        return [
+            finding
+            for finding in self.findings
+            if finding.kind in kinds and (finding.groups or not finding.judged)
+        ]
 
     def exclude(self, finding: Findings) -> dict[str, list[str]]:
         """Return the keys to leave out so that a finding disappears, by dataset or split."""
@@ -130,25 +132,38 @@ class DatasetReport:
     def save_exclude(self, folder: Path) -> list[Path]:
         """Write `exclude_lists` to files with the names of `list_name`.
 
+        Other files with such names, from an earlier report, are removed.
+
         Returns:
             The files, one for each kind of finding and dataset; without any, there is no folder.
 
         Raises:
-            ShardkitError: If one cannot be written.
+            ShardkitError: If one cannot be written or removed.
         """
-        written = []
-        for finding in self.findings:
-            for part, text in self.exclude_lists(finding).items():
-                path = folder / self.list_name(finding, part)
+        lists = {
+            self.list_name(finding, part): text
+            for finding in self.findings
+            for part, text in self.exclude_lists(finding).items()
+        }
+        parts = [part.name for part in self.images.parts]
+        names = {self.list_name(Findings(kind), part) for kind in KINDS for part in parts}
+        try:
+            for path in (folder / name for name in names - {*lists}):
+                if path.is_file():
+                    path.unlink()
+            if lists:
                 folder.mkdir(parents=True, exist_ok=True)
-                write_result(path, text.encode())
-                written.append(path)
-        return written
+        except OSError as error:
+            raise ShardkitError(f"{error.filename} cannot be changed: {error.strerror}") from error
+        for name, text in lists.items():
+            write_result(folder / name, text.encode())
+        return [folder / name for name in lists]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the whole report as JSON values."""
         return {
             **self.overview(),
+            "embedding": self.embedding,
             "mean": self.mean,
             "std": self.std,
             "normalize": self.normalize,
@@ -186,6 +201,7 @@ class DatasetReport:
             "kind": finding.kind,
             "meaning": KINDS[finding.kind],
             "images": finding.rows,
+            "judged": finding.judged,
             "complete": finding.complete,
             "note": finding.note,
             "groups": [self._group(group) for group in finding.groups],
@@ -221,14 +237,14 @@ def _is_plain(key: str) -> bool:
     return not (key.isdecimal() or key.startswith(("#", KEY_MARK)))
 
 
-def require_examined(kinds: Sequence[str], examined: Container[str] = PICTURED) -> None:
-    """Raise unless some kinds of findings are examined; without embeddings, not all are.
+def require_examined(kinds: Sequence[str]) -> None:
+    """Raise unless some kinds of findings are examined without embeddings.
 
     Raises:
         UsageError: If one is not.
     """
     for kind in kinds:
-        if kind not in examined:
+        if kind in BY_EMBEDDING:
             raise UsageError(
                 f"{kind} is found by embeddings; name the field that has them with embedding="
             )
@@ -267,11 +283,12 @@ def report(
     if not 0 <= distance <= 16:
         raise UsageError(f"distance={distance} is not from 0 to 16 bits")
     images = Collection(directories, workers=workers, on_progress=on_progress)
-    findings = [] if embedding is None else find_by_embedding(images, embedding)
+    by_embedding = [] if embedding is None else find_by_embedding(images, embedding)
     mean, std = channel_statistics(images)
     return DatasetReport(
         images=images,
-        findings=[*find_all(images, distance), *findings],
+        embedding=embedding,
+        findings=find_all(images, distance, by_embedding),
         histograms=list(_histograms(images)),
         fields=describe_fields(images),
         mean=mean,

@@ -47,8 +47,6 @@ class SimilarPairs(NamedTuple):
     """What they are: position in `NOTES`."""
     crowded: npt.NDArray[np.bool_]
     """Whether the pair is of a crowd, of which not all pairs are listed."""
-    twins: Rows
-    """For each row: the same number for rows with the same pixels, dataset and label."""
     complete: bool
     """Whether these are all pairs but those of crowds."""
 
@@ -77,16 +75,16 @@ def similar_pairs(images: Collection, same: Identical, distance: int = DISTANCE)
     rows, leaders, followers = _crowds(images, rows)
     facts = images.facts[rows]
     near = near_pairs(facts["hash"], distance, queries=facts["crops"])
-    upright = _agree(images, rows[near.first], rows[near.second])
-    turned, note = _turned_pairs(images, rows, min(distance, _TURNED), near)
-    found = np.flatnonzero(upright)
+    agree = _agree(images, rows[near.first], rows[near.second])
+    upright = Pairs(near.first[agree], near.second[agree], near.distance[agree], near.complete)
+    turned, note = _turned_pairs(images, rows, min(distance, _TURNED), upright)
+    count, crowded = len(upright.first), np.zeros(len(leaders), np.uint8)
     return SimilarPairs(
-        np.concatenate([rows[near.first[found]], rows[turned.first], leaders]),
-        np.concatenate([rows[near.second[found]], rows[turned.second], followers]),
-        np.concatenate([near.distance[found], turned.distance, np.zeros(len(leaders), np.uint8)]),
-        np.concatenate([np.zeros(len(found), np.uint8), note, np.zeros(len(leaders), np.uint8)]),
-        np.arange(len(found) + len(note) + len(leaders)) >= len(found) + len(note),
-        twins,
+        np.concatenate([rows[upright.first], rows[turned.first], leaders]),
+        np.concatenate([rows[upright.second], rows[turned.second], followers]),
+        np.concatenate([upright.distance, turned.distance, crowded]),
+        np.concatenate([np.zeros(count, np.uint8), note, crowded]),
+        np.arange(count + len(note) + len(leaders)) >= count + len(note),
         near.complete and turned.complete,
     )
 

@@ -47,7 +47,7 @@ def divide_sources(splits: Mapping[str, OpenedDataset], given: Any) -> Sources:
         made = [
             (layer, described)
             for layer, described in named
-            if _is_file(item) and described.get("name") == Path(item).name
+            if _is_file(item, first) and described.get("name") == Path(item).absolute().name
         ]
         if not made:
             base.append(item)
@@ -58,11 +58,13 @@ def divide_sources(splits: Mapping[str, OpenedDataset], given: Any) -> Sources:
     return Sources(base if len(base) > 1 else next(iter(base), None), layers)
 
 
-def _is_file(item: Any) -> bool:
-    """Return whether a source is a file of the kinds that fields are made from."""
+def _is_file(item: Any, dataset: OpenedDataset) -> bool:
+    """Return whether a source is a file of the kinds that fields are made from, or their folder."""
     if not isinstance(item, (str, Path)):
         return False
     path = Path(item)
+    if dataset.split and path.is_dir():
+        return (path / f"{dataset.split}.npy").is_file()
     return (is_table(path) or path.suffix == ".npy") and path.is_file()
 
 
@@ -86,7 +88,7 @@ def _images(
     if is_table(path):
         values = TableValues(path, list(datasets.values()), key, [fields])
     else:
-        values = FileValues(path, fields, next(iter(datasets.values())))
+        values = FileValues(path, fields, list(datasets.values()))
     return LayerSource(datasets, [values]).scan().splits
 
 

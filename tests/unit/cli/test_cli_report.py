@@ -15,7 +15,7 @@ from planted_faults import scene
 from shardkit import Field, convert, report
 from shardkit.dataset.shardset import open_shards
 from shardkit.reporting import similar
-from shardkit.reporting.findings import KINDS
+from shardkit.reporting.findings import BY_EMBEDDING, KINDS
 from shardkit.reporting.neighbors import near_pairs
 
 
@@ -43,6 +43,21 @@ def test_files_are_written(dataset: Path, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
     assert [path.name for path in lists.iterdir()] == ["exact-duplicate.txt"]
     assert (lists / "exact-duplicate.txt").read_text() == "cat/copy\n"
+
+
+def test_old_lists_are_removed(dataset: Path, tmp_path: Path) -> None:
+    lists = tmp_path / "lists"
+    theirs = {
+        "notes.txt": b"1",
+        "train-leak.txt": b"2",
+        "blurred.txt.bak": b"3",
+        "blank.txt/x": b"4",
+    }
+    make_tree(lists, {**theirs, "blurred.txt": b"old", "label-error.txt": b"old"})
+    assert invoke("report", dataset, "--exclude", lists).exit_code == 0
+
+    left = {path.relative_to(lists).as_posix() for path in lists.rglob("*") if path.is_file()}
+    assert left == {*theirs, "exact-duplicate.txt"}  # this dataset has no split `train`
 
 
 def test_a_conversion_accepts_the_lists(dataset: Path, tmp_path: Path) -> None:
@@ -75,12 +90,14 @@ def test_a_conversion_may_report(dataset: Path, tmp_path: Path) -> None:
 def test_json_is_printed(dataset: Path) -> None:
     value = json.loads(invoke("report", dataset, "--json").stdout)
 
-    assert [each["kind"] for each in value["findings"]] == [*KINDS]
+    assert [each["kind"] for each in value["findings"]] == [
+        kind for kind in KINDS if kind not in BY_EMBEDDING
+    ]
     assert value["images"] == 6
 
 
 @pytest.mark.parametrize(
-    ("kinds", "code"), [("leak,label-conflict", 0), ("leak, exact-duplicate", 1), ("", 0)]
+    ("kinds", "code"), [("leak,label-conflict", 0), ("leak, exact-duplicate", 1)]
 )
 def test_findings_may_fail_the_command(dataset: Path, kinds: str, code: int) -> None:
     result = invoke("report", dataset, "--fail-on", kinds)
@@ -108,6 +125,8 @@ def test_mistakes_are_named(dataset: Path, tmp_path: Path) -> None:
     mine.write_text("<p>mine</p>")
     for options, message in (
         ((dataset, "--fail-on", "leaks"), "'leaks' is unknown; choose from leak,"),
+        ((dataset, "--fail-on", ""), "'' is unknown; choose from leak,"),
+        ((dataset, "--fail-on", "leak,"), "'' is unknown; choose from leak,"),
         ((dataset, "-o", mine), "shardkit report did not write this file"),
         ((dataset, "--json-file", mine), "shardkit report did not write this file"),
         ((dataset, "-o", tmp_path / "no/page.html"), "does not exist or cannot be written"),
@@ -118,6 +137,11 @@ def test_mistakes_are_named(dataset: Path, tmp_path: Path) -> None:
         result = run_main("report", *options)
         assert result.returncode == 2, result.stderr
         assert message in result.stderr
+    failed = run_main("report", dataset, "--exclude", mine / "lists")
+    assert (failed.returncode, failed.stderr) == (
+        1,
+        f"shardkit: error: {mine / 'lists'} cannot be changed: Not a directory\n",
+    )
     assert mine.read_text() == "<p>mine</p>"
 
 

@@ -272,6 +272,81 @@ def test_an_array_of_another_length_is_refused(made: Path, tmp_path: Path) -> No
         add_fields(made, {"number": range(5)})
 
 
+def split_dataset(folder: Path) -> Path:
+    for split, each in (("train", 3), ("val", 2)):
+        make_folder(folder / "photos" / split, each=each)
+    return make_dataset(folder / "photos", folder / "made")
+
+
+def test_a_folder_has_the_arrays_of_all_splits(tmp_path: Path) -> None:
+    made, folder = split_dataset(tmp_path), tmp_path / "vectors"
+    rng = np.random.default_rng(1)
+    arrays = {
+        split: rng.normal(size=(len(paths_of(made / split)), 4)) for split in ("train", "val")
+    }
+    folder.mkdir()
+    np.save(folder / "train.npy", arrays["train"])
+    for source, message in (
+        (folder / "train.npy", "has splits, so name a folder with train.npy and val.npy"),
+        (folder, "vectors has no val.npy: each split of .*made needs its file"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            add_fields(made, source, field=["vector"])
+    np.save(folder / "val.npy", arrays["val"].astype(np.float32))
+    with pytest.raises(
+        UsageError, match=r"val.npy holds float32 4x4, but .*train.npy holds float6"
+    ):
+        add_fields(made, folder, field=["vector"])
+    np.save(folder / "val.npy", arrays["val"])
+    add_fields(made, folder, field=["vector"], workers=2)
+
+    for split, array in arrays.items():
+        assert np.array_equal([vector.numpy() for (vector,) in read(made / split, "vector")], array)
+    assert not add_fields(made, folder, field=["vector"]).written
+    assert verify(made, against=folder).ok
+    np.save(folder / "val.npy", arrays["val"] + 1)
+    assert not verify(made, against=folder).ok
+
+
+def test_a_dataset_without_splits_has_one_file(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is a folder, but .*made has no splits: name an .npy"):
+        add_fields(made, tmp_path, field=["vector"])
+
+
+def test_lists_of_one_length_become_arrays_of_one_shape(made: Path, tmp_path: Path) -> None:
+    lists = [[n, 0.5] if n else [0, 1] for n in range(6)]  # the first one has integers
+    rows = [
+        {
+            "path": path,
+            "vector": json.dumps(vector),
+            "grid": json.dumps([vector]),
+            "ragged": json.dumps(vector[: n % 2 + 1]),
+        }
+        for n, (path, vector) in enumerate(zip(paths_of(made), lists, strict=True))
+    ]
+    by_line = tmp_path / "lists.jsonl"
+    by_line.write_text(
+        "".join(
+            json.dumps({"path": row["path"], "other": json.loads(row["vector"])}) + "\n"
+            for row in rows
+        )
+    )
+    fields = [f"{name}:array" for name in ("vector", "grid", "ragged")]
+    schema = add_fields(made, table(tmp_path / "lists.csv", rows), field=fields).schema
+    schema = {**schema, **add_fields(made, by_line, field=["other:array"]).schema}
+
+    assert {name: str(field) for name, field in schema.items()} == {
+        "vector": "array of float64, 2",
+        "grid": "array of float64, 1 x 2",
+        "ragged": "array",
+        "other": "array of float64, 2",
+    }
+    for name, shape in (("vector", (6, 2)), ("grid", (6, 1, 2)), ("other", (6, 2))):
+        stored = np.array([value.numpy() for (value,) in read(made, name)])
+        assert np.array_equal(stored, np.reshape(lists, shape))
+    assert verify(made, against=[by_line, tmp_path / "lists.csv"]).ok
+
+
 def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path) -> None:
     paths = sorted(paths_of(made))
     rows = [{"key": path, "caption": "x"} for path in [*paths[1:], "cat/none.jpg"]]

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import invoke, make_dataset, make_tree, png, run_main
+from helpers import encoded, invoke, make_dataset, make_tree, png, run_main
+from planted_faults import scene
 
 from shardkit import add_fields, report
 from shardkit.dataset.shardset import open_shards
 from shardkit.errors import UsageError
 from shardkit.reporting import embeddings
+from shardkit.reporting.page import page
 from shardkit.reporting.report import DatasetReport
 
 EACH, VALUES = 60, 16
@@ -31,7 +33,7 @@ def place(folder: Path, tmp_path: Path) -> Path:
     return make_dataset(folder, tmp_path / "made")
 
 
-def embedded(place: Path, seed: int, dtype: Any = np.float32) -> dict[str, Any]:
+def embedded(place: Path, seed: int, dtype: Any = np.float32, scale: float = 1) -> dict[str, Any]:
     """Add embeddings with planted faults, drawn by a seed; return the keys of each kind."""
     rng = np.random.default_rng(seed)
     keys = list(open_shards(place).keys)
@@ -50,7 +52,7 @@ def embedded(place: Path, seed: int, dtype: Any = np.float32) -> dict[str, Any]:
     vectors[rows[outlier]] = centers[outlier[0]] + 4 * rng.normal(size=VALUES)
     vectors[rows[bad[0]]] = 0
     vectors[rows[bad[1]], 3] = np.nan
-    add_fields(place, {"embedding": vectors.astype(dtype)})
+    add_fields(place, {"embedding": (vectors * scale).astype(dtype)})
     return {
         "label-error": {
             *wrong,
@@ -110,18 +112,69 @@ def test_of_datasets_compared_a_near_duplicate_is_a_leak(folder: Path, tmp_path:
     other[3] = vectors[7]
     add_fields(val, {"embedding": other})
     made = report(train, val, embedding="embedding")
-    (finding,) = (each for each in made.findings if each.kind == "embedding-duplicate")
+    (leak,) = made.failed(["leak"])
 
-    assert [(group.rows, group.note) for group in finding.groups] == [
-        ([7, len(vectors) + 3], "leak")
+    assert not found(made, "embedding-duplicate")
+    assert ([7, len(vectors) + 3], "similar embeddings") in [
+        (group.rows, group.note) for group in leak.groups
     ]
-    assert made.exclude(finding) == {"train": [made.images.keys[7]]}
 
 
-def test_wrong_names_are_refused(place: Path) -> None:
-    add_fields(place, {"embedding": np.ones((181, 4), np.float32), "ids": np.ones((181, 4), int)})
-    for name in ("nothing", "ids", "label", "image"):
-        with pytest.raises(UsageError, match="floats, of one shape: embedding"):
+def test_a_leak_by_embeddings_alone_fails_the_command(tmp_path: Path) -> None:
+    files = {
+        f"{split}/a/{n:02}.jpg": encoded(scene(100 * len(split) + n))
+        for n in range(12)
+        for split in ("train", "val")
+    }
+    place = make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made")
+    vectors = np.random.default_rng(7).normal(size=(24, VALUES))
+    vectors[12 + 3] = vectors[7]
+    add_fields(place, {"embedding": vectors})
+    assert invoke("report", place, "--fail-on", "leak").exit_code == 0
+    result = invoke("report", place, "--embedding", "embedding", "--fail-on", "leak")
+
+    assert result.exit_code == 1
+    assert "--fail-on: found leak (2 images)" in result.stderr
+    made = report(place, embedding="embedding")
+    (leak,) = made.failed(["leak"])
+    assert [(group.rows, group.note) for group in leak.groups] == [([7, 15], "similar embeddings")]
+    assert made.exclude(leak) == {"train": [made.images.keys[7]]}  # both splits have 12 images
+
+
+def test_a_leak_of_pictures_is_not_shown_again_by_embeddings(folder: Path, tmp_path: Path) -> None:
+    train, val = (make_dataset(folder, tmp_path / name) for name in ("train", "val"))
+    vectors = np.random.default_rng(5).normal(size=(len(open_shards(train)), VALUES))
+    for place in (train, val):
+        add_fields(place, {"embedding": vectors})
+    (leak,) = report(train, val, embedding="embedding").failed(["leak"])
+
+    assert {group.note for group in leak.groups} == {"same bytes"}
+
+
+def test_wrong_fields_are_refused_with_the_remedy(place: Path) -> None:
+    count = len(open_shards(place))
+    with pytest.raises(UsageError, match=r"'embedding' does not exist, .*, all of one shape. `sh"):
+        report(place, embedding="embedding")
+    lists = [[0.5] * (1 + n % 2) for n in range(count)]
+    add_fields(
+        place,
+        {"ragged": lists, "embedding": np.ones((count, 4), np.float32)},
+        schema={"ragged": "array"},
+    )
+    add_fields(place, {"listed": lists, "ids": np.ones((count, 4), int)}, schema={"listed": "json"})
+    for name, kind in (
+        ("ragged", "array"),
+        ("listed", "json"),
+        ("ids", "array of int64, 4"),
+        ("label", "label of 4 classes"),
+        ("image", "image"),
+    ):
+        with pytest.raises(
+            UsageError,
+            match=f"made: the field '{name}' is of the kind {kind}, but embeddings are arrays of "
+            "floats, all of one shape; made has embedding. `shardkit fields replace` makes these .*"
+            f"--field {name}=COLUMN:array",
+        ):
             report(place, embedding=name)
 
 
@@ -138,10 +191,58 @@ def test_findings_by_embeddings_need_their_field(place: Path) -> None:
         report(place).failed(["label-error"])
 
 
-def test_without_enough_embeddings_nothing_is_found(tmp_path: Path) -> None:
-    files = {f"a/{n}.png": png(8, 8, seed=n) for n in range(4)}
+@pytest.mark.parametrize(
+    ("count", "values", "reason"),
+    [
+        (4, "drawn", "fewer than 11 images have a usable embedding"),
+        (24, "nan", "fewer than 11 images have a usable embedding"),
+        (24, "equal", "all embeddings have the same direction"),
+        (24, "scaled", "all embeddings have the same direction"),
+        (18, "drawn", "no class has 10 images with a usable embedding"),
+    ],
+)
+def test_what_cannot_be_judged_fails(tmp_path: Path, count: int, values: str, reason: str) -> None:
+    files = {f"{'ab'[n % 2]}/{n:02}.png": png(8, 8, seed=n) for n in range(count)}
     place = make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made")
-    add_fields(place, {"embedding": np.ones((4, 3), np.float32)})
+    rng = np.random.default_rng(count)
+    vectors = {
+        "drawn": rng.normal(size=(count, 3)),
+        "nan": np.full((count, 3), np.nan),
+        "equal": np.ones((count, 3)),
+        "scaled": np.outer(rng.uniform(1, 9, count), [3.0, -1, 0.2]),
+    }[values]
+    add_fields(place, {"embedding": vectors})
+    page = tmp_path / "page.html"
+    options = ("--embedding", "embedding", "--fail-on", "label-error", "-o", page)
+    result = invoke("report", place, *options)
+
+    assert result.exit_code == 1
+    message = f"label-error: nothing could be judged: {reason}"
+    assert f"--fail-on: {message}\n" in result.stderr
+    assert message in result.stdout
+    assert f"{message}." in page.read_text()
+    assert "label-error" not in page.read_text().split("Nothing found: ")[1].split("</p>")[0]
+    found_ones = report(place, embedding="embedding").as_dict()["findings"]
+    judged = {each["kind"]: each["judged"] for each in found_ones}
+    assert not judged["label-error"]
+    assert judged["leak"]
+    assert not any(each["groups"] for each in found_ones if each["kind"] == "embedding-duplicate")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e30, 1e200])
+def test_the_length_of_embeddings_does_not_matter(place: Path, scale: float) -> None:
+    planted = embedded(place, 3, np.float64, scale)
     made = report(place, embedding="embedding")
 
-    assert not any(found(made, kind) for kind in embeddings.KINDS)
+    assert found(made, "bad-embedding") == planted["bad-embedding"]
+    assert planted["label-error"] <= found(made, "label-error")
+
+
+def test_page_and_json_name_the_field(place: Path) -> None:
+    embedded(place, 4)
+    made = report(place, embedding="embedding")
+
+    assert made.as_dict()["embedding"] == "embedding"
+    assert "<td>Field with embeddings</td><td>embedding</td>" in page(made)
+    assert report(place).as_dict()["embedding"] is None

@@ -322,3 +322,101 @@ def test_all_of_a_crowd_that_leaks_is_excluded(
 
     assert [len(group.rows) for group in leak.groups] == [32]
     assert len(made.exclude(leak)["train"]) == 20
+
+
+def test_a_quarter_turn_with_a_near_hash_is_found(tmp_path: Path) -> None:
+    """The hashes of both are near, too, but only the turned picture has the same aspect ratio."""
+    picture = scene(3, (120, 120)).resize((240, 120))
+    files = {"a/one.png": picture, "a/two.png": picture.transpose(Image.Transpose.ROTATE_90)}
+    contents = {name: encoded(image, "PNG") for name, image in files.items()}
+    place = make_dataset(make_tree(tmp_path / "photos", contents), tmp_path / "made")
+    report(place)
+    facts = np.load(place / FACTS_NAME)
+    facts["hash"] = facts["hash"][0]
+    facts["turned"] = facts["hash"][:, None]
+    save_npy(place / FACTS_NAME, facts)
+    (groups,) = (each.groups for each in report(place).findings if each.kind == "near-duplicate")
+
+    assert [group.rows for group in groups] == [[0, 1]]
+
+
+def lists(made: DatasetReport) -> dict[str, set[str]]:
+    """Return the keys to leave out for each kind of finding, with their splits."""
+    return {
+        each.kind: {f"{part}/{key}" for part, keys in made.exclude(each).items() for key in keys}
+        for each in made.findings
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_copy_without_other_findings_is_kept(tmp_path: Path, seed: int) -> None:
+    """In any order of rows, and of leaks, even if it is in the larger split."""
+    rng = np.random.default_rng(seed)
+    contents = {}
+    for n in range(4):
+        plain = scene(50 * seed + n, (300, 220))
+        turned = encoded(plain.rotate(90, expand=True), exif=exif(6))
+        soft = encoded(plain.filter(ImageFilter.GaussianBlur(4)), quality=90)
+        names = [f"train/a/{n}{rng.integers(9)}{which}" for which in "xyz"]
+        contents[f"{names[0]}.jpg"] = encoded(plain, quality=60)
+        contents[f"{names[1]}.jpg"] = turned
+        contents[f"{names[2]}.jpg"] = soft
+    contents["val/a/soft.jpg"] = soft  # the last one
+    contents |= {f"val/a/{n}.jpg": encoded(scene(900 + n)) for n in range(3)}
+    place = make_dataset(make_tree(tmp_path / "photos", contents), tmp_path / "made", seed=seed)
+    found = lists(report(place))
+
+    keys = {f"train/{key}" for key in open_shards(place / "train").keys}
+    clean = {key for key in keys if key.endswith("x")}
+    assert found["rotated"] == {key for key in keys if key.endswith("y")}
+    assert {key for key in keys if key.endswith("z")} <= found["blurred"]
+    assert found["near-duplicate"] == keys - clean
+    assert "val/a/soft" in found["leak"]
+    assert not clean & set().union(*found.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_jpeg_and_its_png_the_jpeg_is_kept(tmp_path: Path, seed: int) -> None:
+    contents = {}
+    for n in range(5):
+        photo = encoded(scene(10 * seed + n, (200, 140)), quality=90)
+        contents[f"a/{n}.jpg"] = photo
+        contents[f"a/{n}_copy.png"] = encoded(opened(photo), "PNG")
+        contents[f"a/{n}_half.jpg"] = encoded(opened(photo).resize((100, 70)), quality=95)
+    place = make_dataset(make_tree(tmp_path / "photos", contents), tmp_path / "made", seed=seed)
+    found = lists(report(place))
+
+    assert found["exact-duplicate"] == {f"made/a/{n}_copy" for n in range(5)}
+    kept = {f"made/{key}" for key in open_shards(place).keys} - set().union(*found.values())
+    assert kept == {f"made/a/{n}" for n in range(5)}
+
+
+def test_a_similar_picture_of_a_label_conflict_is_kept(tmp_path: Path) -> None:
+    photo = encoded(scene(0), quality=90)
+    contents = {"a/1.jpg": photo, "b/2.jpg": photo, "b/3.jpg": encoded(scene(0).resize((80, 60)))}
+    place = make_dataset(make_tree(tmp_path / "photos", contents), tmp_path / "made")
+    found = lists(report(place))
+
+    assert found["label-conflict"] == {"made/a/1", "made/b/2"}
+    assert set().union(*found.values()) == {"made/a/1", "made/b/2"}
+
+
+def test_of_a_crowd_the_row_without_other_findings_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"train/{n % 2}/{n:02}.png": png(8, 8, seed=n) for n in range(20)}
+    files |= {f"val/0/{n}.png": png(8, 8, seed=n) for n in range(30, 42)}
+    place = made_alike(make_tree(tmp_path / "photos", files), tmp_path / "made")
+    facts = np.load(place / "val" / FACTS_NAME)
+    facts["sharpness"] = 0.1
+    save_npy(place / "val" / FACTS_NAME, facts)
+    facts = np.load(place / "train" / FACTS_NAME)
+    facts["sharpness"][np.arange(20) != 13] = 0.1
+    save_npy(place / "train" / FACTS_NAME, facts)
+    monkeypatch.setattr(similar, "_CROWD", 8)
+    found = lists(report(place))
+    keys = open_shards(place / "train").keys
+
+    assert found["leak"] == {f"val/0/{n}" for n in range(30, 42)}
+    kept = {f"train/{key}" for key in keys} - set().union(*found.values())
+    assert kept == {f"train/{keys[13]}"}
