@@ -158,15 +158,22 @@ class Pipeline:
         stock: Any = self.stock
         return (self.dataset[row] for row in stock.sampler)
 
-    def resident_bytes(self) -> int:
-        """Return the memory that the decoded dataset would take; 0 if it cannot be resident."""
+    def resident_bytes(self, side: int) -> int:
+        """Return the memory that the decoded dataset would take; 0 if it cannot be resident.
+
+        Args:
+            side: Shorter side of the loaded images, in pixels.
+        """
         if self.options.resident or not isinstance(innermost(self.dataset), ShardDataset):
+            return 0
+        most = int(_RESIDENT_PART * free_memory())
+        if not 0 < len(self.dataset) * 3 * side**2 <= most:  # do not list the rows of a huge one
             return 0
         try:
             needed = resident_bytes(self.dataset)
         except ShardkitError:
             return 0
-        return needed if needed <= _RESIDENT_PART * free_memory() else 0
+        return needed if needed <= most else 0
 
     def loader(
         self, remedy: Remedy, data: str, rows: Sequence[int], sampled: str = ""

@@ -151,6 +151,7 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
             times = np.maximum(alone - np.mean(alone) + usual, 0.0)
         else:
             times = np.array([sum(wall for wall, _ in cost.values()) for cost in costs]) / counts
+        crop = _shorter_side(batch)
         p50, p95 = np.percentile(times, (50, 95)).tolist()
         measured = Profile(
             setup=setup,
@@ -160,8 +161,8 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
             stages=stages,
             p50=p50,
             p95=p95,
-            crop=_shorter_side(batch),
-            resident_bytes=pipeline.resident_bytes() if setup.mapped else 0,
+            crop=crop,
+            resident_bytes=pipeline.resident_bytes(crop) if setup.mapped else 0,
             tail=_tail(sample, _TAIL_PART * seconds),
         )
         if measured.longest == "collate" or not rows:

@@ -14,8 +14,9 @@ from helpers import jpeg, make_dataset, make_tree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import shardkit
-from shardkit import LMDBDataset, UsageError, make_loader
+from shardkit import CenterCrop, LMDBDataset, RandomResizedCrop, UsageError, make_loader
 from shardkit.measure.doctor import clock
+from shardkit.measure.doctor import pipeline as pipeline_module
 from shardkit.measure.doctor import profile as profile_module
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Remedy, Trial, measure_rate
 from shardkit.measure.doctor.profile import Profile, profile
@@ -81,6 +82,24 @@ def test_the_stages_of_a_shardkit_dataset(made: Path) -> None:
     assert sorted(found.rows) == list(range(ROWS))
     assert found.p95 >= found.p50 >= 0
     assert dataset.transform is torch.Tensor.float
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"decode": CenterCrop(32)}, ROWS * 3 * 32 * 32 + 8 * ROWS),
+        ({"decode": "torch"}, ROWS * 3 * 48 * 64 + 8 * ROWS),
+        ({"decode": RandomResizedCrop(32)}, 0),
+        ({"decode": "torch", "transform": torch.Tensor.float}, 0),
+    ],
+)
+def test_a_dataset_that_can_be_resident_has_a_size(
+    options: dict[str, Any], needed: int, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = make_loader(LMDBDataset(made, **options), 4, engine="thread")
+    assert profiled(loader).resident_bytes == needed
+    monkeypatch.setattr(pipeline_module, "free_memory", lambda: 2 * ROWS * 3 * 32 * 32)
+    assert profiled(loader).resident_bytes == 0
 
 
 def test_a_wait_is_told_from_computing(monkeypatch: pytest.MonkeyPatch) -> None:
