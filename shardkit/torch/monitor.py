@@ -114,6 +114,9 @@ class ThroughputMonitor:
         self.bar = bar
         self._tallies: list[_Tally] = []
         self._told = 0.0
+        for name in ("state_dict", "load_state_dict"):  # protocols look here, not in __getattr__
+            if hasattr(loader, name):
+                setattr(self, name, getattr(loader, name))
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -44,6 +44,7 @@ def _is_interrupted(function: Callable[[], object], files: set[str | None], poin
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # or Python 3.12 would trace none
     sys.settrace(trace)
     try:
         function()

@@ -205,7 +205,7 @@ def test_a_misspelled_keyword_is_refused(tmp_path: Path) -> None:
 
 def test_a_required_keyword_is_required() -> None:
     """By mypy, too."""
-    with pytest.raises(TypeError, match=r"convert\(\) missing a required argument: 'to'"):
+    with pytest.raises(TypeError, match=r"convert\(\) missing a required .*argument: 'to'"):
         shardkit.convert("photos", "out")  # type: ignore[call-arg]
 
 

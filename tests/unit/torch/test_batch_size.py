@@ -126,6 +126,7 @@ def test_a_device_s_free_memory_is_the_limit(monkeypatch: pytest.MonkeyPatch) ->
     """The arithmetic of a device, which these tests lack."""
     fractions: list[float] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.optim, "AdamW", torch.optim.SGD)  # AdamW calls CUDA itself
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (600, 1000))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 530)
@@ -181,6 +182,7 @@ def test_a_device_that_is_out_of_memory_sets_the_limit(
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
     monkeypatch.setattr(batch_size, "end_with_parent", lambda _: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.optim, "AdamW", torch.optim.SGD)  # AdamW calls CUDA itself
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (900, 1000))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda _: None)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 800)

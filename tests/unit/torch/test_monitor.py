@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import itertools
 import re
 import shlex
@@ -260,7 +261,11 @@ def test_a_monitor_behaves_like_its_loader(path: Path) -> None:
         for found, expected in zip(list(monitor), list(loader), strict=True):
             assert torch.equal(found[0], expected[0])
         assert monitor.report.images == 6
-        assert hasattr(monitor, "state_dict") == hasattr(loader, "state_dict")
+        is_stateful = hasattr(loader, "state_dict")
+        assert hasattr(monitor, "state_dict") == is_stateful
+        assert (inspect.getattr_static(monitor, "state_dict", None) is not None) == is_stateful, (
+            "isinstance looks there for the methods of a protocol since Python 3.12"
+        )
         assert hasattr(monitor, "set_epoch") == hasattr(loader, "set_epoch")
         assert getattr(monitor, "batch_size", 0) == getattr(loader, "batch_size", 0)
         assert copy.copy(monitor).loader is loader
