@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from shardkit.measure.doctor.checks import Finding
 from shardkit.measure.doctor.doctor import DoctorReport
-from shardkit.measure.doctor.judgement import TORCH_THREADS, Beside, Diagnosis, Range, Rated
+from shardkit.measure.doctor.judgement import TORCH_THREADS, Diagnosis, LoopDiagnosis, Range, Rated
 from shardkit.measure.doctor.lines import Line
 from shardkit.measure.doctor.pipeline import Setup
 from shardkit.measure.doctor.profile import OWN_CODE, WAITS, Profile
@@ -49,8 +49,8 @@ def report_lines(report: DoctorReport) -> list[str]:
     lines = [_line("" if number else "lines", line) for number, line in enumerate(profile.lines)]
     if profile.tail and not profile.group:
         before += _lines("tail", _tail(profile.tail))
-    if report.beside is not None:
-        before += _lines("beside", _beside(report.beside))
+    if report.loop is not None:
+        before += _lines("loop", _loop(report.loop))
     after = _lines("trust", _trust(report, diagnosis))
     after += _lines("machine", f"{_checks(report.findings)} (--verbose lists all)")
     after += _next(report, diagnosis, profile)
@@ -183,17 +183,17 @@ def _line(name: str, line: Line) -> str:
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
 
 
-def _beside(beside: Beside) -> str:
+def _loop(loop: LoopDiagnosis) -> str:
     """Return how the loader slows the training loop, and which changes help."""
-    part = min(1.0, beside.loop.median / beside.alone.median)
-    texts = [
-        f"the training loop gives {_spread(beside.loop)} images/s, {part:.0%} of the step alone"
-    ]
-    for rated in beside.remedies:
+    part = min(1.0, loop.loop.median / loop.alone.median)
+    texts = [f"training reaches {_spread(loop.loop)} images/s, {part:.0%} of the step alone"]
+    for rated in loop.remedies:
         if rated.verdict == "gain" and rated.rate is not None:
-            gain = rated.rate.median / beside.loop.median
+            gain = rated.rate.median / loop.loop.median
             texts.append(f"{rated.remedy.name}: {gain:.2f}x ({rated.remedy.price})")
-    return "; ".join([*texts, *_without_gain(beside.remedies)])
+    if loop.needed_seconds is not None:
+        texts.append(f"to measure what would help, add {_budget(loop.needed_seconds)}")
+    return "; ".join([*texts, *_without_gain(loop.remedies)])
 
 
 def _without_gain(remedies: Iterable[Rated]) -> list[str]:
@@ -308,7 +308,12 @@ def _next(report: DoctorReport, diagnosis: Diagnosis, profile: Profile) -> list[
         return _lines("next", f"{again}; change something only if the GPU still waits")
     lines = [f"{'next':<{_INDENT}}{printable(report.command)}"] if report.command else []
     lines += [f"{'':<{_INDENT}}{printable(hint)}" for hint in report.hints]
-    if lines and diagnosis.cause in OWN_CODE and profile.stages[diagnosis.cause].busy < WAITS:
+    if (
+        lines
+        and diagnosis.status != "fed"
+        and diagnosis.cause in OWN_CODE
+        and profile.stages[diagnosis.cause].busy < WAITS
+    ):
         lines += _lines("", f"or remove what {_stage(diagnosis.cause, profile)} waits for")
     best = diagnosis.recommended
     if best is not None and best.enough == "no":

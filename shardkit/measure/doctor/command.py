@@ -34,6 +34,8 @@ class Provenance:
     """The dataset or folder; for one of several splits, that of the split."""
     folder: bool = False
     """Whether it is a folder of images."""
+    found: bool = False
+    """Whether only the files of the user's own dataset lead to the folder."""
     format: str
     recipe: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any]
@@ -61,7 +63,11 @@ class Provenance:
         """
         if self.folder:
             how = f"decode={decode}" if decode else "..."
-            return [f"then: make_loader(open_dataset({target!r}, {how}), ...)"]
+            then = [f"then: make_loader(open_dataset({target!r}, {how}), ...)"]
+            other = (
+                f"labels are the folders in {self.path}, with all its images: see docs/sources.md"
+            )
+            return then + [other] * self.found
         name = f": {self.source['name']}" if self.source.get("name") else ""
         if self.parts > 1:
             others = "source" if self.parts == 2 else f"{self.parts - 1} sources"

@@ -15,8 +15,8 @@ from shardkit.errors import MeasurementFailed, ShardkitError, UsageError
 from shardkit.measure.doctor.checks import Finding, Plan, check_data, fits_in_memory, run_checks
 from shardkit.measure.doctor.command import command_words
 from shardkit.measure.doctor.judgement import (
-    Beside,
     Diagnosis,
+    LoopDiagnosis,
     Measured,
     Range,
     diagnose,
@@ -32,7 +32,7 @@ from shardkit.measure.doctor.pipeline import (
     sample_lines,
 )
 from shardkit.measure.doctor.profile import OWN_CODE, Profile, profile
-from shardkit.measure.doctor.remedies import beside, propose, together
+from shardkit.measure.doctor.remedies import loop_changes, propose, together
 from shardkit.measure.doctor.stored import convert_images, loaded_provenance, write_images
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import turn
@@ -69,8 +69,8 @@ class DoctorReport:
     """CPU use of other processes during the run."""
     profile: Profile | None = None
     diagnosis: Diagnosis | None = None
-    beside: Beside | None = None
-    """The training loop with ``model`` beside the loader; None if it waits for most batches."""
+    loop: LoopDiagnosis | None = None
+    """The training loop; None without ``model``, without time, or if it waits for most batches."""
     command: str = ""
     """Next step: a command, or Python code; empty if nothing measured helps."""
     hints: list[str] = field(default_factory=list)
@@ -199,16 +199,16 @@ class _Examination:
         if (sum_of := self._sum(diagnosis)) is not None:
             both = self._rounds([Remedy(), sum_of], 0.0)
             diagnosis = judge([*measured, Measured(sum_of, both.get(sum_of.name), both[""])])
-        beside = self._beside(stages, diagnosis, whole, step, budget)
+        loop = self._loop(stages, diagnosis, whole, step, _LONGEST * budget)
         command, hints = self._command(diagnosis)
-        if not command and beside is not None and beside.recommended is not None:
-            command = beside.recommended.remedy.code
+        if not command and loop is not None and loop.recommended is not None:
+            command = loop.recommended.remedy.code
         return DoctorReport(
             subject=self.process.subject,
             findings=findings,
             profile=stages,
             diagnosis=diagnosis,
-            beside=beside,
+            loop=loop,
             command=command,
             hints=hints,
         )
@@ -225,40 +225,48 @@ class _Examination:
             whole = together(whole, remedy) or whole
         return whole if whole is not gains[0] and self._converted(whole) else None
 
-    def _beside(
-        self,
-        stages: Profile,
-        diagnosis: Diagnosis,
-        loading: Loading,
-        step: StepSpec,
-        budget: float,
-    ) -> Beside | None:
-        """Measure the training loop beside the loader, if it has enough batches."""
-        needed, seconds = diagnosis.needed, _STEPS * (stages.step_seconds or 0.0)
+    def _loop(
+        self, stages: Profile, diagnosis: Diagnosis, loading: Loading, step: StepSpec, most: float
+    ) -> LoopDiagnosis | None:
+        """Measure the training loop, if the loader gives it enough and ``most`` seconds will do."""
+        needed, seconds = diagnosis.needed, max(_SECONDS, _STEPS * (stages.step_seconds or 0.0))
         if step.model is None or not needed or diagnosis.delivered.high < _LEAST_RATE * needed:
             return None
-        remedies = beside(stages)
-        seconds = max(_SECONDS, seconds)
-        if not remedies or _FEWEST_ROUNDS * (2 + len(remedies)) * seconds > _LONGEST * budget:
+        if 2 * _FEWEST_ROUNDS * 2 * seconds > most:
             return None
 
         def rate(remedy: Remedy) -> float:
             trial = Trial(remedy=remedy, rows=self.rows, seconds=seconds, step=step)
-            alone = remedy is _ALONE
-            function = measure_step if alone else measure_rate
+            function = measure_step if remedy is _ALONE else measure_rate
             return self.process.call_for(seconds, function, loading=loading, trial=trial)
 
-        rates = self._rounds([Remedy(), _ALONE, *remedies], 0.0, rate)
-        loop = rates[""]
-        measured = [Measured(each, rates.get(each.name), loop) for each in remedies]
-        return judge_loop(rates[_ALONE.name], loop, measured)
+        try:
+            start = time.perf_counter()
+            rates = self._rounds([Remedy(), _ALONE], 0.0, rate)
+            found = judge_loop(rates[_ALONE.name], rates[""])
+            changes = loop_changes(stages)
+            longer = (time.perf_counter() - start) * (1 + len(changes)) / 2
+            if not changes or not found.is_slower:
+                return found
+            if longer > most:
+                return replace(found, needed_seconds=longer)
+            again = self._rounds([Remedy(), *changes], 0.0, rate)
+        except (MeasurementFailed, KeyError):  # the rest of the report stands without it
+            return None
+        measured = [Measured(each, again.get(each.name), again[""]) for each in changes]
+        return judge_loop(rates[_ALONE.name], rates[""], measured)
 
     def _lines(self, stages: Profile, seconds: float) -> list[Line]:
         """Return the lines that take the time: of libraries, if user code is the longest stage."""
         lines: list[Line] = []
         for longer in (seconds, 4 * seconds):  # a busy machine gives few samples
             trial = Trial(remedy=Remedy(), rows=self.rows, seconds=longer)
-            lines = self.process.call_for(longer, sample_lines, loading=self.loading, trial=trial)
+            try:
+                lines = self.process.call_for(
+                    longer, sample_lines, loading=self.loading, trial=trial, scratch=self.scratch
+                )
+            except MeasurementFailed:  # measuring the loader will say why
+                break
             if lines:
                 break
         return [line for line in lines if line.is_own or stages.longest in OWN_CODE]
@@ -285,7 +293,7 @@ class _Examination:
                 self.watch(f"round {number + 1}: {remedy.name or 'the loader as it is'}")
                 try:
                     rates[remedy.name].append((rate or self._rate)(remedy))
-                except MeasurementFailed:
+                except (MeasurementFailed, UsageError):
                     if not remedy.name:
                         raise
                     remedies.remove(remedy)

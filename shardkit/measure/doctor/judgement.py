@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardkit.measure.doctor.pipeline import Remedy
@@ -16,6 +16,9 @@ TORCH_THREADS = "torch threads"
 
 _GAIN, _OVERSUBSCRIBED = 1.1, 1.3
 """Least speedup that is worth a change, and that makes PyTorch's threads the cause."""
+
+_DISTURBED = 0.95
+"""Fraction of the step's rate below which the loader disturbs the training loop."""
 
 _ERRORS, _LEAST_GAP = 2.5, 0.02
 """Standard errors from a median to the ends of its range; least difference worth a longer run."""
@@ -139,15 +142,22 @@ def diagnose(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
-    """The training loop, while the loader works beside it."""
+class LoopDiagnosis:
+    """The training loop, while the loader works at the same time."""
 
     alone: Range
     """Images per second of the training step on one batch again and again, without a loader."""
     loop: Range
     """Images per second of the loop with the loader as it is."""
-    remedies: list[Rated]
-    """Changes that may disturb the loop less, those that help first."""
+    remedies: list[Rated] = field(default_factory=list)
+    """Changes that may disturb the loop less, those that help first; none if it is not slower."""
+    needed_seconds: float | None = None
+    """Time that measuring changes would take; None if they were measured, or are not needed."""
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the loop is clearly slower than the step alone."""
+        return self.loop.high < _DISTURBED * self.alone.median
 
     @property
     def recommended(self) -> Rated | None:
@@ -156,11 +166,11 @@ class Beside:
 
 
 def judge_loop(
-    alone: Sequence[float], loop: Sequence[float], measured: Sequence[Measured]
-) -> Beside:
-    """Judge the rates of the training loop, alone and beside the loader, in the same rounds."""
+    alone: Sequence[float], loop: Sequence[float], measured: Sequence[Measured] = ()
+) -> LoopDiagnosis:
+    """Judge the rates of the training loop, and of the step alone, in the same rounds."""
     remedies = sorted((_judged(each, None)[1] for each in measured), key=_rank)
-    return Beside(alone=Range.of(alone), loop=Range.of(loop), remedies=remedies)
+    return LoopDiagnosis(alone=Range.of(alone), loop=Range.of(loop), remedies=remedies)
 
 
 def _judged(measured: Measured, needed: float | None) -> tuple[Range | None, Rated]:

@@ -6,19 +6,17 @@ import dis
 import json
 import linecache
 import os
-import re
 import sys
-import sysconfig
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from shardkit.measure.runner.own_code import is_library
 from shardkit.torch import _compat
 from shardkit.torch.engine.fetch import Fetch
 
@@ -34,15 +32,6 @@ _WRITE = 0.1
 
 _LEAST, _MOST, _FEWEST = 0.1, 3, 30
 """Least fraction of the time of a line that is named, most lines, and fewest samples."""
-
-_LIBRARIES = tuple(
-    os.path.join(os.path.realpath(path), "")
-    for path in (
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        str(Path(__file__).parents[2]),
-    )
-)
-_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 _READING = {
     False: {Fetch.__call__.__code__, Fetch.read_several.__code__},
@@ -110,11 +99,10 @@ class SampledCollate:
         usual, pause = sys.getswitchinterval(), _INTERVAL
         sys.setswitchinterval(_SWITCH)
         try:
-            while True:
+            while os.path.isdir(self.folder):
                 time.sleep(pause)
                 start = time.thread_time()
-                stacks = sys._current_frames().values()
-                counts.update(filter(None, (_place(frame, reading) for frame in stacks)))
+                _count(counts, reading)
                 if time.monotonic() > written + _WRITE:
                     target.with_suffix(".new").write_text(
                         json.dumps([[*place, count] for place, count in counts.items()])
@@ -123,7 +111,7 @@ class SampledCollate:
                     written = time.monotonic()
                 cost = time.thread_time() - start
                 pause = min(max(_INTERVAL, cost / _COST), _LONGEST)
-        except OSError:
+        except OSError:  # the folder was moved while this wrote
             return
         finally:
             sys.setswitchinterval(usual)
@@ -131,6 +119,13 @@ class SampledCollate:
 
 _samplers: dict[tuple[int, str], threading.Thread] = {}
 """Those of this process, and the forgotten ones of the process that it was forked from."""
+
+
+def end_sampling(folder: Path) -> None:
+    """Wait until this process no longer samples into a folder that was moved or removed."""
+    thread = _samplers.pop((os.getpid(), str(folder)), None)
+    if thread is not None:
+        thread.join()
 
 
 def named_lines(folder: Path) -> list[Line]:
@@ -142,12 +137,10 @@ def named_lines(folder: Path) -> list[Line]:
     return _largest(counts)
 
 
-@cache
-def is_library(file: str) -> bool:
-    """Return whether a file is of Python, of an installed package or of shardkit."""
-    if file.startswith("<") or _INSTALLED.search(file):
-        return True
-    return os.path.realpath(file).startswith(_LIBRARIES)
+def _count(counts: Counter[Place], reading: Set[CodeType]) -> None:
+    """Count the line of each thread that reads. The stacks, and what they refer to, are let go."""
+    stacks = sys._current_frames().values()
+    counts.update(filter(None, (_place(frame, reading) for frame in stacks)))
 
 
 def _place(innermost: FrameType, reading: Set[CodeType]) -> Place | None:

@@ -54,5 +54,6 @@ def _install() -> None:
 
 
 def _note(event: str, args: tuple[Any, ...]) -> None:
-    if _paths is not None and event == "open" and isinstance(args[0], str | bytes):
-        _paths.append(os.fsdecode(args[0]))
+    paths = _paths  # another thread may end the context meanwhile
+    if paths is not None and event == "open" and isinstance(args[0], str | bytes):
+        paths.append(os.fsdecode(args[0]))

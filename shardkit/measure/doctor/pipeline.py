@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.measure.doctor.lines import Line, SampledCollate, named_lines
+from shardkit.measure.doctor.lines import Line, SampledCollate, end_sampling, named_lines
 from shardkit.measure.doctor.stored import innermost
 from shardkit.measure.runner.folder import PlainFolder
 from shardkit.measure.runner.loaders import close_loader
@@ -208,6 +208,8 @@ class Pipeline:
             changed["collate_fn"] = SampledCollate(function, sampled, is_stock)
         if self.stock is None or data or "engine" in changed:
             options = vars(self.options) | changed
+            if self.stock is not None and not data:
+                options = {**options, "num_workers": self.stock.num_workers} | changed
             if sampled and self.setup.kind:  # a collate function could be a reason for another one
                 options["engine"] = self.setup.engine
             if "engine" in changed and ENGINE_KINDS[changed["engine"]].starts_processes:
@@ -219,6 +221,8 @@ class Pipeline:
             changed |= {name: getattr(self.stock, name) for name in _WORKER_ARGUMENTS}
         if self.setup.mapped:
             changed |= {"shuffle": True, "drop_last": self.stock.drop_last}
+        elif not self.collects and not isinstance(dataset, IterableDataset):
+            changed["sampler"] = self.stock.sampler
         return DataLoader(dataset, size if self.collects else None, **changed)
 
 
@@ -261,15 +265,24 @@ def measure_step(session: Session, *, loading: Loading, trial: Trial) -> float:
     return _measured(itertools.repeat(batch), trial)
 
 
-def sample_lines(session: Session, *, loading: Loading, trial: Trial) -> list[Line]:
-    """Return the lines of code in which the workers spend the time of a trial."""
-    with tempfile.TemporaryDirectory(prefix="shardkit-lines-") as scratch:
-        folder, ended = Path(scratch, "counts"), Path(scratch, "ended")
-        folder.mkdir()
-        pipeline = Pipeline(session, loading)
+def sample_lines(session: Session, *, loading: Loading, trial: Trial, scratch: Path) -> list[Line]:
+    """Return the lines of code in which the workers spend the time of a trial.
+
+    Args:
+        session: The session.
+        loading: Options of the loader.
+        trial: The measurement.
+        scratch: A folder for the counts of each process.
+    """
+    folder = scratch / f"counts-{time.monotonic_ns()}"
+    folder.mkdir()
+    pipeline = Pipeline(session, loading)
+    try:
         _measured(pipeline.loader(trial.remedy, trial.data, trial.rows, str(folder)), trial)
-        folder.rename(ended)  # from here on, nothing is written there
-        return named_lines(ended)
+    finally:
+        ended = folder.rename(folder.with_suffix(".ended"))  # nothing is written there any more
+        end_sampling(folder)
+    return named_lines(ended)
 
 
 def _measured(loader: Iterable[Any], trial: Trial) -> float:

@@ -145,6 +145,8 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
             rows += batch_rows
         if not costs:
             raise UsageError("there is no image to read")
+        if not pipeline.collects:  # its batches are those of the dataset
+            setup = replace(setup, batch_size=round(statistics.fmean(counts)))
         stages = _stages(costs, sum(counts))
         if rows:  # alone, each image costs as much more than in a batch
             alone, usual = np.array(sample.seconds), sum(each.seconds for each in stages.values())

@@ -100,7 +100,7 @@ def resident(profile: Profile) -> Iterator[Remedy]:
             options={"resident": "cpu", "engine": "thread", "num_workers": None},
             code='make_loader(..., resident="cpu")',
             price=f"{size(profile.resident_bytes)} of memory for each rank, and about "
-            f"{seconds:.0f} s to decode all at the start",
+            f"{max(1, round(seconds))} s to decode all at the start",
         )
 
 
@@ -113,8 +113,10 @@ def same_images(profile: Profile) -> Iterator[Remedy]:
             recipe=Recipe(),
             decode="" if setup.transform else f"RandomResizedCrop({profile.crop})",
             default_collate=True,
-            price=f"{size(profile.images * profile.stored_bytes)} of disk; without what "
-            f"{setup.dataset} does besides",
+            price=f"{size(profile.images * profile.stored_bytes)} of disk; skips everything else "
+            f"that {' and '.join(filter(None, (setup.dataset, setup.collate)))} do"
+            + "es"
+            * (not setup.collate),
         )
 
 
@@ -183,26 +185,28 @@ RULES: tuple[Callable[[Profile], Iterator[Remedy]], ...] = (
 )
 
 
-def beside(profile: Profile) -> list[Remedy]:
+def loop_changes(profile: Profile) -> list[Remedy]:
     """Return changes that may disturb a training loop less, though loading gets no faster."""
     setup = profile.setup
     if not setup.mapped or setup.kind is None:
         return []
-    remedies, yields = [], priority_problem() is None
-    low = "the loader also yields to other programs"
-    if yields:
-        options = {"engine": setup.engine, "priority": "low"}
-        code = 'make_loader(..., priority="low")'
-        remedies.append(Remedy(name='priority="low"', options=options, code=code, price=low))
+    low, helper = {"priority": "low"}, {"engine": "helper"}
+    yields = "the loader also yields to other programs"
+    process = "one more process, and shared memory for batches"
+    changes: list[tuple[dict[str, str], str]] = []
+    if priority_problem() is None:
+        changes.append(({"engine": setup.engine, **low}, yields))
     if setup.engine == "thread":
-        options, price = {"engine": "helper"}, "one more process, and shared memory for batches"
-        code = 'make_loader(..., engine="helper")'
-        remedies.append(Remedy(name='engine="helper"', options=options, code=code, price=price))
-        if yields:
-            both = 'engine="helper", priority="low"'
-            options = {**options, "priority": "low"}
-            code = f"make_loader(..., {both})"
-            remedies.append(Remedy(name=both, options=options, code=code, price=f"{price}; {low}"))
+        changes.append((helper, process))
+        if changes[0][0] is not helper:
+            changes.append(({**helper, **low}, f"{process}; {yields}"))
+    remedies = []
+    for options, price in changes:
+        shown = {name: value for name, value in options.items() if value != setup.engine}
+        words = ", ".join(f'{name}="{value}"' for name, value in shown.items())
+        name = f"make_loader({words})" if setup.stock else words.replace(", ", " with ")
+        code = f"make_loader(..., {words})"
+        remedies.append(Remedy(name=name, options=options, code=code, price=price))
     return remedies
 
 

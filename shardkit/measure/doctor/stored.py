@@ -18,7 +18,7 @@ from shardkit.codecs.planes import sniff_planes
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.measure.doctor.command import Provenance, provenance_of
+from shardkit.measure.doctor.command import SOURCE, Provenance, provenance_of
 from shardkit.measure.runner.session import Session
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, PLANES
@@ -186,4 +186,7 @@ def loaded_provenance(session: Session, *, files: Sequence[str]) -> Provenance:
     if not path:  # a dataset with files of its own, such as torchvision's ImageFolder
         paths = files or [file for file, _ in dataset.samples]
         path = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in paths])
-    return Provenance(path=path, format=FORMAT, source={"kind": "imagefolder"}, folder=True)
+        if path == os.path.dirname(path):  # the root: the files have no folder in common
+            path = SOURCE
+    source = {"kind": "imagefolder"}
+    return Provenance(path=path, format=FORMAT, source=source, folder=True, found=bool(files))

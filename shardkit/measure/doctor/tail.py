@@ -76,10 +76,10 @@ class Sample:
             if stored_images(self.dataset) is not None:
                 return headers(self.dataset, self.rows[:count])
             files = self.files[:count]
-            if len(files) == count and all(files):
+            if len({*files}) == count and all(files):  # each row has a file of its own
                 labels = [label or 0 for label in self.labels]
                 return headers(Files(list(zip(files, labels, strict=False))), range(count))
-        except BadImage:
+        except (BadImage, OSError):  # of another kind than seemed, or a temporary file
             pass
         return []
 

@@ -16,6 +16,7 @@ from typing import Any, Concatenate
 from shardkit.errors import MeasurementFailed, ShardkitError, UsageError
 from shardkit.measure.runner import loaders, material, page_cache, steps, timing
 from shardkit.measure.runner.material import SubjectInfo
+from shardkit.measure.runner.own_code import raised_at
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.torch.prefetch import DevicePrefetcher
 
@@ -129,7 +130,9 @@ def answer(
         raise MeasurementFailed(last_words(str(error))) from error
     except Exception as error:
         traceback.print_exc()  # into the log, for whoever debugs this
-        raise MeasurementFailed(last_words(f"{type(error).__name__}: {error}")) from error
+        place = raised_at(error)
+        words = last_words(f"{type(error).__name__}: {error}") + (f" ({place})" if place else "")
+        raise MeasurementFailed(words) from error
     try:
         return pickle.dumps(result)
     except (pickle.PicklingError, TypeError, AttributeError) as error:

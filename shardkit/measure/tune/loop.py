@@ -1,4 +1,4 @@
-"""The training loop beside its loader: settings that change how much loading disturbs it."""
+"""The training loop with its loader: settings that change how much loading disturbs it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compare_loops(
 
     Args:
         measure: Returns the images/s of a loop, or raises MeasurementFailed.
-        setting: The setting that loads best.
+        setting: The choice by loading.
         others: Others to try. Those that fail are left out.
         end: Time until which rounds may start.
         clock: The time.

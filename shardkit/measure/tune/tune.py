@@ -24,6 +24,7 @@ from shardkit.measure.tune.loop import compare_loops, variants
 from shardkit.measure.tune.search import (
     ENOUGH,
     GAIN,
+    LEAST_ROUNDS,
     Plan,
     SearchResult,
     Tried,
@@ -77,13 +78,13 @@ class TuneReport(SearchResult):
     warnings: tuple[str, ...]
     """Warnings of the chosen loader."""
     loops: list[Tried] = field(default_factory=list)
-    """Training loops with ``model``: the fastest setting, and others that load as fast but may
-    disturb the loop less. Speedups are over the fastest setting; the first is the choice. Empty
-    without a model, or without time for them."""
+    """Training loops with ``model``: the choice by loading, and others that load as fast but may
+    disturb the loop less. Speedups are over that choice; the first is the final one. Empty without
+    a model, or without time for them."""
 
     @property
     def chosen(self) -> Tried:
-        """The setting that loads best."""
+        """The choice by loading: the fastest, or the cheapest that is fast enough."""
         return self.ranking[0]
 
     @property
@@ -158,6 +159,12 @@ class TuneReport(SearchResult):
         )
 
     def _why(self) -> str:
+        best = self.loops[0].speedup if self.loops else None
+        if best is not None:
+            return f"{self._why_chosen()}; the training loop: {best.describe()}"
+        return self._why_chosen()
+
+    def _why_chosen(self) -> str:
         speedup = self.chosen.speedup
         if speedup is None:
             return f"the defaults ({name_of(self.default)}) cannot be measured here"
@@ -194,11 +201,15 @@ class TuneReport(SearchResult):
             lines.append(f"    not measured: {first}{also}: {printable(reason)}")
         return lines
 
+    @property
+    def _loop_rounds(self) -> int:
+        return min((tried.images_per_second.rounds for tried in self.loops), default=0)
+
     def _loop_table(self) -> list[str]:
         if not self.loops:
             return []
         title = "  loop      speedup of the training loop with the model; images/s"
-        return [title, *_rows(self.loops, self.chosen.setting, "loads best")]
+        return [title, *_rows(self.loops, self.chosen.setting, "as chosen by loading")]
 
     def _notes(self) -> list[str]:
         excluded = (
@@ -212,6 +223,8 @@ class TuneReport(SearchResult):
             f"the run took longer than the budget of {self.budget:g} s: opening the data and the "
             "first two measurements are never cut short": self.seconds > _OVERRUN * self.budget,
             "the budget ended before the search: a longer --budget may find more": self.out_of_time,
+            f"the training loop needs {LEAST_ROUNDS} rounds to change the choice: pass a longer "
+            "--budget": 0 < self._loop_rounds < LEAST_ROUNDS,
         }
         return [*self.warnings, *(text for text, applies in notes.items() if applies)]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from diagnoses import profile
 
-from shardkit.cli.doctor_report import _beside
+from shardkit.cli.doctor_report import _loop
 from shardkit.measure.doctor.judgement import (
     Diagnosis,
     Measured,
@@ -112,19 +114,24 @@ def test_more_rounds_decide_closer_cases() -> None:
     assert rounds[2] == rounds[3] > 100
 
 
-def test_the_loop_beside_the_loader_is_judged_against_itself() -> None:
-    low = Remedy(name="low", price="yields")
+def test_the_training_loop_is_compared_with_the_step_alone() -> None:
+    low, alone = Remedy(name="low", price="yields"), [200.0, 205.0, 210.0]
     found = judge_loop(
-        [200.0, 205.0, 210.0],
+        alone,
         BASE,
         [Measured(WORKERS, [95.0, 99.0, 112.0], BASE), Measured(low, [140.0, 150.0, 160.0], BASE)],
     )
+    assert found.is_slower
     assert [(rated.remedy, rated.verdict) for rated in found.remedies] == [
         (low, "gain"),
         (WORKERS, "no gain"),
     ]
     assert found.recommended == found.remedies[0]
-    text = _beside(found)
-    assert text.startswith("the training loop gives 100 (")
+    text = _loop(found)
+    assert text.startswith("training reaches 100 (")
     assert "49% of the step alone; low: 1.50x (yields); no gain: more workers" in text
+
+    assert not judge_loop(BASE, BASE).is_slower
     assert judge_loop(BASE, BASE, [Measured(low, None, BASE)]).recommended is None
+    skipped = dataclasses.replace(judge_loop(alone, BASE), needed_seconds=40.0)
+    assert _loop(skipped).endswith("to measure what would help, add --budget 48s")

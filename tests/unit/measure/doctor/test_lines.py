@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,8 +20,9 @@ from torch.utils.data import DataLoader
 
 from shardkit import make_loader
 from shardkit.cli.doctor_report import _line
-from shardkit.measure.doctor.lines import Line, Place, SampledCollate, _largest, is_library
+from shardkit.measure.doctor.lines import Line, Place, SampledCollate, _largest, end_sampling
 from shardkit.measure.doctor.pipeline import Loading, Remedy, Trial, sample_lines
+from shardkit.measure.runner.own_code import is_library, raised_at
 from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import Subject
 
@@ -97,9 +99,12 @@ def lines_of(loader: Any) -> list[Line]:
     """Sample a loader until its lines are known."""
     session = Session(subject=Subject(loader="made:up"), dataset=loader.dataset, loader=loader)
     trial, end = Trial(remedy=Remedy(), seconds=0.5), time.perf_counter() + DEADLINE
-    while time.perf_counter() < end:
-        if lines := sample_lines(session, loading=Loading(), trial=trial):
-            return lines
+    with tempfile.TemporaryDirectory() as scratch:
+        while time.perf_counter() < end:
+            if lines := sample_lines(
+                session, loading=Loading(), trial=trial, scratch=Path(scratch)
+            ):
+                return lines
     raise AssertionError("no lines were named in time")
 
 
@@ -146,25 +151,26 @@ def test_a_collate_function_is_sampled(own: ModuleType) -> None:
     assert lines[0].function == "joined"
 
 
-def test_nothing_is_sampled_after_the_measurement(own: ModuleType, tmp_path: Path) -> None:
-    usual, folder = sys.getswitchinterval(), tmp_path / "counts"
-    folder.mkdir()
-    assert SampledCollate(len, str(folder), is_stock=True)([1, 2]) == 2
-    (thread,) = (thread for thread in sys._current_frames() if "_sample" in _functions(thread))
-    folder.rmdir() if not any(folder.iterdir()) else folder.rename(tmp_path / "ended")
-    end = time.perf_counter() + DEADLINE
-    while thread in sys._current_frames() and time.perf_counter() < end:
-        time.sleep(0.01)
-    assert thread not in sys._current_frames()
-    assert sys.getswitchinterval() == usual
+def test_nothing_is_sampled_after_the_measurement(tmp_path: Path) -> None:
+    """Whatever comes next has the usual switch interval, also after several runs."""
+    usual = sys.getswitchinterval()
+    for number in range(3):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        assert SampledCollate(len, str(folder), is_stock=True)([1, 2]) == 2
+        folder.rename(tmp_path / f"{number}.ended")
+        end_sampling(folder)
+        assert sys.getswitchinterval() == usual
+    end_sampling(tmp_path / "never")
 
 
-def _functions(thread: int) -> list[str]:
-    frame, names = sys._current_frames().get(thread), []
-    while frame is not None:
-        names.append(frame.f_code.co_name)
-        frame = frame.f_back
-    return names
+def test_an_error_names_the_line_of_the_user(own: ModuleType) -> None:
+    with pytest.raises(TypeError) as caught:
+        own.joined([1])
+    assert raised_at(caught.value).startswith(f"own_code.py:{JOIN + 1} joined")
+    with pytest.raises(ValueError) as caught_here:  # noqa: PT011 - any
+        int("x")
+    assert raised_at(caught_here.value).startswith("test_lines.py:")
 
 
 def place(file: str, line: int, *, is_own: bool) -> Place:

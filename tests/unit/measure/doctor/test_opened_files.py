@@ -26,8 +26,8 @@ ROWS = 12
 class Own(Dataset[Any]):
     """Images, and for each a file that is none."""
 
-    def __init__(self, folder: Path, *, masks: bool = False) -> None:
-        self.folder, self.masks = folder, masks
+    def __init__(self, folder: Path, *, masks: bool = False, files: int = ROWS) -> None:
+        self.folder, self.masks, self.files = folder, masks, files
 
     def __len__(self) -> int:
         return ROWS
@@ -36,7 +36,7 @@ class Own(Dataset[Any]):
         (self.folder / "notes.txt").read_text()
         if self.masks:
             Image.open(self.folder / f"a/{(row + 1) % ROWS}.jpg").load()
-        with open(self.folder / f"a/{row}.jpg", "rb") as file:
+        with open(self.folder / f"a/{row % self.files}.jpg", "rb") as file:
             image = Image.open(file).convert("RGB")
         return torch.full((3, 32, 32), image.width, dtype=torch.uint8), row
 
@@ -93,7 +93,7 @@ def test_the_images_of_an_own_dataset_are_found_and_converted(photos: Path, tmp_
     (remedy,) = [each for each in propose(found) if each.recipe is not None]
     assert remedy.name == "the same images as a dataset of shardkit"
     assert remedy.decode == "RandomResizedCrop(32)"
-    assert remedy.price.endswith("of disk; without what Own does besides")
+    assert remedy.price.endswith("of disk; skips everything else that Own does")
 
     given = session(dataset)
     write_images(given, rows=found.rows, files=found.files, folder=tmp_path / "source")
@@ -105,10 +105,15 @@ def test_the_images_of_an_own_dataset_are_found_and_converted(photos: Path, tmp_
 
     provenance = loaded_provenance(given, files=found.files)
     assert (provenance.path, provenance.folder) == (str(photos / "a"), True)
-    assert "decode=RandomResizedCrop(32)" in provenance.hints("made", remedy.decode)[0]
+    then, labels = provenance.hints("made", remedy.decode)
+    assert "decode=RandomResizedCrop(32)" in then
+    assert labels.startswith("labels are the folders in ")
 
 
-def test_several_images_for_a_row_are_not_taken_for_its_image(photos: Path) -> None:
-    found = profiled(Own(photos, masks=True))
+@pytest.mark.parametrize("options", [{"masks": True}, {"files": 3}])
+def test_a_row_without_a_file_of_its_own_is_not_taken_for_it(
+    options: dict[str, Any], photos: Path
+) -> None:
+    found = profiled(Own(photos, **options))
     assert not found.kind
     assert [remedy for remedy in propose(found) if remedy.recipe] == []

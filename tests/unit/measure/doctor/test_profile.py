@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import jpeg, make_dataset, make_tree
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+)
 
 import shardkit
 from shardkit import CenterCrop, LMDBDataset, RandomResizedCrop, UsageError, make_loader
@@ -124,6 +131,35 @@ def test_an_iterable_dataset_has_stages() -> None:
     assert list(found.stages) == ["dataset", "collate"]
     assert found.rows == []
     assert not found.setup.mapped
+
+
+class Batches(IterableDataset[Any]):
+    """Batches of another library."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.zeros(20, 16, 3, 8, 8))
+
+
+def test_the_batches_of_a_dataset_are_counted_in_samples() -> None:
+    assert profiled(DataLoader(Batches(), batch_size=None)).setup.batch_size == 16
+
+
+class Groups(Dataset[Any]):
+    """Batches by lists of rows."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, rows: list[int]) -> torch.Tensor:
+        return torch.zeros(len(rows), 3, 8, 8)
+
+
+def test_a_sampler_of_batches_is_kept() -> None:
+    batches = BatchSampler(SequentialSampler(range(ROWS)), 4, drop_last=False)
+    loader = DataLoader(Groups(), sampler=batches, batch_size=None)
+    assert profiled(loader).setup.batch_size == 4
+    trial = Trial(remedy=Remedy(), seconds=0.01)
+    assert measure_rate(session(loader), loading=Loading(), trial=trial) > 0
 
 
 def test_a_subset_in_worker_processes_is_profiled(made: Path) -> None:

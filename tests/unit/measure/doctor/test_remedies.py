@@ -11,7 +11,7 @@ from diagnoses import profile, setup, stage
 from shardkit.codecs import planes
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
-from shardkit.measure.doctor.remedies import beside, propose
+from shardkit.measure.doctor.remedies import loop_changes, propose
 
 FAST, SMALLER, RAW = 'jpeg="fast"', "smaller images, shorter side 256", "raw pixels, 256x256"
 PLANES = "planes instead of JPEGs, shorter side 256"
@@ -132,9 +132,14 @@ def test_the_same_images_are_read_alike(changed: dict[str, Any], decode: str) ->
         ("main", []),
         ("process", ['priority="low"']),
         ("helper", ['priority="low"']),
-        ("thread", ['priority="low"', 'engine="helper"', 'engine="helper", priority="low"']),
+        ("thread", ['priority="low"', 'engine="helper"', 'engine="helper" with priority="low"']),
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
 def test_changes_for_the_training_loop_depend_on_the_engine(engine: str, names: list[str]) -> None:
-    assert [remedy.name for remedy in beside(profile(setup=setup(engine=engine)))] == names
+    assert [remedy.name for remedy in loop_changes(profile(setup=setup(engine=engine)))] == names
+
+
+def test_a_change_of_a_stock_loader_names_make_loader() -> None:
+    given = profile(setup=setup(engine="process", stock=True))
+    assert {remedy.name for remedy in loop_changes(given)} <= {'make_loader(priority="low")'}

@@ -252,8 +252,15 @@ def test_the_loop_decides_about_what_does_not_load_faster() -> None:
     text = report.describe()
     assert "  best      thread, 4 workers, low priority, batches of 64\n" in text
     assert text.index("  compared") < text.index("  loop      speedup of the training loop")
-    assert "thread, 4 workers, batches of 64                loads best" in text
+    assert "thread, 4 workers, batches of 64                as chosen by loading" in text
+    assert "the speed of the defaults; the training loop: 1.10x (0.99x to 1.21x" in text
+    assert "rounds to change the choice" not in text
     assert text.endswith('engine="thread", num_workers=4, priority="low")')
+
+
+def test_too_few_rounds_of_the_loop_are_noted() -> None:
+    text = report_of(loops=[tried(DEFAULT, 600, 2)]).describe()
+    assert "the training loop needs 3 rounds to change the choice" in text
 
 
 def test_what_a_loop_decides_can_be_stored(tmp_path: Path) -> None:
