@@ -78,7 +78,7 @@ def test_the_time_of_a_library_is_that_of_the_line_that_calls_it(own: ModuleType
 def test_a_line_that_releases_the_gil_does_not_attract_samples(own: ModuleType) -> None:
     first, *_ = sampled(own.compute)
     assert first.line == 12
-    assert first.time > 0.6
+    assert first.time > 0.5
 
 
 def test_lines_of_libraries_are_named_without_code_of_the_user() -> None:
