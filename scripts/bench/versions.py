@@ -33,7 +33,7 @@ if __name__ == "__main__":
 _COMMAND = """
 import subprocess, sys, time
 start = time.perf_counter()
-subprocess.run([sys.executable, "-m", "shardkit", *sys.argv[1:]], check=True)
+subprocess.run([sys.executable, "-P", "-m", "shardkit", *sys.argv[1:]], check=True)
 print(time.perf_counter() - start)
 """
 

@@ -375,6 +375,7 @@ static void measure(const uint8_t *data, size_t length) {
 }
 
 int main(int count, char **names) {
+    sk_cpu_prepare();
     sk_crc32_prepare();
     for (int n = 1; n < count; n++) {
         FILE *file = fopen(names[n], "rb");

@@ -26,9 +26,6 @@ static uint32_t product(uint32_t one, uint32_t other) {
     }
     return sum;
 }
-#ifdef FOLDING
-static int can_fold, can_fold_wide, can_fold_widest;
-#endif
 
 /* Fill the table: entry [n][byte] advances a byte over n more bytes of zeros. Running it again
  * writes the same values. */
@@ -43,11 +40,6 @@ void sk_crc32_prepare(void) {
             table[n][byte] = table[n - 1][byte] >> 8 ^ table[0][table[n - 1][byte] & 0xFF];
     squares[0] = 1u << 23;
     for (int n = 1; n < 64; n++) squares[n] = product(squares[n - 1], squares[n - 1]);
-#ifdef FOLDING
-    can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
-    can_fold_wide = can_fold && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq");
-    can_fold_widest = can_fold_wide && __builtin_cpu_supports("avx512f");
-#endif
 }
 
 static uint32_t by_table(uint32_t crc, const uint8_t *data, size_t length) {
@@ -182,11 +174,11 @@ uint32_t sk_crc32(uint32_t crc, const uint8_t *data, size_t length) {
     return ~by_instruction(crc, data, length);
 #else
 #ifdef FOLDING
-    if (can_fold && length >= 64) {
+    if (sk_cpu.pclmul && length >= 64) {
         size_t folded = length & ~(size_t)15;
-        crc = length < 256 || !can_fold_wide ? by_folding(crc, data, folded)
-              : can_fold_widest              ? by_widest_folding(crc, data, folded)
-                                             : by_wide_folding(crc, data, folded);
+        crc = length < 256 || !sk_cpu.vpclmulqdq ? by_folding(crc, data, folded)
+              : sk_cpu.avx512f                   ? by_widest_folding(crc, data, folded)
+                                                 : by_wide_folding(crc, data, folded);
         data += folded;
         length -= folded;
     }

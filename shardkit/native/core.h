@@ -65,6 +65,13 @@ typedef struct {
  * started. */
 int sk_copy_mapped(const sk_copy *copies, size_t count, uint8_t *codes);
 
+/* cpu.c: instructions that can be used; none before sk_cpu_prepare. */
+typedef struct {
+    int pclmul, avx2, vpclmulqdq, avx512f;
+} sk_features;
+extern sk_features sk_cpu;
+void sk_cpu_prepare(void);
+
 /* checksum.c: CRC-32 as zlib computes it. sk_crc32_prepare must run once before. */
 void sk_crc32_prepare(void);
 uint32_t sk_crc32(uint32_t crc, const uint8_t *data, size_t length);

@@ -465,9 +465,11 @@ static PyMethodDef methods[] = {
 };
 
 static int execute(PyObject *module) {
+    sk_cpu_prepare();
     sk_crc32_prepare();
     if (sk_add_convert(module)) return -1;
     if (PyModule_AddIntConstant(module, "API", API)) return -1;
+    if (PyModule_AddIntConstant(module, "AVX2", sk_cpu.avx2)) return -1;
     if (PyModule_AddIntConstant(module, "LEAST_MAPPED", SK_LEAST_MAPPED)) return -1;
     if (PyModule_AddStringConstant(module, "LIBDEFLATE", sk_deflate_version())) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_TURBO", sk_jpeg_version());

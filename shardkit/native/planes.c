@@ -364,7 +364,7 @@ enum sk_code sk_finish_planes(const uint8_t *data, size_t length, uint32_t width
     work.blue = memory->data + 2 * row;
     work.red = work.blue + row;
 #ifdef VECTORS
-    if (__builtin_cpu_supports("avx2")) {
+    if (sk_cpu.avx2) {
         finish_avx2(&from, region, &work, out);
         return SK_DONE;
     }

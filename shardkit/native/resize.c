@@ -221,7 +221,7 @@ static void across_all(const uint8_t *rows, size_t stride, size_t size, int32_t 
                        const kernel *kernel, int32_t width, int flip, int32_t *packed,
                        uint8_t *last_row, uint8_t *out) {
 #ifdef VECTORS
-    if (__builtin_cpu_supports("avx2")) {
+    if (sk_cpu.avx2) {
         int32_t groups = (kernel->most + 3) / 4;
         pack(kernel, width, groups, packed);
         memset(last_row + size, 0, SLACK);
@@ -245,7 +245,7 @@ static void down_all(const uint8_t *rows, size_t stride, size_t size, const kern
         const uint8_t *from = rows + (kernel->firsts[y] - top) * stride;
         const int32_t *weights = kernel->weights + (size_t)y * kernel->most;
 #ifdef VECTORS
-        if (__builtin_cpu_supports("avx2")) {
+        if (sk_cpu.avx2) {
             down_avx2(from, stride, weights, kernel->counts[y], size, out);
             continue;
         }

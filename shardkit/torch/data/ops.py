@@ -525,13 +525,16 @@ def as_crop_table(op: ImageOp, crops: list[Crop]) -> CropTable | None:
     """Return ``crops`` for the compiled module; None if it does not apply."""
     if type(op).render is not ImageOp.render:
         return None
+    are_equal = crops.count(crops[0]) == len(crops)  # as for images of one size
     try:
-        if crops.count(crops[0]) == len(crops):  # as for images of one size
-            numbers = np.tile(np.array([_numbers(crops[0])], np.int32), (len(crops), 1))
-        else:
-            numbers = np.array([_numbers(crop) for crop in crops], np.int32)
+        wide = np.array([_numbers(crop) for crop in crops[: 1 if are_equal else None]], np.int64)
     except OverflowError:
         return None
+    numbers = wide.astype(np.int32)
+    if (numbers != wide).any():
+        return None
+    if are_equal:
+        numbers = np.tile(numbers, (len(crops), 1))
     return CropTable(numbers, op.filter == "bicubic", float(op.oversample))
 
 

@@ -139,6 +139,8 @@ def wrong_offsets(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @pytest.mark.parametrize("userblock", [0, 512])
 def test_hdf5_in_all_layouts(userblock: int, tmp_path: Path) -> None:
+    if userblock and h5py.version.hdf5_version_tuple < (1, 14, 4):
+        pytest.skip("this HDF5 misplaces chunks after a user block, which attach reports")
     path = hdf5_of(tmp_path / "x.h5", userblock=userblock)
     before = path.read_bytes(), stat_of(path)
     for name in ("vlen", "vlen_chunks", "void", "x", "chunks"):

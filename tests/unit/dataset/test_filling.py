@@ -270,8 +270,9 @@ def test_impossible_pieces_are_left_to_python(crop: Crop) -> None:
     assert fill_pieces(images, CenterCrop(24), [crop] * 2)[1] == [0, 1]
 
 
-def test_numbers_beyond_32_bits_are_left_to_python() -> None:
-    crops = [Crop(0, 0, 24, 24, (24, 24), scaled=(1 << 40, 24))]
+@pytest.mark.parametrize("bits", [31, 40, 70])
+def test_numbers_beyond_32_bits_are_left_to_python(bits: int) -> None:
+    crops = [Crop(0, 0, 24, 24, (24, 24), scaled=(1 << bits, 24))]
 
     assert as_crop_table(CenterCrop(24), crops) is None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -33,6 +35,16 @@ def _fresh() -> Iterator[None]:
     native._load.cache_clear()
     yield
     native._load.cache_clear()
+
+
+def test_the_processors_instructions_are_found(module: ModuleType) -> None:
+    """Wheels once had none: they scaled images at a third of the speed."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text("utf-8").split()
+    except FileNotFoundError:
+        pytest.skip("no /proc/cpuinfo: not Linux")
+    has_avx2 = platform.machine() == "x86_64" and "avx2" in flags
+    assert bool(module.AVX2) == has_avx2
 
 
 def test_the_checksum_is_that_of_zlib(module: ModuleType) -> None:
