@@ -67,9 +67,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--only", choices=LOADERS, action="append")
     given = parser.parse_args()
     print(cpu_model())
-    for name, make in LOADERS.items():
+    for name in given.only or LOADERS:
+        make = LOADERS[name]
         rates: dict[bool, list[float]] = {False: [], True: []}
         for number in range(given.rounds):
             for is_sampled in turn([False, True], number):

@@ -20,17 +20,17 @@ from shardkit.measure.runner.own_code import is_library
 from shardkit.torch import _compat
 from shardkit.torch.engine.fetch import Fetch
 
-_INTERVAL, _LONGEST, _COST = 0.005, 0.01, 0.01
-"""Least and most seconds between samples, and the fraction of a CPU that they should take."""
+_INTERVAL, _READY = 0.03, 0.002
+"""Seconds between samples, and those before a sample in which threads yield the GIL sooner."""
 
 _SWITCH = 0.0005
-"""Seconds after which a sampled thread yields the GIL. With Python's 0.005, samples would fall on
-the lines that release it."""
+"""Seconds after which a thread then yields the GIL. With Python's 0.005, samples would fall on the
+lines that release it; with 0.0005 all the time, two threads that compute would lose a third."""
 
 _WRITE = 0.1
 """Seconds between two writes of the counts: a worker may be killed at any moment."""
 
-_LEAST, _MOST, _FEWEST = 0.1, 3, 30
+_LEAST, _MOST, _FEWEST = 0.1, 3, 25
 """Least fraction of the time of a line that is named, most lines, and fewest samples."""
 
 _READING = {
@@ -96,12 +96,13 @@ class SampledCollate:
         """Sample the threads of this process that read, until the folder is gone."""
         counts, written = Counter[Place](), 0.0
         target, reading = Path(self.folder, f"{os.getpid()}.json"), _READING[self.is_stock]
-        usual, pause = sys.getswitchinterval(), _INTERVAL
-        sys.setswitchinterval(_SWITCH)
+        usual = sys.getswitchinterval()
         try:
             while os.path.isdir(self.folder):
-                time.sleep(pause)
-                start = time.thread_time()
+                time.sleep(_INTERVAL)
+                sys.setswitchinterval(_SWITCH)
+                time.sleep(_READY)
+                sys.setswitchinterval(usual)  # from here on, no other thread changes its stack
                 _count(counts, reading)
                 if time.monotonic() > written + _WRITE:
                     target.with_suffix(".new").write_text(
@@ -109,12 +110,8 @@ class SampledCollate:
                     )
                     os.replace(target.with_suffix(".new"), target)
                     written = time.monotonic()
-                cost = time.thread_time() - start
-                pause = min(max(_INTERVAL, cost / _COST), _LONGEST)
         except OSError:  # the folder was moved while this wrote
             return
-        finally:
-            sys.setswitchinterval(usual)
 
 
 _samplers: dict[tuple[int, str], threading.Thread] = {}
@@ -151,11 +148,11 @@ def _place(innermost: FrameType, reading: Set[CodeType]) -> Place | None:
     """
     frame: FrameType | None = innermost
     own = None
-    while frame is not None and frame.f_code not in reading:
+    while isinstance(frame, FrameType) and frame.f_code not in reading:
         if own is None and not is_library(frame.f_code.co_filename):
             own = frame
         frame = frame.f_back
-    if frame is None:
+    if not isinstance(frame, FrameType):  # a thread that ends may have others
         return None
     at = own or innermost
     code = at.f_code
