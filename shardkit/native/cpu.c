@@ -1,5 +1,5 @@
-/* Which instructions the processor has and the kernel allows. __builtin_cpu_supports would tell, but the
- * compiler of the wheels makes it always 0. */
+/* Which instructions the CPU has and the kernel allows. __builtin_cpu_supports is always 0 with the compiler of
+ * the wheels. */
 #include "core.h"
 
 sk_features sk_cpu;
