@@ -251,7 +251,11 @@ class _Examination:
             if longer > most:
                 return replace(found, needed_seconds=longer)
             again = self._rounds([Remedy(), *changes], 0.0, rate)
-        except (MeasurementFailed, KeyError):  # the rest of the report stands without it
+        except (
+            MeasurementFailed,
+            UsageError,
+            KeyError,
+        ):  # the rest of the report stands without it
             return None
         measured = [Measured(each, again.get(each.name), again[""]) for each in changes]
         return judge_loop(rates[_ALONE.name], rates[""], measured)
@@ -305,9 +309,10 @@ class _Examination:
         """Convert a sample if the remedy is a conversion; return whether that succeeded."""
         if remedy.recipe is not None:
             source = self.scratch / "source"
-            if not source.exists():
-                self.process.call(write_images, rows=self.sample, files=self.files, folder=source)
             try:
+                if not source.exists():
+                    rows, files = self.sample, self.files
+                    self.process.call(write_images, rows=rows, files=files, folder=source)
                 convert_images(source, self.scratch / remedy.name, remedy.recipe)
             except ShardkitError:
                 return False

@@ -87,9 +87,10 @@ class SampledCollate:
     def __call__(self, samples: Any) -> Any:
         """Return the batch of ``samples``."""
         key = os.getpid(), self.folder
-        thread = threading.Thread(target=self._sample, daemon=True)
-        if _samplers.setdefault(key, thread) is thread:
-            thread.start()
+        if key not in _samplers:
+            thread = threading.Thread(target=self._sample, daemon=True)
+            if _samplers.setdefault(key, thread) is thread:  # several threads may get here
+                thread.start()
         return self.collate(samples)
 
     def _sample(self) -> None:
