@@ -6,6 +6,7 @@ import dis
 import json
 import linecache
 import os
+import random
 import sys
 import threading
 import time
@@ -20,8 +21,8 @@ from shardkit.measure.runner.own_code import is_library
 from shardkit.torch import _compat
 from shardkit.torch.engine.fetch import Fetch
 
-_INTERVAL, _READY = 0.03, 0.002
-"""Seconds between samples, and those before a sample in which threads yield the GIL sooner."""
+_INTERVAL, _READY = 0.03, 0.02
+"""Seconds between samples, and most of those before one in which threads yield the GIL sooner."""
 
 _SWITCH = 0.0005
 """Seconds after which a thread then yields the GIL. With Python's 0.005, samples would fall on the
@@ -97,12 +98,13 @@ class SampledCollate:
         """Sample the threads of this process that read, until the folder is gone."""
         counts, written = Counter[Place](), 0.0
         target, reading = Path(self.folder, f"{os.getpid()}.json"), _READING[self.is_stock]
-        usual = sys.getswitchinterval()
+        usual, draw = sys.getswitchinterval(), random.Random(os.getpid())  # noqa: S311
         try:
             while os.path.isdir(self.folder):
                 time.sleep(_INTERVAL)
                 sys.setswitchinterval(_SWITCH)
-                time.sleep(_READY)
+                # This line is reached when a thread releases the GIL, and the sample shall not be.
+                time.sleep(_READY * draw.random())
                 sys.setswitchinterval(usual)  # from here on, no other thread changes its stack
                 _count(counts, reading)
                 if time.monotonic() > written + _WRITE:
