@@ -112,7 +112,7 @@ def test_invalid_requests_are_refused_and_errors_are_failures(
 
     found, _ = opened(folder, decode="pil", transform="planted_failure:fails")
     monkeypatch.setattr(session, "_SESSION", found)
-    with pytest.raises(MeasurementFailed, match=r"^ValueError: planted$"):
+    with pytest.raises(MeasurementFailed, match=r"^ValueError: planted \(planted_failure.py:1 fails\)$"):
         answer(session.measure, (), EPOCH)
 
 
