@@ -112,7 +112,8 @@ def test_invalid_requests_are_refused_and_errors_are_failures(
 
     found, _ = opened(folder, decode="pil", transform="planted_failure:fails")
     monkeypatch.setattr(session, "_SESSION", found)
-    with pytest.raises(MeasurementFailed, match=r"^ValueError: planted \(planted_failure.py:1 fails\)$"):
+    message = r"^ValueError: planted \(planted_failure.py:1 fails\)$"
+    with pytest.raises(MeasurementFailed, match=message):
         answer(session.measure, (), EPOCH)
 
 
