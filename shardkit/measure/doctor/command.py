@@ -34,7 +34,7 @@ class Provenance:
     """The dataset or folder; for one of several splits, that of the split."""
     folder: bool = False
     """Whether it is a folder of images."""
-    found: bool = False
+    has_own_files: bool = False
     """Whether only the files of the user's own dataset lead to the folder."""
     format: str
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Provenance:
             other = (
                 f"labels are the folders in {self.path}, with all its images: see docs/sources.md"
             )
-            return then + [other] * self.found
+            return then + [other] * self.has_own_files
         name = f": {self.source['name']}" if self.source.get("name") else ""
         if self.parts > 1:
             others = "source" if self.parts == 2 else f"{self.parts - 1} sources"

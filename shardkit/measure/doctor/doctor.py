@@ -230,9 +230,8 @@ class _Examination:
     ) -> LoopDiagnosis | None:
         """Measure the training loop, if the loader gives it enough and ``most`` seconds will do."""
         needed, seconds = diagnosis.needed, max(_SECONDS, _STEPS * (stages.step_seconds or 0.0))
-        if step.model is None or not needed or diagnosis.delivered.high < _LEAST_RATE * needed:
-            return None
-        if 2 * _FEWEST_ROUNDS * 2 * seconds > most:
+        starves = not needed or diagnosis.delivered.high < _LEAST_RATE * needed
+        if step.model is None or starves or 2 * _FEWEST_ROUNDS * 2 * seconds > most:
             return None
 
         def rate(remedy: Remedy) -> float:
@@ -243,22 +242,21 @@ class _Examination:
         try:
             start = time.perf_counter()
             rates = self._rounds([Remedy(), _ALONE], 0.0, rate)
-            found = judge_loop(rates[_ALONE.name], rates[""])
+            alone = rates.get(_ALONE.name)
+            if alone is None:
+                return None
+            loop = judge_loop(alone, rates[""])
             changes = loop_changes(stages)
             longer = (time.perf_counter() - start) * (1 + len(changes)) / 2
-            if not changes or not found.is_slower:
-                return found
+            if not changes or not loop.is_slower:
+                return loop
             if longer > most:
-                return replace(found, needed_seconds=longer)
+                return replace(loop, needed_seconds=longer)
             again = self._rounds([Remedy(), *changes], 0.0, rate)
-        except (
-            MeasurementFailed,
-            UsageError,
-            KeyError,
-        ):  # the rest of the report stands without it
+        except (MeasurementFailed, UsageError):  # the rest of the report stands without it
             return None
         measured = [Measured(each, again.get(each.name), again[""]) for each in changes]
-        return judge_loop(rates[_ALONE.name], rates[""], measured)
+        return judge_loop(alone, rates[""], measured)
 
     def _lines(self, stages: Profile, seconds: float) -> list[Line]:
         """Return the lines that take the time: of libraries, if user code is the longest stage."""

@@ -108,15 +108,16 @@ def same_images(profile: Profile) -> Iterator[Remedy]:
     """A dataset of shardkit instead of the user's, if that has an image file for each row."""
     setup = profile.setup
     if profile.files and profile.decodes and (setup.transform or profile.crop):
+        disk = size(profile.images * profile.stored_bytes)
+        own = (
+            f"{setup.dataset} and {setup.collate} do" if setup.collate else f"{setup.dataset} does"
+        )
         yield Remedy(
             name="the same images as a dataset of shardkit",
             recipe=Recipe(),
             decode="" if setup.transform else f"RandomResizedCrop({profile.crop})",
             default_collate=True,
-            price=f"{size(profile.images * profile.stored_bytes)} of disk; skips everything else "
-            f"that {' and '.join(filter(None, (setup.dataset, setup.collate)))} do"
-            + "es"
-            * (not setup.collate),
+            price=f"{disk} of disk; skips everything else that {own}",
         )
 
 
@@ -193,13 +194,15 @@ def loop_changes(profile: Profile) -> list[Remedy]:
     low, helper = {"priority": "low"}, {"engine": "helper"}
     yields = "the loader also yields to other programs"
     process = "one more process, and shared memory for batches"
-    changes: list[tuple[dict[str, str], str]] = []
-    if priority_problem() is None:
-        changes.append(({"engine": setup.engine, **low}, yields))
-    if setup.engine == "thread":
-        changes.append((helper, process))
-        if changes[0][0] is not helper:
-            changes.append(({**helper, **low}, f"{process}; {yields}"))
+    changes = [
+        ({"engine": setup.engine, **low}, yields),
+        (helper, process),
+        ({**helper, **low}, f"{process}; {yields}"),
+    ]
+    if setup.engine != "thread":
+        del changes[1:]
+    if priority_problem() is not None:
+        changes = [change for change in changes if "priority" not in change[0]]
     remedies = []
     for options, price in changes:
         shown = {name: value for name, value in options.items() if value != setup.engine}

@@ -189,4 +189,6 @@ def loaded_provenance(session: Session, *, files: Sequence[str]) -> Provenance:
         if path == os.path.dirname(path):  # the root: the files have no folder in common
             path = SOURCE
     source = {"kind": "imagefolder"}
-    return Provenance(path=path, format=FORMAT, source=source, folder=True, found=bool(files))
+    return Provenance(
+        path=path, format=FORMAT, source=source, folder=True, has_own_files=bool(files)
+    )

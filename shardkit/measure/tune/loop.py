@@ -19,14 +19,14 @@ _OTHERS = {"thread": "helper", "helper": "thread"}
 
 def variants(setting: LoaderSpec, *, has_cuda: bool) -> list[LoaderSpec]:
     """Return settings that load about as fast, but may disturb a training loop less."""
-    found = []
+    others = list[LoaderSpec]()
     if setting.engine in _OTHERS:
-        found.append(replace(setting, engine=_OTHERS[setting.engine]))
+        others.append(replace(setting, engine=_OTHERS[setting.engine]))
     if priority_problem() is None:
-        found += [replace(each, priority="low") for each in (setting, *found)]
+        others += [replace(each, priority="low") for each in (setting, *others)]
     if has_cuda:
-        found.append(replace(setting, pin_memory=False))
-    return found
+        others.append(replace(setting, pin_memory=False))
+    return others
 
 
 def compare_loops(

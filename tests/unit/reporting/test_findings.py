@@ -310,12 +310,17 @@ def test_a_crowd_of_similar_pictures_is_one_group_without_all_its_pairs(
     assert across.complete
 
 
+def made_with_crowds(folder: Path) -> Path:
+    """A dataset of 20 similar pictures in train and 12 in val."""
+    files = {f"train/{n % 2}/{n:02}.png": png(8, 8, seed=n) for n in range(20)}
+    files |= {f"val/0/{n}.png": png(8, 8, seed=n) for n in range(30, 42)}
+    return made_alike(make_tree(folder / "photos", files), folder / "made")
+
+
 def test_all_of_a_crowd_that_leaks_is_excluded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {f"train/{n % 2}/{n:02}.png": png(8, 8, seed=n) for n in range(20)}
-    files |= {f"val/0/{n}.png": png(8, 8, seed=n) for n in range(30, 42)}
-    place = made_alike(make_tree(tmp_path / "photos", files), tmp_path / "made")
+    place = made_with_crowds(tmp_path)
     monkeypatch.setattr(similar, "_CROWD", 8)
     made = report(place)
     (leak,) = (each for each in made.findings if each.kind == "leak")
@@ -404,9 +409,7 @@ def test_a_similar_picture_of_a_label_conflict_is_kept(tmp_path: Path) -> None:
 def test_of_a_crowd_the_row_without_other_findings_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {f"train/{n % 2}/{n:02}.png": png(8, 8, seed=n) for n in range(20)}
-    files |= {f"val/0/{n}.png": png(8, 8, seed=n) for n in range(30, 42)}
-    place = made_alike(make_tree(tmp_path / "photos", files), tmp_path / "made")
+    place = made_with_crowds(tmp_path)
     facts = np.load(place / "val" / FACTS_NAME)
     facts["sharpness"] = 0.1
     save_npy(place / "val" / FACTS_NAME, facts)
