@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -12,11 +11,14 @@ from pathlib import Path
 
 import pytest
 from buckets import Bucket, running
+from forked import fork_workers, load_everything, start_server, stop_server
 from helpers import make_folder
 from hypothesis import settings
 from tqdm import tqdm
 
 from shardkit.system import native
+
+pytest_plugins = ["cpu"]
 
 # Small pictures and small machines: no deadline, and the same examples in every run.
 settings.register_profile("shardkit", deadline=None, derandomize=True, max_examples=60)
@@ -37,8 +39,18 @@ os.fsync = lambda fd: None
 # Its thread would live on in this process, from which tests fork workers.
 tqdm.monitor_interval = 0
 
-# Whoever starts the fork server: it imports torch once, and not each of its children.
-multiprocessing.set_forkserver_preload(["torch", "shardkit.torch.loader"])
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load everything once, in the processes that run tests, and fork from there."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        load_everything()
+        start_server()
+        fork_workers()
+
+
+def pytest_sessionfinish() -> None:
+    """End the fork server."""
+    stop_server()
 
 
 def pytest_collection_finish() -> None:

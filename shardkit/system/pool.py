@@ -32,6 +32,9 @@ from shardkit.system.turns import Turn, join_turn, shared_turn
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
+_START_METHOD = "spawn"
+"""A child starts without its parent's locks, threads and open files. Tests use a fork server."""
+
 _POLL_SECONDS = 0.1
 """Interval of progress reports while no task finishes."""
 
@@ -270,9 +273,8 @@ def _processes_for_work(
     """
     if problem := main_problem():
         raise UsageError(f"more than one worker cannot be used: {problem}; or use workers=1")
-    # spawn: a child starts without its parent's locks, threads and open files.
     guard_helpers()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(_START_METHOD)
     channel: SimpleQueue[Progress] = context.SimpleQueue()
     executor = ProcessPoolExecutor(
         workers,
