@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,9 +32,6 @@ COMPARES = sys.platform == "linux" and sys.version_info[:2] == (3, 11)
 Messages = dict[str, dict[str, list[str]]]
 """Messages by test file and test."""
 
-_RAISES = pytest.raises
-"""A test may replace it."""
-
 
 @contextmanager
 def refused(
@@ -47,7 +43,7 @@ def refused(
         error: Type of the error.
         facts: Paths, rows, options, values: what the message must have, however it is worded.
     """
-    with _RAISES(error) as caught:
+    with pytest.raises(error) as caught:
         yield caught
     value = caught.value
     check_facts(str(value), facts)
