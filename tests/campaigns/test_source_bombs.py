@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from campaign import cases
 from foreign import write_lmdb
 from foreign_shards import write_mds
 from helpers import png, run_main
@@ -248,12 +249,7 @@ BOMBS: dict[str, tuple[str, Callable[[Path], list[object]], str]] = {
 }
 
 
-SHARED = "a value that rows of Parquet share"
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == SHARED)) for name in BOMBS]
-)
+@pytest.mark.parametrize("name", cases(BOMBS, 6))
 def test_a_bomb_is_named_in_little_memory(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +268,7 @@ def test_a_bomb_is_named_in_little_memory(
     assert peak < BYTES
 
 
-@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize("packing", cases(PACKED, 1))
 def test_a_packed_shard_has_a_limit(packing: str, tmp_path: Path) -> None:
     arguments = mds(tmp_path / "packed", packing)
     tracemalloc.start()
@@ -436,6 +432,7 @@ def linear(function: Callable[[], Any]) -> Any:
     return answer
 
 
+@pytest.mark.measures
 def test_a_sparse_map_takes_time_for_its_bytes_alone(tmp_path: Path) -> None:
     def without_line_ends() -> None:
         with pytest.raises(BadImage, match="the sparse file at byte 0 has no map"):
@@ -446,12 +443,14 @@ def test_a_sparse_map_takes_time_for_its_bytes_alone(tmp_path: Path) -> None:
     assert linear(lambda: listed(tmp_path / "b.tar", sparse_map(many))) == 1
 
 
+@pytest.mark.measures
 def test_pax_records_take_time_for_their_bytes_alone(tmp_path: Path) -> None:
     records = pax(b"5 a=\n" * 200_000 + bytes(500)) * 4
     content = records + tarfile.TarInfo("a.png").tobuf() + bytes(1024)
     assert linear(lambda: listed(tmp_path / "a.tar", content)) == 1
 
 
+@pytest.mark.measures
 def test_an_object_of_many_tags_takes_time_for_its_bytes_alone() -> None:
     tags = "".join(f"<t{number}/>" for number in range(60_000))
     tree = voc.parse(f"<object>{tags}<part>1</part><part>2</part></object>".encode())
