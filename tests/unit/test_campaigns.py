@@ -89,12 +89,17 @@ def test_measures():
 """
 
 
+PYTHON = f"""#!/bin/sh
+exec {sys.executable} "$@" -p no:cacheprovider -n 0
+"""
+
+
 @pytest.fixture
 def planted(tmp_path: Path) -> Path:
     """A repository with a campaign that fails."""
     files: dict[str, bytes | None] = {
         "scripts/setup": b"#!/bin/sh\n",
-        ".venv/bin/python": f'#!/bin/sh\nexec {sys.executable} "$@" -p no:cacheprovider -n 0\n'.encode(),
+        ".venv/bin/python": PYTHON.encode(),
         "pyproject.toml": b"[tool.pytest.ini_options]\npythonpath = ['tests/support']\n"
         b"markers = ['slow', 'measures']\n",
         "tests/conftest.py": b"pytest_plugins = ['campaign']\n",
