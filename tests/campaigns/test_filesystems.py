@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FORMATS, make_dataset, make_folder, python, tree
+from campaign import cases
+from helpers import DEADLINE, FORMATS, make_dataset, make_folder, python, tree
 
 from shardkit import describe, make_loader, open_dataset, verify
 from shardkit.dataset import handles
@@ -50,7 +51,7 @@ print("read", len(samples))
 """Reads a dataset by all ways, and ends at the first attempt to change anything in it."""
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(scope="module", params=cases(FORMATS, 1))
 def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(str(request.param))
     make_folder(root / "photos")
@@ -92,7 +93,7 @@ def test_a_read_only_mount_is_read_in_all_ways(place: Path, tmp_path: Path) -> N
         pytest.skip("mount namespaces are not to be had")
     arguments = map(str, ("sh", place, sys.executable, tmp_path / "code.py"))
     command = [tool, "-m", "sh", "-ec", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert (done.returncode, done.stdout) == (0, "read 6\n"), done.stderr
 
 
@@ -300,7 +301,7 @@ def test_a_copy_verifies_and_reads_the_same(pristine: Path, tmp_path: Path, how:
     target = target if how != "cat" else tmp_path / "copy"
     script = COPIES[how].replace("$1", '"$1"').replace("$2", '"$2"' if how != "cat" else "$2")
     command = ["sh", "-ec", script, "sh", str(pristine), str(target)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=DEADLINE)
     assert verify(target, "decode").findings == []
     assert samples_of(target) == samples_of(pristine)
     assert describe(target) == describe(pristine)

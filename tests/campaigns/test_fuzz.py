@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import SEED, cases, points
+from helpers import DEADLINE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -68,12 +70,13 @@ def test_the_corpus_breaks_no_promise(tmp_path: Path) -> None:
 
 @needs_atheris
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", cases(TARGETS, 3))
 def test_a_few_hundred_new_inputs_break_no_promise(name: str) -> None:
-    summary = fuzz(name, seconds=600, count=300, seed=7)
+    count = points(60, 300)
+    summary = fuzz(name, seconds=600, count=count, seed=SEED)
 
     assert [(found.signature, found.detail) for found in summary.found] == []
-    assert summary.executions == 300
+    assert summary.executions == count
     assert len(summary.outcomes) > 1
 
 
@@ -197,7 +200,7 @@ def script(*arguments: object) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=2 * DEADLINE,
         check=False,
     )
 

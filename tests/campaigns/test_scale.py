@@ -132,6 +132,7 @@ def test_the_first_batch_of_many_rows_takes_no_more_memory_than_of_few(
     assert peaks[MANY] < 1.5 * peaks[20_000]
 
 
+@pytest.mark.measures  # what else runs may change what the kernel keeps
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the pages of a file")
 def test_a_batch_brings_its_own_rows_into_memory_and_not_the_index(tmp_path: Path) -> None:
     rows = first_rows(MANY, True)
