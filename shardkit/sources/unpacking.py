@@ -179,6 +179,9 @@ def _unbrotli(packed: _Packed) -> Iterator[bytes]:
                 yield unpacker.process(b"", output_buffer_limit=_PIECE)
         except brotli.error as error:
             raise BadImage(f"it cannot be unpacked: {error}") from error
+    # It may need no more data, and still hold back the end of what it unpacked.
+    while rest := unpacker.process(b"", output_buffer_limit=_PIECE):
+        yield rest
     if not unpacker.is_finished():
         raise BadImage(_TRUNCATED)
 

@@ -24,7 +24,7 @@ from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
-from typing import IO, Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import IO, Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 from shardkit import errors
 from shardkit.errors import ShardkitError
@@ -151,7 +151,7 @@ class Helper:
             self._start(self._caller())
 
     @property
-    def process(self) -> subprocess.Popen[bytes] | None:
+    def process(self) -> _Process | None:
         """The child that runs, if any."""
         child = self._caller().child
         return child.process if child is not None and child.process.poll() is None else None
@@ -196,24 +196,39 @@ class Helper:
             return child
         caller.end()
         ours, theirs = Pipe()
-        # The system would end it with the thread that starts it, unless that is the main one.
-        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-        program = f"from {__name__} import serve; serve({theirs.fileno()}, {parent})"
         with theirs:
-            process = subprocess.Popen(  # noqa: S603 - this module, in this Python
-                [sys.executable, "-c", command(program)],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                process_group=0,
-            )
+            process = _launch(theirs, self._log)
         caller.child = _Child(process, ours, variables)
         return caller.child
 
 
+class _Process(Protocol):
+    """What a helper needs of its child; `wait` raises `subprocess.TimeoutExpired`."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def _launch(connection: Connection, log: int | IO[bytes]) -> _Process:
+    """Start a child that serves a connection, in a process group of its own. Tests fork it."""
+    # The system would end it with the thread that starts it, unless that is the main one.
+    parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+    program = f"from {__name__} import serve; serve({connection.fileno()}, {parent})"
+    return subprocess.Popen(  # noqa: S603 - this module, in this Python
+        [sys.executable, "-c", command(program)],
+        pass_fds=(connection.fileno(),),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        process_group=0,
+    )
+
+
 class _Child(NamedTuple):
-    process: subprocess.Popen[bytes]
+    process: _Process
     connection: Connection
     variables: dict[str, str]
     """Environment variables that it follows, at its start."""

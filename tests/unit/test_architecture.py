@@ -9,6 +9,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shardkit"
 
@@ -89,13 +91,27 @@ def layer_of(module: str) -> tuple[int, str]:
     return number, place
 
 
+@pytest.fixture(scope="module", autouse=True)
+def parsed() -> None:
+    """Parse and walk each file once, for all tests."""
+    for path in FILES.values():
+        imports(path)
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return all nodes of a file; the first one is the module."""
+    return [*ast.walk(ast.parse(path.read_text("utf-8")))]
+
+
 @cache
 def imports(path: Path) -> list[Import]:
     return [*_imports(path)]
 
 
 def _imports(path: Path) -> Iterator[Import]:
-    tree = ast.parse(path.read_text("utf-8"))
+    tree, *others = nodes(path)
+    assert isinstance(tree, ast.Module)
     typing_only = {
         id(node)
         for block in tree.body
@@ -104,7 +120,7 @@ def _imports(path: Path) -> Iterator[Import]:
     }
     top = {id(node) for node in tree.body}
     top |= {id(node) for block in tree.body if isinstance(block, ast.Try) for node in block.body}
-    for node in ast.walk(tree):
+    for node in others:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -113,7 +129,7 @@ def _imports(path: Path) -> Iterator[Import]:
             module = node.module or ""
             submodules = [f"{module}.{alias.name}" for alias in node.names]
             names = [name if name[9:] in FILES else module for name in submodules]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Library":
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Library":
             names = [ast.literal_eval(node.args[0])]
             top.add(id(node))
         for name in names:
@@ -196,7 +212,26 @@ def test_no_format_or_source_is_named_outside_the_registry() -> None:
         ):
             strings = {
                 node.value
-                for node in ast.walk(ast.parse(path.read_text("utf-8")))
+                for node in nodes(path)
                 if isinstance(node, ast.Constant) and isinstance(node.value, str)
             }
             assert not strings & {"lmdb", "hdf5", "webdataset", "imagefolder"}, name
+
+
+def test_assertions_only_narrow_types() -> None:
+    """In the package an assertion is ``X is not None`` or ``isinstance``, for mypy."""
+    others = [
+        f"{name}:{node.lineno}"
+        for name, path in FILES.items()
+        if not name.startswith("testing.")
+        for node in nodes(path)
+        if isinstance(node, ast.Assert) and not narrows_a_type(node.test)
+    ]
+    assert others == []
+
+
+def narrows_a_type(test: ast.expr) -> bool:
+    calls = [node for node in ast.walk(test) if isinstance(node, ast.Call)]
+    if isinstance(test, ast.Call):
+        return ast.unparse(test.func) == "isinstance" and len(calls) == 1
+    return ast.unparse(test).endswith(" is not None") and not calls

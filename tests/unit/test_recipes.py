@@ -23,7 +23,6 @@ from loading import Prints, crc, prints, prints_of
 from torch.utils.data import DataLoader, Subset
 
 from shardkit import RandomResizedCrop, make_loader, open_dataset, with_rng
-from shardkit.torch.loader import Loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -80,7 +79,7 @@ def epochs(loader: Any, count: int = 2) -> list[list[Prints]]:
     return [prints_of(loader) for _ in range(count)]
 
 
-def stop_and_go(make: Callable[[], Loader], after: int) -> list[Prints]:
+def stop_and_go(make: Callable[[], Any], after: int) -> list[Prints]:
     """Return an epoch that is stopped after some batches and resumed by another loader."""
     first, second = make(), make()
     batches = iter(first)
@@ -139,7 +138,7 @@ def test_albumentations_draw_the_same_in_any_worker_and_resumed_run(
 ) -> None:
     augment = recipe("Albumentations").augment
 
-    def make(engine: str = "thread", num_workers: int = 2) -> Loader:
+    def make(engine: str = "thread", num_workers: int = 2) -> Any:
         dataset = open_dataset(path, augment, decode="numpy")
         return make_loader(dataset, 16, shuffle=True, **options(engine, num_workers))
 
@@ -158,7 +157,7 @@ def test_albumentations_without_the_mark_draw_the_same_in_any_process(
     augment = recipe("Albumentations", 1).augment
     dataset = open_dataset(path, augment, decode="numpy")
 
-    def make(num_workers: int = 2) -> Loader:
+    def make(num_workers: int = 2) -> Any:
         return make_loader(dataset, 16, shuffle=True, **options("process", num_workers))
 
     one, two = expected = epochs(make(0))
@@ -222,8 +221,8 @@ def test_steps_of_albumentations_draw_independently_of_each_other(
 def test_a_transform_in_torchvisions_style_repeats_in_processes(path: Path, recipe: Recipe) -> None:
     loader_of = recipe("torchvision's transforms", 1).loader_of
 
-    def make(num_workers: int = 2) -> Loader:
-        loader: Loader = loader_of(path, seed=4, **options("process", num_workers))
+    def make(num_workers: int = 2) -> Any:
+        loader: Any = loader_of(path, seed=4, **options("process", num_workers))
         return loader
 
     one, two = expected = epochs(make(0))
@@ -238,7 +237,7 @@ def test_mixup_repeats_in_processes_and_after_resuming(path: Path, recipe: Recip
     mixup = recipe("Mixup and other batch transforms").mixup
     dataset = open_dataset(path, decode=RandomResizedCrop(48))
 
-    def make(num_workers: int = 2) -> Loader:
+    def make(num_workers: int = 2) -> Any:
         chosen = options("process", num_workers, collate_fn=mixup)
         return make_loader(dataset, 16, shuffle=True, **chosen)
 

@@ -17,9 +17,7 @@ import pytest
 import torch
 from helpers import wait_until
 
-from shardkit.conversion.convert import convert, convert_scan
-from shardkit.conversion.plan import ConvertOptions
-from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit import convert
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docs" / "examples" / "train.py"
@@ -161,8 +159,7 @@ def test_a_complete_run_is_evaluated_but_not_trained_further(dataset: Path, tmp_
 @pytest.mark.slow
 def test_two_processes_of_torchrun_train_one_network(dataset: Path, tmp_path: Path) -> None:
     odd = tmp_path / "odd"  # no two processes can divide it evenly
-    scan = scan_imagefolder(ROOT / "sample_data")
-    convert_scan(scan, odd, ConvertOptions(to="lmdb", limit=ODD))
+    convert(ROOT / "sample_data", odd, to="lmdb", limit=ODD)
     options = (SCRIPT, dataset, tmp_path / "run", "--validation", odd, "--epochs", "24")
 
     accuracy = accuracy_of(*TORCHRUN, *options)

@@ -15,13 +15,12 @@ import pytest
 from helpers import FORMATS, encoded, jpeg, make_dataset, make_tree, picture, png, python
 from PIL import Image, ImageFile, PngImagePlugin
 
-from shardkit import open_dataset
+from shardkit import convert, open_dataset
 from shardkit.codecs import image as codec
 from shardkit.codecs import quiet
 from shardkit.codecs.decode_errors import as_bad_image, require_memory
 from shardkit.codecs.foreign import identify
 from shardkit.codecs.image import decode, encode, inspect
-from shardkit.conversion.convert import convert
 from shardkit.errors import BadImage
 from shardkit.recipe import Recipe
 from shardkit.record import FOREIGN_FIELD, Record

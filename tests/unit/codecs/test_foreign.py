@@ -16,10 +16,10 @@ import pytest
 from helpers import Pixels, encoded, invoke, jpeg, make_tree, picture
 from PIL import Image
 
-from shardkit import open_dataset, verify
+from shardkit import convert, open_dataset, verify
 from shardkit.codecs.foreign import FORMATS, identify
 from shardkit.codecs.image import inspect
-from shardkit.conversion.convert import convert, convert_scan
+from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import BadImage, BadImages
 from shardkit.recipe import Recipe

@@ -159,7 +159,6 @@ from pathlib import Path
 import numpy as np
 
 import shardkit
-from shardkit import CenterCrop, RandomCrop, RandomResizedCrop, Resize, open_dataset
 from shardkit.cli.main import main
 
 warnings.simplefilter("error")

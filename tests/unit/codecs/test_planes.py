@@ -21,10 +21,11 @@ import pytest
 from hostile import jpegs
 from PIL import Image, ImageFile
 
+from shardkit import UsageError
 from shardkit.codecs import planes
 from shardkit.codecs.image import decode
 from shardkit.codecs.turbo import Region
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage
 from shardkit.recipe import Recipe
 from shardkit.record import Record
 from shardkit.system import compiled, native

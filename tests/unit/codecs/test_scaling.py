@@ -15,6 +15,7 @@ import torch
 from helpers import Pixels, encoded, exif, jpeg, make_tree, picture, pixels, png, python, tree
 from PIL import Image
 
+from shardkit import UsageError
 from shardkit.codecs import scaling
 from shardkit.codecs.image import sniff
 from shardkit.codecs.typed import FILTERS
@@ -23,7 +24,6 @@ from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions, make_plan
 from shardkit.dataset.manifest import load_manifest
-from shardkit.errors import UsageError
 from shardkit.recipe import RESIZE_MODES, Recipe
 from shardkit.record import Record
 from shardkit.sources.imagefolder import scan_imagefolder

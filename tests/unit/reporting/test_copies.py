@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from shardkit.record import STORED_KINDS
 from shardkit.reporting.copies import Copies, RowPairs, connected
@@ -48,9 +47,12 @@ class Drawn:
         return self.rows
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_each_list_removes_its_pairs_and_all_lists_keep_the_best_row(seed: int) -> None:
-    drawn: Any = Drawn(seed)
+def test_each_list_removes_its_pairs_and_all_lists_keep_the_best_row() -> None:
+    for seed in range(200):
+        check(Drawn(seed))
+
+
+def check(drawn: Any) -> None:
     copies = Copies(drawn, drawn.same, drawn.crowds, drawn.faulty)
     leak, *others = drawn.lists
     copies.leave_out(leak)

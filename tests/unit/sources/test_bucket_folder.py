@@ -11,16 +11,14 @@ import pytest
 from buckets import BUCKET, SECRET, Bucket
 from helpers import invoke, png
 
-from shardkit.conversion.convert import convert
-from shardkit.errors import BadImage, BadImages, ShardkitError, UsageError
+from shardkit import ShardkitError, UsageError, convert, repair, verify
+from shardkit.errors import BadImage, BadImages
 from shardkit.sources.bucket_folder import BucketFolder
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 from shardkit.sources.places import walk_order
 from shardkit.stores import client, whole
 from shardkit.stores.client import ObjectStore
 from shardkit.stores.store import Listed, Missing
-from shardkit.verification.repair import repair
-from shardkit.verification.verify import verify
 
 URL = f"s3://{BUCKET}/photos"
 IMAGES = {

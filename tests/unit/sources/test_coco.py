@@ -14,19 +14,17 @@ from PIL import Image
 from pycocotools import mask as masks
 from pycocotools.coco import COCO
 
-from shardkit import UsageError, convert, open_dataset, repair, verify
-from shardkit.contracts import Scan
-from shardkit.registry import get_source
+from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
 
 IMAGES = [png(40, 30, seed) for seed in range(3)]
 POINTS = [10, 11, 2, 12, 13, 1]
 
 
-def scan(path: str | Path, **options: Any) -> Scan:
-    return get_source("coco").open(path, **options).scan()
+def scan(path: str | Path, **options: Any) -> Any:
+    return open_source("coco", path, **options).scan()
 
 
-def problems(found: Scan) -> dict[str, str]:
+def problems(found: Any) -> dict[str, str]:
     return {problem.path: problem.reason for problem in found.problems[""]}
 
 
@@ -212,7 +210,7 @@ def test_boxes_refer_to_stored_pixels_and_turn_with_them(orient: bool, tmp_path:
         "categories": [{"id": 1, "name": "red"}],
         "annotations": [{"image_id": 1, "category_id": 1, "bbox": [4, 6, 10, 5]}],
     }
-    source = get_source("coco").open(write(tmp_path / "x.json", stated), root=tmp_path / "images")
+    source = open_source("coco", write(tmp_path / "x.json", stated), root=tmp_path / "images")
     convert(source, tmp_path / "made", to="lmdb", orient=orient)
     dataset = open_dataset(tmp_path / "made", decode="bytes")
     pixels = np.asarray(Image.open(io.BytesIO(dataset[0][0])))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from helpers import make_tree, png
 
-from shardkit import UsageError, convert
-from shardkit.contracts import Scan, SourceOptions, StoredEntries, recorded
+from shardkit import UsageError, convert, open_source
+from shardkit.contracts import SourceOptions, StoredEntries, recorded
 from shardkit.conversion.exclude import exclude_listed
 from shardkit.conversion.plan import ConvertOptions, make_plan
 from shardkit.dataset import source as dataset_source
@@ -98,7 +98,7 @@ def test_a_description_names_no_folder_outside(root: object, tmp_path: Path) -> 
 
 def test_an_unknown_option_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the source cifar has no option lable; it has: .*label"):
-        get_source("cifar").open(tmp_path, lable="fine")
+        open_source("cifar", tmp_path, lable="fine")
 
 
 ROWS = """file_name,label
@@ -131,7 +131,7 @@ def test_a_long_list_is_that_in_memory(
     samples = Samples([{"image": png(4, 4), "number": number} for number in range(11)])
     convert(samples, tmp_path / "dataset", to="lmdb", shard_samples=4)
 
-    def scanned() -> Scan:
+    def scanned() -> Any:
         if kind == "samples":
             return samples.scan()
         if kind == "dataset":
@@ -172,7 +172,7 @@ def test_a_long_list_is_divided(
     make_tree(tmp_path, {f"{number}/{number}.png": png(4, 4) for number in range(20)})
     rows = "".join(f"{number}/{number}.png\n" for number in range(20))
     (tmp_path / "list.csv").write_text(f"file_name\n{rows}")
-    source = get_source("table").open(tmp_path / "list.csv")
+    source = open_source("table", tmp_path / "list.csv")
     sides = []
     for piece in (100, 3):
         monkeypatch.setattr(row_log, "PIECE", piece)

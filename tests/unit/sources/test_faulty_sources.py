@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from helpers import make_tree, png
 
-from shardkit.contracts import Entry, Scan
-from shardkit.errors import UsageError
+from shardkit import UsageError
+from shardkit.contracts import Entry
 from shardkit.record import Record
 from shardkit.registry import get_source
 from shardkit.sources.imagefolder import ImageFolder
@@ -19,14 +19,14 @@ from shardkit.testing import SourceConformance
 
 
 class ListsTwice(ImageFolder):
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+    def scan(self, classes: Sequence[str] | None = None) -> Any:
         scan = super().scan(classes)
         images = scan.splits[""]
         return replace(scan, splits={"": images.of([*images.entries, images.entries[0]])})
 
 
 class ForgetsClasses(ImageFolder):
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+    def scan(self, classes: Sequence[str] | None = None) -> Any:
         return super().scan()
 
 

@@ -17,9 +17,8 @@ from foreign import beton_images, make_beton, pixels_of, png_of
 from foreign_shards import BetonColumn, write_beton
 from helpers import invoke, png
 
-from shardkit import UsageError, attach, convert, open_dataset, verify
+from shardkit import UsageError, attach, convert, open_dataset, open_source, verify
 from shardkit.kinds import values
-from shardkit.registry import get_source
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ffcv"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
@@ -40,7 +39,7 @@ def beton(folder: Path, name: str) -> Path:
 
 
 def opened(path: Path, **options: Any) -> Any:
-    return get_source("ffcv").open(path, **options)
+    return open_source("ffcv", path, **options)
 
 
 def converted(path: Path, **options: Any) -> Any:

@@ -15,22 +15,19 @@ import pytest
 from foreign import pixels_of
 from helpers import png
 
-from shardkit import UsageError, convert, open_dataset, verify
-from shardkit.contracts import Scan
-from shardkit.errors import BadImage, ConversionFailed
-from shardkit.kinds.field import Field
-from shardkit.registry import get_source
+from shardkit import ConversionFailed, Field, UsageError, convert, open_dataset, open_source, verify
+from shardkit.errors import BadImage
 from shardkit.sources import library_process
 
 PICTURES = [png(8, 6, seed) for seed in range(3)]
 PIXELS = np.stack([pixels_of(data) for data in PICTURES])
 
 
-def scan(path: str | Path, **options: Any) -> Scan:
-    return get_source("hdf5").open(path, **options).scan()
+def scan(path: str | Path, **options: Any) -> Any:
+    return open_source("hdf5", path, **options).scan()
 
 
-def images(found: Scan) -> list[bytes]:
+def images(found: Any) -> list[bytes]:
     records = found.splits[""].read(range(len(found.splits[""])))
     return [record.fields[record.image_field or ""] for record in records]
 
@@ -173,7 +170,7 @@ def more(path: Path) -> Path:
 
 def test_more_datasets_are_kept(more: Path, tmp_path: Path) -> None:
     keep = "mask=mask:mask,text,age,score,latent,boxes=found:boxes,list=latent:json,no=none:text?"
-    source = get_source("hdf5").open(more, images="x", labels="y", keep=keep)
+    source = open_source("hdf5", more, images="x", labels="y", keep=keep)
     convert(source, tmp_path / "made", to="lmdb", shuffle=False)
     assert verify(tmp_path / "made", against=more).findings == []
     dataset = open_dataset(tmp_path / "made", decode="bytes")

@@ -16,16 +16,14 @@ import pytest
 from foreign import arrow_table, make_parquet, make_saved
 from helpers import DEADLINE, invoke, jpeg, png, run_main, tree
 
-from shardkit import UsageError, convert, export, open_dataset, verify
+from shardkit import UsageError, convert, export, open_dataset, open_source, verify
 from shardkit.errors import BadImage, BadImages
-from shardkit.registry import get_source
-from shardkit.sources import huggingface
 
 IMAGES = {"cat/1.png": png(seed=1), "dog/2.jpg": jpeg(seed=2), "cat/3.png": png(seed=3)}
 
 
 def opened(path: Path, **options: Any) -> Any:
-    return get_source("huggingface").open(path, **options)
+    return open_source("huggingface", path, **options)
 
 
 def write(path: Path, rows: list[dict[str, Any]], **types: Any) -> Path:
@@ -219,7 +217,7 @@ def test_damaged_files_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"pip install 'shardkit\[parquet\]'"):
         opened(tmp_path)
 

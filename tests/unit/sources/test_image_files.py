@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import jpeg, make_tree
+from helpers import invoke, jpeg, make_tree
+from refusals import refuses
 
-from shardkit.conversion.convert import commit, plan_jobs
-from shardkit.conversion.work import work
-from shardkit.errors import BadImage, ConversionFailed
-from shardkit.sources.image_files import read_file
-
-
-def read(path: Path, size: int | None = None) -> bytes:
-    status = os.stat(path)
-    return read_file(str(path), status.st_size if size is None else size, status.st_mtime_ns)
+from shardkit import open_dataset, open_source
+from shardkit.errors import BadImage
 
 
 @pytest.fixture
@@ -34,20 +29,27 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_short_reads_are_continued(tmp_path: Path, pieces: list[int]) -> None:
-    path = tmp_path / "a.jpg"
-    path.write_bytes(data := jpeg())
+    data = jpeg()
+    images = scanned(make_tree(tmp_path / "photos", {"a.jpg": data}))
 
-    assert read(path) == data
+    assert images.read([0])[0].fields["jpg"] == data
+    assert len(data) > 200
     assert pieces == [len(data) + 1 - start for start in range(0, len(data), 100)]
 
 
-@pytest.mark.parametrize("change", [-1, 1])
-def test_a_file_of_another_size_has_changed(tmp_path: Path, pieces: list[int], change: int) -> None:
-    path = tmp_path / "a.jpg"
-    path.write_bytes(data := jpeg())
+def test_a_file_of_another_size_has_changed(tmp_path: Path, pieces: list[int]) -> None:
+    data = jpeg()
+    images = scanned(make_tree(tmp_path / "photos", {"a.jpg": data}))
+    for changed in (data[:-1], data + b"\0"):
+        make_tree(tmp_path / "photos", {"a.jpg": changed})
+        with pytest.raises(BadImage, match="changed"):
+            images.read([0])
 
-    with pytest.raises(BadImage, match="changed"):
-        read(path, len(data) + change)
+
+def scanned(photos: Path) -> Any:
+    """Return the images of a folder, listed before the next reads."""
+    (images,) = open_source("imagefolder", photos).scan().splits.values()
+    return images
 
 
 @pytest.mark.parametrize("gone", ["moved", "emptied"])
@@ -55,15 +57,17 @@ def test_a_source_that_is_gone_ends_a_conversion_that_skips_bad_files(
     tmp_path: Path, gone: str
 ) -> None:
     photos = make_tree(tmp_path / "photos", {f"a/{n}.jpg": jpeg(seed=n) for n in range(4)})
-    plan_jobs(photos, tmp_path / "ready", to="lmdb", on_error="skip")
+    ready = tmp_path / "ready"
+    words = ("convert", "imagefolder", photos, ready, "--to", "lmdb", "--on-error", "skip")
+    assert invoke(*words, "--plan-only").exit_code == 0
     shutil.move(photos / "a", tmp_path / "a")
     if gone == "emptied":
         (photos / "a").mkdir()
-    with pytest.raises(ConversionFailed, match=r"a is missing or empty.*Mount or restore it"):
-        work(tmp_path / "ready", task=0)
+    refuses(1, "work", ready, "--task", 0, facts=("photos/a ",))
 
     shutil.rmtree(photos / "a", ignore_errors=True)
     shutil.move(tmp_path / "a", photos / "a")
     (photos / "a" / "3.jpg").unlink()  # one file may be left out
-    work(tmp_path / "ready", task=0)
-    assert commit(tmp_path / "ready").manifests[""].rows == 3
+    assert invoke("work", ready, "--task", 0).exit_code == 0
+    assert invoke("commit", ready).exit_code == 0
+    assert len(open_dataset(ready)) == 3

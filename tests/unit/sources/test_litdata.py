@@ -14,14 +14,13 @@ import pytest
 from foreign import pixels_of
 from PIL import Image
 
-from shardkit import UsageError, attach, convert, open_dataset, verify
-from shardkit.registry import get_source
+from shardkit import UsageError, attach, convert, open_dataset, open_source, verify
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "litdata"
 
 
 def opened(name: str | Path, **options: Any) -> Any:
-    return get_source("litdata").open(GOLDEN / name, **options)
+    return open_source("litdata", GOLDEN / name, **options)
 
 
 def pixels(row: int) -> Any:
@@ -137,4 +136,4 @@ def test_an_index_that_lies_is_refused(
     change(index)
     path.write_text(json.dumps(index))
     with pytest.raises(UsageError, match=message):
-        get_source("litdata").open(tmp_path / "copy")
+        open_source("litdata", tmp_path / "copy")

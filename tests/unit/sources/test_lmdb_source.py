@@ -9,23 +9,20 @@ from typing import Any
 
 import pytest
 from foreign import write_lmdb
+from forked import end_helpers
 from helpers import png, run_main
 
-from shardkit import UsageError, attach, convert, repair, verify
-from shardkit.contracts import Scan
-from shardkit.dataset.shardset import open_shards
+from shardkit import UsageError, attach, convert, open_dataset, open_source, repair, verify
 from shardkit.errors import BadImage, BadImages
-from shardkit.registry import get_source
-from shardkit.sources import library_process
 
 A, B, C = (png(8, 6, seed) for seed in range(3))
 
 
-def scan(path: Path, **options: Any) -> Scan:
-    return get_source("lmdb").open(path, **options).scan()
+def scan(path: Path, **options: Any) -> Any:
+    return open_source("lmdb", path, **options).scan()
 
 
-def problems(found: Scan) -> dict[str, str]:
+def problems(found: Any) -> dict[str, str]:
     return {problem.path: problem.reason for problem in found.problems[""]}
 
 
@@ -47,7 +44,7 @@ def test_the_texts_of_the_layout_ocr_are_stored(tmp_path: Path) -> None:
     assert [record.fields["txt"].decode() for record in records] == ["wört 1", "wört 2", "wört 3"]
     convert(found.source, tmp_path / "made", to="webdataset", shard_samples=2)
     assert verify(tmp_path / "made", against=path).findings == []
-    shards = open_shards(tmp_path / "made")
+    shards = open_dataset(tmp_path / "made")
     assert sorted(shards.column("text").tolist()) == ["wört 1", "wört 2", "wört 3"]
     shard = tmp_path / "made" / "shard-000000.tar"
     before = shard.read_bytes()
@@ -65,10 +62,10 @@ def test_a_text_that_is_not_utf8_is_one_bad_sample(tmp_path: Path) -> None:
     convert(scan(path).source, tmp_path / "made", to="lmdb", on_error="skip")
     attach(scan(path).source, tmp_path / "attached", on_error="skip")
     for name in ("made", "attached"):
-        assert [problem.reason for problem in open_shards(tmp_path / name).manifest.skipped] == [
+        assert [problem.reason for problem in open_dataset(tmp_path / name).manifest.skipped] == [
             reason
         ]
-        texts = open_shards(tmp_path / name).column("text").tolist()
+        texts = open_dataset(tmp_path / name).column("text").tolist()
         assert sorted(texts) == ["wört 1", "wört 3"]
 
 
@@ -124,7 +121,7 @@ def test_a_function_converts_keys_and_values(
         tmp_path / "x",
         {b"a": b"\1" + A, b"b": b"\0" + B, b"skip": b"", b"wrong": b"", b"fails": b""},
     )
-    _restart()
+    end_helpers()
     found = scan(path, layout="mymodule:decode")
     assert found.classes == ("0", "1")
     assert [(r.fields["png"], r.label) for r in found.splits[""].read([0, 1])] == [(A, 1), (B, 0)]
@@ -141,11 +138,6 @@ def test_a_function_converts_keys_and_values(
     assert verify(tmp_path / "made", against=f"mymodule:decode@{path}").findings == []
     with pytest.raises(UsageError, match="cannot be imported"):
         scan(path, layout="mymodule:missing")
-
-
-def _restart() -> None:
-    """End the child, so that the next one sees this test's path."""
-    library_process.HELPER.end()
 
 
 def test_a_damaged_environment_crashes_only_the_child(tmp_path: Path) -> None:
@@ -194,5 +186,5 @@ def test_nothing_is_imported_from_the_working_directory(
     for name in ("lmdb", "json", "pickle"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
-    _restart()
+    end_helpers()
     assert len(scan(path).splits[""]) == 1

@@ -16,16 +16,13 @@ import pytest
 from foreign import pixels_of
 from PIL import Image
 
-from shardkit import UsageError, attach, convert, open_dataset, verify
-from shardkit.registry import get_source
-from shardkit.sources.column_shards import ColumnOptions
-from shardkit.sources.mds import SOURCE
+from shardkit import UsageError, attach, convert, open_dataset, open_source, verify
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mds"
 
 
 def opened(path: Path, keep: str = "w,info,lat,any,cap") -> Any:
-    return SOURCE.source(path, ColumnOptions(keep=keep))
+    return open_source("mds", path, keep=keep)
 
 
 def test_images_labels_and_order_are_those_given_to_streaming() -> None:
@@ -44,7 +41,7 @@ def test_images_labels_and_order_are_those_given_to_streaming() -> None:
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_every_encoding_has_the_value_given_to_streaming(in_place: bool, tmp_path: Path) -> None:
-    source = get_source("mds").open(GOLDEN / "encodings", label="none", **KEPT[in_place])
+    source = open_source("mds", GOLDEN / "encodings", label="none", **KEPT[in_place])
     target = tmp_path / "made"
     if in_place:
         attach(source, target)
@@ -97,7 +94,7 @@ PACKINGS = {"zstd": "zstandard", "gz": "gzip", "br": "brotli", "snappy": "snappy
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_packed_shards_are_unpacked(packing: str, tmp_path: Path) -> None:
     pytest.importorskip(PACKINGS[packing])
-    source = get_source("mds").open(GOLDEN / packing)
+    source = open_source("mds", GOLDEN / packing)
     convert(source, tmp_path / "made", to="lmdb", shuffle=False)
     assert verify(tmp_path / "made", against=GOLDEN / packing, level="decode").ok
     dataset = open_dataset(tmp_path / "made", decode="bytes")
@@ -114,7 +111,7 @@ def test_damaged_packed_shards_are_named(packing: str, tmp_path: Path) -> None:
     whole = shard.read_bytes()
     for content in (whole[:-1], whole[: len(whole) // 2], b"", b"\0" * 100):
         shard.write_bytes(content)
-        problems = get_source("mds").open(tmp_path / "copy").scan().problems[""]
+        problems = open_source("mds", tmp_path / "copy").scan().problems[""]
         assert "shard.00001.mds" in problems[0].path
 
 
@@ -124,7 +121,7 @@ def test_a_package_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, "zstandard", None)
     shutil.copytree(GOLDEN / "zstd", tmp_path / "copy")  # of which nothing is unpacked yet
     with pytest.raises(UsageError, match=r"needs zstandard: pip install 'shardkit\[compressed\]'"):
-        get_source("mds").open(tmp_path / "copy").scan()
+        open_source("mds", tmp_path / "copy").scan()
 
 
 @pytest.mark.parametrize("name", ["../outside.mds", "/etc/hostname", "", "a//b"])

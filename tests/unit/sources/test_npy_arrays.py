@@ -12,9 +12,15 @@ import numpy.typing as npt
 import pytest
 from helpers import tree
 
-from shardkit import convert, open_dataset, repair, verify
-from shardkit.errors import ConversionFailed, UsageError
-from shardkit.registry import get_source
+from shardkit import (
+    ConversionFailed,
+    UsageError,
+    convert,
+    open_dataset,
+    open_source,
+    repair,
+    verify,
+)
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -28,7 +34,7 @@ def save_all(folder: Path, arrays: Arrays) -> Path:
 
 
 def made_of(source: Path, target: Path, **options: Any) -> Any:
-    opened = get_source("npy").open(source, arrays=True, **options)
+    opened = open_source("npy", source, arrays=True, **options)
     convert(opened, target, to="webdataset", shuffle=False)
     return opened_as_dicts(target)
 
@@ -128,12 +134,12 @@ def test_a_table_of_labels_is_in_the_folder(name: str, message: str, tmp_path: P
     labeled(tmp_path, "")
     source = save_all(tmp_path / "src", {"a/0": random((2,))})
     with pytest.raises(UsageError, match=message):
-        get_source("npy").open(source, arrays=True, labels=name)
+        open_source("npy", source, arrays=True, labels=name)
 
 
 def test_options_for_images_are_refused(tmp_path: Path) -> None:
     source = save_all(tmp_path / "src", {"a/0": random((2,))})
-    opened = get_source("npy").open(source, arrays=True)
+    opened = open_source("npy", source, arrays=True)
     for options in ({"resize": 32}, {"orient": True}, {"encode": "jpeg"}):
         with pytest.raises(UsageError, match="has no images to change: leave out"):
             convert(opened, tmp_path / "made", to="lmdb", **options)
@@ -141,7 +147,7 @@ def test_options_for_images_are_refused(tmp_path: Path) -> None:
 
 def test_split_folders_become_datasets(tmp_path: Path) -> None:
     arrays = {"train/cat/0": random((2,)), "val/cat/0": random((2,)) * 2}
-    source = get_source("npy").open(save_all(tmp_path / "src", arrays), arrays=True)
+    source = open_source("npy", save_all(tmp_path / "src", arrays), arrays=True)
     made = convert(source, tmp_path / "made", to="hdf5")
     assert list(made.manifests) == ["train", "val"]
     value = opened_as_dicts(tmp_path / "made", split="val")[0]["array"]
@@ -174,7 +180,7 @@ def test_packed_files_leave_nothing_unpacked_on_disk(
 ) -> None:
     (tmp_path / "src").mkdir()
     np.savez_compressed(tmp_path / "src" / "0.npz", a=random((8, 8)))
-    source = get_source("npy").open(tmp_path / "src", arrays=True)
+    source = open_source("npy", tmp_path / "src", arrays=True)
     monkeypatch.setattr("shardkit.sources.inputs.unpacked", None)
     (record,) = source.scan().splits[""].read([0])
     assert record.fields["a.npy"] == random((8, 8)).tobytes()
@@ -270,7 +276,7 @@ def test_bad_files_are_problems(name: str, content: Any, message: str, tmp_path:
         np.save(source / name, content)
     with pytest.raises(ConversionFailed, match=message):
         made_of(source, tmp_path / "made")
-    opened = get_source("npy").open(source, arrays=True)
+    opened = open_source("npy", source, arrays=True)
     convert(opened, tmp_path / "skipped", to="lmdb", on_error="skip")
     assert len(open_dataset(tmp_path / "skipped")) == 1
 
@@ -314,7 +320,7 @@ def test_arrays_whose_names_no_field_can_have_are_refused(tmp_path: Path) -> Non
 def test_pickles_are_refused(arrays: bool | None, tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_bytes(pickled())
     with pytest.raises(UsageError, match=r"numpy\.save"):
-        get_source("npy").open(tmp_path / "x.pt", arrays=arrays)
+        open_source("npy", tmp_path / "x.pt", arrays=arrays)
 
 
 def test_the_source_is_compared_and_repairs(tmp_path: Path) -> None:
@@ -339,7 +345,7 @@ def test_arrays_are_a_source_like_any_other(to: str, tmp_path: Path) -> None:
     """What `SourceConformance` asks of sources of images."""
     arrays = {f"{c}/{n}": random((3, n % 3 + 1)) + n for c in "ab" for n in range(20)}
     path = save_all(tmp_path / "src", arrays)
-    source = get_source("npy").open(path, arrays=True)
+    source = open_source("npy", path, arrays=True)
     (first,), (again,) = source.scan().splits.values(), source.scan().splits.values()
     assert [*first.entries] == [*again.entries]
     assert first.read([3, 1]) == [*first.read([3]), *first.read([1])]
@@ -361,8 +367,8 @@ def test_arrays_are_a_source_like_any_other(to: str, tmp_path: Path) -> None:
     assert not report.ok
     changed.write_bytes(b"no array")
     with pytest.raises(ConversionFailed, match=r"a/7\.npy"):
-        convert(get_source("npy").open(path, arrays=True), tmp_path / "bad", to=to)
+        convert(open_source("npy", path, arrays=True), tmp_path / "bad", to=to)
     skipped = convert(
-        get_source("npy").open(path, arrays=True), tmp_path / "bad", to=to, on_error="skip"
+        open_source("npy", path, arrays=True), tmp_path / "bad", to=to, on_error="skip"
     )
     assert skipped.manifests[""].rows == 39

@@ -13,9 +13,7 @@ import pytest
 from foreign import pixels_of, write_table
 from helpers import invoke, make_tree, png, run_main
 
-from shardkit import UsageError, convert, repair, verify
-from shardkit.contracts import Scan
-from shardkit.dataset.shardset import open_shards
+from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
 from shardkit.errors import BadImage, BadImages
 from shardkit.registry import get_source
 
@@ -23,11 +21,11 @@ IMAGES = [png(8, 6, seed) for seed in range(3)]
 MASK = png(8, 6, 9, mode="L")
 
 
-def scan(path: str | Path, **options: Any) -> Scan:
-    return get_source("table").open(path, **options).scan()
+def scan(path: str | Path, **options: Any) -> Any:
+    return open_source("table", path, **options).scan()
 
 
-def problems(found: Scan) -> dict[str, str]:
+def problems(found: Any) -> dict[str, str]:
     return {problem.path: problem.reason for problem in found.problems[""]}
 
 
@@ -82,7 +80,7 @@ def test_all_kinds_of_columns_are_kept(suffix: str, root: Path, tmp_path: Path) 
         file="mask=mask",
     )
     convert(found.source, tmp_path / "made", to="hdf5", shuffle=False)
-    shards = open_shards(tmp_path / "made")
+    shards = open_dataset(tmp_path / "made")
     assert shards.column("n").tolist() == CELLS["n"]
     assert shards.column("x").tolist() == CELLS["x"]
     assert shards.column("caption").tolist() == CELLS["caption"]
@@ -96,9 +94,7 @@ def test_all_kinds_of_columns_are_kept(suffix: str, root: Path, tmp_path: Path) 
     assert found.schema["boxes"].classes == ("cat", "dog")
     assert found.schema["labels"].classes == ("k", "p")
     assert [record.fields["mask.png"] for record in found.splits[""].read(range(3))] == [MASK] * 3
-    again = get_source("table").find(path, {"": found.source.describe("")})
-    images = found.splits[""]  # a job reads them without a scan
-    assert [again.read("", entry) for entry in images.entries] == images.read(range(3))
+    assert verify(tmp_path / "made", against=f"{path}@{root}").findings == []
     assert found.understood["n"] == "n: number of int64"
     assert found.understood["x"] == "x: number of float64"
     assert found.understood["code"] == "code: text"
@@ -114,9 +110,9 @@ def test_the_advice_to_store_a_label_next_to_labels_works(values: list[Any], roo
     table = write_table(root / "x.csv", rows(tags=["k", "p|k", ""], kind=values))
     with pytest.raises(UsageError, match=r"labels='tags' and keep='label_value=kind'$"):
         scan(table, image="path", label="kind", labels="tags")
-    source = get_source("table").open(table, image="path", labels="tags", keep="label_value=kind")
+    source = open_source("table", table, image="path", labels="tags", keep="label_value=kind")
     convert(source, root.parent / "made", to="lmdb", shuffle=False)
-    assert list(open_shards(root.parent / "made").column("label_value")) == values
+    assert list(open_dataset(root.parent / "made").column("label_value")) == values
 
 
 def test_images_that_lost_a_box_are_not_called_dropped(root: Path, tmp_path: Path) -> None:
@@ -278,14 +274,14 @@ def test_an_at_sign_in_the_path_of_a_table_is_no_root(root: Path, tmp_path: Path
     root.rename(tmp_path / "me@home" / "files")
     path = write_table(tmp_path / "me@home" / "t.csv", rows())
     found = scan(path, root=tmp_path / "me@home" / "files", image="path")
-    again = get_source("table").find(path, {"": found.source.describe("")})
-    assert len(again.scan().splits[""]) == 3
+    convert(found.source, tmp_path / "made", to="lmdb")
+    assert verify(tmp_path / "made", against=path).findings == []
 
 
 def test_a_changed_table_is_not_resumed(root: Path, tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", rows(n=[1, 2, 3]))
     (root / "a" / "2.png").write_bytes(b"not an image")
-    source = get_source("table").open(path, root=root, image="path", keep="n")
+    source = open_source("table", path, root=root, image="path", keep="n")
     with pytest.raises(BadImages):
         convert(source, tmp_path / "made", to="lmdb", shard_samples=1)
     write_table(path, rows(n=[1, 5, 3]))
@@ -362,7 +358,7 @@ def test_the_exit_code_states_whose_fault_it_is(root: Path, tmp_path: Path) -> N
 
 def test_nothing_is_left_if_every_row_is_bad(root: Path, tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", [{"path": "0.png"}, {"path": "1.png"}])
-    source = get_source("table").open(path, root=root, image="path")
+    source = open_source("table", path, root=root, image="path")
     with pytest.raises(BadImages, match="2 bad files; nothing was written"):
         convert(source, tmp_path / "made", to="lmdb")
     assert not (tmp_path / "made").exists()
@@ -419,10 +415,10 @@ def test_rows_of_one_value_stay_on_one_side(root: Path, tmp_path: Path) -> None:
         (root / name).write_bytes(png(8, 6, n))
     table = [{"path": name, "person": 7 * (n // 4)} for n, name in enumerate(names)]
     path = write_table(tmp_path / "t.csv", table)
-    source = get_source("table").open(path, root=root, image="path", keep="person")
+    source = open_source("table", path, root=root, image="path", keep="person")
     convert(source, tmp_path / "made", to="lmdb", val=0.4, group="person")
     sides = {
-        side: set(open_shards(tmp_path / "made" / side).column("person").tolist())
+        side: set(open_dataset(tmp_path / "made" / side).column("person").tolist())
         for side in ("train", "val")
     }
     assert sides["train"] | sides["val"] == {0, 7, 14, 21, 28}
@@ -433,6 +429,6 @@ def test_rows_of_one_value_stay_on_one_side(root: Path, tmp_path: Path) -> None:
 def test_a_row_may_lack_all_kept_values(tmp_path: Path) -> None:
     make_tree(tmp_path, {"a.png": png(4, 4), "b.png": png(4, 4)})
     (tmp_path / "list.csv").write_text("file_name,age\na.png,3\nb.png,\n")
-    source = get_source("table").open(tmp_path / "list.csv", keep="age?")
+    source = open_source("table", tmp_path / "list.csv", keep="age?")
     records = source.scan().splits[""].read([0, 1])
     assert [record.meta.get("age") for record in records] == [3, None]

@@ -14,8 +14,7 @@ from crc32c import crc32c as reference
 from foreign import Features, write_tfrecord
 from helpers import png
 
-from shardkit import UsageError, convert, verify
-from shardkit.contracts import Scan
+from shardkit import UsageError, convert, open_source, verify
 from shardkit.dataset.shardset import open_shards
 from shardkit.errors import BadImage
 from shardkit.registry import get_source
@@ -27,16 +26,16 @@ from shardkit.sources.tfrecord_file import records
 A, B, C = (png(8, 6, seed) for seed in range(3))
 
 
-def scan(path: str | Path, **options: Any) -> Scan:
-    return get_source("tfrecord").open(path, **options).scan()
+def scan(path: str | Path, **options: Any) -> Any:
+    return open_source("tfrecord", path, **options).scan()
 
 
-def labels(found: Scan) -> list[str | None]:
+def labels(found: Any) -> list[str | None]:
     entries = found.splits[""].entries
     return [(found.classes or ())[each.label] if each.label >= 0 else None for each in entries]
 
 
-def problems(found: Scan) -> dict[str, str]:
+def problems(found: Any) -> dict[str, str]:
     return {problem.path: problem.reason for problem in found.problems[""]}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import invoke, jpeg, make_tree
 
-from shardkit import UsageError, convert, verify
+from shardkit import UsageError, convert, open_source, verify
 from shardkit.contracts import SourceKind
 from shardkit.registry import get_source, source_names
 from shardkit.testing import SourceConformance
@@ -96,13 +96,13 @@ def test_the_command_line_converts_verifies_and_repairs_it(table: Path, tmp_path
 
 def test_a_wrong_option_is_a_usage_error(table: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a table of images"):
-        convert(get_source("csv").open(table, label_column="kind"), tmp_path / "made", to="lmdb")
+        convert(open_source("csv", table, label_column="kind"), tmp_path / "made", to="lmdb")
 
 
 def test_without_its_package_the_error_names_the_installed_sources(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = get_source("csv").open(table, label_column="species")
+    source = open_source("csv", table, label_column="species")
     convert(source, tmp_path / "made", to="lmdb")
     monkeypatch.setattr("sys.path", [path for path in sys.path if path != THIRD_PARTY])
     importlib.invalidate_caches()

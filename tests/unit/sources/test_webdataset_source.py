@@ -14,11 +14,8 @@ from helpers import encoded, png, run_main
 from PIL import Image
 from tars import PRODUCERS
 
-from shardkit import UsageError, convert, open_dataset, verify
-from shardkit.contracts import Scan
-from shardkit.dataset.shardset import open_shards
+from shardkit import UsageError, convert, open_dataset, open_source, verify
 from shardkit.errors import BadImages
-from shardkit.registry import get_source
 
 A, B, C = (png(8, 6, seed) for seed in range(3))
 
@@ -33,11 +30,11 @@ def tar(path: Path, *files: tuple[str, bytes]) -> Path:
     return path
 
 
-def scan(path: str | Path, **options: Any) -> Scan:
-    return get_source("webdataset").open(path, **options).scan()
+def scan(path: str | Path, **options: Any) -> Any:
+    return open_source("webdataset", path, **options).scan()
 
 
-def rows(found: Scan) -> list[tuple[str, bytes, str | None]]:
+def rows(found: Any) -> list[tuple[str, bytes, str | None]]:
     """Return path, image and class of each sample."""
     records = found.splits[""].read(range(len(found.splits[""])))
     names = found.classes or ()
@@ -46,7 +43,7 @@ def rows(found: Scan) -> list[tuple[str, bytes, str | None]]:
     ]
 
 
-def problems(found: Scan) -> dict[str, str]:
+def problems(found: Any) -> dict[str, str]:
     return {problem.path: problem.reason for problem in found.problems[""]}
 
 
@@ -246,7 +243,7 @@ def test_more_fields_are_kept(tmp_path: Path) -> None:
     assert found.understood["unused"] == "no member"
     convert(found.source, tmp_path / "made", to="lmdb", shuffle=False, on_error="skip")
     assert verify(tmp_path / "made", against=path).findings == []
-    shards = open_shards(tmp_path / "made")
+    shards = open_dataset(tmp_path / "made")
     assert shards.column("caption").tolist() == ["größe", "b"]
     assert shards.column("age").tolist() == [7, -1]
     assert shards.column("name").tolist() == ["x", "y"]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from helpers import python, wait_until
 
-from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError, UsageError
+from shardkit import CorruptDataset, ShardkitError, UsageError
+from shardkit.errors import CorruptShard
 from shardkit.stores import cache as cache_module
 from shardkit.stores.cache import Cache, Fill, RemoteFile, open_cache, pin
 

@@ -7,19 +7,16 @@ import shutil
 import sys
 from pathlib import Path
 
+import forked
 import fsspec
 import pytest
 from helpers import make_dataset, run_main
 from shelf import FAULTS
 
-from shardkit.conversion.convert import convert
-from shardkit.errors import CorruptShard, ShardkitError, UsageError
+from shardkit import ShardkitError, UsageError, convert, download, open_dataset, upload, verify
+from shardkit.errors import CorruptShard
 from shardkit.stores.filesystem import FileSystem
 from shardkit.stores.urls import as_url
-from shardkit.torch.data.datasets import open_dataset
-from shardkit.transfer.download import download
-from shardkit.transfer.upload import upload
-from shardkit.verification.verify import verify
 
 URL = "shelf://host/data"
 
@@ -35,6 +32,8 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(plugin.parent))
     monkeypatch.setenv("FSSPEC_SHELF_PLACE", str(place))
     monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "1")
+    # A new Python: fsspec reads the variables and looks for plugins when it is imported.
+    monkeypatch.setattr("shardkit.system.helper._launch", forked.launch)
     fsspec.register_implementation("shelf", "shelf.Shelf", clobber=True)
     return place
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from buckets import BUCKET, Bucket
 
-from shardkit.errors import CorruptDataset
+from shardkit import CorruptDataset
 from shardkit.stores import objects
 from shardkit.stores.process import call
 

@@ -14,15 +14,11 @@ import pytest
 from buckets import BUCKET
 from helpers import make_dataset
 
+from shardkit import UsageError, download, open_dataset, upload, verify
 from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.jobs import open_jobs
-from shardkit.errors import UsageError
 from shardkit.stores import objects
 from shardkit.stores.process import call
-from shardkit.torch.data.datasets import open_dataset
-from shardkit.transfer.download import download
-from shardkit.transfer.upload import upload
-from shardkit.verification.verify import verify
 
 AZURITE = pytest.mark.skipif(not azurite.PROGRAM, reason="needs azurite: npm install -g azurite")
 

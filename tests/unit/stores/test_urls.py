@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.errors import UsageError
+from shardkit import UsageError
 from shardkit.stores.urls import as_local, as_url
 
 

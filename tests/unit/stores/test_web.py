@@ -15,7 +15,8 @@ from zlib import crc32
 
 import pytest
 
-from shardkit.errors import CorruptShard, ShardkitError, UsageError
+from shardkit import ShardkitError, UsageError
+from shardkit.errors import CorruptShard
 from shardkit.stores import store as store_module
 from shardkit.stores import web
 from shardkit.stores.store import Missing

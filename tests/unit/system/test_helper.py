@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 import pytest
 from helpers import DEADLINE, wait_until
@@ -75,6 +76,7 @@ def touch(path: str) -> None:
 @pytest.fixture
 def helper(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
+    monkeypatch.setattr("shardkit.system.helper._launch", forked.launch)
     made = Helper(guarded, follows=("PLANTED_",))
     yield made
     made.end()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import psutil
 import pytest
 from helpers import DEADLINE, make_folder
@@ -134,6 +135,7 @@ def test_it_never_imports_shadowing_modules_of_the_current_folder(
     (tmp_path / "planted.py").write_text(TRANSFORMS)
     make_folder(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shardkit.system.helper._launch", forked.launch)
 
     subject = Subject(path="photos", decode="CenterCrop(8)", transform="planted:dies")
     with MeasurementProcess(subject) as served:  # the transform is found here
