@@ -57,15 +57,15 @@ def test_skipped_files_are_counted(
     folder: Path, tmp_path: Path, limit: int | None, skipped: str
 ) -> None:
     (folder / "cat/bad.jpg").write_bytes(b"bad")
-    options = {"to": "lmdb", "on_error": "skip", "limit": limit, "shuffle": False, "workers": 1}
-    convert(folder, tmp_path / "made", **options)
-    assert f" ({skipped} skipped, " in verify(tmp_path / "made", "--against", folder)[0]
+    place = tmp_path / "made"
+    convert(folder, place, to="lmdb", on_error="skip", limit=limit, shuffle=False, workers=1)
+    assert f" ({skipped} skipped, " in verify(place, "--against", folder)[0]
 
 
 def test_the_psnr_is_reported_if_libraries_changed(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "made"
-    options = {"resize": "8x8", "resize_mode": "stretch", "encode": "raw"}
-    convert(folder, place, to="lmdb", **options, workers=1)
+    size = "8x8"
+    convert(folder, place, to="lmdb", resize=size, resize_mode="stretch", encode="raw", workers=1)
     forge(
         place,
         lambda r: [

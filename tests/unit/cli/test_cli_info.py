@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import FORMATS, exif, jpeg, make_folder, make_tree, run_main
@@ -65,9 +66,9 @@ def test_a_division_and_a_selection_are_reported(folder: Path, tmp_path: Path) -
 
 def test_recipe_notes_and_files_left_out_are_reported(tmp_path: Path) -> None:
     files = {"a/t.jpg": jpeg(exif=exif(6)), "a/bad.jpg": b"x", "a/notes.txt": b"x"}
-    options = {"resize": "12x10", "encode": "jpeg", "quality": 70, "shuffle": False}
+    options: dict[str, Any] = {"resize": "12x10", "encode": "jpeg", "quality": 70, "shuffle": False}
     kept, changed = tmp_path / "kept", tmp_path / "changed"
-    for place, more in ((kept, {}), (changed, {"orient": True, **options})):
+    for place, more in ((kept, dict[str, Any]()), (changed, {"orient": True, **options})):
         source = make_tree(tmp_path / "photos", {**files})
         convert(source, place, to="lmdb", on_error="skip", workers=1, **more)
         assert "1 bad file" in info(place)

@@ -7,13 +7,12 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from helpers import DEADLINE, make_folder
+from helpers import DEADLINE, make_folder, python, wait_until
 
 from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner import session
@@ -28,6 +27,8 @@ from shardkit.measure.runner.spec import (
 )
 from shardkit.system import helper
 from shardkit.torch.engine.workers import choose_start_method
+
+pytestmark = pytest.mark.slow  # each process imports torch
 
 EPOCH = StopCondition(epochs=1, whole=True)
 
@@ -84,7 +85,6 @@ def ended(process: MeasurementProcess) -> bool:
     return process._helper.process is None
 
 
-@pytest.mark.slow
 def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
     served: list[MeasurementProcess], plain: LoaderSpec
 ) -> None:
@@ -112,7 +112,6 @@ def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
     assert ended(good)
 
 
-@pytest.mark.slow
 def test_a_process_that_ended_is_started_again(
     place: Path, plain: LoaderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +124,6 @@ def test_a_process_that_ended_is_started_again(
         assert served.measure(plain, EPOCH).images == 6
 
 
-@pytest.mark.slow
 def test_it_never_imports_shadowing_modules_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,11 +142,8 @@ def test_it_never_imports_shadowing_modules_of_the_current_folder(
 
 def hanging_workers(place: Path) -> list[psutil.Process]:
     """Return the workers that began to hang, two of them."""
-    deadline = time.monotonic() + 60
-    while len(found := list(place.glob("worker-*"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return [psutil.Process(int(each.name.split("-")[1])) for each in found]
+    wait_until(lambda: len(list(place.glob("worker-*"))) == 2, "two workers")
+    return [psutil.Process(int(each.name.split("-")[1])) for each in place.glob("worker-*")]
 
 
 HANGING = """
@@ -162,7 +157,6 @@ with MeasurementProcess(Subject(path=sys.argv[1], transform="planted:leaves_its_
 
 
 @pytest.mark.parametrize("killed", ["the child", "the command"])
-@pytest.mark.slow
 def test_hanging_workers_end_with_their_parents(killed: str, place: Path, tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(TRANSFORMS)
     command = [sys.executable, "-c", HANGING, str(place / "photos")]
@@ -233,20 +227,23 @@ def test_it_calls_any_function_with_its_session(
             process.call(refuse)
 
 
+MANY_FILES = """
+import os, resource, sys
+from shardkit.measure.runner.process import MeasurementProcess
+from shardkit.measure.runner.spec import Subject
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+while os.dup(0) <= 1024:
+    pass
+with MeasurementProcess(Subject(path=sys.argv[1])) as it:
+    print(it.open().images)
+"""
+
+
 def test_a_parent_with_many_open_files_receives_answers(place: Path) -> None:
     """The system's ``select`` takes no descriptor above 1023."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < 2048:
         pytest.skip(f"this system lets a process open {hard} files only")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
-    taken: list[int] = []
-    try:
-        while not taken or taken[-1] <= 1024:
-            taken.append(os.dup(0))
-        with MeasurementProcess(Subject(path=str(place / "photos"))) as it:
-            assert it.open().images > 0
-    finally:
-        for each in taken:
-            os.close(each)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    done = python(MANY_FILES, place / "photos")
+    assert (done.stdout, done.stderr) == ("6\n", "")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers import jpeg, make_dataset, make_tree
 
 from shardkit.errors import MeasurementFailed, UsageError
-from shardkit.measure.runner import page_cache, session
+from shardkit.measure.runner import page_cache, session, steps
 from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.session import Session, answer, last_words
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject, parse_loader
@@ -90,12 +91,18 @@ def test_pages_that_come_back_are_dropped_again(
     assert drops == [6, 6, 6]
 
 
-def test_a_step_is_timed_on_a_batch_that_is_ready(folder: Path) -> None:
+def test_a_step_is_timed_on_a_batch_that_is_ready(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a time in which only the step takes any."""
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda n: now.append(now.pop() + n))
+    monkeypatch.setattr(steps, "time", clock)
     found, _ = opened(folder)
 
     seconds = session.step_seconds(found, loader=PLAIN, step=StepSpec(milliseconds=20.0))
 
-    assert 0.02 <= seconds < 0.2
+    assert seconds == pytest.approx(0.02)
 
 
 def test_invalid_requests_are_refused_and_errors_are_failures(
