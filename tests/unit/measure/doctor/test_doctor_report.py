@@ -84,121 +84,85 @@ next        shardkit convert imagefolder SRC made-raw256
     )
 
 
-@pytest.mark.parametrize(
-    ("step_ms", "words"),
-    [
-        (32.0, "1,000 (865 to 1,156) still waits 50% raw pixels"),
-        (32.0, "that is not enough, and nothing else that was measured is"),
-        (64.0, "1,000 (865 to 1,156) uncertain raw pixels"),
-        (None, "1,000 (865 to 1,156) 10.0x raw pixels"),
-    ],
+NOISY, BUSY, HALF = (
+    [80.0, 100.0, 120.0],
+    OtherLoad(busy=7.0, present=8),
+    OtherLoad(busy=4.0, present=8),
 )
-def test_a_remedy_says_whether_it_is_enough(step_ms: float | None, words: str) -> None:
-    assert words in text(step_ms=step_ms)
+NOTHING: dict[str, Any] = {"command": "", "hints": []}
+UNCLEAR = (RAW, [60.0, 150.0, 400.0])
+LONG = Remedy(name=" ".join(["word"] * 30), recipe=Recipe())
+MAPS = Group(by="class", name="maps", images=0.1, time=0.83, kind="png", megapixels=12.0)
 
 
-def test_without_a_step_the_rate_is_stated() -> None:
-    found = text(step_ms=None)
-
-    assert "GPU waits if a training step with a batch of 64 takes less than" in found
-    assert "the loader (8 threads) gives 100" in found
-    assert "add --step-ms T or --model" in found
-
-
-def test_a_fed_gpu_needs_nothing() -> None:
-    found = text(step_ms=1000.0, command="", hints=[])
-
-    assert "GPU does not wait for data: a step of 1 s with a batch of 64 needs 64" in found
-    assert "slowest decoding takes" in found
-    assert "remedies none needed" in found
-    assert "next nothing: faster loading would not make training faster" in found
-
-
-def test_noise_forbids_a_verdict_and_says_how_long_it_takes() -> None:
-    noisy = [80.0, 100.0, 120.0]
-    found = text(step_ms=600.0, rates=noisy, measured=[], command="", hints=[])
-    assert "GPU may wait, the rounds differ too much to tell" in found
-    assert "next repeat the same command with --budget 3m on an idle machine" in found
-    # Nothing is to be changed for a verdict that may be wrong.
-    assert "next repeat the same" in text(step_ms=600.0, rates=noisy)
-
-    unclear = text(rates=noisy, measured=[(RAW, [60.0, 150.0, 400.0])], command="", hints=[])
-    assert "remedies too noisy to tell: raw pixels" in unclear
-    assert "next repeat the same command with --budget 52s" in unclear
-    assert "next repeat the same command on an idle machine" in text(step_ms=640.0, rates=noisy)
-
-
-def test_a_busy_machine_is_not_to_be_trusted() -> None:
-    busy = OtherLoad(busy=7.0, present=8)
-    assert "trust low, repeat on" in text(load=busy)
-    assert "trust low, repeat on" in text(load=None, rates=[60.0, 100.0, 110.0], measured=[])
-
-
-def test_a_busy_machine_does_not_change_a_clear_verdict() -> None:
-    half = OtherLoad(busy=4.0, present=8)
-    assert "trust good for the verdict, low for the figures" in text(load=half)
-    fed = text(step_ms=1000.0, load=half, command="", hints=[])
-    assert "trust good, other programs only slow it down" in fed
-
-
-def slow_transform(busy: float = 1.0, name: str = "crop") -> Profile:
+def crop(busy: float = 1.0, name: str = "crop") -> Profile:
+    """Return the profile of a slow transform."""
     return profile(transform=stage(99, busy), held=0.97, setup=setup(transform=name))
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("given", "facts"),
     [
+        # Whether a remedy is enough.
+        ({"step_ms": 32.0}, ("1,000 (865 to 1,156) still waits 50% raw pixels", "not enough")),
+        ({"step_ms": 64.0}, ("1,000 (865 to 1,156) uncertain raw pixels",)),
+        ({"step_ms": None}, ("1,000 (865 to 1,156) 10.0x raw pixels",)),
+        ({"step_ms": None}, ("batch of 64", "(8 threads) gives 100", "--step-ms T or --model")),
         (
-            slow_transform(),
-            "the transform crop takes 91% of an image's time (p50 10 ms, p95 20 ms); it "
-            "computes and holds the GIL 97% of that time, so threads do not help",
+            {"step_ms": 1000.0, **NOTHING},
+            ("step of 1 s", "needs 64", "slowest decoding", "remedies none", "next nothing: "),
         ),
-        (slow_transform(busy=0.01), "it waits (for a disk, a network, a lock or a sleep)"),
-        (profile(read=stage(99)), "reading takes 92% of an image's time"),
-        (profile(read=stage(8)), "reading takes 47% of an image's time, decoding 47%"),
-        (profile(kind="raw"), "copying raw pixels takes 80%"),
+        ({"measured": [(LONG, [900.0] * 3)] * 9}, ("... (--json lists all)",)),
+        ({"measured": [(RAW, None)]}, ("failed: raw pixels",)),
+        # Noise forbids a verdict, and says how long one takes; then nothing is to be changed.
         (
-            profile(
-                group=Group(
-                    by="class", name="maps", images=0.1, time=0.83, kind="png", megapixels=12.0
-                )
-            ),
-            "class 'maps' (10% of the images; PNG, 12.0 megapixels) takes 83% of the time",
+            {"step_ms": 600.0, "rates": NOISY, "measured": [], **NOTHING},
+            ("GPU may wait", "next repeat", "--budget 3m"),
         ),
+        ({"step_ms": 600.0, "rates": NOISY}, ("next repeat",)),
+        (
+            {"rates": NOISY, "measured": [UNCLEAR], **NOTHING},
+            ("too noisy to tell: raw pixels", "next repeat", "--budget 52s"),
+        ),
+        ({"step_ms": 640.0, "rates": NOISY}, ("next repeat the same command on an idle",)),
+        # Other load.
+        ({"load": BUSY}, ("trust low",)),
+        ({"load": None, "rates": [60.0, 100.0, 110.0], "measured": []}, ("trust low",)),
+        ({"load": HALF}, ("trust good for the verdict, low for the figures",)),
+        ({"step_ms": 1000.0, "load": HALF, **NOTHING}, ("trust good, other programs only",)),
+        # The cause.
+        (
+            {"found": crop()},
+            ("the transform crop takes 91%", "(p50 10 ms, p95 20 ms)", "holds the GIL 97%"),
+        ),
+        ({"found": crop(busy=0.01)}, ("it waits (for a disk, a network,",)),
+        ({"found": profile(read=stage(99))}, ("reading takes 92%",)),
+        (
+            {"found": profile(read=stage(8))},
+            ("reading takes 47% of an image's time, decoding 47%",),
+        ),
+        ({"found": profile(kind="raw")}, ("copying raw pixels takes 80%",)),
+        (
+            {"found": profile(group=MAPS)},
+            ("class 'maps' (10% of the images; PNG, 12.0 megapixels) takes 83%",),
+        ),
+        ({"found": crop(name="a\x1b[2J\nb")}, (r"a\x1b[2J\nb",)),
     ],
 )
-def test_the_cause_is_one_sentence(found: Profile, words: str) -> None:
-    assert words in text(found=found)
+def test_what_is_said(given: dict[str, Any], facts: tuple[str, ...]) -> None:
+    said = text(**given)
+    assert said.isprintable()
+    assert not [fact for fact in facts if fact not in said], said
 
 
-def test_many_remedies_do_not_exceed_the_screen() -> None:
-    long = Remedy(name=" ".join(["word"] * 30), recipe=Recipe())
-
-    assert "... (--json lists all)" in text(measured=[(long, [900.0] * 3)] * 9)
-
-
-def test_a_remedy_that_cannot_be_measured_is_named() -> None:
-    assert "failed: raw pixels" in text(measured=[(RAW, None)])
-
-
-def test_without_data_the_checks_are_listed() -> None:
-    lines = report_lines(DoctorReport(subject=None, findings=FINDINGS))
-
-    assert lines == [
+def test_without_data_the_checks_are_listed_and_verbose_lists_all() -> None:
+    assert report_lines(DoctorReport(subject=None, findings=FINDINGS)) == [
         "machine     warning: Pillow is slow; 1 check passed",
         "  warning   Pillow is slow (plain libjpeg): pip install pillow",
     ]
-
-
-def test_verbose_lists_stages_and_checks() -> None:
     lines = "\n".join(verbose_lines(report()))
-
     assert "decode          8 ms per image, 80%; computes 100% of it" in lines
     assert "ok        processors (8 workers)" in lines
-
-
-def test_hostile_names_break_no_line() -> None:
-    assert "\x1b" not in text(found=slow_transform(name="a\x1b[2J\nb"))
 
 
 def test_json_holds_everything() -> None:

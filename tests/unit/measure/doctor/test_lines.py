@@ -100,18 +100,13 @@ class AskingStream(IterableDataset):
         return map(Asking(True).__getitem__, range(64))
 
 
-def joined(samples):
-    time.sleep(0.02)
-    return torch.stack([image for image, _ in samples]), None
-
-
 def asking(samples):
     return None, torch.tensor([_place(sys._getframe(), _READING[True]).line])
 """
-WAIT, PARSE, COMPUTE, STUCK, JOIN, ASK, ASK_JOINED = (
+WAIT, PARSE, COMPUTE, STUCK, ASK, ASK_JOINED = (
     next(n for n, line in enumerate(CODE.splitlines(), 1) if text in line)
     for text in (
-        *("sleep(0.004)", "json.loads", "600_000", "GATE.wait", "sleep(0.02)"),
+        *("sleep(0.004)", "json.loads", "600_000", "GATE.wait"),
         *("place = _place", "None, torch.tensor"),
     )
 )
@@ -199,10 +194,9 @@ def lines_of(loader: Any) -> list[Line]:
 
 
 @pytest.mark.measures
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_lines_of_each_engine_are_named(own: ModuleType, engine: str) -> None:
+def test_the_lines_of_a_live_engine_are_named(own: ModuleType) -> None:
     """Waiting and computing share the time; that of a library is its caller's."""
-    named = lines_of(ENGINES[engine](own.Own()))
+    named = lines_of(ENGINES["thread"](own.Own()))
     lines = {line.line: line for line in named[:2]}
     assert lines.keys() == {WAIT, PARSE}
     assert all(line.is_own for line in named[:2])
@@ -215,16 +209,9 @@ def test_the_lines_of_each_engine_are_named(own: ModuleType, engine: str) -> Non
 
 @pytest.mark.measures
 def test_a_line_that_releases_the_gil_does_not_attract_samples(own: ModuleType) -> None:
-    first, *_ = lines_of(make_loader(own.Computing(), 4, engine="thread", num_workers=1))
+    first, *_ = lines_of(ENGINES["thread"](own.Computing()))
     assert first.line == COMPUTE
     assert first.time > 0.5
-
-
-@pytest.mark.measures
-def test_a_collate_function_is_sampled(own: ModuleType) -> None:
-    lines = lines_of(DataLoader(own.Own(), 1, num_workers=1, collate_fn=own.joined))
-    assert lines[0].line == JOIN
-    assert lines[0].function == "joined"
 
 
 def test_nothing_is_sampled_after_the_measurement(tmp_path: Path) -> None:
@@ -241,9 +228,9 @@ def test_nothing_is_sampled_after_the_measurement(tmp_path: Path) -> None:
 
 
 def test_an_error_names_the_line_of_the_user(own: ModuleType) -> None:
-    with pytest.raises(TypeError) as caught:
-        own.joined([1])
-    assert raised_at(caught.value).startswith(f"own_code.py:{JOIN + 1} joined")
+    with pytest.raises(AttributeError) as caught:
+        own.Asking.__getitem__(None, 1)
+    assert raised_at(caught.value).startswith(f"own_code.py:{ASK} Asking.__getitem__")
     with pytest.raises(ValueError) as caught_here:  # noqa: PT011 - any
         int("x")
     assert raised_at(caught_here.value).startswith("test_lines.py:")

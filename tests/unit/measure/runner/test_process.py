@@ -69,6 +69,7 @@ def plain() -> LoaderSpec:
 def served(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MeasurementProcess]]:
     """Three processes that start together: one that works, one that hangs, one that dies."""
     monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
     path = str(place / "photos")
     subjects = [
         Subject(path=path, decode="CenterCrop(8)"),
@@ -81,12 +82,24 @@ def served(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Measur
         each.close()
 
 
+def double(session: Session, *, number: int) -> tuple[int, str]:
+    return 2 * number, session.subject.path
+
+
+def refuse(session: Session) -> object:
+    return lambda: None  # cannot be pickled
+
+
+def start_method(session: Session) -> str:
+    return choose_start_method()
+
+
 def ended(process: MeasurementProcess) -> bool:
     return process._helper.process is None
 
 
 def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
-    served: list[MeasurementProcess], plain: LoaderSpec
+    served: list[MeasurementProcess], plain: LoaderSpec, place: Path
 ) -> None:
     good, hanging, dying = served
 
@@ -95,12 +108,19 @@ def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
     assert 0 <= (good.call(session.drop) or 0) <= 1
     seen = good.measure(parse_loader("plain:num_workers=1", 4), EPOCH)
     assert (seen.images, seen.engine, seen.workers) == (6, "plain", 1)
+    assert good.call(double, number=21) == (42, str(place / "photos"))
+    # Workers start as they would in the user's process: without a fork server.
+    assert sys.platform != "linux" or good.call(start_method) == "fork"
+    assert good._helper.process is not None
+    os.kill(good._helper.process.pid, signal.SIGINT)  # as Ctrl-C does: the parent decides
+    with pytest.raises(MeasurementFailed, match="cannot be sent"):
+        good.call(refuse)
     assert not ended(good)
     with pytest.raises(UsageError, match="No module named"):
         good.measure(plain, EPOCH, StepSpec(model="nowhere:model"))
 
     hanging.patience = 0.3
-    with pytest.raises(MeasurementTimeout, match=r"no answer within \d+ s"):
+    with pytest.raises(MeasurementTimeout, match="no answer"):
         hanging.measure(plain, StopCondition(seconds=0.1))
     assert ended(hanging)
 
@@ -198,33 +218,6 @@ def test_hanging_workers_are_killed_with_their_process(
 def look_request() -> dict[str, object]:
     loader = parse_loader("plain:num_workers=2", 1)
     return {"loader": loader, "stop": StopCondition(seconds=0.1), "step": StepSpec()}
-
-
-def double(session: Session, *, number: int) -> tuple[int, str]:
-    return 2 * number, session.subject.path
-
-
-def refuse(session: Session) -> object:
-    return lambda: None  # cannot be pickled
-
-
-def start_method(session: Session) -> str:
-    return choose_start_method()
-
-
-def test_it_calls_any_function_with_its_session(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
-    with MeasurementProcess(Subject(path=str(place / "photos"), decode="CenterCrop(8)")) as process:
-        process.open()
-        assert process.call(double, number=21) == (42, str(place / "photos"))
-        # Workers start as they would in the user's process: without a fork server.
-        assert sys.platform != "linux" or process.call(start_method) == "fork"
-        assert process._helper.process is not None
-        os.kill(process._helper.process.pid, signal.SIGINT)  # as Ctrl-C does: the parent decides
-        with pytest.raises(MeasurementFailed, match="the result cannot be sent"):
-            process.call(refuse)
 
 
 MANY_FILES = """

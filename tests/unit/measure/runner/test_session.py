@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from clocks import Clock
 from helpers import jpeg, make_dataset, make_tree
 
 from shardkit.errors import MeasurementFailed, UsageError
@@ -94,10 +94,7 @@ def test_pages_that_come_back_are_dropped_again(
 def test_a_step_is_timed_on_a_batch_that_is_ready(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a time in which only the step takes any."""
-    now = [0.0]
-    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda n: now.append(now.pop() + n))
-    monkeypatch.setattr(steps, "time", clock)
+    monkeypatch.setattr(steps, "time", Clock())
     found, _ = opened(folder)
 
     seconds = session.step_seconds(found, loader=PLAIN, step=StepSpec(milliseconds=20.0))

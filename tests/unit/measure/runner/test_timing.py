@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from clocks import Clock
 from helpers import DEADLINE
 
 from shardkit.errors import UsageError
@@ -37,22 +38,6 @@ class Batches:
             self.sleep(self.seconds)
             self.given += 1
             yield torch.zeros(size, 3, 2, 2, dtype=torch.uint8), torch.zeros(size)
-
-
-class Clock:
-    """A time in which only what is planted takes any."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def thread_time(self) -> float:
-        return 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture
