@@ -26,6 +26,8 @@ from helpers import DEADLINE, wait_until
 from shardkit.errors import BadImage, CorruptRecord, ShardkitError
 from shardkit.system.pool import Meter, Progress, Team, run_tasks, team
 
+ERRORS: dict[str, type[Exception]] = {"fail": CorruptRecord, "bad": BadImage, "key": KeyError}
+
 
 class Task(NamedTuple):
     """A task; it leaves its process ID in ``folder``."""
@@ -40,8 +42,8 @@ def work(task: Task) -> int:
         (Path(task.folder) / f"{task.number}-{os.getpid()}").touch()
     if task.act == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    if task.act == "fail":
-        raise CorruptRecord(f"record {task.number} is damaged")
+    if task.act in ERRORS:
+        raise ERRORS[task.act](f"task {task.number}")
     if task.act == "stay":
         time.sleep(600)  # ended by the parent, or the test fails
     meter = Meter()
@@ -86,39 +88,25 @@ def test_progress_reports_are_optional_and_there_may_be_no_task(workers: int) ->
     assert list(run_tasks(work, [], workers=workers)) == []
 
 
-def test_an_error_comes_with_its_type_and_message(workers: int, tmp_path: Path) -> None:
-    tasks = [Task(1, act="fail"), *(Task(n, str(tmp_path)) for n in range(2, 5))]
-    with pytest.raises(CorruptRecord, match="record 1 is damaged"):
+@pytest.mark.parametrize("act", ERRORS)
+def test_an_error_comes_with_its_type_and_message(workers: int, tmp_path: Path, act: str) -> None:
+    tasks = [Task(1, act=act), *(Task(n, str(tmp_path)) for n in range(2, 5))]
+    with pytest.raises(ERRORS[act], match="task 1") as caught:
         list(run_tasks(work, tasks, workers=workers))
+    assert caught.type is ERRORS[act]
     assert processes(tmp_path) <= {os.getpid()}
 
 
-def bad_image(task: int) -> int:
-    raise BadImage(f"image {task}")
-
-
-def key_error(task: int) -> int:
-    raise KeyError(task)
-
-
-def test_errors_of_every_kind_are_raised_here(workers: int) -> None:
-    with pytest.raises(BadImage, match=r"image [12]"):
-        list(run_tasks(bad_image, [1, 2], workers=workers))
-    with pytest.raises(KeyError, match=r"[12]"):
-        list(run_tasks(key_error, [1, 2], workers=workers))
-
-
-def test_one_worker_runs_in_this_process(tmp_path: Path) -> None:
-    list(run_tasks(work, [Task(1, str(tmp_path)), Task(2, str(tmp_path))], workers=1))
-    assert {path.name for path in tmp_path.iterdir()} == {f"1-{os.getpid()}", f"2-{os.getpid()}"}
-
-
-def test_several_workers_run_in_processes_that_end(tmp_path: Path) -> None:
-    list(run_tasks(work, [Task(n, str(tmp_path)) for n in range(6)], workers=3))
+@pytest.mark.parametrize("count", [1, 3])
+def test_one_worker_is_this_process_and_several_are_others_that_end(
+    tmp_path: Path, count: int
+) -> None:
+    list(run_tasks(work, [Task(n, str(tmp_path)) for n in range(6)], workers=count))
     used = {int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir()}
-    assert os.getpid() not in used
-    assert 1 <= len(used) <= 3
-    assert processes(tmp_path) == set()
+    assert (used == {os.getpid()}) == (count == 1)
+    assert (os.getpid() in used) == (count == 1)
+    assert 1 <= len(used) <= count
+    assert processes(tmp_path) <= {os.getpid()}
 
 
 @pytest.mark.parametrize("order", [("stay", "die"), ("die", "stay")])
@@ -136,27 +124,19 @@ def test_an_error_does_not_wait_for_other_tasks(tmp_path: Path) -> None:
     assert processes(tmp_path) == set()
 
 
-def interrupted(results: Iterator[tuple[Task, int]]) -> None:
-    for _ in results:
+def test_an_interruption_leaves_no_worker(tmp_path: Path) -> None:
+    """Of the consumer of results, or of the one of reports."""
+    tasks = [Task(3), Task(1, str(tmp_path), "stay")]
+
+    def interrupt(progress: object) -> None:
         raise KeyboardInterrupt
 
-
-def test_an_interrupted_consumer_leaves_no_worker(tmp_path: Path) -> None:
-    tasks = [Task(0), Task(1, str(tmp_path), "stay")]
     with pytest.raises(KeyboardInterrupt):
-        interrupted(run_tasks(work, tasks, workers=2))
+        deque(map(interrupt, run_tasks(work, tasks, workers=2)))
     gc.collect()
     assert processes(tmp_path) == set()
-
-
-def test_an_interrupted_report_leaves_no_worker(tmp_path: Path) -> None:
-    def listen(progress: Progress) -> None:
-        if progress.images:
-            raise KeyboardInterrupt
-
-    tasks = [Task(3), Task(1, str(tmp_path), "stay")]
     with pytest.raises(KeyboardInterrupt):
-        list(run_tasks(work, tasks, workers=2, on_progress=listen))
+        list(run_tasks(work, tasks, workers=2, on_progress=interrupt))
     assert processes(tmp_path) == set()
 
 
