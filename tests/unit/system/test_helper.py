@@ -6,83 +6,32 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import forked
+import helper_calls
 import psutil
 import pytest
+from helper_calls import double, evil, fail, guarded, main_thread, shout, touch, variable, wait_for
 from helpers import DEADLINE, wait_until
 
 from shardkit.errors import BadImage, ShardkitError, UsageError
 from shardkit.system.helper import Helper, HelperEnded, HelperLate, Library
 
 
-class Special(UsageError):
-    """An error that the parent does not know."""
-
-
-class Evil:
-    """An object whose pickle would run code."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, ("ran",)
-
-
-def double(number: int, *, plus: int = 0) -> list[int]:
-    return [2 * number + plus]
-
-
-def fail(error: str) -> None:
-    raise {"bad": BadImage, "special": Special, "key": KeyError}[error]("planted")
-
-
-def evil() -> Evil:
-    return Evil()
-
-
-def shout() -> bytes:
-    os.write(1, b"not an answer")
-    return b"\0" * (1 << 20)
-
-
-def variable(name: str) -> str | None:
-    return os.environ.get(name)
-
-
-def guarded(function: Any, *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except KeyError as error:
-        raise BadImage("guarded") from error
-
-
-def main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def wait_for(path: str) -> bool:
-    wait_until(Path(path).exists, "the advice")
-    return True
-
-
-def touch(path: str) -> None:
-    Path(path).touch()
-
-
 @pytest.fixture
 def helper(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(Path(helper_calls.__file__).parent), *sys.path])
     monkeypatch.setattr("shardkit.system.helper._launch", forked.launch)
     made = Helper(guarded, follows=("PLANTED_",))
     yield made
     made.end()
 
 
-def test_answers_are_bytes_or_json(helper: Helper) -> None:
+def test_answers_are_bytes_or_json_and_errors_keep_their_type(helper: Helper) -> None:
     assert helper.process is None
     assert helper.call(double, 21, plus=1) == [43]
     assert helper.call(shout) == b"\0" * (1 << 20)
@@ -90,9 +39,6 @@ def test_answers_are_bytes_or_json(helper: Helper) -> None:
     assert helper.call(main_thread)
     with pytest.raises(ShardkitError, match="not JSON serializable"):
         helper.call(evil)
-
-
-def test_errors_keep_their_type(helper: Helper) -> None:
     with pytest.raises(BadImage, match=r"^planted$"):
         helper.call(fail, "bad")
     with pytest.raises(UsageError, match=r"^planted$"):
