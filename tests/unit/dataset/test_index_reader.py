@@ -37,6 +37,18 @@ def test_rows_are_those_of_the_file(
     assert read.labels().tolist() == held.labels().tolist()
 
 
+@pytest.mark.parametrize(("span", "reads"), [(100, 1), (0, 4)])
+def test_rows_that_lie_close_together_take_one_read(
+    place: Path, monkeypatch: pytest.MonkeyPatch, span: int, reads: int
+) -> None:
+    monkeypatch.setattr(index_reader, "_HELD", 0)
+    monkeypatch.setattr(index_reader, "_SPAN", span)
+    entries = open_shards(place).entries
+    monkeypatch.setattr(os, "pread", spy := Mock(wraps=os.pread))
+    entries.read(np.array([3, 9, 17, 30]))
+    assert spy.call_count == reads
+
+
 def test_a_truncated_file_is_damage_and_a_restored_one_is_read(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
