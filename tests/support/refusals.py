@@ -40,7 +40,8 @@ def refused(
     """
     with pytest.raises(error) as caught:
         yield caught
-    _check(_message_of(caught.value), facts)
+    _state(str(caught.value), facts)
+    recorder.check(_message_of(caught.value))
 
 
 def refuses(
@@ -49,7 +50,8 @@ def refuses(
     """Expect the command to end with an exit code; check what it prints to stderr likewise."""
     done = run_main(*arguments)
     assert done.returncode == code, done.stderr
-    _check(_without_places(done.stderr), facts)
+    _state(done.stderr, facts)
+    recorder.check(_without_places(done.stderr))
     return done
 
 
@@ -72,10 +74,9 @@ def _without_places(text: str) -> str:
     return re.sub(rf"{temporary}/[\w.-]+", "TMP", text)
 
 
-def _check(message: str, facts: tuple[object, ...]) -> None:
+def _state(message: str, facts: tuple[object, ...]) -> None:
     for fact in facts:
-        assert _without_places(str(fact)) in message, f"{fact!r} is not in: {message}"
-    recorder.check(message)
+        assert str(fact) in message, f"{fact!r} is not in: {message}"
 
 
 class Recorder:
