@@ -19,7 +19,7 @@ from tqdm import tqdm
 from shardkit.codecs import turbo
 from shardkit.system import compiled, native
 
-pytest_plugins = ["cpu"]
+pytest_plugins = ["cpu", "refusals"]
 
 # Small pictures and small machines: no deadline, and the same examples in every run.
 settings.register_profile("shardkit", deadline=None, derandomize=True, max_examples=60)
