@@ -69,7 +69,7 @@ def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     native._load.cache_clear()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def with_native() -> None:
     """Skip a test where there is no compiled module."""
     if not compiled.is_available():
