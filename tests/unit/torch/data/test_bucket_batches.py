@@ -24,7 +24,6 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.errors import StateMismatch
-from shardkit.recipe import Recipe
 
 SIZES = [(16, 24), (24, 16), (20, 20)]
 BATCH = 4
@@ -94,7 +93,7 @@ def test_crops_are_drawn_anew_in_each_epoch_and_repeatable(path: Path) -> None:
 
 
 def test_planes_give_the_same_batches(path: Path, photos: Path, tmp_path: Path) -> None:
-    planes = make_dataset(photos, tmp_path / "planes", recipe=Recipe(encode="planes"))
+    planes = make_dataset(photos, tmp_path / "planes", encode="planes")
     buckets = Buckets(SIZES, oversample=math.inf)  # planes are not decoded at reduced size
     batches = [
         [images for images, _ in make_loader(open_dataset(each), BATCH, sampler=buckets)]
@@ -231,7 +230,7 @@ def test_options_of_buckets_are_checked() -> None:
 
 
 def test_datasets_without_sizes_are_refused(path: Path, photos: Path, tmp_path: Path) -> None:
-    raw = make_dataset(photos, tmp_path / "raw", recipe=Recipe(encode="raw", resize=(8, 8)))
+    raw = make_dataset(photos, tmp_path / "raw", encode="raw", resize="8x8")
     for dataset, message in (
         (open_dataset(raw), "raw pixels of one size, 8x8"),
         (open_dataset(path, decode=CenterCrop(8)), "open it without decode="),
