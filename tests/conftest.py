@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from shardkit.system import native
 
-pytest_plugins = ["cpu"]
+pytest_plugins = ["cpu", "refusals"]
 
 # Small pictures and small machines: no deadline, and the same examples in every run.
 settings.register_profile("shardkit", deadline=None, derandomize=True, max_examples=60)
