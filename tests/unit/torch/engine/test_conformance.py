@@ -31,6 +31,7 @@ from engines import (
     ByHand,
     Crew,
     Numbers,
+    failure_of,
     flat,
     in_fork,
     make_even,
@@ -331,28 +332,6 @@ def test_samples_are_read_ahead_up_to_a_bound_and_given_out_after_resuming(engin
 # Failures.
 
 
-def failure_of(loader: Any) -> tuple[list[Any], BaseException]:
-    """Return the batches before the first error, and that error without its callers.
-
-    What is left is read too: a ``DataLoader`` takes 5 s to end each worker that still has work.
-    """
-    batches, found = iter(loader), list[Any]()
-    error: BaseException | None = None
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            break
-        except (Exception, SystemExit) as raised:
-            ended = raised.with_traceback(None)
-            error = error or ended
-        else:
-            if error is None:
-                found.append(batch)
-    assert error is not None, f"{len(found)} batches, and no error"
-    return found, error
-
-
 FAULTS = (
     KeyError("gone"),
     OSError(5, "Input/output error"),
@@ -533,9 +512,14 @@ def test_a_timeout_is_an_error_that_names_the_sample(
 # Forks, and the rest of the process.
 
 
-@any_dataset
-def test_a_fork_cannot_continue_its_parents_iteration_and_leaves_it_alone(engine: str) -> None:
-    with opened(engine, Numbers(), num_workers=workers_of(engine)) as loader:
+@pytest.mark.parametrize(
+    ("engine", "persistent"), [(engine, True) for engine in ANY_DATASET] + [("process", False)]
+)
+def test_a_fork_cannot_continue_its_parents_iteration_and_leaves_it_alone(
+    engine: str, persistent: bool
+) -> None:
+    options = {"num_workers": workers_of(engine), "persistent_workers": persistent}
+    with opened(engine, Numbers(), **options) as loader:
         batches = iter(loader)
         found = [next(batches).tolist()]
 
@@ -563,6 +547,10 @@ def three_numbers(image: Any) -> torch.Tensor:
     """A typical transform: it draws from all three global generators."""
     drawn = [random.random(), float(np.random.random()), float(torch.rand(()))]
     return torch.tensor([crc(image), *drawn], dtype=torch.float64)
+
+
+def three_numbers_of_a_label(label: int) -> torch.Tensor:
+    return three_numbers(np.array([label], np.uint8))
 
 
 @with_rng
@@ -605,12 +593,13 @@ REPEATABLE = ("serial", "process", "process without workers", "DataLoader")
 @pytest.fixture(scope="module")
 def ordinary(root: Path) -> list[Any]:
     """Two epochs of `three_numbers` without workers."""
-    dataset = open_dataset(root / "webdataset", three_numbers)
+    dataset = open_dataset(root / "webdataset", three_numbers, three_numbers_of_a_label)
     loader = make_loader(dataset, BATCH, shuffle=True, seed=SEED, **LOADERS["serial"])
     epochs = [list(loader) for _ in range(2)]
-    values = torch.cat([values for epoch in epochs for values, _ in epoch])
-    for column in values[:, 1:].T:  # no row and no epoch has the numbers of another
-        assert len(set(column.tolist())) == 2 * ROWS
+    for part in range(2):
+        values = torch.cat([batch[part] for epoch in epochs for batch in epoch])
+        for column in values[:, 1:].T:  # no row and no epoch has the numbers of another
+            assert len(set(column.tolist())) == 2 * ROWS
     return epochs
 
 
@@ -622,11 +611,12 @@ def test_ordinary_random_transforms_draw_the_same(
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(int(persistent))  # what the user's own seeds are is no matter
     before = generators()
-    dataset = open_dataset(root / "webdataset", three_numbers)
+    dataset = open_dataset(root / "webdataset", three_numbers, three_numbers_of_a_label)
     options = {"shuffle": True, "seed": SEED, "persistent_workers": persistent}
     with opened(engine, dataset, **options) as loader:
         assert same([list(loader) for _ in range(2)], ordinary)
-    assert generators()[:3] == before[:3]
+    kept = 3 if engine == "DataLoader" else 4  # it draws seeds of workers from torch's
+    assert generators()[:kept] == before[:kept]
 
 
 # Memory.
