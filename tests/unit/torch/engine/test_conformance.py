@@ -272,8 +272,11 @@ def test_a_stopped_run_resumes_with_the_exact_next_batch(
     is_other, is_iterable = "Stateful" in engine, engine.startswith("iterable")
     for variant in variants(engine, full):
         run = [by_hand.batches(variant.order, epoch, variant.place) for epoch in range(3)]
-        every = (3 if engine in WITH_PROCESSES or is_other else 1) if full else len(run[0]) // 2
-        stops = range(1, len(run[0]) + (not is_other), every)  # after the last: test_torchdata
+        half = len(run[0]) // 2
+        stops = range(half, len(run[0]), half)
+        if full:  # torchdata after the last batch: test_torchdata
+            every = 3 if engine in WITH_PROCESSES or is_other else 1
+            stops = range(1, len(run[0]) + (not is_other), every)
         with (
             read(root, engine, variant) as first,
             read(root, engine, variant) as second,
