@@ -53,6 +53,7 @@ def test_every_input_of_the_corpus_is_described() -> None:
     assert {name.partition("/")[0] for name in found} == set(TARGETS)
 
 
+@pytest.mark.timeout(1200)
 def test_the_corpus_breaks_no_promise(tmp_path: Path) -> None:
     names = list(table())
     jobs = [
