@@ -155,52 +155,30 @@ def unshared() -> list[str]:
     return [] if tried.returncode else command
 
 
-@pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What happened when each format was written to a disk too small, in three steps."""
+def test_a_full_disk_is_told_and_with_more_room_the_same_command_finishes(tmp_path: Path) -> None:
+    """First the disk is too small, then it becomes full, then there is room."""
     command = unshared()
     if not command:
         pytest.skip("this user may mount nothing")
+    support = str(Path(__file__).parents[1] / "support")
+    places = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*command, sys.executable, "-c", _FULL, str(tmp_path_factory.mktemp("full"))],
+        [*command, sys.executable, "-c", _FULL, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=DEADLINE,
+        timeout=2 * DEADLINE,
         check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                [str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")]
-            ),
-        },
+        env={**os.environ, "PYTHONPATH": places},
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_disk_too_small_is_told_with_the_shortfall(full: dict[str, Any], to: str) -> None:
-    code, stdout, stderr = full[to]["steps"][0]
-    assert code == json.loads(stdout)["exit_code"] == 1
-    assert stderr.startswith("shardkit: error: ")
-    assert stderr.count("\n") == 1
-    assert full[to]["target"] in stderr
-    assert "Free " in stderr
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_disk_that_becomes_full_is_told(full: dict[str, Any], to: str) -> None:
-    code, stdout, stderr = full[to]["steps"][1]
-    assert code == json.loads(stdout)["exit_code"] == 1, stderr
-    assert stderr.startswith("shardkit: error: ")
-    assert stderr.count("\n") == 1
-    assert full[to]["target"] in stderr
-    assert "full" in stderr
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_after_room_was_made_the_same_command_finishes(full: dict[str, Any], to: str) -> None:
-    code, _, stderr = full[to]["steps"][2]
-    assert (code, stderr) == (0, "")
-    assert full[to]["equal"]
+    for to in FORMATS:
+        *failed, last = found[to]["steps"]
+        for (code, stdout, stderr), word in zip(failed, ("Free ", "full"), strict=True):
+            assert code == json.loads(stdout)["exit_code"] == 1, (to, stderr)
+            assert stderr.startswith("shardkit: error: ")
+            assert stderr.count("\n") == 1
+            assert found[to]["target"] in stderr
+            assert word in stderr
+        assert (last[0], last[2]) == (0, ""), to
+        assert found[to]["equal"], to

@@ -108,15 +108,11 @@ def _verified(place: Path) -> list[str]:
     return [finding.file for finding in verify(place, "decode").findings]
 
 
-def _open_to_all(place: Path) -> None:
-    for folder in place.parents:
-        if folder.stat().st_mode & 0o055 != 0o055:
-            folder.chmod(folder.stat().st_mode | 0o055)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
-def test_a_dataset_of_another_user_is_read_without_permission_to_write(place: Path) -> None:
-    _open_to_all(place)
+def test_a_dataset_of_another_user_is_read_without_permission_to_write(
+    pristine: Path, reachable: Path
+) -> None:
+    place = shutil.copytree(pristine, reachable / "made")
     for path in [place, *place.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     assert call_in("fork", as_nobody, samples_of, place) == samples_of(place)
@@ -141,8 +137,8 @@ def _unread(place: Path) -> list[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
 @pytest.mark.parametrize("name", ["shard", "index/rows.npy", "index"])
-def test_a_file_that_may_not_be_read_is_named(place: Path, name: str) -> None:
-    _open_to_all(place)
+def test_a_file_that_may_not_be_read_is_named(pristine: Path, reachable: Path, name: str) -> None:
+    place = shutil.copytree(pristine, reachable / "made")
     name = open_dataset(place).manifest.shards[0].name if name == "shard" else name
     (place / name).chmod(0)
     found = call_in("fork", as_nobody, _refused, place)

@@ -155,8 +155,8 @@ def test_four_times_the_rows_of_a_source_take_no_more_memory(kind: str, tmp_path
 
 @pytest.mark.timeout(1200)
 def test_a_plan_that_is_killed_anywhere_is_made_again(tmp_path: Path) -> None:
-    source = make_many(tmp_path / "photos", points(11_000, 40_000))
-    options = ("--to", "lmdb", "--shard-samples", 100, "--plan-only")
+    source = make_many(tmp_path / "photos", points(5500, 40_000))
+    options = ("--to", "lmdb", "--shard-samples", 50, "--plan-only")
 
     def command(target: Path) -> list[str]:
         return shardkit_command("convert", "imagefolder", source, target, *options)

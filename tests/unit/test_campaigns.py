@@ -19,7 +19,7 @@ CAMPAIGNS = [path.stem.removeprefix("test_") for path in (ROOT / "tests/campaign
 
 
 def campaigns(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [root / "scripts/campaigns", *arguments]
+    command = [str(root / "scripts/campaigns"), *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=2 * DEADLINE, check=False
     )
