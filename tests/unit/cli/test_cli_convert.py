@@ -22,7 +22,6 @@ from helpers import (
     make_tree,
     opened,
     picture,
-    png,
     run,
     run_main,
     shardkit_command,
@@ -33,12 +32,6 @@ from refusals import refuses
 
 import shardkit
 from shardkit import open_dataset
-
-MIXED = {
-    "cat/a.jpg": jpeg(),
-    "cat/b.png": png(),
-    **{f"cat/{kind}.{kind}": encoded(kind=kind) for kind in ("WEBP", "BMP", "GIF", "TIFF", "PPM")},
-}
 
 
 def words(source: object, target: object, *options: object, to: str = "webdataset") -> list[Any]:
@@ -75,10 +68,13 @@ def planned(source: Path, *options: object) -> dict[str, Any]:
 
 def test_the_summary_describes_the_dataset(folder: Path, tmp_path: Path) -> None:
     make_tree(folder, {"emu": None, "cat/notes.txt": b"x", "cat/bad.jpg": b"x"})
-    make_tree(folder, {"cat/t.jpg": jpeg(exif=exif(6))})
-    shown = told(*words(folder, tmp_path / "out", "--on-error", "skip"))
+    make_tree(folder, {"cat/t.jpg": jpeg(exif=exif(6)), "b.jpg": jpeg(), "c.jpg": jpeg()})
+    how = words(folder, tmp_path / "out", "--on-error", "skip")
+    assert "  loose     2 images" in told(*how, "--dry-run")
+    shown = told(*how)
     for fact in (
-        *(folder, f"7 images in 3 classes, 1 shard of {'webdataset'}", "emu", "1 image with"),
+        *(folder, "7 images in 3 classes, 1 shard of webdataset", "emu", "1 image with"),
+        "  loose     2 images",
         *("1 bad file", "skipped.jsonl", "1 not an image (cat/notes.txt)", " MB/s read"),
         f"shardkit verify {tmp_path / 'out'}",
     ):
@@ -151,14 +147,6 @@ def test_bad_images_are_listed_and_exit_with_1(folder: Path, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["photos"]
 
 
-def test_images_next_to_class_folders_have_a_line(tmp_path: Path) -> None:
-    files = {"cat/a.jpg": jpeg(), "b.jpg": jpeg(seed=1), "c.jpg": jpeg(seed=2), "d.txt": b"text"}
-    source = make_tree(tmp_path / "photos", files)
-    for more in (("--dry-run",), ()):
-        shown = told(*words(source, tmp_path / "made", *more))
-        assert "  loose     2 images" in shown
-
-
 def test_images_that_are_too_small_are_counted(tmp_path: Path) -> None:
     files: dict[str, bytes | None] = {f"a/{n}.jpg": jpeg(90, 40 + n) for n in range(6)}
     source, place = make_tree(tmp_path / "photos", files), tmp_path / "made"
@@ -213,15 +201,6 @@ def test_the_pixels_follow_the_options(tmp_path: Path) -> None:
     assert (pixels == (0, 255, 0)).all()
 
 
-@pytest.mark.parametrize("to", FORMATS)
-def test_mixed_image_types_are_stored_unchanged(tmp_path: Path, to: str) -> None:
-    source = make_tree(tmp_path / "photos", {**MIXED})
-    assert made(source, tmp_path / to, "--no-shuffle", to=to)["format"] == to
-    dataset = open_dataset(tmp_path / to, decode="bytes")
-    found = {dataset.paths[row]: dataset[row][0] for row in range(len(dataset))}
-    assert found == MIXED
-
-
 def test_shards_are_limited_by_samples_or_by_size(folder: Path) -> None:
     for options, shards in {
         "--shard-samples=2": 3,
@@ -262,13 +241,6 @@ def test_splits_can_be_forced_on_and_off(tmp_path: Path) -> None:
     assert list(planned(photos, "--no-splits")["classes"]) == ["train"]
     told(*words(photos, tmp_path / "b", "--splits"))
     assert open_dataset(tmp_path / "b/train").classes == ["cat", "dog"]
-
-
-def test_any_number_of_workers_writes_the_same_files(folder: Path, tmp_path: Path) -> None:
-    for workers in (1, 3):
-        options = ("--workers", workers, "--shard-samples", 2)
-        made(folder, tmp_path / f"out {workers}", *options, to="hdf5")
-    assert tree(tmp_path / "out 1") == tree(tmp_path / "out 3")
 
 
 def test_python_and_the_command_write_the_same_dataset(folder: Path, tmp_path: Path) -> None:
@@ -436,14 +408,13 @@ def test_names_that_are_not_utf8_can_be_shown(tmp_path: Path) -> None:
     assert manifest(target)["rows"] == 6
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 @pytest.mark.slow
-def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path: Path, encoding: str) -> None:
+def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "photos ★", ["größe ★", "cat"])
     make_tree(source, {"leer ★": None, "größe ★/notes ★.txt": b"x"})
-    for options in (["--dry-run"], []):
-        done = run(*words(source, tmp_path / "out ★", *options), env={"PYTHONIOENCODING": encoding})
-        assert (done.returncode, done.stderr) == (0, "")
+    done = run(*words(source, tmp_path / "out ★"), env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
 
 
 # Interruptions.

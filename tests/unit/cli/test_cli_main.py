@@ -166,7 +166,11 @@ def test_python_m_shardkit_runs_the_command() -> None:
     [
         ("--help,--version", "torch,h5py,lmdb,webdataset,numpy,PIL,simplejpeg,tqdm"),
         # They list the filters, which Pillow knows.
-        ("convert --help,convert imagefolder --help", "torch,h5py,lmdb,webdataset"),
+        pytest.param(
+            "convert --help,convert imagefolder --help",
+            "torch,h5py,lmdb,webdataset",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_help_loads_nothing_heavy(words: str, heavy: str) -> None:

@@ -146,6 +146,7 @@ def test_texts_of_a_receipt_are_escaped(place: Path, folder: Path, tmp_path: Pat
     assert "owned" in show(tmp_path, commands)
 
 
+@pytest.mark.slow
 def test_keys_and_paths_of_records_are_escaped(place: Path, folder: Path, tmp_path: Path) -> None:
     def change(records: list[Any]) -> list[Any]:
         return [

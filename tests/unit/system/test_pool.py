@@ -10,47 +10,21 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple
 from unittest.mock import Mock
 
+import pool_tasks
 import psutil
 import pytest
 from helpers import DEADLINE, wait_until
+from pool_tasks import ERRORS, Task, work
 
 from shardkit.errors import BadImage, CorruptRecord, ShardkitError
 from shardkit.system.pool import Meter, Progress, Team, run_tasks, team
-
-ERRORS: dict[str, type[Exception]] = {"fail": CorruptRecord, "bad": BadImage, "key": KeyError}
-
-
-class Task(NamedTuple):
-    """A task; it leaves its process ID in ``folder``."""
-
-    number: int
-    folder: str = ""
-    act: str = "square"
-
-
-def work(task: Task) -> int:
-    if task.folder:
-        (Path(task.folder) / f"{task.number}-{os.getpid()}").touch()
-    if task.act == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if task.act in ERRORS:
-        raise ERRORS[task.act](f"task {task.number}")
-    if task.act == "stay":
-        time.sleep(600)  # ended by the parent, or the test fails
-    meter = Meter()
-    for _ in range(task.number):
-        meter.add(images=1, size=10, bad=1)
-    meter.flush()
-    return task.number**2
 
 
 def processes(folder: Path) -> set[int]:
@@ -208,8 +182,8 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path, library: str) 
         import ctypes, sys
         if {library!r} == "one without prctl":  # in the workers, too: they run this file again
             ctypes.CDLL = lambda *_, **__: object()
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_pool import Task, work
+        sys.path.insert(0, {str(Path(pool_tasks.__file__).parent)!r})
+        from pool_tasks import Task, work
         from shardkit.system.pool import run_tasks
         if __name__ == "__main__":
             tasks = [Task(n, sys.argv[1], "stay") for n in range(2)]
