@@ -394,7 +394,7 @@ can_mount = pytest.mark.skipif(
         ),
         ("process", {"dataset": "open_dataset({place!r}, decode='torch')"}),
         (
-            "helper",
+            "process",
             {"dataset": "open_dataset({place!r}, lambda i: torch.zeros(270_000), None, 'numpy')"},
         ),
     ],
