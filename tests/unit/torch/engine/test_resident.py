@@ -469,4 +469,4 @@ def test_wrong_options_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"resident": "cuda", "num_workers": 1}, ("num_workers=",)),
     ):
         with refused(UsageError, *facts):
-            make_loader(open_dataset(path, decode="torch"), BATCH, **options)  # type: ignore[arg-type]
+            make_loader(open_dataset(path, decode="torch"), BATCH, **options)

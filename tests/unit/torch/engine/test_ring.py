@@ -112,7 +112,7 @@ ALIASES: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda t: t.numpy()[1:],
     lambda t: t.untyped_storage(),
     lambda t: t.view(torch.int8),
-    lambda t: memoryview(t.numpy()),
+    lambda t: memoryview(t.numpy().data),
 )
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,10 @@ def test_all_threads_work_at_once_and_no_more() -> None:
     assert most == 3
 
 
+def has_read(read: list[int], rows: int) -> bool:
+    return len(read) == rows
+
+
 @pytest.mark.parametrize(("num_workers", "factor"), [(0, 1), (1, 1), (1, 4), (2, 2), (3, 40)])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_prefetch_limits_the_batches_in_progress(
@@ -130,7 +135,7 @@ def test_prefetch_limits_the_batches_in_progress(
     loader = load(read.append, num_workers=num_workers, prefetch_factor=factor, in_order=in_order)
     for given, _ in enumerate(loader, 1):
         most = min(ROWS, (given + num_workers * factor) * BATCH)
-        wait_until(lambda most=most: len(read) == most, "all batches that may be read")
+        wait_until(partial(has_read, read, most), "all batches that may be read")
     assert sorted(read) == list(range(ROWS))
 
 
