@@ -280,7 +280,9 @@ def squares(rows: int = ROWS, batch_size: int = BATCH) -> list[list[int]]:
 
 def shared(count: int = 1) -> torch.Tensor:
     """Return zeros that this process and its forks share."""
-    return torch.zeros(count, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    zeros = torch.zeros(count, dtype=torch.int64)
+    zeros.share_memory_()  # type: ignore[no-untyped-call]
+    return zeros
 
 
 class Crew:

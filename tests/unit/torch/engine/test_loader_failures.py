@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import BATCH, WITH_PROCESSES, Crew, failure_of, in_fork, make_even
+from engines import WITH_PROCESSES, Crew, failure_of, in_fork, make_even
 from helpers import DEADLINE, encoded, make_dataset, make_tree, wait_until
-from loading import ROWS
+from loading import BATCH, ROWS
 from pairwise import pairwise
 from PIL import Image
 from refusals import refused
@@ -394,7 +394,7 @@ can_mount = pytest.mark.skipif(
         ),
         ("process", {"dataset": "open_dataset({place!r}, decode='torch')"}),
         (
-            "helper",
+            "process",
             {"dataset": "open_dataset({place!r}, lambda i: torch.zeros(270_000), None, 'numpy')"},
         ),
     ],
