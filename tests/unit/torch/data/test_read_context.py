@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fields import make_fields
 from helpers import DEADLINE, make_dataset, make_tree, png
 from loading import METHODS
 from torch.utils.data import DataLoader, Subset
@@ -22,6 +23,7 @@ from shardkit import (
     RandomResizedCrop,
     ShardDataset,
     UsageError,
+    collate,
     make_loader,
     open_dataset,
     with_rng,
@@ -30,6 +32,7 @@ from shardkit.errors import TransformFailed
 from shardkit.torch.data.read_context import (
     BatchContext,
     EpochCell,
+    NumberedRows,
     ReadContext,
     new_block,
     reading,
@@ -449,6 +452,22 @@ def test_a_block_comes_from_the_loader_only_if_shared() -> None:
     block = new_block((2, 3, 4), shared=True)
     assert (block.dtype, block.shape) == (torch.uint8, (2, 3, 4))
     assert not is_shared(block)
+
+
+def test_arrays_keep_the_storage_of_their_block(tmp_path: Path) -> None:
+    """Otherwise pinned memory would be reused while it is copied: PyTorch would not know it."""
+    blocks: list[torch.Tensor] = []
+
+    def allocate(shape: tuple[int, ...]) -> torch.Tensor:
+        blocks.append(torch.empty(shape, dtype=torch.uint8))
+        return blocks[-1]
+
+    dataset = open_dataset(make_fields(tmp_path / "made"), fields=("latent", "half"))
+    rows = NumberedRows([1, 4, 2], ReadContext(0, 0, allocate))
+    batch = collate(dataset.__getitems__(rows))
+    assert [part.untyped_storage()._cdata for part in batch] == [
+        block.untyped_storage()._cdata for block in blocks
+    ]
 
 
 class SharedBlocks(torch.utils.data.Dataset[bool]):
