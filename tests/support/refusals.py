@@ -40,7 +40,10 @@ def refused(
     """
     with pytest.raises(error) as caught:
         yield caught
-    _check(_message_of(caught.value), facts)
+    text = _message_of(caught.value)
+    for fact in facts:
+        assert str(fact) in f"{caught.value}\n{text}", f"{fact!r} is not in: {caught.value}"
+    _check(text, ())
 
 
 def refuses(
