@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from table import for_each
 
 from scripts.compare_commits import needed, row
 from scripts.comparing.scenarios import WORDS, scenarios
@@ -38,7 +39,7 @@ def test_a_pattern_selects_what_the_scenarios_read_too() -> None:
     assert names == ["imagefolder-lmdb", "more", "merge"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("new", "first"),
     [
         (result(a="1"), ""),

@@ -53,7 +53,7 @@ def test_slices_of_stored_entries_share_the_piece_in_memory() -> None:
 
 def test_memory_is_the_text_and_few_bytes() -> None:
     def entries() -> Iterator[Entry]:
-        for number in range(50_000):
+        for number in range(20_000):
             name = f"n01440764/n01440764_{number:05d}"
             yield Entry(f"{name}.JPEG", name, number // 1000, number, 10**18 + number)
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 from forked import run_forked, run_script, run_shardkit
 from helpers import FORMATS, invoke
+from table import for_each
 
 import shardkit
 
@@ -241,7 +242,7 @@ def test_examples_on_pages_match_their_files() -> None:
     assert quoted == {name: (DOCS / name).read_text("utf-8") for name in files}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@for_each("page", PAGES)
 def test_links_between_files_are_valid(page: Path) -> None:
     for link in _LINK.findall(page.read_text("utf-8")):
         name, _, anchor = link.partition("#")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -13,12 +11,10 @@ from types import ModuleType
 
 import pytest
 import torch
+from forked import run_forked, run_script
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
-
-SECONDS = 600.0
-"""After them a run is taken for hung; the longest needs 20 of one CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +66,7 @@ def test_captions_become_words_and_back(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("segment", 90.0), ("caption", 70.0)])
 def test_the_scripts_learn_what_they_state(path: Path, name: str, least: float) -> None:
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+    done = run_forked(run_script, [EXAMPLES / f"{name}.py", path])
+    assert done.returncode == 0, done.stderr
     (found,) = re.findall(r"^(?:overlap|accuracy) ([0-9.]+)%$", done.stdout, re.MULTILINE)
     assert float(found) >= least

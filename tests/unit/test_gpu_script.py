@@ -307,6 +307,7 @@ def test_the_default_time_is_below_nine_minutes(gpu: ModuleType) -> None:
 # What the parts compute.
 
 
+@pytest.mark.slow
 def test_the_model_is_resnet_50(bench: None) -> None:
     resnet = importlib.import_module("gpu_parts.resnet")
     assert resnet.ResNet50(width=4)(torch.zeros(2, 3, 32, 32)).shape == (2, 1000)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
+from table import for_each
 
 import shardkit
 from shardkit import (
@@ -116,7 +117,7 @@ def test_functions_and_methods_are_called_with_the_fields() -> None:
     assert pickle.loads(pickle.dumps(double)) is double
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "paths"),
     [(shardkit.append, ("", "x")), (shardkit.attach, ("x.tar", "")), (shardkit.split, ("",))],
 )

@@ -50,6 +50,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dataset(make_tree(root / "photos", files), root / "dataset")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def albumentations() -> None:
+    """Import it once, which takes longer than any test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the net for its version
+        importlib.import_module("albumentations")
+
+
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
     """Imports the block of Python below a heading of the page, as a user's module."""
@@ -151,6 +159,7 @@ def test_albumentations_draw_the_same_in_any_worker_and_resumed_run(
     assert make_loader(open_dataset(path, augment, decode="numpy"), 16).engine == "thread"
 
 
+@pytest.mark.slow
 def test_albumentations_without_the_mark_draw_the_same_in_any_process(
     path: Path, recipe: Recipe
 ) -> None:
@@ -218,6 +227,7 @@ def test_steps_of_albumentations_draw_independently_of_each_other(
     assert np.abs(np.corrcoef(np.array(drawn, float).T) - np.eye(3)).max() < 0.22
 
 
+@pytest.mark.slow
 def test_a_transform_in_torchvisions_style_repeats_in_processes(path: Path, recipe: Recipe) -> None:
     loader_of = recipe("torchvision's transforms", 1).loader_of
 
@@ -233,6 +243,7 @@ def test_a_transform_in_torchvisions_style_repeats_in_processes(path: Path, reci
     assert loader_of(path).engine == "process"
 
 
+@pytest.mark.slow
 def test_mixup_repeats_in_processes_and_after_resuming(path: Path, recipe: Recipe) -> None:
     mixup = recipe("Mixup and other batch transforms").mixup
     dataset = open_dataset(path, decode=RandomResizedCrop(48))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import run_forked, run_script
 from helpers import wait_until
 
 from shardkit import convert
@@ -67,10 +68,15 @@ _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 def accuracy_of(*command: object) -> float:
-    """Run Python; return the accuracy that it prints."""
-    with started(*command) as process:
-        out, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, err
+    """Run Python, the script itself in a fork; return the accuracy that it prints."""
+    if command[0] == SCRIPT:
+        done = run_forked(run_script, command)
+        code, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        with started(*command) as process:
+            out, err = process.communicate(timeout=SECONDS)
+            code = process.returncode
+    assert code == 0, err
     (found,) = re.findall(r"^accuracy ([0-9.]+)%$", out, re.MULTILINE)
     return float(found) / 100
 

@@ -14,6 +14,7 @@ from hostile import pngs
 from hostile.cases import Case
 from parsed_png import parsed_png16
 from PIL import Image
+from table import for_each
 
 from scripts.fuzzing.pngs import compare, outcome, random_png
 from shardkit.codecs.image import Decoding, decode, decode_mask
@@ -42,7 +43,7 @@ def test_mutated_pngs_have_the_pixels_of_pillow_or_are_left() -> None:
     assert not found["different"]
 
 
-@pytest.mark.parametrize("background", [(255, 255, 255), (0, 1, 127)])
+@for_each("background", [(255, 255, 255), (0, 1, 127)])
 def test_transparent_pixels_are_composited_as_pillow_does(background: tuple[int, int, int]) -> None:
     values, alphas = np.indices((256, 256), np.uint8)
     data = encoded(Image.fromarray(np.stack([values, values[::-1], values, alphas], 2)), "PNG")
@@ -65,7 +66,7 @@ def test_hostile_pngs_are_decoded_alike_or_left(case: Case, tmp_path: Path) -> N
     assert outcome(file.read_bytes(), (255, 255, 255)) != "different"
 
 
-@pytest.mark.parametrize("mode", ["L", "P", "1", "I;16"])
+@for_each("mode", ["L", "P", "1", "I;16"])
 def test_damage_is_explained_by_python(mode: str) -> None:
     data = bytearray(png(20, 20, mode=mode))
     data[-20] ^= 1
@@ -77,7 +78,7 @@ def test_damage_is_explained_by_python(mode: str) -> None:
 
 def test_16_bits_are_kept() -> None:
     kinds = Counter[tuple[int, int]]()
-    for number in range(600):
+    for number in range(300):
         data = random_png(random.Random(number))
         values = compiled.decode_png16(data)
         if data[24] != 16:
@@ -97,5 +98,5 @@ def test_damaged_pngs_of_16_bits_are_left_alone() -> None:
 
 
 def test_pixels_can_be_changed() -> None:
-    decode(png(5, 5), "png")[0] = 1
-    decode_mask(png(5, 5, mode="P"), "png")[0] = 1
+    assert decode(png(5, 5), "png").flags.writeable
+    assert decode_mask(png(5, 5, mode="P"), "png").flags.writeable

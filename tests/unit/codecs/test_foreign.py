@@ -15,16 +15,13 @@ import numpy as np
 import pytest
 from helpers import Pixels, encoded, invoke, jpeg, make_tree, picture
 from PIL import Image
+from table import for_each
 
-from shardkit import convert, open_dataset, verify
+from shardkit import convert, open_dataset, open_source, verify
 from shardkit.codecs.foreign import FORMATS, identify
 from shardkit.codecs.image import inspect
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import BadImage, BadImages
-from shardkit.recipe import Recipe
 from shardkit.record import FOREIGN_FIELD
-from shardkit.sources.imagefolder import scan_imagefolder
 
 SAVED = {
     "avif": ("AVIF", "RGB"),
@@ -85,7 +82,7 @@ def foreign_paths() -> set[str]:
 
 
 def test_files_that_pillow_opens_are_images_and_the_rest_is_listed(folder: Path) -> None:
-    scan = scan_imagefolder(folder)
+    scan = open_source("imagefolder", folder).scan()
     assert {entry.path for entry in scan.splits[""].entries} == {*foreign_paths(), "b/usual.jpg"}
     ignored = {problem.path: problem.reason for problem in scan.ignored[""]}
     assert ignored == {f"a/{name}": "not an image" for name in TEXTS}
@@ -108,23 +105,22 @@ def test_on_error_skip_skips_them(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    "options",
     [
-        Recipe(encode="png"),
-        Recipe(encode="jpeg"),
-        Recipe(encode="webp"),
-        Recipe(encode="raw", resize=(8, 8), resize_mode="stretch", enlarge=True),
-        Recipe(resize=32),
+        {"encode": "png"},
+        {"encode": "jpeg"},
+        {"encode": "webp"},
+        {"encode": "raw", "resize": (8, 8), "resize_mode": "stretch", "enlarge": True},
+        {"resize": 32},
     ],
     ids=str,
 )
-def test_re_encoding_works_for_all(recipe: Recipe, folder: Path, tmp_path: Path) -> None:
-    scan = scan_imagefolder(folder)
-    convert_scan(scan, tmp_path / "made", ConvertOptions(to="webdataset", recipe=recipe))
+def test_re_encoding_works_for_all(options: Any, folder: Path, tmp_path: Path) -> None:
+    convert(folder, tmp_path / "made", to="webdataset", workers=1, **options)
     dataset = open_dataset(tmp_path / "made", decode="numpy")
     assert {*dataset.paths} == {*foreign_paths(), "b/usual.jpg"}
     assert verify(tmp_path / "made", "decode", against=folder).findings == []
-    if recipe.encode != "png":
+    if options.get("encode") != "png":
         return
     for row, path in enumerate(dataset.paths):
         assert np.array_equal(dataset[row][0], shown((folder / path).read_bytes())), path
@@ -140,7 +136,7 @@ def test_a_truncated_file_is_bad_or_not_an_image(suffix: str, tmp_path: Path) ->
                 assert inspect(content, FOREIGN_FIELD).width > 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("content", "words"),
     [
         (b"qoif" + struct.pack(">IIBB", 8000, 8000, 3, 0) + bytes(64), "over the limit"),
@@ -154,7 +150,7 @@ def test_a_bomb_is_refused_by_its_header(content: bytes, words: str) -> None:
         inspect(content, FOREIGN_FIELD)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()])
+@for_each("error", [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()])
 def test_a_failure_to_read_does_not_mean_another_type(error: Exception) -> None:
     with pytest.raises(type(error)):
         identify(Mock(spec=io.BytesIO, read=Mock(side_effect=error)))
@@ -193,7 +189,7 @@ def test_a_scan_opens_a_file_at_most_once(folder: Path, monkeypatch: pytest.Monk
         return plain_open(path, *rest, **options)
 
     monkeypatch.setattr("builtins.open", counted)
-    scan_imagefolder(folder)
+    open_source("imagefolder", folder).scan()
     inside = [path for path in map(str, opened) if path.startswith(str(folder))]
     assert len(inside) == len(set(inside))
     assert not any(path.endswith((".jpg", ".avif", ".tga")) for path in inside)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import encoded
 from PIL import Image
+from table import for_each
 
 from shardkit.codecs.geometry import (
     VISIBLE,
@@ -158,7 +159,7 @@ def test_a_scaled_whole_equals_scaling_and_cropping() -> None:
     assert not moved[:2].any()
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "I;16", "RGB"])
+@for_each("mode", ["1", "L", "P", "I;16", "RGB"])
 def test_a_mask_keeps_its_values(mode: str) -> None:
     rng = np.random.default_rng(4)
     values = rng.integers(0, 2 if mode == "1" else 256, (7, 5), np.uint8)

@@ -28,6 +28,7 @@ from helpers import (
 )
 from pairwise import pairwise
 from PIL import Image, ImageOps
+from table import for_each
 
 from shardkit.codecs import image as codec
 from shardkit.codecs import libjpeg
@@ -82,13 +83,13 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("field", SAMPLES)
+@for_each("field", SAMPLES)
 def test_content_determines_the_type(field: str) -> None:
     assert sniff(SAMPLES[field][: codec.SNIFF_BYTES]) == field
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "RGB"])
-@pytest.mark.parametrize("plain", [False, True])
+@for_each("mode", ["1", "L", "RGB"])
+@for_each("plain", [False, True])
 def test_every_netpbm_type_is_recognized(mode: str, plain: bool) -> None:
     image = picture(8, 6, mode=mode)
     data = encoded(image, "PPM")
@@ -102,7 +103,7 @@ def test_every_netpbm_type_is_recognized(mode: str, plain: bool) -> None:
     assert np.array_equal(decode(data, "ppm"), np.asarray(image.convert("RGB")))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         b"",
@@ -134,7 +135,7 @@ def test_both_byte_orders_and_big_tiffs_are_recognized() -> None:
 # How large, how turned, how many frames.
 
 
-@pytest.mark.parametrize("field", SAMPLES)
+@for_each("field", SAMPLES)
 def test_the_header_gives_the_size(field: str) -> None:
     assert inspect(SAMPLES[field], field) == ImageInfo(24, 16)
 
@@ -143,8 +144,8 @@ def with_exif(orientation: int, kind: str) -> bytes:
     return encoded(picture(24, 16), kind, exif=exif(orientation))
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("orientation", range(1, 9))
+@for_each("kind", ["JPEG", "PNG", "WEBP"])
+@for_each("orientation", range(1, 9))
 def test_the_orientation_is_found(kind: str, orientation: int) -> None:
     field = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}[kind]
     info = inspect(with_exif(orientation, kind), field)
@@ -153,7 +154,7 @@ def test_the_orientation_is_found(kind: str, orientation: int) -> None:
     assert info.upright == ((16, 24) if orientation > 4 else (24, 16))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@for_each("orientation", range(1, 9))
 def test_a_tiff_is_rotated_exactly_once(orientation: int) -> None:
     """Pillow rotates only TIFF files on loading."""
     data = with_exif(orientation, "TIFF")
@@ -164,7 +165,7 @@ def test_a_tiff_is_rotated_exactly_once(orientation: int) -> None:
     assert np.array_equal(np.asarray(image), np.asarray(upright))
 
 
-@pytest.mark.parametrize("orientation", [0, 9, 255])
+@for_each("orientation", [0, 9, 255])
 def test_an_orientation_out_of_range_is_upright(orientation: int) -> None:
     assert inspect(with_exif(orientation, "JPEG"), "jpg").orientation == 1
 
@@ -195,7 +196,7 @@ def test_an_orientation_only_in_xmp_is_found_as_in_pillow() -> None:
     assert inspect(data, "jpg").upright == (16, 24)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "value", "beyond", "expected"),
     [
         (5, 26, struct.pack("<II", 6, 1), 6),  # a fraction
@@ -214,15 +215,13 @@ def test_an_orientation_of_the_wrong_type_is_still_a_plain_number(
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")
-@pytest.mark.parametrize(
-    "rest", [b"", b"garbage", b"II*\0\x08\0\0\0\xff\xff", b"MM\0*\xff\xff\xff\xff"]
-)
+@for_each("rest", [b"", b"garbage", b"II*\0\x08\0\0\0\xff\xff", b"MM\0*\xff\xff\xff\xff"])
 def test_damaged_exif_data_do_not_make_an_image_bad(rest: bytes) -> None:
     data = jpeg_with_segments(b"\xff\xe1Exif\0\0" + rest)
     assert inspect(data, "jpg") == ImageInfo(24, 16)
 
 
-@pytest.mark.parametrize("field", ["png", "webp"])
+@for_each("field", ["png", "webp"])
 def test_exif_data_that_pillow_refuses_do_not_make_an_image_bad(field: str) -> None:
     told = encoded(picture(24, 16), field, exif=exif(6))
     start = told.index(b"MM\0*")
@@ -274,7 +273,7 @@ def test_tiles_much_larger_than_a_tiff_are_refused() -> None:
         inspect(large, "tiff")
 
 
-@pytest.mark.parametrize("field", ["gif", "webp", "png", "tiff"])
+@for_each("field", ["gif", "webp", "png", "tiff"])
 def test_frames_are_counted_and_the_first_is_used(field: str) -> None:
     frames = [picture(24, 16, seed) for seed in range(3)]
     options = {"lossless": True} if field == "webp" else {}
@@ -286,7 +285,7 @@ def test_frames_are_counted_and_the_first_is_used(field: str) -> None:
 # Pixels.
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "mode"),
     [
         *[("JPEG", mode) for mode in ("L", "RGB", "CMYK")],
@@ -306,7 +305,7 @@ def test_opaque_images_become_rgb_as_in_pillow(kind: str, mode: str) -> None:
     assert np.array_equal(got, oracle(data))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("size", "subsampling", "progressive"),
     pairwise(
         [(1, 1), (7, 5), (8, 8), (17, 16), (16, 17), (33, 31), (9, 1), (1, 9)],
@@ -321,9 +320,7 @@ def test_jpegs_are_bit_equal_to_pillow(
     assert np.array_equal(decode(data, "jpg"), oracle(data))
 
 
-@pytest.mark.parametrize(
-    "options", [{"restart_marker_rows": 1}, {"keep_rgb": True}, {"optimize": True}]
-)
+@for_each("options", [{"restart_marker_rows": 1}, {"keep_rgb": True}, {"optimize": True}])
 def test_unusual_jpegs_are_bit_equal_to_pillow(options: dict[str, Any]) -> None:
     data = jpeg(40, 33, **options)
     assert np.array_equal(decode(data, "jpg"), oracle(data))
@@ -338,9 +335,9 @@ def test_a_ycck_jpeg_is_bit_equal_to_pillow() -> None:
     assert np.array_equal(decode(bytes(data), "jpg"), oracle(bytes(data)))
 
 
-@pytest.mark.parametrize("mode", ["LA", "RGBA"])
-@pytest.mark.parametrize("background", [(255, 255, 255), MAGENTA])
-@pytest.mark.parametrize(("kind", "field"), [("PNG", "png"), ("WEBP", "webp"), ("TIFF", "tiff")])
+@for_each("mode", ["LA", "RGBA"])
+@for_each("background", [(255, 255, 255), MAGENTA])
+@for_each(("kind", "field"), [("PNG", "png"), ("WEBP", "webp"), ("TIFF", "tiff")])
 def test_transparent_images_are_composited_over_the_background(
     mode: str, background: tuple[int, int, int], kind: str, field: str
 ) -> None:
@@ -366,7 +363,7 @@ def test_palette_entries_may_be_transparent() -> None:
     assert decode(gif, "gif", Decoding(MAGENTA)).tolist() == [[[*MAGENTA], [40, 50, 60]]]
 
 
-@pytest.mark.parametrize("bits", [8, 16])
+@for_each("bits", [8, 16])
 def test_a_transparent_color_of_an_rgb_png_is_transparent(bits: int) -> None:
     form = ">6B" if bits == 8 else ">6H"
     key = 200 if bits == 8 else 200 * 257
@@ -376,7 +373,7 @@ def test_a_transparent_color_of_an_rgb_png_is_transparent(bits: int) -> None:
     assert decode(data, "png", Decoding(MAGENTA)).tolist() == [[[*MAGENTA], [0, 200, 0]]]
 
 
-@pytest.mark.parametrize("bits", [8, 16])
+@for_each("bits", [8, 16])
 def test_a_transparent_gray_of_a_png_is_transparent(bits: int) -> None:
     form = ">2B" if bits == 8 else ">2H"
     key = 100 if bits == 8 else 100 * 257
@@ -420,30 +417,28 @@ def test_a_png_of_48_bits_keeps_upper_bytes() -> None:
     assert got.reshape(-1).tolist() == [0, 0x12, 0xFF, 0x80, 0x7F, 0]
 
 
-@pytest.mark.parametrize("mode", ["F", "I"])
+@for_each("mode", ["F", "I"])
 def test_pixels_without_a_range_are_refused(mode: str) -> None:
     data = encoded(Image.new(mode, (4, 4), 7), "TIFF")
     with pytest.raises(BadImage, match="no defined range"):
         decode(data, "tiff")
 
 
-@pytest.mark.parametrize("field", SAMPLES)
+@for_each("field", SAMPLES)
 def test_pixels_are_decoded_into_a_given_array(field: str) -> None:
     out = np.zeros((16, 24, 3), np.uint8)
     assert np.shares_memory(decode(SAMPLES[field], field, out=out), out)
     assert np.array_equal(out, oracle(SAMPLES[field]))
 
 
-@pytest.mark.parametrize("field", SAMPLES)
+@for_each("field", SAMPLES)
 def test_a_memoryview_decodes_like_bytes(field: str) -> None:
     view = memoryview(SAMPLES[field])
     assert np.array_equal(decode(view, field), oracle(SAMPLES[field]))
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-@pytest.mark.parametrize(
-    "at_least", [(1, 1), (20, 15), (40, 30), (41, 30), (40, 31), (160, 120), (500, 1)]
-)
+@for_each("mode", ["RGB", "L", "CMYK"])
+@for_each("at_least", [(1, 1), (20, 15), (40, 30), (41, 30), (40, 31), (160, 120), (500, 1)])
 def test_a_reduced_jpeg_suffices(mode: str, at_least: tuple[int, int]) -> None:
     data = encoded(picture(160, 120, mode=mode), "JPEG")
     height, width, _ = decode(data, "jpg", Decoding(at_least=at_least)).shape
@@ -466,7 +461,7 @@ def test_without_simplejpeg_pixels_are_the_same(
         assert np.array_equal(decode(data, "jpg"), values)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@for_each("orientation", range(1, 9))
 def test_orientations_are_applied_as_in_pillow(orientation: int) -> None:
     data = with_exif(orientation, "PNG")
     expected = ImageOps.exif_transpose(opened(data))
@@ -479,15 +474,15 @@ def test_orientations_are_applied_as_in_pillow(orientation: int) -> None:
 # Bad images.
 
 
-@pytest.mark.parametrize("field", SAMPLES)
-@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+@for_each("field", SAMPLES)
+@for_each("part", [0.1, 0.5, 0.9])
 def test_a_truncated_image_is_bad(field: str, part: float) -> None:
     data = SAMPLES[field]
     with pytest.raises(BadImage):
         decode(data[: int(len(data) * part)], field)
 
 
-@pytest.mark.parametrize("field", SAMPLES)
+@for_each("field", SAMPLES)
 def test_content_of_another_kind_is_bad(field: str) -> None:
     other = SAMPLES["png" if field != "png" else "gif"]
     for data in (other, b"", b"text"):
@@ -597,8 +592,8 @@ def bomb(kind: str) -> bytes:
     return jpeg_stating(16_000, 16_000)
 
 
-@pytest.mark.parametrize("kind", ["jpg", "png", "bmp", "gif", "ppm"])
-@pytest.mark.parametrize("function", [inspect, decode])
+@for_each("kind", ["jpg", "png", "bmp", "gif", "ppm"])
+@for_each("function", [inspect, decode])
 def test_a_bomb_is_refused_by_its_header(kind: str, function: object) -> None:
     assert callable(function)
     data = bomb(kind)
@@ -694,7 +689,7 @@ def test_a_large_image_within_the_limit_is_accepted() -> None:
 # Back to bytes.
 
 
-@pytest.mark.parametrize(("field", "kind"), [("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP")])
+@for_each(("field", "kind"), [("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP")])
 def test_encoded_images_have_the_requested_type(field: str, kind: str) -> None:
     image = picture(33, 21)
     data = encode(image, field, 90)
@@ -729,7 +724,7 @@ def test_metadata_is_not_encoded() -> None:
         assert dict(opened(data).getexif()) == {}
 
 
-@pytest.mark.parametrize(("field", "width"), [("webp", 16_384), ("jpg", 65_501)])
+@for_each(("field", "width"), [("webp", 16_384), ("jpg", 65_501)])
 def test_an_image_too_large_for_its_encoding_is_bad(field: str, width: int) -> None:
     with pytest.raises(BadImage):
         encode(Image.new("RGB", (width, 1)), field, 90)
@@ -741,7 +736,7 @@ def test_the_orientation_of_a_jpeg_and_its_number_of_images_are_found() -> None:
     assert inspect(frames, "jpg").frames == 2
 
 
-@pytest.mark.parametrize("fill", [b"\xff", b"\xff\xff\xff"])
+@for_each("fill", [b"\xff", b"\xff\xff\xff"])
 def test_padding_before_a_marker_is_not_a_length(fill: bytes) -> None:
     data = jpeg()
     at = data.index(b"\xff\xdb")

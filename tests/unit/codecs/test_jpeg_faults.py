@@ -13,16 +13,13 @@ import numpy as np
 import pytest
 from helpers import FORMATS, Pixels, encoded, invoke, jpeg, make_tree, picture
 from PIL import Image
+from table import for_each
 
-from shardkit import CenterCrop, open_dataset, repair, verify
+from shardkit import CenterCrop, convert, open_dataset, repair, verify
 from shardkit.codecs import jpeg_faults
 from shardkit.codecs.image import decode
 from shardkit.codecs.jpeg_faults import jpeg_loss
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import BadImages
-from shardkit.recipe import Recipe
-from shardkit.sources.imagefolder import scan_imagefolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about metadata
 
@@ -127,8 +124,7 @@ def folder_of(root: Path, files: dict[str, bytes]) -> Path:
 
 
 def made(root: Path, files: dict[str, bytes], to: str = "lmdb", **recipe: Any) -> Path:
-    scan = scan_imagefolder(folder_of(root / "photos", files))
-    convert_scan(scan, root / "made", ConvertOptions(to=to, recipe=Recipe(**recipe)))
+    convert(folder_of(root / "photos", files), root / "made", to=to, workers=1, **recipe)
     return root / "made"
 
 
@@ -156,7 +152,7 @@ def require_pillows_pixels(place: Path, files: dict[str, bytes]) -> None:
         assert np.array_equal(found, whole[top : top + 32, left : left + 32]), path
 
 
-@pytest.mark.parametrize("name", HARMLESS)
+@for_each("name", HARMLESS)
 def test_a_harmless_warning_is_not_data_loss(name: str) -> None:
     warnings: list[str] = []
     pixels = decode(HARMLESS[name], "jpg", warnings=warnings)
@@ -165,7 +161,7 @@ def test_a_harmless_warning_is_not_data_loss(name: str) -> None:
     assert jpeg_loss(HARMLESS[name], warnings[0]) == ""
 
 
-@pytest.mark.parametrize("name", LOST)
+@for_each("name", LOST)
 def test_data_loss_is_found_after_any_harmless_warning(name: str) -> None:
     warnings: list[str] = []
     pixels = decode(LOST[name], "jpg", warnings=warnings)

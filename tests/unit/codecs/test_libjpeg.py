@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import DEADLINE, encoded, jpeg, jpeg_stating, make_tree, picture
+from table import for_each
 
 from shardkit.codecs import libjpeg
 from shardkit.codecs.image import decode
@@ -132,7 +133,7 @@ def test_damage_that_pillow_hides_is_refused() -> None:
         decode(DAMAGE["cut in the middle"](file_of("color")), "jpg")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wrong", "message"),
     [
         ((4, 4, 2, 8), "channels are 1, 3 or 4"),
@@ -142,7 +143,6 @@ def test_damage_that_pillow_hides_is_refused() -> None:
         ((1 << 16, 1 << 16, 3, 8), "out of range"),
         ((4, 5, 3, 8), "out does not hold 60 values"),
     ],
-    ids=str,
 )
 def test_the_module_checks_its_arguments(wrong: tuple[int, ...], message: str) -> None:
     module: Any = native.module()

@@ -13,6 +13,7 @@ import pytest
 from helpers import encoded, png_file
 from PIL import Image, ImageFilter
 from planted_faults import scene
+from table import for_each
 
 from shardkit.codecs.image import Pixels, decode
 from shardkit.codecs.measures import MEASURES, WAVES, may_be_blurred, measure, measure_png
@@ -55,7 +56,7 @@ def test_the_compiled_module_measures_the_same(reference: Callable[..., Any]) ->
 
 
 @compiled
-@pytest.mark.parametrize("channels", [1, 3])
+@for_each("channels", [1, 3])
 def test_rows_of_a_png_with_each_filter_are_measured(channels: int) -> None:
     width, height = 21, 30
     rng = np.random.default_rng(0)

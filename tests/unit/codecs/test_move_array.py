@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
+from table import for_each
 
 from shardkit.codecs.geometry import Frame, move_array, moved_shape
 
@@ -23,7 +24,7 @@ def crop(left: int, top: int, width: int, height: int, **changes: Any) -> Frame:
     return Frame(SIZE, SIZE, (left, top, width, height), (width, height))._replace(**changes)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int64", "uint8", "bool"])
+@for_each("dtype", ["float16", "float32", "float64", "int64", "uint8", "bool"])
 def test_a_crop_on_the_grid_copies_values(dtype: str) -> None:
     array = latent(dtype)
     moved = move_array(array, crop(64, 128, 256, 192))
@@ -37,7 +38,7 @@ def test_a_flip_reverses_columns() -> None:
     np.testing.assert_array_equal(moved, array[:, :, 8:24][..., ::-1])
 
 
-@pytest.mark.parametrize("filter_", ["bilinear", "bicubic"])
+@for_each("filter_", ["bilinear", "bicubic"])
 def test_a_crop_off_the_grid_is_scaled_as_pillow_does(filter_: str) -> None:
     array = latent()
     moved = move_array(array, crop(13, 21, 300, 200, size=(224, 224)), filter_)
@@ -63,7 +64,7 @@ def test_zeros_are_outside_the_image() -> None:
     np.testing.assert_array_equal(moved, np.pad(array, ((0, 0), (0, 32), (8, 8)))[:, 32:96])
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "int64", "uint64"])
+@for_each("dtype", ["int8", "uint8", "uint16", "int64", "uint64"])
 def test_integers_are_rounded_and_clipped(dtype: str) -> None:
     edge = np.zeros((1, 8, 8), dtype)
     limits = np.iinfo(edge.dtype)
@@ -76,7 +77,7 @@ def test_integers_are_rounded_and_clipped(dtype: str) -> None:
     assert (np.diff(moved[0, 0].astype(object)) >= 0).all()
 
 
-@pytest.mark.parametrize("array", [np.zeros((8, 8)), np.zeros((1, 8, 8), complex)])
+@for_each("array", [np.zeros((8, 8)), np.zeros((1, 8, 8), complex)])
 def test_other_arrays_are_refused(array: npt.NDArray[Any]) -> None:
     with pytest.raises(ValueError, match="only numbers of shape"):
         move_array(array, crop(0, 0, 8, 8))

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pytest
 from hostile import jpegs
 from PIL import Image, ImageFile
+from table import for_each
 
 from shardkit import UsageError
 from shardkit.codecs import planes
@@ -98,7 +99,7 @@ def test_pixels_equal_pillow_s(sampling: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_module
-@pytest.mark.parametrize("side", SIDES)
+@for_each("side", SIDES)
 def test_gray_has_one_plane(side: tuple[int, int]) -> None:
     data = jpeg(noise(*side)[:, :, 0])
     record = record_of(data)
@@ -117,7 +118,7 @@ def test_photographs_equal_pillow_s() -> None:
 
 
 @needs_module
-@pytest.mark.parametrize("mode", ["CMYK", "RGB"])
+@for_each("mode", ["CMYK", "RGB"])
 def test_other_kinds_of_jpegs_have_no_planes(mode: str) -> None:
     buffer = io.BytesIO()
     if mode == "CMYK":
@@ -177,8 +178,8 @@ def test_hostile_jpegs_give_their_pixels_or_keep_their_bytes(tmp_path: Path) -> 
     assert min(fields["jpg"], fields["y4m"]) >= 5, fields
 
 
-@pytest.mark.parametrize("sampling", ["420", "444"])
-@pytest.mark.parametrize("side", SIDES)
+@for_each("sampling", ["420", "444"])
+@for_each("side", SIDES)
 def test_from_rgb_reads_back(sampling: str, side: tuple[int, int]) -> None:
     pixels = noise(*side)
     record = planes.from_rgb(pixels, sampling)
@@ -251,7 +252,7 @@ def test_checksums_of_bands_add_up_to_that_of_the_record(
     planes.require_bands(record)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         lambda record: record[:-1],
@@ -280,9 +281,7 @@ def test_other_records_are_refused(change: Any) -> None:
 
 
 @needs_module
-@pytest.mark.parametrize(
-    "region", [(-1, 0, 5, 5), (0, -1, 5, 5), (16, 0, 5, 5), (0, 6, 5, 5), (0, 0, 0, 5)]
-)
+@for_each("region", [(-1, 0, 5, 5), (0, -1, 5, 5), (16, 0, 5, 5), (0, 6, 5, 5), (0, 0, 0, 5)])
 def test_the_module_refuses_regions_outside(region: tuple[int, int, int, int]) -> None:
     record = planes.from_rgb(noise(20, 10), "420")
     out = np.empty((max(region[3], 0), max(region[2], 0), 3), np.uint8)
@@ -335,7 +334,7 @@ def test_turbojpeg_gives_the_same_records(tmp_path: Path) -> None:
     assert printed[0].count("None") == 3
 
 
-@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray"])
+@for_each("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray"])
 def test_the_example_gives_the_same_pixels(subsampling: str) -> None:
     read = runpy.run_path(str(ROOT / "docs/examples/planes_to_rgb.py"))["read_planes"]
     for width, height in SIDES:
@@ -346,7 +345,7 @@ def test_the_example_gives_the_same_pixels(subsampling: str) -> None:
         np.testing.assert_array_equal(read(record_of(data)), decode(data, "jpg"))
 
 
-@pytest.mark.parametrize("sampling", ["420", "444", "mono"])
+@for_each("sampling", ["420", "444", "mono"])
 def test_the_example_checks_the_bands_of_the_rows(sampling: str) -> None:
     read = runpy.run_path(str(ROOT / "docs/examples/planes_to_rgb.py"))["read_planes"]
     pixels = noise(9, 100)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from helpers import encoded, jpeg, picture
 from PIL import Image, ImageFile
+from table import for_each
 
 from shardkit.codecs import planes
 from shardkit.codecs.structure import jpeg_coefficient_bytes
@@ -70,7 +71,7 @@ def turbo(request: Any) -> bool:
 
 
 @needs_module
-@pytest.mark.parametrize("path", ARITHMETIC, ids=lambda path: path.stem)
+@for_each("path", ARITHMETIC)
 def test_arithmetic_coding_gives_pillow_s_pixels(path: Path) -> None:
     data = path.read_bytes()
     assert b"\xff\xcc" in data  # DAC: conditioning of the arithmetic coder
@@ -114,7 +115,7 @@ def test_the_longest_sides_and_restarts_are_the_same(
 
 
 @needs_module
-@pytest.mark.parametrize("chroma", ["420", "444"])
+@for_each("chroma", ["420", "444"])
 def test_changed_pixels_are_converted_as_libjpeg_does(chroma: str) -> None:
     """JPEGs of quality 100 keep blocks of one color exactly."""
     colors = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
@@ -132,7 +133,7 @@ def separate_scans(data: bytes) -> bytes:
     return data[: start + 2] + b"\0\x08\1\1\0\0\x3f\0" + data[start + 14 :]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("subsampling", "blocks"),
     [
         (0, 3 * 6 * 5),  # 41 x 33 pixels in units of 8 x 8, each of three blocks

@@ -8,6 +8,7 @@ import pytest
 from helpers import png_chunk, png_file
 from parsed_png import parsed_png16
 from PIL import Image
+from table import for_each
 
 from shardkit.codecs.png16 import decode_png16, encode_png16, png_header
 from shardkit.codecs.structure import PNG_PASSES
@@ -37,15 +38,15 @@ def _in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "decode_png16", lambda data: None)
 
 
-@pytest.mark.parametrize("channels", COLORS)
-@pytest.mark.parametrize("interlaced", [False, True])
+@for_each("channels", COLORS)
+@for_each("interlaced", [False, True])
 def test_all_filters_decode_as_the_specification_states(channels: int, interlaced: bool) -> None:
     for seed in range(5):
         data = random_png(channels, interlaced=interlaced, seed=seed)
         np.testing.assert_array_equal(decode_png16(data, png_header(data)), parsed_png16(data))
 
 
-@pytest.mark.parametrize("channels", COLORS)
+@for_each("channels", COLORS)
 def test_encoded_pixels_decode_to_themselves(channels: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 65536, (6, 5, channels), np.uint16)
     data = encode_png16(pixels)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import Pixels, encoded, exif, jpeg, make_tree, picture, pixels, png, python, tree
 from PIL import Image
+from table import for_each
 
 from shardkit import UsageError
 from shardkit.codecs import scaling
@@ -54,9 +55,9 @@ def steps(ours: Pixels, theirs: Pixels) -> Any:
 # The pixels.
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 # Pillow 13 scales vertically first to 150 x 5, 160 x 5 and 130 x 54, but not to 130 x 55.
-@pytest.mark.parametrize(
+@for_each(
     "size",
     [(53, 41), (40, 100), (300, 200), (97, 3), (1, 1), (150, 5), (160, 5), (130, 54), (130, 55)],
 )
@@ -76,7 +77,7 @@ def test_pixels_of_the_right_size_are_unchanged() -> None:
     assert scaling.scale(source, (15, 9), "bicubic") is source
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_a_jpeg_is_reduced_by_the_same_rule(name: str) -> None:
     """A full decode would differ from the reduced one by far more than rounding."""
     for orientation in (1, 6):
@@ -95,7 +96,7 @@ def test_each_mode_and_orientation_gives_the_same_picture(mode: str, orientation
         assert steps(ours, theirs).max() <= 2, (box, enlarge)
 
 
-@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "I;16"])
+@for_each("mode", ["L", "P", "RGBA", "CMYK", "I;16"])
 def test_each_kind_of_pixels_is_scaled(mode: str) -> None:
     data = encoded(picture(41, 29, mode=mode), "TIFF" if mode == "CMYK" else "PNG")
     assert steps(*both(data, resize=(16, 16), background=(0, 200, 0))).max() <= 2
@@ -248,7 +249,7 @@ def test_another_resizer_is_another_plan(
 # What is refused.
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"resizer": "opencv"}, "resizer='opencv' is unknown; choose from pillow, torch"),
@@ -256,7 +257,6 @@ def test_another_resizer_is_another_plan(
         ({"filter": "box"}, "torch has no filter box"),
         ({"resize": None}, "resizer= requires resize="),
     ],
-    ids=str,
 )
 def test_options_that_torch_lacks_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):

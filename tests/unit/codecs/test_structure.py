@@ -4,9 +4,11 @@ import contextlib
 import io
 import math
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import simplejpeg
 from helpers import (
@@ -24,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairwise import pairwise
 from PIL import Image, PngImagePlugin
+from table import for_each
 
 from shardkit.codecs.image import decode, inspect
 from shardkit.codecs.structure import (
@@ -68,7 +71,7 @@ def test_damage_after_a_jpegs_header_does_not_change_the_header(junk: bytes, at:
     assert simplejpeg.decode_jpeg_header(jpeg_header(data).content) == whole
 
 
-@pytest.mark.parametrize("cut", [2, 3, 4, 19, 60, 300])
+@for_each("cut", [2, 3, 4, 19, 60, 300])
 def test_a_jpeg_that_ends_in_its_header_is_bad(cut: int) -> None:
     with pytest.raises(BadImage, match="truncated or damaged in its header"):
         jpeg_header(jpeg()[:cut])
@@ -84,7 +87,7 @@ def test_excessive_exif_data_is_dropped() -> None:
     assert jpeg_header(data).content[2:] == header.content[2 + 16 * len(segment) :]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("marker", "bits", "coding"),
     [
         (0xC0, 8, "8 bits, sequential"),
@@ -111,7 +114,7 @@ def test_a_jpeg_with_more_scans_than_any_writer_makes_is_bad() -> None:
         jpeg_header(few[:-2] + last + few[-2:])
 
 
-@pytest.mark.parametrize("wrap", [bytes, memoryview])
+@for_each("wrap", [bytes, memoryview])
 def test_the_scans_of_a_jpeg_are_counted_if_decoders_read_them(
     wrap: Callable[[bytes], bytes | memoryview],
 ) -> None:
@@ -150,8 +153,8 @@ def directories(order: str, big: bool, count: int, last: int | None = 0) -> byte
     return data
 
 
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("big", [False, True])
+@for_each("order", "<>")
+@for_each("big", [False, True])
 def test_the_images_of_a_tiff_are_counted(order: str, big: bool) -> None:
     for count in (1, 2, 7):
         assert tiff_frames(directories(order, big, count)) == count
@@ -231,12 +234,12 @@ def unpacked_bytes(width: int, height: int, bits: int, interlaced: int) -> int:
     return sum(1 + math.ceil(count / 8) for count in rows.values())
 
 
-@pytest.mark.parametrize("interlaced", [0, 1])
-@pytest.mark.parametrize(
+@for_each("interlaced", [0, 1])
+@for_each(
     ("colour", "depth", "bits"),
     [(0, 1, 1), (0, 16, 16), (2, 8, 24), (3, 4, 4), (4, 8, 16), (6, 16, 64)],
 )
-@pytest.mark.parametrize("size", [(1, 1), (3, 2), (5, 8), (17, 11)])
+@for_each("size", [(1, 1), (3, 2), (5, 8), (17, 11)])
 def test_a_png_without_its_last_byte_is_damaged(
     interlaced: int, colour: int, depth: int, bits: int, size: tuple[int, int]
 ) -> None:
@@ -247,10 +250,8 @@ def test_a_png_without_its_last_byte_is_damaged(
     assert found == [False, False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("interlaced", "size", "value"), pairwise([0, 1], [(3, 1), (9, 7)], [0, 0xFF])
-)
-@pytest.mark.parametrize(
+@for_each(("interlaced", "size", "value"), pairwise([0, 1], [(3, 1), (9, 7)], [0, 0xFF]))
+@for_each(
     ("colour", "depth", "bits"),
     [(0, 1, 1), (0, 8, 8), (0, 16, 16), (2, 8, 24), (3, 4, 4), (6, 8, 32)],
 )
@@ -285,7 +286,7 @@ def test_the_last_rows_of_a_png_are_found_without_its_last_bytes() -> None:
 
 def test_a_bomb_in_the_packed_rows_of_a_png_is_not_unpacked() -> None:
     header = struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, 0)
-    packed = zlib.compress(bytes(1 << 28))
+    packed = zlib.compress(bytes(1 << 26), 1)
     data = b"".join(
         (
             png()[:8],
@@ -294,7 +295,11 @@ def test_a_bomb_in_the_packed_rows_of_a_png_is_not_unpacked() -> None:
             png_chunk(b"IEND", b""),
         )
     )
+    tracemalloc.start()
     assert png_is_whole(data)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 16 << 20
 
 
 def test_a_png_with_metadata_is_recognized() -> None:
@@ -302,7 +307,7 @@ def test_a_png_with_metadata_is_recognized() -> None:
     assert png_says_more(encoded(picture(), "PNG", exif=exif(3)))
 
 
-@pytest.mark.parametrize("size", [(1, 1), (24, 16), (1000, 3)])
+@for_each("size", [(1, 1), (24, 16), (1000, 3)])
 def test_the_size_of_a_webp_is_read(size: tuple[int, int]) -> None:
     image = picture(*size)
     frames = [picture(*size, seed=1)]
@@ -312,7 +317,7 @@ def test_the_size_of_a_webp_is_read(size: tuple[int, int]) -> None:
     assert webp_size(encoded(image, "WEBP")[:20]) is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     "head",
     [b"P6 3 2 255\n", b"P4\n# c\n3 #\n 2\n", b"P1 1 1", b"P5#" + b"c" * 60_000 + b"\n1 1 9 "],
 )
@@ -320,7 +325,7 @@ def test_the_header_of_a_netpbm_file_may_have_comments(head: bytes) -> None:
     check_ppm(head)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "head",
     [b"P6 3 2", b"P6 -3 2 255 ", b"P5 3 2 x", b"P6 #", b"P6 #" + b"c" * 70_000 + b"\n1 1 255 "],
 )
@@ -329,7 +334,7 @@ def test_a_netpbm_file_without_its_numbers_is_bad(head: bytes) -> None:
         check_ppm(head)
 
 
-@pytest.mark.parametrize("marker", [0xC0, 0xC2, 0xC4, 0xDA, 0xE1])
+@for_each("marker", [0xC0, 0xC2, 0xC4, 0xDA, 0xE1])
 def test_a_jpeg_of_one_empty_segment_is_truncated(marker: int) -> None:
     data = b"\xff\xd8\xff" + bytes((marker,)) + b"\0\x02"
     with pytest.raises(BadImage):
@@ -338,9 +343,9 @@ def test_a_jpeg_of_one_empty_segment_is_truncated(marker: int) -> None:
         decode(data, "jpg")
 
 
-@pytest.mark.parametrize("interlaced", [0, 1])
-@pytest.mark.parametrize("tail", [b"", b"surplus" * 50])
-@pytest.mark.parametrize("spoilt", [-1, -3, -6])
+@for_each("interlaced", [0, 1])
+@for_each("tail", [b"", b"surplus" * 50])
+@for_each("spoilt", [-1, -3, -6])
 def test_a_png_with_bad_packed_data_is_a_bad_image(
     interlaced: int, tail: bytes, spoilt: int
 ) -> None:
@@ -356,11 +361,11 @@ def test_a_png_with_bad_packed_data_is_a_bad_image(
         )
     )
     with contextlib.suppress(BadImage):
-        assert decode(data, "png").shape == (4, 4, 3)
+        np.testing.assert_array_equal(decode(data, "png"), np.zeros((4, 4, 3)))
 
 
-@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "1", "I;16"])
-@pytest.mark.parametrize("text", [False, True])
+@for_each("mode", ["L", "LA", "RGB", "RGBA", "P", "1", "I;16"])
+@for_each("text", [False, True])
 def test_an_ordinary_png_is_proved_intact_without_pillow(mode: str, text: bool) -> None:
     notes = PngImagePlugin.PngInfo()
     if text:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 import tifffile
 from PIL import Image
+from table import for_each
 
 from shardkit import convert, open_dataset, verify
 from shardkit.codecs import tiff
@@ -44,7 +45,7 @@ def test_channels_and_dtype_are_those_of_the_file(
     np.testing.assert_array_equal(decoded, pixels)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "float32", "float64"])
+@for_each("dtype", ["uint8", "int16", "uint16", "int32", "float32", "float64"])
 def test_one_channel_keeps_its_dtype(dtype: str) -> None:
     pixels = values(dtype, 48, 64)
     decoded = decode_typed(written(pixels, planarconfig=None), "tiff")
@@ -52,7 +53,7 @@ def test_one_channel_keeps_its_dtype(dtype: str) -> None:
     np.testing.assert_array_equal(decoded[:, :, 0], pixels)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         *({"compression": name} for name in ("zlib", "lzw", "zstd", "packbits", "lzma")),
@@ -63,7 +64,6 @@ def test_one_channel_keeps_its_dtype(dtype: str) -> None:
         {"bigtiff": True},
         {"byteorder": ">"},
     ],
-    ids=str,
 )
 def test_each_layout_is_decoded(options: dict[str, Any]) -> None:
     pixels = values("uint16", 48, 64, 5)
@@ -102,7 +102,7 @@ def test_pages_that_differ_are_refused() -> None:
         decode_typed(file.getvalue(), "tiff")
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("P", 3), ("1", 1), ("CMYK", 3)])
+@for_each(("mode", "channels"), [("P", 3), ("1", 1), ("CMYK", 3)])
 def test_pillow_converts_palettes_bits_and_cmyk(mode: str, channels: int) -> None:
     file = io.BytesIO()
     image = Image.fromarray(values("uint8", 20, 30, 3)).convert(mode)
@@ -119,7 +119,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         decode_typed(data, "tiff")
 
 
-@pytest.mark.parametrize("compression", [None, "zlib", "lzw", "zstd"])
+@for_each("compression", [None, "zlib", "lzw", "zstd"])
 def test_a_truncated_or_damaged_file_is_refused(compression: str | None) -> None:
     pixels = values("uint16", 24, 16, 5)
     data = written(pixels, compression=compression)
@@ -138,15 +138,15 @@ def test_a_truncated_or_damaged_file_is_refused(compression: str | None) -> None
 
 
 def test_a_bomb_is_refused() -> None:
-    """A strip of an image of 16 x 16 pixels that unpacks to 300 MB."""
+    """A strip of an image of 16 x 16 pixels that unpacks to 64 MB."""
     data = written(values("uint16", 16, 16, 5), compression="zlib")
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         page = file.pages[0]
         assert isinstance(page, tifffile.TiffPage)
         tags = [page.tags[name].offset for name in ("StripOffsets", "StripByteCounts")]
-    packer = zlib.compressobj(9)
+    packer = zlib.compressobj(1)
     zeros = bytes(1 << 20)
-    bomb = b"".join(packer.compress(zeros) for _ in range(300)) + packer.flush()
+    bomb = b"".join(packer.compress(zeros) for _ in range(64)) + packer.flush()
     changed = bytearray(data)
     for tag, value in zip(tags, (len(data), len(bomb)), strict=True):
         changed[tag + 2 : tag + 4] = (4).to_bytes(2, "little")  # a number of 32 bits

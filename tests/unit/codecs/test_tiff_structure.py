@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from table import for_each
 
 from shardkit.codecs.tiff_structure import MAX_PAGES, TiffPage, tiff_pages
 from shardkit.errors import BadImage
@@ -34,7 +35,7 @@ def page(*changes: Tag, following: int = 0) -> bytes:
     return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + struct.pack("<I", following)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("mode", "samples", "bits"),
     [("1", 1, 1), ("L", 1, 8), ("RGB", 3, 8), ("RGBA", 4, 8), ("I;16", 1, 16), ("F", 1, 32)],
 )
@@ -44,7 +45,7 @@ def test_pages_have_the_size_and_values_of_pillow(mode: str, samples: int, bits:
     assert page.dtype == ("float32" if mode == "F" else f"uint{bits}")
 
 
-@pytest.mark.parametrize("options", [{"big_tiff": True}, {"compression": "tiff_deflate"}])
+@for_each("options", [{"big_tiff": True}, {"compression": "tiff_deflate"}])
 def test_other_layouts_are_read(options: dict[str, Any]) -> None:
     assert tiff_pages(written(**options)) == [TiffPage(40, 30, 3, 8, photometric=2)]
 
@@ -55,7 +56,7 @@ def test_all_pages_are_listed() -> None:
     assert [entry[:2] for entry in tiff_pages(data)] == [(40, 30), (7, 5), (9, 2)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "message"),
     [
         (b"", "not a TIFF"),

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pytest
 from helpers import encoded, exif, jpeg, picture, png
 from PIL import Image, ImageOps
+from table import for_each
 
 from shardkit.codecs.image import Decoding, decode
 from shardkit.codecs.image_type import DTYPES, GRAY, MOST_CHANNELS, RGB, ImageType
@@ -40,7 +41,7 @@ def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 def test_every_dtype_is_stored_without_loss(dtype: str) -> None:
     pixels = values(dtype, (5, 4, 7))
     for field in ("npy", "raw"):
@@ -54,8 +55,8 @@ def test_every_dtype_is_stored_without_loss(dtype: str) -> None:
         assert decoded.dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@for_each("dtype", ["uint8", "uint16"])
+@for_each("channels", [1, 2, 3, 4])
 def test_png_holds_8_and_16_bits_of_up_to_4_channels(dtype: str, channels: int) -> None:
     pixels = values(dtype, (5, 4, channels))
     kind = ImageType.of(pixels)
@@ -71,7 +72,7 @@ def test_other_types_are_stored_as_arrays() -> None:
         assert lossless_encoding(kind) == "npy"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("mode", "kind", "expected"),
     [
         ("1", "PNG", GRAY),
@@ -120,9 +121,7 @@ def test_ppm_of_16_bits_in_color_is_refused() -> None:
         decode_typed(b"P6 1 1 65535\n" + bytes(6), "ppm")
 
 
-@pytest.mark.parametrize(
-    "array", [np.zeros(3), np.zeros((2, 0)), np.zeros((1, 1, 1, 1)), np.array([["a"]])]
-)
+@for_each("array", [np.zeros(3), np.zeros((2, 0)), np.zeros((1, 1, 1, 1)), np.array([["a"]])])
 def test_arrays_that_are_no_images_are_refused(array: npt.NDArray[Any]) -> None:
     file = io.BytesIO()
     np.save(file, array)
@@ -150,8 +149,8 @@ def test_gray_keeps_the_upper_bits_of_16() -> None:
     np.testing.assert_array_equal(decoded, pixels >> 8)
 
 
-@pytest.mark.parametrize("filter_", FILTERS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("filter_", FILTERS)
+@for_each("dtype", DTYPES)
 def test_scaling_is_that_of_pillow_in_float32(dtype: str, filter_: str) -> None:
     pixels = values(dtype)
     box = (1.5, 0.0, 15.25, 12.0)
@@ -178,7 +177,7 @@ def test_nothing_is_scaled_to_its_own_size() -> None:
     assert scale_typed(pixels, (0.0, 0.0, 17.0, 13.0), (13, 17), "bicubic") is pixels
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@for_each("orientation", range(1, 9))
 def test_orientations_are_those_of_pillow(orientation: int) -> None:
     image = picture(6, 4)
     data = encoded(image, "PNG", exif=exif(orientation))
@@ -211,7 +210,7 @@ def test_display_stretches_all_dtypes_but_uint8() -> None:
     assert display(values("uint8", (2, 2, 4))).shape == (2, 2, 3)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("channels", "dtype"),
     [(0, "uint8"), (MOST_CHANNELS + 1, "uint8"), (1, "int64"), (1, "bool"), (1, "object")],
 )

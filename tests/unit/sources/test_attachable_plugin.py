@@ -13,8 +13,6 @@ import pytest
 from helpers import invoke, jpeg, tree
 
 from shardkit import open_dataset
-from shardkit.contracts import SourceKind
-from shardkit.registry import get_source
 from shardkit.testing import SourceConformance
 
 THIRD_PARTY = str(Path(__file__).parents[2] / "support" / "thirdparty")
@@ -42,9 +40,7 @@ def write_pack(path: Path, images: Mapping[str, bytes]) -> Path:
 
 
 class TestPack(SourceConformance):
-    @pytest.fixture
-    def kind(self, third_party: None) -> SourceKind:
-        return get_source("pack")
+    name = "pack"
 
     def make(self, folder: Path, images: Mapping[str, bytes]) -> Path:
         return write_pack(folder / "images.pack", images)

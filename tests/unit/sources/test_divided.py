@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import invoke, jpeg, make_tree, png, run_main, tree
+from table import for_each
 
 import shardkit
 from shardkit import convert, open_dataset, repair, verify
@@ -49,7 +50,7 @@ def test_stratified_shares_are_exact() -> None:
     assert counts == {"train": [36, 9], "val": [6, 1], "test": [14, 4]}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("labels", "val"),
     [
         (sorted(range(10)) * 4, 4),
@@ -57,7 +58,7 @@ def test_stratified_shares_are_exact() -> None:
         ([*range(700)] + [0] * 100, 80),
     ],
 )
-@pytest.mark.parametrize("seed", [0, 1])
+@for_each("seed", [0, 1])
 def test_small_classes_make_up_for_one_another(labels: list[int], val: int, seed: int) -> None:
     paths = [f"{n}.png" for n in range(len(labels))]
     for test in (0.0, 0.1):
@@ -78,7 +79,7 @@ def test_groups_that_make_a_side_too_large_are_a_warning(tmp_path: Path) -> None
         convert(photos, tmp_path / "x", to="lmdb", val=0.3, stratify=True, group="folder")
 
 
-@pytest.mark.parametrize("stratify", [False, True])
+@for_each("stratify", [False, True])
 def test_a_group_is_never_on_two_sides(stratify: bool) -> None:
     groups = [str(n % 23) for n in range(70)]
     sides = Division(val=0.3, test=0.2, stratify=stratify, group="x").divide(groups, LABELS)
@@ -218,7 +219,7 @@ def test_a_source_with_splits_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "s", tmp_path / "made", to="lmdb", val=0.1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "division",
     [
         {"val": 0.1, "side": "test"},

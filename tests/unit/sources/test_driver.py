@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from helpers import make_tree, png
+from table import for_each
 
 from shardkit import UsageError, convert, open_source
 from shardkit.contracts import SourceOptions, StoredEntries, recorded
@@ -59,7 +60,7 @@ def test_a_description_has_what_restores_the_options() -> None:
     assert Options.restored({"": {}}) == Options()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "described",
     [{"other_name": 1}, {"other_name": ["a"]}, {"number": "1"}, {"number": True}, {"path": 1}],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from table import for_each
 
 from shardkit.contracts import Entry
 from shardkit.record import MAX_KEY_BYTES, NO_LABEL, dump_json
@@ -17,7 +18,7 @@ def test_entries_survive_a_round_trip() -> None:
     assert load_entries(dump_entries([ENTRY] * 2)) == [ENTRY] * 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "wrong"),
     [
         ("key", ""),
@@ -31,7 +32,6 @@ def test_entries_survive_a_round_trip() -> None:
         ("place", 1 << 63),
         ("stamp", 2.5),
     ],
-    ids=lambda value: ascii(value)[:20],
 )
 def test_a_value_that_no_source_lists_is_refused(field: str, wrong: Any) -> None:
     content = dump_entries([ENTRY, ENTRY._replace(**{field: wrong})])
@@ -39,7 +39,7 @@ def test_a_value_that_no_source_lists_is_refused(field: str, wrong: Any) -> None
         load_entries(content)
 
 
-@pytest.mark.parametrize("value", [{}, {"entries": 1}, {"entries": [1]}, {"entries": [["a"]]}])
+@for_each("value", [{}, {"entries": 1}, {"entries": [1]}, {"entries": [["a"]]}])
 def test_anything_but_entries_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="does not list images"):
         load_entries(dump_json(value))

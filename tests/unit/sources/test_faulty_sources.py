@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from helpers import make_tree, png
 
-from shardkit import UsageError
+from shardkit import UsageError, open_source
 from shardkit.contracts import Entry
 from shardkit.record import Record
-from shardkit.registry import get_source
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.testing import SourceConformance
 
@@ -100,7 +99,7 @@ def test_a_file_of_another_kind_is_named_as_one(
     (tmp_path / name).write_bytes(content)
     options = {"image": "path"} if kind == "table" else {}
     try:
-        scan = get_source(kind).open(tmp_path / name, **options).scan()
+        scan = open_source(kind, tmp_path / name, **options).scan()
     except UsageError as error:
         message = str(error)
     else:

@@ -16,6 +16,7 @@ import pytest
 from foreign import beton_images, make_beton, pixels_of, png_of
 from foreign_shards import BetonColumn, write_beton
 from helpers import invoke, png
+from table import for_each
 
 from shardkit import UsageError, attach, convert, open_dataset, open_source, verify
 from shardkit.kinds import values
@@ -136,7 +137,7 @@ def test_an_attached_file_has_the_images_of_the_converted_one(name: str, tmp_pat
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "reason"),
     [
         ("smart", "2 of 5 images are raw pixels"),
@@ -243,7 +244,7 @@ def test_negative_labels_are_bad_unless_they_are_numbers(tmp_path: Path) -> None
     assert [int(number) for number in dataset.column("number")] == [-1, 4]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "reason"),
     [
         ({"image": "label"}, "has no field 'label' of images; it has image"),
@@ -278,7 +279,7 @@ def test_files_are_not_joined(tmp_path: Path) -> None:
 # Files that lie
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "reason"),
     [
         ("custom", "field 'mine' has a custom type: only code of its author can read it"),
@@ -291,7 +292,7 @@ def test_files_that_cannot_be_read_are_refused(name: str, reason: str, tmp_path:
         opened(beton(tmp_path, name))
 
 
-@pytest.mark.parametrize("size", [0, 10, 24, 1000, 3000, 1 << 20, 3 << 20, -25, -24, -1])
+@for_each("size", [0, 10, 24, 1000, 3000, 1 << 20, 3 << 20, -25, -24, -1])
 def test_a_truncated_file_is_refused(size: int, tmp_path: Path) -> None:
     path = beton(tmp_path, "jpg")
     path.write_bytes(path.read_bytes()[:size])
@@ -337,7 +338,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("change", REFUSED)
+@for_each("change", REFUSED)
 def test_a_lying_file_is_refused(change: str, tmp_path: Path) -> None:
     path = make_beton(tmp_path, {f"{n}/{n}.png": png(seed=n) for n in range(3)})
     data = bytearray(path.read_bytes())
@@ -358,8 +359,8 @@ BAD: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("change", BAD)
+@for_each("raw", [False, True])
+@for_each("change", BAD)
 def test_a_lying_sample_is_bad_and_others_are_good(change: str, raw: bool, tmp_path: Path) -> None:
     pictures = {f"{n}/{n}.png": png(seed=n) for n in range(3)}
     path = make_beton(tmp_path, pictures, raw=raw)
@@ -375,7 +376,7 @@ def test_a_lying_sample_is_bad_and_others_are_good(change: str, raw: bool, tmp_p
     assert found == [pixels_of(pictures[f"{n}/{n}.png"]).tolist() for n in (1, 2)]
 
 
-@pytest.mark.parametrize("sides", [(65535, 65535), (16, 25), (24, 15)])
+@for_each("sides", [(65535, 65535), (16, 25), (24, 15)])
 def test_raw_pixels_of_another_size_are_bad(sides: tuple[int, int], tmp_path: Path) -> None:
     path = make_beton(tmp_path, {"0/0.png": png(24, 16)}, raw=True)
     data = bytearray(path.read_bytes())
@@ -391,7 +392,7 @@ def array_of(stated: bytes, *sides: int, length: int | None = None) -> BetonColu
     return BetonColumn("a", 4, "<u8", [(None,)] * 2, [b"1234", b"5678"], arguments + stated)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "reason"),
     [
         (array_of(b'[["", "|O"]]', 1), "not of plain numbers"),
@@ -459,7 +460,7 @@ def test_empty_bytes_share_the_offset_of_the_next_value(tmp_path: Path) -> None:
     assert [(bytes(s["blob"]), int(s["image"][0, 0, 0])) for s in samples] == [(b"", 0), (b"", 1)]
 
 
-@pytest.mark.parametrize("size", [1, 4, (1 << 64) - 1, 1 << 63])
+@for_each("size", [1, 4, (1 << 64) - 1, 1 << 63])
 def test_bytes_of_another_size_are_bad(size: int, tmp_path: Path) -> None:
     for number, row in ((size, None), (3, 4096)):
         blobs = BetonColumn("b", 3, "<u8 <u8", [(None, 3), (None, 3)], [b"123", b"456"])

@@ -13,11 +13,11 @@ from shardkit.registry import get_source, source_names
 from shardkit.testing import SourceConformance
 
 SECOND = (
-    *("ffcv raw", "hdf5 arrays", "huggingface saved", "litdata", "litdata raw", "mds raw"),
-    *("npz", "voc"),
+    *("cifar", "ffcv raw", "hdf5 arrays", "huggingface saved", "litdata", "litdata raw", "mds raw"),
+    *("mnist", "npz", "voc"),
 )
 """Second ways to make a source, and those that share all but a parser with another: VOC with COCO,
-and LitData with MDS; `test_same_samples` always checks them."""
+LitData with MDS, CIFAR and MNIST with HDF5 arrays; `test_same_samples` always checks them."""
 
 
 class TestRegisteredSources(SourceConformance):

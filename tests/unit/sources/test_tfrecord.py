@@ -13,6 +13,7 @@ import tfrecord
 from crc32c import crc32c as reference
 from foreign import Features, write_tfrecord
 from helpers import png
+from table import for_each
 
 from shardkit import UsageError, convert, open_source, verify
 from shardkit.dataset.shardset import open_shards
@@ -53,7 +54,7 @@ def imagenet(path: Path) -> Path:
     return write_tfrecord(path, rows)
 
 
-@pytest.mark.parametrize("size", [0, 1, 4, 63, 64, 65, 127, 128, 1000, 4097, 100_003])
+@for_each("size", [0, 1, 4, 63, 64, 65, 127, 128, 1000, 4097, 100_003])
 def test_the_checksum_equals_that_of_the_crc32c_package(size: int) -> None:
     data = np.random.default_rng(size).bytes(size)
     assert crc32c(data) == reference(data)

@@ -105,7 +105,7 @@ def test_no_entity_is_expanded(voc: Path) -> None:
     ):
         (voc / "Annotations" / "0.xml").write_text(text)
         (problem,) = scan(voc).problems["train"]
-        assert problem.path == "0.jpg"
+        assert problem.path == "Annotations/0.xml"
         assert reason in problem.reason
 
 

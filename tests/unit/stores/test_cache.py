@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -50,17 +49,23 @@ def names(cache: Cache) -> set[str]:
 def test_a_file_is_fetched_once(tmp_path: Path) -> None:
     cache = open_cache(tmp_path / "cache", None)
     path, calls = cache.shard(remote(1).sha256), []
+    begun = threading.Semaphore(0)
 
     def fill(descriptor: int) -> None:
         calls.append(1)
-        time.sleep(0.05)
+        for _ in range(4):
+            begun.acquire()
         os.pwrite(descriptor, content(1), 0)
 
-    threads = [threading.Thread(target=cache.fetch, args=(remote(1), path, fill)) for _ in range(4)]
+    def fetch_too() -> None:
+        begun.release()
+        cache.fetch(remote(1), path, fill)
+
+    threads = [threading.Thread(target=fetch_too) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join()
 
     assert calls == [1]
     assert path.read_bytes() == content(1)
@@ -153,7 +158,7 @@ def test_a_process_that_makes_no_progress_is_named(
     path, stop = cache.shard(remote(1).sha256), threading.Event()
     holder = threading.Thread(
         target=cache.fetch,
-        args=(remote(1), path, lambda d: stop.wait(20) and filling(content(1))(d)),
+        args=(remote(1), path, lambda d: stop.wait() and filling(content(1))(d)),
     )
     holder.start()
     wait_until(lambda: names(cache), "the fetch")
@@ -162,7 +167,7 @@ def test_a_process_that_makes_no_progress_is_named(
         fetch(cache, 1)
 
     stop.set()
-    holder.join(20)
+    holder.join()
     assert path.read_bytes() == content(1)
 
 

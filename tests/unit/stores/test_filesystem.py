@@ -12,6 +12,7 @@ import fsspec
 import pytest
 from helpers import make_dataset, run_main
 from shelf import FAULTS
+from table import for_each
 
 from shardkit import ShardkitError, UsageError, convert, download, open_dataset, upload, verify
 from shardkit.errors import CorruptShard
@@ -130,7 +131,7 @@ def test_refused_access_is_one_line(dataset: Path, shelf: Path, tmp_path: Path) 
     assert run_main("info", "shelf://host/none").returncode == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     "url",
     [
         *("simplecache::s3://b/x", "zip://x::shelf://host/x.zip", "shelf://host/x::s3://b/x"),

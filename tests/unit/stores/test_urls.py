@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from table import for_each
 
 from shardkit import UsageError
 from shardkit.stores.urls import as_local, as_url
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "url"),
     [
         ("s3://bucket/data/", "s3://bucket/data"),
@@ -29,15 +30,13 @@ def test_urls_are_recognized(path: str | Path, url: str | None) -> None:
     assert as_url(path) == url
 
 
-@pytest.mark.parametrize(
-    "url", ["ftp://host/x", "http://host/x", "s3://", "https://[1/x", "nothing://h/x"]
-)
+@for_each("url", ["ftp://host/x", "http://host/x", "s3://", "https://[1/x", "nothing://h/x"])
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(UsageError):
         as_url(url)
 
 
-@pytest.mark.parametrize("rest", ["me:word@host/x", "host/x?signature=word", "host/x#word"])
+@for_each("rest", ["me:word@host/x", "host/x?signature=word", "host/x#word"])
 def test_a_url_with_credentials_is_refused_without_repeating_it(rest: str) -> None:
     with pytest.raises(UsageError, match="credentials") as refused:
         as_url(f"https://{rest}")
