@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from forging import restate
 from helpers import make_dataset, make_tree, png
+from refusals import refused
 
-from shardkit import diff
+from shardkit import CorruptDataset, diff, verify
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.parts import dataset_parts
 from shardkit.system.files import sha256_of
 from shardkit.verification import diff as diffing
 from shardkit.verification.describe import _spread
+from shardkit.verification.receipt import check_receipt, load_receipt, save_receipt
 from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.source_match import find_origins, match_rows, scan_source, stored_parts
 
@@ -88,3 +90,17 @@ def test_forged_paths_that_are_no_index_leave_the_order_of_the_source(
     assert origin.keys is not None
     rows, findings = match_rows(origin, "")
     assert (len(rows), findings) == (6, [])
+
+
+def test_a_dataset_replaced_during_or_after_verification_has_no_receipt(
+    folder: Path, tmp_path: Path
+) -> None:
+    place = make_dataset(folder, tmp_path / "made")
+    result = verify(place, against=folder)
+    save_receipt(tmp_path / "receipt.json", place, result)
+    (finding,) = check_receipt(load_receipt(tmp_path / "receipt.json"), place, {"": "another"})
+    assert finding.file == "shardkit.json"
+    restate(place, lambda manifest: replace(manifest, notes={"small": 1}))
+    with refused(CorruptDataset, place):
+        save_receipt(tmp_path / "other.json", place, result)
+    assert not (tmp_path / "other.json").exists()
