@@ -32,8 +32,8 @@ from helpers import (
     png_chunk,
 )
 
-from shardkit import UsageError, make_loader, open_dataset, verify
-from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, ShardkitError
+from shardkit import CorruptDataset, ShardkitError, UsageError, make_loader, open_dataset, verify
+from shardkit.errors import CorruptRecord, CorruptShard
 from shardkit.recipe import Recipe
 from shardkit.testing.tools import call_in
 

@@ -17,9 +17,8 @@ import pytest
 from campaign import cases
 from helpers import DEADLINE, FORMATS, make_dataset, make_folder, python, tree
 
-from shardkit import describe, make_loader, open_dataset, verify
+from shardkit import CorruptDataset, UsageError, describe, make_loader, open_dataset, verify
 from shardkit.dataset import handles
-from shardkit.errors import CorruptDataset, UsageError
 from shardkit.testing.tools import call_in
 
 READ_ALL = """

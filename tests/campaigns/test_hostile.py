@@ -24,10 +24,9 @@ from damage import EDITS, edit
 from helpers import FORMATS, make_dataset, make_folder
 
 from scripts.fuzzing.targets import make
-from shardkit import open_dataset, verify
+from shardkit import CorruptDataset, UsageError, open_dataset, verify
 from shardkit.dataset.index import row_check
 from shardkit.dataset.manifest import load_manifest
-from shardkit.errors import CorruptDataset, UsageError
 from shardkit.sources import library_process
 from shardkit.system.files import sha256_of
 from shardkit.testing.tools import call_in

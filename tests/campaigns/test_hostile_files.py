@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from helpers import jpeg, make_tree, png, python
 
-from shardkit.conversion.convert import convert
-from shardkit.errors import BadImage, ConversionFailed, UsageError
+from shardkit import ConversionFailed, UsageError, convert
+from shardkit.errors import BadImage
 from shardkit.sources.imagefolder import scan_imagefolder
 
 

@@ -15,13 +15,20 @@ from campaign import cases
 from damage import edit
 from helpers import make_dataset, make_folder, make_tree, tree
 
-from shardkit import open_dataset, repair, verify
-from shardkit.conversion.append import append
-from shardkit.conversion.attach import attach
-from shardkit.conversion.convert import commit, convert
+from shardkit import (
+    CorruptDataset,
+    ShardkitError,
+    UsageError,
+    append,
+    attach,
+    convert,
+    open_dataset,
+    repair,
+    verify,
+)
+from shardkit.conversion.convert import commit
 from shardkit.conversion.staging import DATASET, WORK_NAME
 from shardkit.dataset.source import DatasetSource
-from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.system.files import write_atomically, write_result
 
 VICTIM = {"a": b"1", "b": b"2", "state/plan.json": b"3", "dataset/x": b"4", "scratch/y": b"5"}

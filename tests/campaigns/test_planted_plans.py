@@ -16,14 +16,12 @@ import pytest
 from campaign import draw, points
 from helpers import invoke, jpeg, limit_memory, make_folder, make_tree
 
-from shardkit import open_dataset
+from shardkit import ConversionFailed, ShardkitError, UsageError, open_dataset, open_source
 from shardkit.contracts import Source
 from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.jobs import Jobs
 from shardkit.conversion.ledger import Ledger
-from shardkit.errors import ConversionFailed, ShardkitError, UsageError
 from shardkit.record import load_json
-from shardkit.registry import open_source
 from shardkit.sources import library_process
 from shardkit.testing.tools import call_in
 

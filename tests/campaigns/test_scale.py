@@ -17,10 +17,9 @@ import torch
 from helpers import make_dataset, make_tree, png, wait_until
 from loading import prints
 
-from shardkit import BlockShuffle, CorruptDataset, Rank, make_loader, open_dataset
+from shardkit import BlockShuffle, CorruptDataset, Field, Rank, make_loader, open_dataset
 from shardkit.dataset.index import ROW, ROWS_NAME, pack_row
 from shardkit.dataset.manifest import FieldEntry, Manifest, ShardEntry, save_manifest
-from shardkit.kinds.field import Field
 from shardkit.recipe import Recipe
 from shardkit.sampling.order import Order
 from shardkit.system.npy import npy_header

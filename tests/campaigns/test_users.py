@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from helpers import make_dataset, make_folder, tree
 
-from shardkit import verify
+from shardkit import UsageError, convert, verify
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.convert import convert, convert_scan
+from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.staging import WORK_NAME, open_staging
-from shardkit.errors import UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it needs root, to become other users")

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shardkit.errors import BadImage, UsageError
+from shardkit import UsageError
+from shardkit.errors import BadImage
 
 
 class Special(UsageError):

@@ -15,13 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinds import FIELDS, SAMPLES, SCHEMA, array, content, contents, png, same
 
-from shardkit import Field, convert, repair, verify
+from shardkit import CorruptDataset, Field, UsageError, convert, reindex, repair, verify
 from shardkit.dataset.manifest import FieldEntry, Manifest
 from shardkit.dataset.shardset import open_shards
-from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import ABSENT
 from shardkit.system.files import sha256_of
-from shardkit.verification.reindex import reindex
 
 FORMATS = ("hdf5", "lmdb", "webdataset")
 DTYPES = ("float16", "bfloat16", "uint8", "int64", "bool", "complex64", "<M8[s]", "|S3", "<U2")

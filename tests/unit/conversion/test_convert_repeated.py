@@ -18,6 +18,7 @@ from interrupted import converted, is_whole, made, stopped, stopped_at_any_step,
 from refusals import refused
 from stated import WORK
 
+from shardkit import ConversionFailed, ShardkitError, UsageError
 from shardkit.contracts import Entry
 from shardkit.conversion import build
 from shardkit.conversion import disk as space_module
@@ -25,7 +26,7 @@ from shardkit.conversion import staging as staging_module
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan, plan_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.errors import ConversionFailed, DiskFull, ShardkitError, UsageError
+from shardkit.errors import DiskFull
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 from shardkit.system.files import Reservation
 

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from helpers import jpeg, make_folder, make_tree, tree
 
-from shardkit import CorruptDataset, convert, open_dataset, verify
+from shardkit import ConversionFailed, CorruptDataset, UsageError, convert, open_dataset, verify
 from shardkit.conversion import exchange as module
 from shardkit.conversion.staging import WORK_NAME, StagingDirectory
-from shardkit.errors import ConversionFailed, UsageError
 from shardkit.system import files
 
 STEPS = ("rename", "replace", "unlink", "rmdir", "mkdir", "link")

@@ -11,8 +11,7 @@ from helpers import invoke, jpeg, make_folder, make_tree, tree
 from refusals import refused, refuses
 from stated import done, stated
 
-from shardkit import append, convert, open_dataset, repair, verify
-from shardkit.errors import UsageError
+from shardkit import UsageError, append, convert, open_dataset, repair, verify
 
 EXCLUDED = "excluded by --exclude"
 LIST_HEAD = "# rows of the dataset with the content digest "

@@ -13,8 +13,7 @@ from helpers import invoke, jpeg, make_folder, make_tree, tree
 from refusals import refused
 from stated import restate_json
 
-from shardkit import convert
-from shardkit.errors import UsageError
+from shardkit import UsageError, convert
 
 
 def run(source: Path, target: Path, **options: Any) -> Any:

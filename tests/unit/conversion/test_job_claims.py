@@ -12,10 +12,10 @@ import pytest
 from helpers import make_folder, tree, wait_until
 from refusals import refused
 
-from shardkit.conversion.convert import commit, convert, plan_jobs
+from shardkit import UsageError, convert
+from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.jobs import Jobs
 from shardkit.conversion.ledger import Ledger
-from shardkit.errors import UsageError
 from shardkit.system.cluster import open_cluster
 from shardkit.system.pool import Progress
 

@@ -19,8 +19,8 @@ from helpers import invoke, make_folder, make_tree, tree, wait_until
 from refusals import refused, refuses
 from stated import done, stated
 
-from shardkit import convert, describe
-from shardkit.errors import BadImages, NotPublished, ShardkitError, UsageError
+from shardkit import ShardkitError, UsageError, convert, describe
+from shardkit.errors import BadImages, NotPublished
 
 OPTIONS: dict[str, Any] = {"to": "lmdb", "resize": 16, "shard_samples": 4}
 WORDS = ("--to", "lmdb", "--resize", 16, "--shard-samples", 4, "--plan-only")

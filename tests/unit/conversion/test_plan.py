@@ -11,12 +11,12 @@ from helpers import FORMATS, jpeg, make_folder, make_tree, png
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit import UsageError
 from shardkit.contracts import Entry, Images, Scan
 from shardkit.conversion import plan as module
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
 from shardkit.conversion.stored_order import stored_order
-from shardkit.errors import UsageError
 from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 

@@ -15,8 +15,8 @@ from pyarrow import parquet
 from refusals import refused
 from stated import done, has_compiled_module
 
-from shardkit import CenterCrop, export, make_loader, open_dataset
-from shardkit.errors import DiskFull, UsageError
+from shardkit import CenterCrop, UsageError, export, make_loader, open_dataset
+from shardkit.errors import DiskFull
 
 pytestmark = pytest.mark.skipif(not has_compiled_module(), reason="it writes planes")
 

@@ -17,8 +17,7 @@ import psutil
 import pytest
 from helpers import invoke, make_folder, tree, wait_until
 
-from shardkit import convert
-from shardkit.errors import UsageError
+from shardkit import UsageError, convert
 from shardkit.system.cluster import open_cluster
 
 pytestmark = [

@@ -19,13 +19,13 @@ from buckets import BUCKET, SECRET, Bucket
 from helpers import invoke, make_dataset, make_folder, tree
 from refusals import refused, refuses
 
-from shardkit import describe, upload
+from shardkit import ConversionFailed, ShardkitError, UsageError, convert, describe, upload
 from shardkit.conversion import ledger
-from shardkit.conversion.convert import commit, convert, plan_jobs
+from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.jobs import open_jobs, receive_results
 from shardkit.conversion.ledger import BucketLedger, Ledger, local_folder
 from shardkit.conversion.plan import Plan
-from shardkit.errors import BadImages, ConversionFailed, DiskFull, ShardkitError, UsageError
+from shardkit.errors import BadImages, DiskFull
 from shardkit.stores import objects
 from shardkit.stores.process import call
 from shardkit.transfer import bucket as bucket_module

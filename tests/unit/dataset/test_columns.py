@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardkit import Field
 from shardkit.kinds.column import (
     Column,
     build_column,
@@ -20,7 +21,6 @@ from shardkit.kinds.column import (
     take_rows,
     value_in,
 )
-from shardkit.kinds.field import Field
 from shardkit.kinds.number import number_as_json
 from shardkit.record import Record
 

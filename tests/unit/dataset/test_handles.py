@@ -14,10 +14,11 @@ import pytest
 from helpers import DEADLINE
 from refusals import refused
 
+from shardkit import ShardkitError
 from shardkit.contracts import Range
 from shardkit.dataset import handles
 from shardkit.dataset.handles import ShardFile, shard_file, shard_reader
-from shardkit.errors import CorruptShard, ShardkitError
+from shardkit.errors import CorruptShard
 from shardkit.record import Record
 
 MAX_OPEN = 16

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardkit import CorruptDataset, Field
 from shardkit.dataset.index import (
     HEAD,
     ROW,
@@ -32,9 +33,8 @@ from shardkit.dataset.index import (
     save_index,
 )
 from shardkit.dataset.layered import relabeled
-from shardkit.errors import CorruptDataset
 from shardkit.kinds.column import build_column, pack_value
-from shardkit.kinds.field import Field, Packed
+from shardkit.kinds.field import Packed
 
 NAMES = [
     "index/rows.npy",

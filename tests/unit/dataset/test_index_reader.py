@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from helpers import make_dataset, make_folder
 
+from shardkit import CorruptDataset
 from shardkit.dataset import index_reader
 from shardkit.dataset.index import ROWS_NAME
 from shardkit.dataset.shardset import open_shards
-from shardkit.errors import CorruptDataset, CorruptShard
+from shardkit.errors import CorruptShard
 
 
 @pytest.fixture

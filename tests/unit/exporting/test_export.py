@@ -31,8 +31,7 @@ from helpers import (
 from PIL import Image
 from refusals import refused, refuses
 
-from shardkit import Field, convert, export
-from shardkit.errors import ConversionFailed, CorruptDataset, UsageError
+from shardkit import ConversionFailed, CorruptDataset, Field, UsageError, convert, export
 from shardkit.testing.tools import call_in
 
 NAMES = {

@@ -10,7 +10,7 @@ import pytest
 from helpers import make_tree, tree
 from refusals import refused
 
-from shardkit.errors import UsageError
+from shardkit import UsageError
 from shardkit.exporting.output import OutputFolder
 
 

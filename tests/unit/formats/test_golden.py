@@ -23,9 +23,8 @@ import pytest
 from refusals import refused
 from stated import has_compiled_module, stated
 
-from shardkit import attach, open_dataset, reindex, verify
+from shardkit import UsageError, attach, open_dataset, reindex, verify
 from shardkit.dataset.shardset import open_shards
-from shardkit.errors import UsageError
 from shardkit.record import Record
 from shardkit.registry import get_format
 from shardkit.testing import write_shard

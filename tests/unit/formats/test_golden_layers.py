@@ -12,8 +12,7 @@ import pytest
 from refusals import refused
 from stated import stated
 
-from shardkit import compact_fields, open_dataset, undo_fields, verify
-from shardkit.errors import UsageError
+from shardkit import UsageError, compact_fields, open_dataset, undo_fields, verify
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"

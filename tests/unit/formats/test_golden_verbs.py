@@ -14,8 +14,17 @@ from refusals import refused
 from repairing import cut, flip, healed
 from stated import has_compiled_module, shards_of, stated
 
-from shardkit import append, convert, merge, open_dataset, open_source, repair, split, verify
-from shardkit.errors import UsageError
+from shardkit import (
+    UsageError,
+    append,
+    convert,
+    merge,
+    open_dataset,
+    open_source,
+    repair,
+    split,
+    verify,
+)
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"

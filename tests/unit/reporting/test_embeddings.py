@@ -13,8 +13,7 @@ from planted_faults import scene
 from refusals import refused, refuses
 from stated import done
 
-from shardkit import add_fields, open_dataset, report
-from shardkit.errors import UsageError
+from shardkit import UsageError, add_fields, open_dataset, report
 
 EACH, VALUES = 40, 16
 CLASSES = "abc"

@@ -13,16 +13,16 @@ from helpers import encoded, exif, make_dataset, make_tree, opened, png
 from PIL import Image, ImageFilter, ImageOps
 from planted_faults import FAULTS, planted, scene
 
-from shardkit import convert
+from shardkit import UsageError, convert, report
 from shardkit.dataset.facts import MEASURED, VERSION
 from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import ShardSet, open_shards
-from shardkit.errors import CorruptRecord, UsageError
+from shardkit.errors import CorruptRecord
 from shardkit.reporting import similar
 from shardkit.reporting.facts import load_facts
 from shardkit.reporting.neighbors import Hashes, Pairs, near_pairs
-from shardkit.reporting.report import DatasetReport, report
+from shardkit.reporting.report import DatasetReport
 from shardkit.system.npy import save_npy
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from shardkit.errors import UsageError
+from shardkit import UsageError
 from shardkit.sampling.buckets import (
     BucketOrder,
     BucketSizes,

@@ -9,7 +9,7 @@ import pytest
 from pairwise import pairwise
 from refusals import refused
 
-from shardkit.errors import UsageError
+from shardkit import UsageError
 from shardkit.sampling.neighbors import Neighbors
 
 

@@ -16,8 +16,7 @@ from helpers import make_folder, make_tree, tree
 from interrupting import interrupt_everywhere
 from refusals import refused
 
-from shardkit import reindex, repair
-from shardkit.errors import ShardkitError, UsageError
+from shardkit import ShardkitError, UsageError, reindex, repair
 from shardkit.system import files, safe_paths
 from shardkit.system.files import (
     Appender,

@@ -18,7 +18,8 @@ import pytest
 from helper_calls import double, evil, fail, guarded, main_thread, shout, touch, variable, wait_for
 from helpers import DEADLINE, wait_until
 
-from shardkit.errors import BadImage, ShardkitError, UsageError
+from shardkit import ShardkitError, UsageError
+from shardkit.errors import BadImage
 from shardkit.system.helper import Helper, HelperEnded, HelperLate, Library
 
 

@@ -23,7 +23,8 @@ import pytest
 from helpers import DEADLINE, wait_until
 from pool_tasks import ERRORS, Task, work
 
-from shardkit.errors import BadImage, CorruptRecord, ShardkitError
+from shardkit import ShardkitError
+from shardkit.errors import BadImage, CorruptRecord
 from shardkit.system.pool import Meter, Progress, Team, run_tasks, team
 
 

@@ -11,7 +11,7 @@ from buckets import BUCKET, Bucket
 from helpers import tree
 from refusals import refused
 
-from shardkit.errors import ShardkitError
+from shardkit import ShardkitError
 from shardkit.stores import client, fetch
 
 

@@ -11,8 +11,7 @@ from buckets import BUCKET, SECRET, Bucket
 from helpers import make_dataset, make_folder, run_main
 from refusals import refused, refuses
 
-from shardkit import convert, upload
-from shardkit.errors import CorruptDataset, ShardkitError, UsageError
+from shardkit import CorruptDataset, ShardkitError, UsageError, convert, upload
 
 URL = f"s3://{BUCKET}/data"
 CLAIM = ".shardkit-upload.json"

@@ -13,8 +13,7 @@ from forging import forge
 from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, png, run_main
 from refusals import refused, refuses
 
-from shardkit import Field, convert, diff
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit import CorruptDataset, Field, UsageError, convert, diff
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from refusals import refused
 from repairing import cut, files_of, flip, healed, make, make_each, make_source
 from stated import being_written, stated
 
-from shardkit import repair, verify
-from shardkit.errors import UsageError
+from shardkit import UsageError, repair, verify
 
 RECIPES: dict[str, dict[str, Any]] = {
     "copy": {},

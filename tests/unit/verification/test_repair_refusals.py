@@ -21,8 +21,8 @@ from refusals import refused
 from repairing import cut, files_of, flip, healed, make, make_each, make_source
 from stated import being_written, stated
 
-from shardkit import open_dataset, repair
-from shardkit.errors import ConversionFailed, CorruptDataset, CorruptRecord, DiskFull, UsageError
+from shardkit import ConversionFailed, CorruptDataset, UsageError, open_dataset, repair
+from shardkit.errors import CorruptRecord, DiskFull
 
 
 @pytest.fixture(scope="module")

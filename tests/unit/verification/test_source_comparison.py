@@ -14,8 +14,7 @@ from forging import blamed, make_jpegs, make_truths, proved, restate
 from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png, tree
 from refusals import refused
 
-from shardkit import verify
-from shardkit.errors import UsageError
+from shardkit import UsageError, verify
 
 RECIPES: dict[str, dict[str, Any]] = {
     "copy": {},

@@ -17,8 +17,7 @@ from pairwise import pairwise
 from refusals import refused
 from stated import restate_json, stated
 
-from shardkit import verify
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit import CorruptDataset, UsageError, verify
 
 
 def sources(root: Path) -> dict[str, tuple[Path, dict[str, Any]]]:

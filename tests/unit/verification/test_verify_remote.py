@@ -13,8 +13,7 @@ from buckets import BUCKET, Bucket
 from helpers import make_dataset, make_folder, make_tree, run_main
 from refusals import refused
 
-from shardkit import attach, convert, open_dataset, upload, verify
-from shardkit.errors import ShardkitError, UsageError
+from shardkit import ShardkitError, UsageError, attach, convert, open_dataset, upload, verify
 from shardkit.stores import objects
 from shardkit.stores.process import call
 from shardkit.verification import remote

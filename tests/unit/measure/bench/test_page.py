@@ -13,7 +13,7 @@ from bench_reports import hostile, report, result, usual
 from parsed import Parsed
 from refusals import refused
 
-from shardkit.errors import UsageError
+from shardkit import UsageError
 from shardkit.measure.bench.page import chart, page, require_output
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -15,7 +15,8 @@ import psutil
 import pytest
 from helpers import DEADLINE, make_folder, python, wait_until
 
-from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
+from shardkit import UsageError
+from shardkit.errors import MeasurementFailed, MeasurementTimeout
 from shardkit.measure.runner import session
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.session import Session

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate
 
-from shardkit.torch.data.collate import BatchView, Values, collate, count
+from shardkit import collate
+from shardkit.torch.data.collate import BatchView, Values, count
 from shardkit.torch.data.read_context import ReadContext, new_block, reading
 
 
