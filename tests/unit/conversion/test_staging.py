@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers import make_folder, make_tree, tree
+from refusals import refused
 
 from shardkit import ConversionFailed, CorruptDataset, ShardkitError, UsageError
 from shardkit.conversion import fingerprint, staging
@@ -56,36 +57,11 @@ def resume(target: Path, wanted: ConversionFingerprint, *, force: bool = False) 
         return place
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_a_new_or_empty_directory_is_accepted(tmp_path: Path, force: bool) -> None:
-    check_target(tmp_path / "new" / "deeper", force=force)
-    check_target(tmp_path, force=force)
+def test_a_new_or_empty_directory_is_accepted(tmp_path: Path) -> None:
+    for force in (False, True):
+        check_target(tmp_path / "new" / "deeper", force=force)
+        check_target(tmp_path, force=force)
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_directory_with_other_files_is_refused(tmp_path: Path, force: bool) -> None:
-    make_tree(tmp_path / "out", {"thesis.txt": b"years of work"})
-    before = tree(tmp_path)
-    with pytest.raises(UsageError, match=r"holds other files \(thesis.txt\)"):
-        hold(tmp_path / "out", force=force)
-    assert tree(tmp_path) == before
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_file_is_refused(tmp_path: Path, force: bool) -> None:
-    (tmp_path / "out").write_bytes(b"x")
-    for target in (tmp_path / "out", tmp_path / "out" / "below"):
-        with pytest.raises(UsageError):
-            hold(target, force=force)
-    assert tree(tmp_path).keys() == {"out"}
-
-
-def test_a_dataset_is_refused_without_force(dataset: Path) -> None:
-    before = tree(dataset)
-    with pytest.raises(UsageError, match="already holds a dataset; force=True replaces it"):
-        hold(dataset)
-    assert tree(dataset) == before
 
 
 def test_force_replaces_only_datasets(dataset: Path) -> None:
@@ -111,25 +87,11 @@ def test_broken_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("loop", "dangling"):
-        with pytest.raises(UsageError):
+        with refused(UsageError, tmp_path / name):
             hold(tmp_path / name)
-
-
-def test_a_link_without_its_target_is_named(tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to("missing")
-    for target in (link, link / "deeper"):
-        with pytest.raises(UsageError, match=rf"^{link} is a link whose target is missing$"):
+    for target in (tmp_path / "dangling", tmp_path / "dangling" / "deeper"):
+        with refused(UsageError, tmp_path / "dangling"):
             check_target(target, force=False)
-
-
-def test_only_one_conversion_works_in_a_directory(tmp_path: Path) -> None:
-    with open_staging(tmp_path / "out", force=False) as place:
-        place.start(terms(), force=False)
-        with pytest.raises(UsageError, match="another conversion is writing into"):
-            hold(tmp_path / "out", force=True)
-        assert (place.state / "plan.json").exists()
-    hold(tmp_path / "out")  # and the lock ends with the work
 
 
 def test_a_conversion_that_ends_while_the_next_starts_is_not_overwritten(
@@ -292,17 +254,6 @@ def test_an_interrupted_publication_is_not_discarded(tmp_path: Path) -> None:
         assert (target / "a").read_bytes() == b"1"
 
 
-def test_publishing_moves_everything_up(tmp_path: Path) -> None:
-    place = hold(tmp_path / "out")
-    make_tree(place.dataset, {"a": b"1", "index/b": b"2", "train/index/c": b"3"})
-    place.publish()
-    assert {name for name, kind in tree(tmp_path / "out").items() if kind != "folder"} == {
-        "a",
-        "index/b",
-        "train/index/c",
-    }
-
-
 def test_manifests_are_moved_last_and_the_top_one_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,21 +302,12 @@ def test_work_that_cannot_be_removed_is_named(
     )
 
 
-def test_discarding_leaves_no_trace(tmp_path: Path) -> None:
-    place = hold(tmp_path / "out")
-    place.discard()
+def test_discarding_removes_only_what_it_created(tmp_path: Path) -> None:
+    hold(tmp_path / "a" / "b" / "out").discard()
     assert os.listdir(tmp_path) == []
-
-
-def test_discarding_keeps_an_empty_target_that_existed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     hold(tmp_path / "out").discard()
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_discarding_removes_the_parents_that_it_created(tmp_path: Path) -> None:
-    hold(tmp_path / "a" / "b" / "out").discard()
-    assert os.listdir(tmp_path) == []
 
 
 def test_discarding_touches_nothing_else(dataset: Path) -> None:
@@ -431,10 +373,13 @@ def test_partial_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
 # Where the file system has no locks.
 
 
-@pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def lockless(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def lockless(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = itertools.cycle([errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+
     def refuse(*_: object) -> None:
-        raise OSError(request.param, os.strerror(request.param))
+        code = next(codes)
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
 
@@ -461,10 +406,9 @@ def test_without_locks_a_process_removes_only_its_own_file(tmp_path: Path) -> No
 @pytest.mark.usefixtures("lockless")
 def test_without_locks_the_work_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     place = hold(tmp_path / "out")
-    child = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
-    owner = {"machine": socket.gethostname(), "process": int(child.stdout)}
+    child = subprocess.Popen(["true"])
+    child.wait()
+    owner = {"machine": socket.gethostname(), "process": child.pid}
     (place.folder / "owner").write_text(json.dumps(owner))
     hold(tmp_path / "out")
     assert not (place.folder / "owner").exists()
@@ -487,16 +431,16 @@ def test_without_locks_a_file_of_an_unknown_process_is_kept(tmp_path: Path, owne
 # Lists, folders and disks that are damaged.
 
 
-@pytest.mark.parametrize(
-    "content", [b"[", b"{}", b"[1]", b'["../a"]', b'[".shardkit-work/lock"]', b'["a/b/c/d"]']
-)
-def test_a_damaged_list_of_old_files_removes_nothing(dataset: Path, content: bytes) -> None:
+def test_a_damaged_list_of_old_files_removes_nothing(dataset: Path) -> None:
     make_tree(dataset, {f"{WORK_NAME}/state/{name}": b"{}" for name in ("ready", "plan.json")})
-    make_tree(dataset, {RETIRED: content})
-    before = tree(dataset)
-    with pytest.raises(UsageError, match=r"retired\.json is damaged: .*start over"):
-        hold(dataset, force=True)
-    assert {name: tree(dataset)[name] for name in before} == before
+    for content in (
+        *(b"[", b"{}", b"[1]", b'["../a"]', b'[".shardkit-work/lock"]', b'["a/b/c/d"]'),
+    ):
+        make_tree(dataset, {RETIRED: content})
+        before = tree(dataset)
+        with refused(UsageError, "retired.json"):
+            hold(dataset, force=True)
+        assert {name: tree(dataset)[name] for name in before} == before
 
 
 def test_a_link_in_place_of_an_old_shard_is_refused(dataset: Path, tmp_path: Path) -> None:
