@@ -580,7 +580,12 @@ def test_pytorch_s_arguments_set_the_options_of_the_same_meaning(path: Path) -> 
 
 
 def test_wrong_arguments_of_pytorch_are_refused(path: Path) -> None:
-    wrong = {"num_workers": -1, "prefetch_factor": 0, "timeout": -1, "collate_fn": 3}
+    wrong: dict[str, Any] = {
+        "num_workers": -1,
+        "prefetch_factor": 0,
+        "timeout": -1,
+        "collate_fn": 3,
+    }
     for name, value in wrong.items():
         with refused(UsageError, f"{name}={value}"):
             make_loader(open_dataset(path), 4, **{name: value})
