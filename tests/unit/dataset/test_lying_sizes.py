@@ -31,7 +31,12 @@ DECODES: list[Any] = [
 LIES = [(0xFFFFFFFF, 0xFFFFFFFF), (1, 150_000_000), (150_000_000, 1), (12_000, 12_000), (320, 240)]
 """Sizes that no image of the tests has; the last is 8 times that of each."""
 
-RAW = {"encode": "raw", "resize": "30x40", "resize_mode": "stretch", "enlarge": True}
+RAW: dict[str, Any] = {
+    "encode": "raw",
+    "resize": "30x40",
+    "resize_mode": "stretch",
+    "enlarge": True,
+}
 INDEX = "index/rows.npy"
 
 

@@ -263,10 +263,10 @@ def test_a_dataset_never_mixes_the_rows_of_another_in_its_place(place: Path) -> 
 def test_rows_of_a_replaced_raw_dataset_are_never_mixed(tmp_path: Path, to: str) -> None:
     """Its shards have the same sizes, and no checksum of pixels is compared."""
     source, target = make_folder(tmp_path / "photos", each=4), tmp_path / "made"
-    raw = {"to": to, "resize": "8x8", "resize_mode": "stretch", "encode": "raw", "enlarge": True}
-    before = opened(make_dataset(source, target, **raw))
+    raw: dict[str, Any] = {"resize": "8x8", "resize_mode": "stretch", "encode": "raw"}
+    before = opened(make_dataset(source, target, to=to, enlarge=True, **raw))
     assert len(before.targets) == 8
-    make_dataset(source, target, **raw, seed=1, force=True)
+    make_dataset(source, target, to=to, enlarge=True, seed=1, force=True, **raw)
     with refused(CorruptDataset, target):
         before[0]
 
