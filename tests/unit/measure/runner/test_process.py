@@ -78,7 +78,7 @@ def served(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Measur
         Subject(path=path, transform="planted:hangs"),
         Subject(path=path, transform="planted:dies"),
     ]
-    started = [MeasurementProcess(subject) for subject in subjects]
+    started = [MeasurementProcess(subject, patience=2 * DEADLINE) for subject in subjects]
     yield started
     for each in started:
         each.close()

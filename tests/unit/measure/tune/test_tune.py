@@ -76,7 +76,7 @@ def test_a_transform_that_fails_is_an_error_in_one_line(
     assert "Traceback" not in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 @pytest.mark.skipif(default_workers() < 2, reason="one worker is the default here")
 def test_where_the_defaults_fail_another_setting_is_found(
     made: Path, monkeypatch: pytest.MonkeyPatch
