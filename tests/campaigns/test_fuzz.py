@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from campaign import SEED, cases, in_full, points
 from helpers import DEADLINE
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -70,11 +70,11 @@ def test_the_corpus_breaks_no_promise(tmp_path: Path) -> None:
 
 
 @needs_atheris
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", cases(TARGETS, 1))
 def test_a_few_hundred_new_inputs_break_no_promise(name: str) -> None:
     count = points(60, 300)
-    summary = fuzz(name, seconds=600, count=count, seed=SEED)
+    summary = fuzz(name, seconds=1500, count=count, seed=SEED)
 
     assert [(found.signature, found.detail) for found in summary.found] == []
     assert summary.executions == count
@@ -113,7 +113,8 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
 @pytest.mark.parametrize(
     "target", ["manifest", "index", "tar", "lmdb", "hdf5", "image"], indirect=True
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@seed(SEED)
+@settings(max_examples=points(30, 500), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_input_is_read_right_or_refused(target: Target, data: st.DataObject) -> None:
     content = data.draw(changed(target.seeds))
@@ -185,9 +186,10 @@ def test_each_kind_of_bug_is_a_finding(beside: Callable[[str], str], tmp_path: P
 
 
 @needs_atheris
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", cases(["Crashes", "Sound"], 1))
 def test_the_fuzzer_starts_again_after_a_crash(beside: Callable[[str], str], name: str) -> None:
-    summary = fuzz(beside(name), seconds=200, count=8, seed=0)
+    summary = fuzz(beside(name), seconds=1000, count=8, seed=0)
 
     assert {found.kind for found in summary.found} <= {"crash"}
     assert summary.restarts == summary.outcomes["crash"]
