@@ -158,6 +158,7 @@ def run_forked(
     cwd: Path | None = None,
     *,
     merged: bool = False,
+    deadline: float = _DEADLINE,
 ) -> subprocess.CompletedProcess[str]:
     """Call a function of a module in a fork, as if it were a program with these arguments.
 
@@ -167,13 +168,14 @@ def run_forked(
         env: Environment variables beside those of this process.
         cwd: Its working directory.
         merged: Print to one stream, stdout.
+        deadline: Seconds after which it is taken for hung, and killed.
     """
     command = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         streams = Descriptor(out), Descriptor(out if merged else err)
         child = Child(_run, function, command, cwd or Path.cwd(), streams, env=env)
         try:
-            code = child.wait(_DEADLINE)
+            code = child.wait(deadline)
         except subprocess.TimeoutExpired:
             os.kill(child.pid, signal.SIGKILL)
             raise
@@ -221,7 +223,7 @@ class Descriptor:
         self._number = file if isinstance(file, int) else file.fileno()
 
     def __reduce__(self) -> tuple[Callable[..., int], tuple[Any]]:
-        return _detach, (reduction.DupFd(self._number),)  # type: ignore[no-untyped-call]
+        return _detach, (reduction.DupFd(self._number),)
 
 
 def _detach(inherited: Any) -> int:
@@ -266,7 +268,7 @@ def _begin_anew(env: Mapping[str, str], out: int, err: int) -> None:
     warnings.resetwarnings()  # pytest makes them errors
     for ignored in (DeprecationWarning, ImportWarning, PendingDeprecationWarning, ResourceWarning):
         warnings.simplefilter("ignore", ignored)
-    util.spawnv_passfds = _fork
+    util.spawnv_passfds = _fork  # type: ignore[assignment]
     devnull = os.open(os.devnull, os.O_RDONLY)
     for number, target in ((devnull, 0), (out, 1), (err, 2)):
         os.dup2(number, target)

@@ -66,7 +66,7 @@ def test_captions_become_words_and_back(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("segment", 90.0), ("caption", 70.0)])
 def test_the_scripts_learn_what_they_state(path: Path, name: str, least: float) -> None:
-    done = run_forked(run_script, [EXAMPLES / f"{name}.py", path])
+    done = run_forked(run_script, [EXAMPLES / f"{name}.py", path], deadline=250)
     assert done.returncode == 0, done.stderr
     (found,) = re.findall(r"^(?:overlap|accuracy) ([0-9.]+)%$", done.stdout, re.MULTILINE)
     assert float(found) >= least

@@ -70,7 +70,7 @@ _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 def accuracy_of(*command: object) -> float:
     """Run Python, the script itself in a fork; return the accuracy that it prints."""
     if command[0] == SCRIPT:
-        done = run_forked(run_script, command)
+        done = run_forked(run_script, command, deadline=SECONDS)
         code, out, err = done.returncode, done.stdout, done.stderr
     else:
         with started(*command) as process:

@@ -730,12 +730,6 @@ def test_an_image_too_large_for_its_encoding_is_bad(field: str, width: int) -> N
         encode(Image.new("RGB", (width, 1)), field, 90)
 
 
-def test_the_orientation_of_a_jpeg_and_its_number_of_images_are_found() -> None:
-    frames = encoded(picture(), "MPO", save_all=True, append_images=[picture(seed=1)])
-    assert inspect(jpeg(30, 20, exif=exif(6)), "jpg").orientation == 6
-    assert inspect(frames, "jpg").frames == 2
-
-
 @for_each("fill", [b"\xff", b"\xff\xff\xff"])
 def test_padding_before_a_marker_is_not_a_length(fill: bytes) -> None:
     data = jpeg()

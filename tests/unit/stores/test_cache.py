@@ -48,17 +48,15 @@ def names(cache: Cache) -> set[str]:
 
 def test_a_file_is_fetched_once(tmp_path: Path) -> None:
     cache = open_cache(tmp_path / "cache", None)
-    path, calls = cache.shard(remote(1).sha256), []
-    begun = threading.Semaphore(0)
+    path, calls, begun = cache.shard(remote(1).sha256), [], []
 
     def fill(descriptor: int) -> None:
         calls.append(1)
-        for _ in range(4):
-            begun.acquire()
+        wait_until(lambda: len(begun) == 4, "the other threads")
         os.pwrite(descriptor, content(1), 0)
 
     def fetch_too() -> None:
-        begun.release()
+        begun.append(1)
         cache.fetch(remote(1), path, fill)
 
     threads = [threading.Thread(target=fetch_too) for _ in range(4)]
