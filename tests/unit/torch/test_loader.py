@@ -104,7 +104,7 @@ def test_an_invalid_epoch_is_refused() -> None:
     loader = load(Numbers())
     for epoch in (-1, 1.0, "1", None, True):
         with refused(UsageError, "epoch", repr(epoch)):
-            loader.set_epoch(epoch)  # type: ignore[arg-type]
+            loader.set_epoch(epoch)
     assert loader.epoch == 0
 
 

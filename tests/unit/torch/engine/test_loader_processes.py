@@ -127,7 +127,7 @@ def test_a_collate_function_draws_differently_in_each_rank_worker_and_epoch(root
         this_rank = Rank(rank=rank, world_size=2)
         for persistent in (False, True)[: 2 - rank]:
             options = in_processes(
-                2, collate_fn=mixed, rank=this_rank, persistent_workers=persistent
+                2 - rank, collate_fn=mixed, rank=this_rank, persistent_workers=persistent
             )
             epochs = epochs_of(dataset, options)
             values = torch.cat([batch[:4] for epoch in epochs for batch in epoch])
