@@ -457,7 +457,7 @@ def test_more_workers_than_the_system_permits_are_an_error(place: Path) -> None:
         loader = load("process", open_dataset(place), num_workers=30)
         most = len(os.listdir("/dev/fd")) + 30
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        with pytest.raises(LoaderFailed, match="30 worker processes"):
+        with pytest.raises(LoaderFailed, match="30 worker"):
             next(iter(loader))
         for process in multiprocessing.active_children():
             process.join(DEADLINE / 2)
