@@ -20,7 +20,7 @@ import torch
 from engines import Crew
 from helpers import DEADLINE, make_dataset, make_tree, png
 from lightning.pytorch.callbacks import ModelCheckpoint
-from loading import Print, Prints, prints, prints_of
+from loading import Print, Prints, prints, prints_of, row_order
 from torch.utils.data import Subset
 
 import shardkit
@@ -34,7 +34,6 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.errors import StateMismatch
-from shardkit.sampling.order import Order
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -506,7 +505,7 @@ def test_the_ranks_of_a_trainer_divide_each_step(root: Path, tmp_path: Path) -> 
 
     assert done.returncode == 0, done.stderr
     zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    order = Order(size=ROWS, shuffle=True)
+    order = row_order(shuffle=True)
     for epoch in range(2):
         rows = order.rows(epoch, np.arange(ROWS)).tolist()
         steps = list(zip(zero["train"][epoch], one["train"][epoch], strict=True))

@@ -369,9 +369,8 @@ def test_an_iterable_dataset_that_gives_batches_is_a_loader() -> None:
     assert monitor.report.images == 15
 
 
-@pytest.mark.parametrize(
-    ("batch", "images"),
-    [
+def test_batches_of_every_kind_are_counted() -> None:
+    batches: tuple[tuple[Any, int], ...] = (
         ((torch.zeros(3, 2), torch.zeros(3)), 3),
         ([torch.zeros(3, 2), torch.zeros(3), torch.zeros(3)], 3),
         ([torch.zeros(3, 2)], 3),
@@ -383,12 +382,11 @@ def test_an_iterable_dataset_that_gives_batches_is_a_loader() -> None:
         ({}, 0),
         ((), 0),
         (8, 1),
-    ],
-)
-def test_batches_of_every_kind_are_counted(batch: Any, images: int) -> None:
-    monitor = ThroughputMonitor([batch, batch])
-    assert len(list(monitor)) == 2
-    assert monitor.report.images == 2 * images
+    )
+    for batch, images in batches:
+        monitor = ThroughputMonitor([batch, batch])
+        assert len(list(monitor)) == 2
+        assert monitor.report.images == 2 * images
 
 
 def test_an_object_without_batches_is_refused(path: Path) -> None:

@@ -21,7 +21,6 @@ from helpers import make_dataset, make_tree, png
 
 from shardkit import DevicePrefetcher, Normalize, UsageError, make_loader, open_dataset
 from shardkit.errors import StateMismatch
-from shardkit.torch.loader import Loader
 
 ROWS = 11
 Pair = namedtuple("Pair", "images labels")
@@ -34,7 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dataset(make_tree(root / "photos", files), root / "made")
 
 
-def loader_of(root: Path, **options: Any) -> Loader:
+def loader_of(root: Path, **options: Any) -> Any:
     dataset = open_dataset(root, decode="torch")
     settings: dict[str, Any] = {"num_workers": 2, "with_rows": True, **options}
     return make_loader(dataset, 2, shuffle=True, seed=3, **settings)

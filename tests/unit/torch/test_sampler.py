@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 from accelerate.data_loader import prepare_data_loader
 from helpers import DEADLINE
-from loading import BATCH, CROP, ROWS, SEED, Prints, epoch_by_hand, make_datasets, prints_of
+from loading import (
+    BATCH,
+    CROP,
+    ROWS,
+    SEED,
+    Prints,
+    epoch_by_hand,
+    make_datasets,
+    prints_of,
+    row_order,
+)
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 
 from shardkit import (
@@ -26,7 +36,6 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.errors import StateMismatch
-from shardkit.sampling.order import Order
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -58,7 +67,7 @@ def sampler_of(dataset: Any, **options: Any) -> EpochBatchSampler:
 
 
 def by_hand(path: Path, epoch: int, **options: Any) -> list[Prints]:
-    order = Order(size=ROWS, **{"shuffle": True, "seed": SEED, **options})
+    order = row_order(**{"shuffle": True, "seed": SEED, **options})
     return epoch_by_hand(open_dataset(path, decode=CROP), order, epoch, BATCH, (0, 1))
 
 
@@ -124,7 +133,7 @@ def test_the_epoch_reaches_the_parts_of_a_dataset(root: Path, kind: str, num_wor
 def test_any_dataset_with_a_length_may_be_sampled() -> None:
     numbers: Any = list(range(10))
     sampler = EpochBatchSampler(numbers, 4, shuffle=True, seed=3)
-    expected = Order(size=10, shuffle=True, seed=3)
+    expected = row_order(size=10, shuffle=True, seed=3)
     for epoch in range(2):
         found = list(sampler)
         assert [len(rows) for rows in found] == [4, 4, 2]
@@ -146,7 +155,7 @@ def test_ranks_read_their_subset_of_each_step(root: Path, world_size: int, remai
     found = [
         row for step in itertools.zip_longest(*every, fillvalue=()) for own in step for row in own
     ]
-    expected = Order(size=ROWS, shuffle=True, seed=SEED).rows(0, np.arange(ROWS)).tolist()
+    expected = row_order(shuffle=True, seed=SEED).rows(0, np.arange(ROWS)).tolist()
     if remainder == "drop":
         expected = expected[: ROWS // world_size * world_size]
     elif remainder == "pad":
