@@ -20,6 +20,7 @@ from helpers import DEADLINE
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from refusals import refused
 
 from scripts.fuzzing.target import Target
 from scripts.fuzzing.targets import TARGETS, make
@@ -140,7 +141,7 @@ def test_a_recipe_that_is_nested_too_deeply_is_refused(tmp_path: Path, depth: in
     value = json.loads(target.seeds[0])
     value["recipe"]["encode"] = nested(depth)
     if depth > 31:
-        with pytest.raises(target.allowed, match=r"nested too deeply|not a manifest"):
+        with refused(target.allowed):
             target.check(sealed(value))
     else:
         target.check(sealed(value))

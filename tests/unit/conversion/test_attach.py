@@ -316,7 +316,7 @@ def test_irregularities_are_findings(tmp_path: Path) -> None:
     with path.open("r+b") as file:  # cut the two blocks at the end
         content = file.read().rstrip(b"\0")
         file.truncate(-(-len(content) // 512) * 512)
-    with pytest.raises(BadImages, match="4 findings in the archives") as caught:
+    with refused(BadImages, "4") as caught:
         attach(path, tmp_path / "index")
     reasons = {problem.path: problem.reason for problem in caught.value.problems}
     assert reasons == {

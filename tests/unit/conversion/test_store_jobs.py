@@ -107,7 +107,7 @@ def test_a_commit_needs_no_shard_and_may_be_repeated(
     assert not any(method == "GET" and ".lmdb" in path for method, path in bucket.requests)
     assert held(bucket) == local(source)
     assert not list((tmp_path / "staging").iterdir())
-    with pytest.raises(UsageError, match="holds no plan"):
+    with refused(UsageError):
         work()
     assert commit(URL).unchanged
     with refused(UsageError, URL):
@@ -185,7 +185,7 @@ def test_a_claim_that_cannot_be_removed_hides_no_error(
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DiskFull, match=f"the disk of {tmp_path} is full"), local_folder(tmp_path):
+    with refused(DiskFull, tmp_path), local_folder(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert not list(tmp_path.iterdir())
 
@@ -225,7 +225,7 @@ def test_another_plan_is_discarded_only_if_forced(bucket: Bucket, source: Path) 
             upload(make_dataset(source, source.parent / "other"), URL)
         plan(source, seed=1, force=True)
         assert not [name for name in bucket.names() if name.endswith(".lmdb")]
-        with pytest.raises(UsageError, match=r"holds no plan|committed or"):
+        with refused(UsageError):
             late.build(2)
     work(1)
 
@@ -267,7 +267,7 @@ def test_a_discarded_plan_cannot_be_committed(
         return received
 
     monkeypatch.setattr("shardkit.conversion.convert.receive_results", receive_then)
-    with pytest.raises(UsageError, match="holds no plan"):
+    with refused(UsageError):
         commit(URL)
     assert not {"data/shardkit.json", "data/index/rows.npy"} & set(bucket.names())
 
@@ -295,7 +295,7 @@ def test_a_plan_is_complete_before_jobs_start(bucket: Bucket, source: Path) -> N
     (head,) = [name for name in bucket.names() if name.endswith("/jobs/plan.json")]
     bucket.ask("DELETE", task)
     bucket.ask("DELETE", head)
-    with pytest.raises(UsageError, match=r"is not complete.*repeat"):
+    with refused(UsageError):
         work(0)
     plan(source)
     work(2)

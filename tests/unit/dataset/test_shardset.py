@@ -132,7 +132,7 @@ def test_no_memory_is_allocated_for_an_image_beyond_its_shard(place: Path) -> No
         rows = np.load(place / INDEX)
         rows["length"][2] = length
         save_index(place, with_checks(rows), signed=True)
-        with pytest.raises(CorruptRecord, match=r"\(row 2, .*ends beyond its shard"):
+        with refused(CorruptRecord, "2"):
             read(place, 0, 2, 1)
 
 

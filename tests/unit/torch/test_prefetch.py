@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import make_dataset, make_tree, png
+from refusals import refused
 
 from shardkit import DevicePrefetcher, Normalize, UsageError, make_loader, open_dataset
 from shardkit.errors import StateMismatch
@@ -357,7 +358,7 @@ def test_an_error_of_the_loader_is_raised(device: str) -> None:
 
     prefetcher = DevicePrefetcher(Failing(), device)
     seen: list[int] = []
-    with pytest.raises(ZeroDivisionError, match="the loader fails"):
+    with refused(ZeroDivisionError):
         note(prefetcher, seen)
     assert seen in ([1, 2, 3], [1, 2])
     assert prefetcher.state_dict() == {"position": seen[-1]}

@@ -22,6 +22,7 @@ from loading import (
     prints_of,
     row_order,
 )
+from refusals import refused
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 
 from shardkit import (
@@ -100,7 +101,7 @@ def test_accelerate_sharding_is_refused(root: Path, world_size: int) -> None:
         return prepare_data_loader(loader, num_processes=2, process_index=rank)
 
     if world_size > 1:
-        with pytest.raises(UsageError, match=r"rank 1 of 2.*BatchSamplerShard divides them again"):
+        with refused(UsageError, "1", "2"):
             list(prepared(1))
         assert len(list(sampler_of(dataset, rank=Rank(rank=1, world_size=2)))) == 6
         return
@@ -239,9 +240,9 @@ def test_wrong_options_are_a_usage_error(options: dict[str, Any], message: str) 
 
 @pytest.mark.parametrize("dataset", ["ok", Path("ok"), None, 5])
 def test_what_has_no_rows_is_refused(dataset: Any) -> None:
-    with pytest.raises(UsageError, match=r"needs a dataset with a length and rows.*open_dataset"):
+    with refused(UsageError, "open_dataset"):
         EpochBatchSampler(dataset, 4)
-    with pytest.raises(UsageError, match=r"needs datasets with a length and rows|must be"):
+    with refused(UsageError):
         Mixture([(dataset, 1)])
 
 
@@ -250,7 +251,7 @@ def test_a_wrong_epoch_or_state_is_refused_and_changes_nothing() -> None:
     state = sampler.state_dict()
     with pytest.raises(UsageError, match="epoch=-1"):
         sampler.set_epoch(-1)
-    with pytest.raises(StateMismatch, match="its samples is 5"):
+    with refused(StateMismatch, "5"):
         sampler.load_state_dict({**state, "samples": 5})
     assert sampler.state_dict() == state
     assert list(sampler) == [[0, 1], [2, 3], [4, 5]]

@@ -64,7 +64,7 @@ def test_options_override_and_contradictions_are_refused(tmp_path: Path) -> None
     assert options == LoaderOptions(
         engine="thread", num_workers=3, prefetch_factor=5, pin_memory=False
     )
-    with pytest.raises(UsageError, match=r"num_workers is 2 as an argument and 3 in tuned="):
+    with refused(UsageError, "num_workers", "2", "3", "tuned="):
         tuned.options(LoaderOptions(num_workers=2))
 
 
@@ -133,21 +133,21 @@ def test_hostile_files_are_refused(tmp_path: Path) -> None:
 def test_too_many_workers_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, settings={"engine": "process", "num_workers": 20_000})
 
-    with pytest.raises(UsageError, match="num_workers=20000 is more than 1024"):
+    with refused(UsageError, "num_workers=20000", "1024"):
         load_tuned(path)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`shardkit tune --out` writes it"):
         load_tuned(tmp_path / "missing.json")
-    with pytest.raises(UsageError, match="cannot be read: it is not a file"):
+    with refused(UsageError):
         load_tuned(tmp_path)
 
 
 def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
 
-    with pytest.raises(UsageError, match="it is not a file"):
+    with refused(UsageError):
         load_tuned(tmp_path / "pipe")
 
 
@@ -157,9 +157,9 @@ def test_only_tuned_files_are_replaced(tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("precious")
 
-    with pytest.raises(UsageError, match="It was not changed"):
+    with refused(UsageError):
         require_replaceable(notes)
-    with pytest.raises(UsageError, match="is not a folder"):
+    with refused(UsageError):
         require_replaceable(tmp_path / "missing" / "tuned.json")
     with pytest.raises(UsageError):
         require_replaceable(tmp_path)
@@ -168,7 +168,7 @@ def test_only_tuned_files_are_replaced(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     tuned = load_tuned(written(tmp_path))
 
-    with pytest.raises(ShardkitError, match="cannot be written"):
+    with refused(ShardkitError):
         tuned.save(tmp_path / "missing" / "tuned.json")
 
 
