@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "shardkit"
 DEADLINE = 900
-PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--timeout=120"]
+PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not measures"]
+PYTEST += ["--timeout=120", "--cpu-limit=inf"]
 
 _PAIRS: tuple[tuple[Any, Any], ...] = (
     (ast.Lt, ast.LtE),

@@ -16,9 +16,10 @@ from helpers import make_folder
 from hypothesis import settings
 from tqdm import tqdm
 
-from shardkit.system import native
+from shardkit.codecs import turbo
+from shardkit.system import compiled, native
 
-pytest_plugins = ["cpu"]
+pytest_plugins = ["campaign", "cpu", "refusals"]
 
 # Small pictures and small machines: no deadline, and the same examples in every run.
 settings.register_profile("shardkit", deadline=None, derandomize=True, max_examples=60)
@@ -66,6 +67,22 @@ def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     native._load.cache_clear()
     yield
     native._load.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def with_native() -> None:
+    """Skip a test where there is no compiled module."""
+    if not compiled.is_available():
+        pytest.skip("no compiled module")
+
+
+@pytest.fixture
+def without_turbojpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No TurboJPEG 3, which not all machines have."""
+    monkeypatch.setenv(turbo.VARIABLE, "off")
+    turbo._library.cache_clear()
+    yield
+    turbo._library.cache_clear()
 
 
 @pytest.fixture

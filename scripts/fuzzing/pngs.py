@@ -13,9 +13,11 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable
+from itertools import starmap
 from unittest import mock
 
 import numpy as np
+from helpers import png_chunk
 
 from shardkit.codecs.image import Decoding, Pixels, decode, decode_mask
 from shardkit.codecs.structure import PNG_CHANNELS, PNG_PASSES
@@ -173,13 +175,7 @@ def _ancillary(source: random.Random) -> tuple[bytes, bytes]:
 
 
 def _joined(chunks: Chunks) -> bytes:
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        len(content).to_bytes(4, "big")
-        + kind
-        + content
-        + zlib.crc32(kind + content).to_bytes(4, "big")
-        for kind, content in chunks
-    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(starmap(png_chunk, chunks))
 
 
 if __name__ == "__main__":

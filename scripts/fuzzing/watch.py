@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.fuzzing.isolated import DEADLINE, died
+from scripts.fuzzing.isolated import died
 from scripts.fuzzing.shared import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def fuzz(
     seconds: float,
     count: int,
     seed: int,
-    deadline: float = DEADLINE,
+    deadline: float = 60.0,
 ) -> Summary:
     """Fuzz one target for a time, or for a number of inputs.
 

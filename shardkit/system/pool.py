@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import multiprocessing
 import os
@@ -328,6 +329,7 @@ def _watch_parent(parent: int) -> None:  # pragma: no cover - not Linux
     os._exit(1)
 
 
+@functools.cache  # the second time, glibc would write zeros to what it kept
 def _keep_memory() -> None:
     """Let each image reuse the memory of the one before.
 

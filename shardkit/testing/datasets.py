@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 import random
 from collections.abc import Sequence
@@ -9,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from shardkit.contracts import Format
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.convert import convert, convert_scan
+from shardkit.conversion.fields import add_fields, replace_fields, undo_fields
 from shardkit.conversion.plan import ConvertOptions
+from shardkit.kinds.field import Field
 from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.system import compiled
 from shardkit.testing.tools import NEW_PROCESS, call_in, flipped
 from shardkit.torch.data.datasets import open_dataset
 from shardkit.verification.verify import verify
@@ -72,6 +77,87 @@ class DatasetConformance:
             with Image.open(tmp_path / "source" / path) as image:
                 assert np.array_equal(dataset[row][0], np.asarray(image.convert("RGB")))
 
+    def test_images_of_other_types_come_back(self, storage: Format, tmp_path: Path) -> None:
+        drawn = [
+            np.random.default_rng(n).integers(0, 1 << 16, (16, 12, 5), np.uint16) for n in range(4)
+        ]
+        for dtype, options in (
+            ("uint16", {"encode": "raw", "resize": "16x12"}),
+            ("float32", {"encode": "raw", "resize": "16x12"}),
+            ("float32", {}),
+        ):
+            images = [image.astype(dtype) for image in drawn]
+            samples = [{"image": image} for image in images]
+            target = tmp_path / f"{dtype} {len(options)}"
+            convert(samples, target, **_options(storage), pixels="keep", **options)
+            assert verify(target, "decode").findings == []
+            dataset = open_dataset(target, decode="numpy")
+            for row, image in enumerate(images):
+                found = dataset[row][0]
+                assert found.dtype == image.dtype
+                assert np.array_equal(found, image)
+
+    def test_planes_have_the_pixels_of_their_jpegs(self, storage: Format, tmp_path: Path) -> None:
+        if not compiled.is_available():
+            pytest.skip("only the compiled module writes planes")
+        source = tmp_path / "source"
+        source.mkdir()
+        for number, subsampling in enumerate((0, 1, 2)):
+            pixels = np.random.default_rng(number).integers(0, 256, (9, 10, 3), np.uint8)
+            picture = Image.fromarray(pixels).resize((41, 33))
+            picture.save(source / f"{number}.jpg", subsampling=subsampling)
+        images = []
+        for encode in ("keep", "planes"):
+            convert(source, tmp_path / encode, **_options(storage), encode=encode)
+            assert verify(tmp_path / encode, "decode").findings == []
+            dataset = open_dataset(tmp_path / encode, decode="numpy")
+            images.append([dataset[row][0] for row in range(3)])
+        assert dataset.manifest.fields["y4m"] == 3
+        assert all(map(np.array_equal, *images))
+
+    def test_fields_and_layers_have_the_values_of_their_samples(
+        self, storage: Format, tmp_path: Path
+    ) -> None:
+        samples = [
+            {
+                "label": n % 3,
+                "count": n * 7,
+                "score": None if n == 1 else n / 4,
+                "text": None if n == 2 else f"ä{n}\n★",
+                "latent": np.arange(n, n + 6, dtype=np.float16).reshape(2, 3),
+                "ragged": np.arange(2 * n, dtype=np.int32).reshape(n, 2),
+                "blob": b"" if n == 3 else bytes(range(n)),
+            }
+            for n in range(5)
+        ]
+        schema = {
+            "label": Field("label", classes=3),
+            "count": Field("number", "uint16"),
+            "score": Field("number", "float32"),
+            "ragged": Field("array"),
+            "blob": Field("bytes"),
+        }
+        target = tmp_path / "dataset"
+        convert(samples, target, **_options(storage), schema=schema)
+        before = _contents(target)
+        shards = [name for name in before if name.startswith("shard-")]
+        added = {"more": [n * 0.5 for n in range(5)], "vector": np.eye(5, 4, dtype=np.float32)}
+        add_fields(target, added)
+        undo_fields(target)
+        assert _contents(target) == before
+        add_fields(target, added)
+        replace_fields(target, {"count": [n + 1 for n in range(5)]})
+        assert {name: _contents(target)[name] for name in shards} == {
+            name: before[name] for name in shards
+        }
+        assert verify(target, "decode").findings == []
+        dataset = open_dataset(target, fields=[*samples[0], "more", "vector"])
+        for row, sample in enumerate(samples):
+            values = {**sample, "count": row + 1, "more": row * 0.5, "vector": added["vector"][row]}
+            for found, (name, value) in zip(dataset[row], values.items(), strict=True):
+                same = np.array_equal if isinstance(value, np.ndarray) else operator.eq
+                assert same(found, value), name
+
     def test_a_pickled_dataset_reads_the_same(self, storage: Format, tmp_path: Path) -> None:
         dataset = open_dataset(_convert(storage, tmp_path), decode="bytes")
         rows = [3, 0, 5, 3]
@@ -117,6 +203,11 @@ def _convert(
     options = ConvertOptions(to=storage.name, recipe=recipe or Recipe(), shard_samples=3)
     convert_scan(scan_imagefolder(source), folder / name, options, Builder(workers=workers))
     return folder / name
+
+
+def _options(storage: Format) -> dict[str, Any]:
+    """Return options of conversions whose rows are in the order of their source."""
+    return {"to": storage.name, "shard_samples": 3, "shuffle": False, "workers": 1}
 
 
 def _samples(dataset: Any, rows: Sequence[int]) -> list[Any]:

@@ -31,7 +31,7 @@ from shardkit.testing.tools import (
 )
 
 _EXAMPLES = settings(
-    max_examples=30,
+    max_examples=20,
     deadline=None,
     database=None,
     # Several classes inherit each test, and hypothesis warns; ``storage`` has no state.

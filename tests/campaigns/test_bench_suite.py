@@ -11,7 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from campaign import in_full
+from helpers import DEADLINE
 from PIL import Image
+
+pytestmark = in_full
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "scripts" / "bench"
@@ -141,7 +145,7 @@ def small(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     }
     command = [sys.executable, "-c", _SMALL, str(photos), str(work)]
     made = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=environment, timeout=100
+        command, check=False, capture_output=True, text=True, env=environment, timeout=2 * DEADLINE
     )
     assert made.returncode == 0, made.stderr
     return work, float(made.stdout.split()[-1])
@@ -237,7 +241,6 @@ def smoke_work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("smoke")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workload", _WORKLOADS)
 def test_every_workload_measures_all_candidates_that_are_installed(
     twenty: Path, smoke_work: Path, tmp_path: Path, workload: str
@@ -252,7 +255,6 @@ def test_every_workload_measures_all_candidates_that_are_installed(
     assert not {name: note for name, note in unmeasured.items() if not note.startswith(missing)}
 
 
-@pytest.mark.slow
 def test_launches_measures_every_load_with_the_engines_asked_for(
     twenty: Path, smoke_work: Path, tmp_path: Path
 ) -> None:
@@ -290,10 +292,10 @@ def _run_smoke(script: str, *arguments: object) -> subprocess.CompletedProcess[s
         capture_output=True,
         text=True,
         env=environment,
-        timeout=280,
+        timeout=8 * DEADLINE,
     )
 
 
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCH / "run.py"), *map(str, arguments)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import random
-import subprocess
-import sys
+import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from campaign import cases, draw, points
 from faulty import SIGNAL_AFTER, SIGNAL_BEFORE, Bench, Fault, compiler
-from helpers import DEADLINE, FORMATS
+from helpers import FORMATS
 from oracle import NAMES, Oracle, Oracles, different, kill_points
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="it needs Linux and gcc")
 
-SEED = 5
-POINTS = 40
-"""Calls at which a conversion is killed in each format, beside the first and the last one."""
-
 ALONE = NAMES[0]
+"""The simplest case."""
+
+FEW = cases(FORMATS, 1)
 
 
 @pytest.fixture(scope="module")
@@ -29,32 +26,29 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracles]:
     bench.close()
 
 
-@pytest.fixture(scope="module", params=FORMATS)
-def oracle(oracles: Oracles, request: pytest.FixtureRequest) -> Oracle:
-    """The simplest case in each format."""
-    return oracles.of(ALONE, request.param)
-
-
-def killed(oracle: Oracle, points: int) -> dict[int, int]:
-    """Kill at that many points; return how many shards were kept after each."""
-    kept: dict[int, int] = {}
-    for fault in kill_points(oracle, points, SEED):
+def kill(oracle: Oracle, count: int) -> set[int]:
+    """Kill at the first, at the last and at ``count`` other calls; return all of them."""
+    calls = set()
+    for fault in kill_points(oracle, count):
         point = oracle.disturb(fault)
         assert point.outcome.killed, (fault, point.outcome.story())
         assert not point.wrong, (fault, point.wrong)
-        kept[fault.at] = point.kept
-    return kept
+        calls.add(fault.at)
+    return calls
 
 
-def test_a_killed_conversion_is_finished_by_the_same_command(oracle: Oracle) -> None:
-    kept = killed(oracle, POINTS)
-    assert {1, oracle.first.calls} <= kept.keys()
-    assert len(kept) >= POINTS
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_killed_conversion_is_finished_by_the_same_command(oracles: Oracles, to: str) -> None:
+    oracle, count = oracles.of(ALONE, to), points(6, 200)
+    calls = kill(oracle, count)
+    assert {1, oracle.first.calls} <= calls
+    assert len(calls) >= min(count, oracle.first.calls)
 
 
-def test_the_later_it_is_killed_the_more_shards_are_kept(oracle: Oracle) -> None:
+@pytest.mark.parametrize("to", FEW)
+def test_the_later_it_is_killed_the_more_shards_are_kept(oracles: Oracles, to: str) -> None:
     """Until it is published; what is left then is to clear up."""
-    kept = []
+    oracle, kept = oracles.of(ALONE, to), []
     for at in range(1, oracle.first.calls, oracle.first.calls // 12):
         oracle.reset()
         oracle.run(Fault(action=SIGNAL_BEFORE, at=at))
@@ -68,14 +62,17 @@ def test_the_later_it_is_killed_the_more_shards_are_kept(oracle: Oracle) -> None
     assert kept[-1] == oracle.case.shards
 
 
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize(("name", "to"), cases(itertools.product(NAMES[1:], FORMATS), 4))
 def test_other_conversions_can_be_killed_as_well(oracles: Oracles, to: str, name: str) -> None:
-    killed(oracles.of(name, to), 4)
+    kill(oracles.of(name, to), points(3, 30))
 
 
-def test_a_conversion_that_is_killed_again_and_again_ends_the_same(oracle: Oracle) -> None:
-    chosen = random.Random(f"{SEED} {oracle.case}")
+@pytest.mark.parametrize("to", FEW)
+def test_a_conversion_that_is_killed_again_and_again_ends_the_same(
+    oracles: Oracles, to: str
+) -> None:
+    oracle = oracles.of(ALONE, to)
+    chosen = draw("again and again", oracle.case)
     oracle.reset()
     deaths = 0
     while not oracle.is_published():
@@ -89,7 +86,11 @@ def test_a_conversion_that_is_killed_again_and_again_ends_the_same(oracle: Oracl
     assert not different(oracle.expected, oracle.found())
 
 
-def test_a_conversion_past_whose_end_the_fault_lies_is_not_touched(oracle: Oracle) -> None:
+@pytest.mark.parametrize("to", FEW)
+def test_a_conversion_past_whose_end_the_fault_lies_is_not_touched(
+    oracles: Oracles, to: str
+) -> None:
+    oracle = oracles.of(ALONE, to)
     oracle.reset()
     outcome = oracle.run(Fault(action=SIGNAL_BEFORE, at=oracle.first.calls + 1))
     assert (outcome.code, outcome.acted, outcome.calls) == (0, 0, oracle.first.calls)
@@ -113,9 +114,11 @@ def test_the_oracle_finds_a_converter_with_a_mistake(
 ) -> None:
     oracle = oracles.of(name, "webdataset")
     found: list[str] = []
-    for fault in kill_points(oracle, 14, SEED):
+    for fault in kill_points(oracle, points(14, 40)):
         found += oracle.disturb(fault, mistake).wrong
-    assert any(message in wrong for wrong in found), found
+        if any(message in wrong for wrong in found):
+            return
+    pytest.fail(f"{message!r} is not in {found}")
 
 
 def test_the_oracle_sees_every_difference() -> None:
@@ -124,20 +127,3 @@ def test_the_oracle_sees_every_difference() -> None:
     assert (
         different(expected, {"a": "1", "b": "0", "d": "4"}) == "lacking: c; too much: d; other: b"
     )
-
-
-def test_the_script_does_the_same_for_thousands_of_points() -> None:
-    script = Path(__file__).parents[2] / "scripts" / "crash.py"
-    given = ["--points", "8", "--format", "webdataset", "--fault", "kill", "--case", "replaced"]
-    done = subprocess.run(
-        [sys.executable, str(script), *given],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    *_, row = done.stdout.splitlines()
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[:6] == ["webdataset", "kill", "8", "8", "8", "8"]
-    assert cells[7] == "0"

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import io
-import random
 import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
+from campaign import draw, points
 from faulty import SIGNAL_BEFORE, Bench, Fault, compiler
 from helpers import jpeg, tree
 
 from shardkit import ShardkitError, describe
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="it needs Linux and gcc")
-
-POINTS = 20
-"""Calls at which each run is killed."""
 
 
 @pytest.mark.parametrize("update", [False, True])
@@ -50,7 +47,7 @@ def test_a_killed_run_is_finished_by_the_same_command(
     prepare()
     calls = attach(target)
     expected = tree(target)
-    for at in {1, calls, *random.Random(7).sample(range(2, calls), POINTS)}:
+    for at in {1, calls, *draw(update).sample(range(2, calls), points(3, 40))}:
         prepare()
         attach(target, fault=Fault(action=SIGNAL_BEFORE, at=at))
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import subprocess
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import FULL, cases, points
 from faulty import FAIL, FOREVER, SHORTEN, Bench, Fault, compiler
 from helpers import DEADLINE, FORMATS
 from oracle import NAMES, Oracles, different, error_points
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="it needs Linux and gcc")
 
-SEED = 7
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 
 
@@ -30,39 +31,37 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracles]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("times", [1, FOREVER], ids=["once", "from then on"])
-@pytest.mark.parametrize("code", ERRORS, ids=lambda code: errno.errorcode[code])
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(
+    ("to", "code", "times"), cases(itertools.product(FORMATS, ERRORS, (1, FOREVER)), 4)
+)
 def test_an_error_of_the_disk_is_told_and_the_same_command_goes_on(
     oracles: Oracles, to: str, code: int, times: int
 ) -> None:
     oracle = oracles.of(NAMES[0], to)
-    for fault in error_points(oracle, [code], 4, SEED, times):
+    for fault in error_points(oracle, [code], points(3, 20), times):
         point = oracle.fail(fault)
         assert not point.wrong, (fault, oracle.kinds.get(fault.at), point.wrong)
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["splits", "bad files", "replaced", "splits over"])
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(("to", "name"), cases(itertools.product(FORMATS, NAMES[1:]), 3))
 def test_an_error_of_the_disk_leaves_the_older_dataset_or_none(
     oracles: Oracles, to: str, name: str
 ) -> None:
     oracle = oracles.of(name, to)
     for times in (1, FOREVER):
-        for fault in error_points(oracle, ERRORS, 2, SEED, times):
+        for fault in error_points(oracle, ERRORS, points(2, 12), times):
             point = oracle.fail(fault)
             assert not point.wrong, (fault, oracle.kinds.get(fault.at), point.wrong)
 
 
 @needs_compiler
-@pytest.mark.parametrize("code", ERRORS, ids=lambda code: errno.errorcode[code])
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(("to", "code"), cases(itertools.product(FORMATS, ERRORS), 3))
 def test_every_write_of_a_shard_may_fail(oracles: Oracles, to: str, code: int) -> None:
     """Among them are those of HDF5 itself, which is known to crash, and of LMDB."""
     oracle = oracles.of(NAMES[0], to)
     writes = [at for at, kind in oracle.kinds.items() if kind == "write"]
-    for at in writes[2:30:4]:
+    for at in writes[2:] if FULL else writes[2:30:14]:
         # LMDB calls it an input/output error; a trial tells, if the disk is still full then.
         times = FOREVER if to == "lmdb" else 1
         point = oracle.fail(Fault(action=FAIL, at=at, code=code, times=times))
@@ -74,7 +73,7 @@ def test_every_write_of_a_shard_may_fail(oracles: Oracles, to: str, code: int) -
 def test_calls_that_a_signal_interrupts_are_made_again(oracles: Oracles, to: str) -> None:
     oracle = oracles.of(NAMES[0], to)
     interruptible = [at for at, kind in oracle.kinds.items() if kind in ("write", "sync")]
-    for at in interruptible[::9]:
+    for at in interruptible[:: points(20, 3)]:
         oracle.reset()
         outcome = oracle.run(Fault(action=FAIL, at=at, code=errno.EINTR))
         assert outcome.code == 0, (at, outcome.story())
@@ -103,7 +102,7 @@ def test_writes_that_take_half_are_completed_or_told(oracles: Oracles, to: str) 
 _FULL = """
 import json, subprocess, sys
 from pathlib import Path
-from helpers import jpeg, make_tree, run, tree
+from helpers import jpeg, make_tree, run_main, tree
 
 root = Path(sys.argv[1])
 for each in ("source", "disk"):
@@ -125,7 +124,7 @@ for to in ("hdf5", "lmdb", "webdataset"):
     given = ["--to", to, "--workers", 1, "--json", "--shard-samples", 10]
 
     def convert(target, *more):
-        done = run("convert", "imagefolder", photos, target, *given, *more)
+        done = run_main("convert", "imagefolder", photos, target, *given, *more)
         return [done.returncode, done.stdout, done.stderr]
 
     convert(root / to)
@@ -156,52 +155,30 @@ def unshared() -> list[str]:
     return [] if tried.returncode else command
 
 
-@pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What happened when each format was written to a disk too small, in three steps."""
+def test_a_full_disk_is_told_and_with_more_room_the_same_command_finishes(tmp_path: Path) -> None:
+    """First the disk is too small, then it becomes full, then there is room."""
     command = unshared()
     if not command:
         pytest.skip("this user may mount nothing")
+    support = str(Path(__file__).parents[1] / "support")
+    places = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*command, sys.executable, "-c", _FULL, str(tmp_path_factory.mktemp("full"))],
+        [*command, sys.executable, "-c", _FULL, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=2 * DEADLINE,
         check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                [str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")]
-            ),
-        },
+        env={**os.environ, "PYTHONPATH": places},
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_disk_too_small_is_told_with_the_shortfall(full: dict[str, Any], to: str) -> None:
-    code, stdout, stderr = full[to]["steps"][0]
-    assert code == json.loads(stdout)["exit_code"] == 1
-    assert stderr.startswith("shardkit: error: ")
-    assert stderr.count("\n") == 1
-    assert full[to]["target"] in stderr
-    assert "Free " in stderr
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_disk_that_becomes_full_is_told(full: dict[str, Any], to: str) -> None:
-    code, stdout, stderr = full[to]["steps"][1]
-    assert code == json.loads(stdout)["exit_code"] == 1, stderr
-    assert stderr.startswith("shardkit: error: ")
-    assert stderr.count("\n") == 1
-    assert full[to]["target"] in stderr
-    assert "full" in stderr
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_after_room_was_made_the_same_command_finishes(full: dict[str, Any], to: str) -> None:
-    code, _, stderr = full[to]["steps"][2]
-    assert (code, stderr) == (0, "")
-    assert full[to]["equal"]
+    for to in FORMATS:
+        *failed, last = found[to]["steps"]
+        for (code, stdout, stderr), word in zip(failed, ("Free ", "full"), strict=True):
+            assert code == json.loads(stdout)["exit_code"] == 1, (to, stderr)
+            assert stderr.startswith("shardkit: error: ")
+            assert stderr.count("\n") == 1
+            assert found[to]["target"] in stderr
+            assert word in stderr
+        assert (last[0], last[2]) == (0, ""), to
+        assert found[to]["equal"], to

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from campaign import cases, points
 from faulty import Bench, compiler
 from helpers import FORMATS
 from oracle import Case, Oracle, kill_points
@@ -13,10 +15,6 @@ from oracle import Case, Oracle, kill_points
 from shardkit import open_dataset
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="it needs Linux and gcc")
-
-SEED = 7
-POINTS = 8
-"""Calls at which each change is killed, beside the first and the last one."""
 
 VERBS = ("add", "replace", "remove", "undo", "compact")
 
@@ -31,7 +29,7 @@ class FieldOracle(Oracle):
     def prepare(self, before: Path) -> None:
         """Convert the images, and add a field to them."""
         made = before / "out"
-        options = ("--to", self.case.to, "--shard-samples", "4")
+        options = ("--to", self.case.to, "--shard-samples", "4", "--workers", "1")
         self.make("convert", "imagefolder", self._sources / self.case.source, made, *options)
         self.tables.mkdir(exist_ok=True)
         paths = sorted(open_dataset(made).paths)
@@ -64,12 +62,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench.close()
 
 
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(("verb", "to"), cases(itertools.product(VERBS, FORMATS), len(VERBS)))
 def test_a_killed_change_is_finished_by_the_same_command(bench: Bench, verb: str, to: str) -> None:
     case = Case(name=verb, source="photos", options=(), shards=1, older=True, to=to)
     oracle = FieldOracle(bench, case)
-    for fault in kill_points(oracle, POINTS, SEED):
+    for fault in kill_points(oracle, points(2, 20)):
         point = oracle.disturb(fault)
         assert point.outcome.killed, (fault, point.outcome.story())
         wrong = [text for text in point.wrong if "has no change to undo" not in text]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from campaign import cases, points
 from faulty import Bench, compiler
 from helpers import FORMATS
 from oracle import NAMES, Oracles, cut_power, power_cuts
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="it needs Linux and gcc")
-
-SEED = 6
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +22,10 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracles]:
     bench.close()
 
 
-# The simplest case in each format, each other case in one of them.
-PAIRS = [(NAMES[0], to) for to in FORMATS]
-PAIRS += [(name, FORMATS[number % 3]) for number, name in enumerate(NAMES[1:])]
-
-
-@pytest.mark.parametrize(("name", "to"), PAIRS)
+@pytest.mark.parametrize(("name", "to"), cases(itertools.product(NAMES, FORMATS), 3))
 def test_what_a_power_cut_takes_is_made_again(oracles: Oracles, name: str, to: str) -> None:
     oracle = oracles.of(name, to)
-    for at, cut in power_cuts(oracle, 10, SEED):
+    for at, cut in power_cuts(oracle, points(3, 20)):
         point = cut_power(oracle, at, cut)
         assert not point.wrong, (at, oracle.first.calls, cut, point.wrong)
 
@@ -39,6 +34,6 @@ def test_what_a_power_cut_takes_is_made_again(oracles: Oracles, name: str, to: s
 def test_without_its_syncs_a_dataset_would_be_lost(oracles: Oracles, deaf: str) -> None:
     oracle = oracles.of(NAMES[0], "webdataset")
     found: list[str] = []
-    for at, cut in power_cuts(oracle, 0, SEED):
+    for at, cut in power_cuts(oracle, 0):
         found += cut_power(oracle, at, replace(cut, deaf=deaf)).wrong
     assert "a conversion that had succeeded was lost" in found

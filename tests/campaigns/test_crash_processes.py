@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import random
 import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from campaign import cases, draw, points
 from faulty import (
     GROUP,
     MAIN,
@@ -27,8 +28,6 @@ from oracle import NAMES, Oracle, Oracles, different
 from PIL import Image
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="it needs Linux and gcc")
-
-SEED = 8
 
 
 @pytest.fixture(scope="module")
@@ -49,25 +48,21 @@ def require_equal(oracle: Oracle) -> None:
 # --- signals, at any call ---
 
 
+ENDS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
+"""Signals, and the exit code of a command that one of them ends."""
+
+
 @pytest.mark.parametrize(
-    ("number", "times", "code"),
-    [
-        (signal.SIGTERM, 1, 143),
-        (signal.SIGTERM, 2, 143),
-        (signal.SIGINT, 1, 130),
-        (signal.SIGINT, 2, 130),
-        (signal.SIGHUP, 1, 129),
-    ],
-    ids=["SIGTERM", "SIGTERM twice", "SIGINT", "SIGINT twice", "SIGHUP"],
+    ("name", "to", "number", "times"),
+    cases(itertools.product(NAMES, FORMATS, ENDS, (1, 2)), 6),
 )
-@pytest.mark.parametrize("to", FORMATS)
 def test_a_signal_at_any_call_ends_in_order(
-    oracles: Oracles, to: str, number: int, times: int, code: int
+    oracles: Oracles, name: str, to: str, number: signal.Signals, times: int
 ) -> None:
-    oracle = oracles.of(NAMES[0], to)
-    chosen = random.Random(f"{SEED} {to} {number} {times}")
+    oracle, code = oracles.of(name, to), ENDS[number]
+    chosen = draw(oracle.case, number, times)
     # Not within the last steps, in which it clears up what is published already.
-    for at in chosen.sample(range(1, oracle.first.calls // 2), 6):
+    for at in chosen.sample(range(1, oracle.first.calls // 2), points(2, 6)):
         oracle.reset()
         fault = Fault(action=SIGNAL_BEFORE, at=at, times=times, code=number)
         outcome = oracle.run(fault)
@@ -196,15 +191,11 @@ def large(tmp_path: Path) -> Path:
     return tmp_path / "large"
 
 
-@pytest.mark.parametrize(
-    ("on_error", "left"),
-    [("fail", 24), ("skip", 24), ("fail", 4)],
-    ids=["images fail", "images to be skipped", "no thread begins"],
-)
+@pytest.mark.parametrize(("on_error", "left"), cases([("fail", 24), ("skip", 24), ("fail", 4)], 1))
 def test_a_worker_out_of_memory_is_one_clear_message_and_no_bad_image(
     oracles: Oracles, large: Path, on_error: str, left: int
 ) -> None:
-    """An image of 4000 x 3000 pixels takes 34 MiB, and the stack of a thread 8."""
+    """An image of 4000 x 3000 pixels takes 34 MiB, and the stack of a thread 8: it cannot start."""
     bench = oracles.bench
     oracles.of(NAMES[0], "webdataset").reset()
     target = bench.root / "out"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from buckets import BUCKET, Bucket
+from campaign import cases
 from foreign import MAKERS, class_of, pixels_of, png_of
 from helpers import DEADLINE, tree, wait_until
 
@@ -21,7 +22,7 @@ def test_every_source_is_killed() -> None:
     assert {maker.kind for maker in MAKERS.values()} == set(source_names())
 
 
-@pytest.mark.parametrize("case", MAKERS)
+@pytest.mark.parametrize("case", cases(MAKERS, 3))
 def test_a_killed_conversion_resumes_to_the_same_bytes(case: str, tmp_path: Path) -> None:
     kind, make, _, few, stated, *_ = MAKERS[case]
     shape = pixels_of(next(iter(few().values()))).shape

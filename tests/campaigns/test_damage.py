@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import shutil
 import signal
 import sys
@@ -17,8 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from campaign import cases, draw, points
 from damage import Damage, Outcome, Stock, damages, place_of
 from helpers import (
+    DEADLINE,
     FORMATS,
     encoded,
     invoke,
@@ -31,8 +32,8 @@ from helpers import (
     png_chunk,
 )
 
-from shardkit import UsageError, make_loader, open_dataset, verify
-from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, ShardkitError
+from shardkit import CorruptDataset, ShardkitError, UsageError, make_loader, open_dataset, verify
+from shardkit.errors import CorruptRecord, CorruptShard
 from shardkit.recipe import Recipe
 from shardkit.testing.tools import call_in
 
@@ -45,9 +46,6 @@ BYTES = len(encoded(picture(*SIZE), "BMP"))
 RAW = Recipe(resize=(SIZE[1], SIZE[0]), resize_mode="stretch", encode="raw")
 
 VARIANTS = [(to, kind) for to in FORMATS for kind in ("encoded", "raw", "splits")]
-
-SECONDS = 60
-"""After which a reader is taken for hung; none takes a second on an idle machine."""
 
 FIGURES: Counter[str] = Counter()
 """What all cases came to; `pytest -s` prints it."""
@@ -113,7 +111,7 @@ def make_variant(root: Path, to: str, kind: str) -> Variant:
     )
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids="-".join)
+@pytest.fixture(scope="module", params=cases(VARIANTS, 3), ids="-".join)
 def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Variant:
     to, kind = request.param
     return make_variant(tmp_path_factory.mktemp(f"{to}-{kind}"), to, kind)
@@ -162,13 +160,14 @@ def try_all(variant: Variant, folder: Path) -> tuple[list[str], dict[str, int]]:
     """Do each damage to a copy of its own; return what went wrong, and the figures."""
     limit_memory(1 << 30)  # what would take all memory is an error: an endless device
     trial = Trial(variant)
-    for number, damage in enumerate(damages(splits=len(variant.splits) > 1)):
+    every = list(damages(splits=len(variant.splits) > 1))
+    for number, damage in enumerate(cases(every, 40) * points(1, 5)):
         dataset = folder / f"{number}/made"
         shutil.copytree(variant.stock.made, dataset)
         signal.signal(signal.SIGALRM, hang)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, DEADLINE)
         try:
-            outcome = damage.apply(dataset, variant.stock, random.Random(damage.name))
+            outcome = damage.apply(dataset, variant.stock, draw(damage.name, number))
             trial.begin(damage, dataset, outcome)
             trial.verify()
             if not outcome.whole:

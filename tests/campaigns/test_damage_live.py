@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -13,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import FORMATS, make_dataset, make_tree, png
+from campaign import cases
+from helpers import DEADLINE, FORMATS, make_dataset, make_tree, png
 from torch.utils.data import DataLoader
 
-from shardkit import collate, make_loader, open_dataset
+from shardkit import CorruptDataset, collate, make_loader, open_dataset
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.dataset import index_reader
-from shardkit.errors import CorruptDataset
 from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.testing.tools import call_in
@@ -62,9 +63,7 @@ def delete(path: Path) -> None:
 DAMAGES: dict[str, Damage] = {f.__name__: f for f in (empty, cut, replace, delete)}
 
 
-@pytest.fixture(
-    scope="module", params=[(to, kind) for to in FORMATS for kind in KINDS], ids="-".join
-)
+@pytest.fixture(scope="module", params=cases(itertools.product(FORMATS, KINDS), 2), ids="-".join)
 def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of six shards."""
     to, kind = request.param
@@ -128,7 +127,7 @@ def outcome_of(batches: Iterator[np.ndarray[Any, Any]], expected: list[Any], *, 
 
 def damage_while_reading(engine: str, name: str, damage: str, place: Path, verify: bool) -> str:
     """Read a batch, damage a file, read on; in a child, which may die of it."""
-    signal.alarm(60)
+    signal.alarm(int(DEADLINE))
     torch.set_num_threads(1)
     expected = batches_of(place)
     batches = loading(engine, place, verify or None)
@@ -206,7 +205,7 @@ def test_a_dataset_written_anew_under_a_loader_is_never_mixed_in(
 
 
 def write_anew_while_reading(engine: str, pristine: Path, place: Path, seed: int) -> str:
-    signal.alarm(60)
+    signal.alarm(int(DEADLINE))
     manifest = open_dataset(place).manifest
     recipe = RAW if manifest.raw_shape else Recipe()
     options = ConvertOptions(to=manifest.format, shard_samples=4, recipe=recipe, seed=seed)

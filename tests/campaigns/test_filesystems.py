@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FORMATS, make_dataset, make_folder, python, tree
+from campaign import cases
+from helpers import DEADLINE, FORMATS, make_dataset, make_folder, python, tree
 
-from shardkit import describe, make_loader, open_dataset, verify
+from shardkit import CorruptDataset, UsageError, describe, make_loader, open_dataset, verify
 from shardkit.dataset import handles
-from shardkit.errors import CorruptDataset, UsageError
 from shardkit.testing.tools import call_in
 
 READ_ALL = """
@@ -50,7 +50,7 @@ print("read", len(samples))
 """Reads a dataset by all ways, and ends at the first attempt to change anything in it."""
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(scope="module", params=cases(FORMATS, 1))
 def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(str(request.param))
     make_folder(root / "photos")
@@ -92,7 +92,7 @@ def test_a_read_only_mount_is_read_in_all_ways(place: Path, tmp_path: Path) -> N
         pytest.skip("mount namespaces are not to be had")
     arguments = map(str, ("sh", place, sys.executable, tmp_path / "code.py"))
     command = [tool, "-m", "sh", "-ec", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert (done.returncode, done.stdout) == (0, "read 6\n"), done.stderr
 
 
@@ -107,15 +107,11 @@ def _verified(place: Path) -> list[str]:
     return [finding.file for finding in verify(place, "decode").findings]
 
 
-def _open_to_all(place: Path) -> None:
-    for folder in place.parents:
-        if folder.stat().st_mode & 0o055 != 0o055:
-            folder.chmod(folder.stat().st_mode | 0o055)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
-def test_a_dataset_of_another_user_is_read_without_permission_to_write(place: Path) -> None:
-    _open_to_all(place)
+def test_a_dataset_of_another_user_is_read_without_permission_to_write(
+    pristine: Path, reachable: Path
+) -> None:
+    place = shutil.copytree(pristine, reachable / "made")
     for path in [place, *place.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     assert call_in("fork", as_nobody, samples_of, place) == samples_of(place)
@@ -140,8 +136,8 @@ def _unread(place: Path) -> list[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
 @pytest.mark.parametrize("name", ["shard", "index/rows.npy", "index"])
-def test_a_file_that_may_not_be_read_is_named(place: Path, name: str) -> None:
-    _open_to_all(place)
+def test_a_file_that_may_not_be_read_is_named(pristine: Path, reachable: Path, name: str) -> None:
+    place = shutil.copytree(pristine, reachable / "made")
     name = open_dataset(place).manifest.shards[0].name if name == "shard" else name
     (place / name).chmod(0)
     found = call_in("fork", as_nobody, _refused, place)
@@ -300,7 +296,7 @@ def test_a_copy_verifies_and_reads_the_same(pristine: Path, tmp_path: Path, how:
     target = target if how != "cat" else tmp_path / "copy"
     script = COPIES[how].replace("$1", '"$1"').replace("$2", '"$2"' if how != "cat" else "$2")
     command = ["sh", "-ec", script, "sh", str(pristine), str(target)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=DEADLINE)
     assert verify(target, "decode").findings == []
     assert samples_of(target) == samples_of(pristine)
     assert describe(target) == describe(pristine)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import SEED, cases, in_full, points
+from helpers import DEADLINE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -51,6 +53,7 @@ def test_every_input_of_the_corpus_is_described() -> None:
     assert {name.partition("/")[0] for name in found} == set(TARGETS)
 
 
+@pytest.mark.timeout(1200)
 def test_the_corpus_breaks_no_promise(tmp_path: Path) -> None:
     names = list(table())
     jobs = [
@@ -68,12 +71,13 @@ def test_the_corpus_breaks_no_promise(tmp_path: Path) -> None:
 
 @needs_atheris
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", cases(TARGETS, 1))
 def test_a_few_hundred_new_inputs_break_no_promise(name: str) -> None:
-    summary = fuzz(name, seconds=600, count=300, seed=7)
+    count = points(60, 300)
+    summary = fuzz(name, seconds=600, count=count, seed=SEED)
 
     assert [(found.signature, found.detail) for found in summary.found] == []
-    assert summary.executions == 300
+    assert summary.executions == count
     assert len(summary.outcomes) > 1
 
 
@@ -181,7 +185,7 @@ def test_each_kind_of_bug_is_a_finding(beside: Callable[[str], str], tmp_path: P
 
 
 @needs_atheris
-@pytest.mark.parametrize("name", ["Crashes", "Sound"])
+@pytest.mark.parametrize("name", cases(["Crashes", "Sound"], 1))
 def test_the_fuzzer_starts_again_after_a_crash(beside: Callable[[str], str], name: str) -> None:
     summary = fuzz(beside(name), seconds=200, count=8, seed=0)
 
@@ -197,11 +201,12 @@ def script(*arguments: object) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=2 * DEADLINE,
         check=False,
     )
 
 
+@in_full
 @needs_atheris
 def test_the_script_saves_what_it_finds_as_small_as_it_can(
     beside: Callable[[str], str], tmp_path: Path

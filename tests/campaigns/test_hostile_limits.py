@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from campaign import cases
 from damage import edit
 from helpers import (
+    DEADLINE,
     encoded,
     make_dataset,
     make_folder,
@@ -66,6 +68,7 @@ def peak_of(command: list[str]) -> tuple[int, str]:
     return usage.ru_maxrss * 1024, said
 
 
+@pytest.mark.measures
 def test_the_whole_corpus_takes_bounded_memory_and_gives_no_warning(tmp_path: Path) -> None:
     """As a user with little memory runs it, for whom each warning is an error."""
     healthy = make_tree(tmp_path / "healthy", NEIGHBOURS)
@@ -125,6 +128,7 @@ for field, data in files:
 """
 
 
+@pytest.mark.measures
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_decoding_takes_few_bytes_for_each_pixel() -> None:
     done = python(MEASURE, ROOT / "tests/support")
@@ -222,10 +226,13 @@ def grow(place: Path, rows: int) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        *(("show", "{}"), ("show", "{}", "--class", "cat"), ("show", "{}", "--class", "dog")),
-        *(("show", "{}", "5"), ("show", "{}", "nothing"), ("report", "{}")),
-    ],
+    cases(
+        [
+            *(("show", "{}"), ("show", "{}", "--class", "cat"), ("show", "{}", "--class", "dog")),
+            *(("show", "{}", "5"), ("show", "{}", "nothing"), ("report", "{}")),
+        ],
+        3,
+    ),
     ids=" ".join,
 )
 def test_a_forged_number_of_rows_takes_no_memory(tmp_path: Path, command: tuple[str, ...]) -> None:
@@ -239,7 +246,7 @@ def test_a_forged_number_of_rows_takes_no_memory(tmp_path: Path, command: tuple[
         shardkit_command(*(word.format(place) for word in command)),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=DEADLINE,
         check=False,
         preexec_fn=limit,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import signal
@@ -12,25 +13,29 @@ from typing import Any
 
 import pytest
 from buckets import BUCKET, FAULTS, SECRET, Bucket
-from helpers import FORMATS, make_folder, shardkit_command, tree, wait_until
+from campaign import cases, draw, points
+from helpers import DEADLINE, FORMATS, make_folder, shardkit_command, tree, wait_until
 
-from shardkit.conversion.convert import commit, convert, plan_jobs
+from shardkit import convert
+from shardkit.conversion.convert import commit, plan_jobs
 
 JOBS, KILLED, TWICE = 8, 0.2, 0.1
+EACH = points(10, 40)
+"""Images of each of two classes; a shard has five."""
+
+pytestmark = pytest.mark.timeout(1200)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "to"), cases(itertools.product(range(3), FORMATS), 1))
 def test_job_arrays_make_the_same_files(tmp_path: Path, to: str, seed: int) -> None:
-    draw = random.Random(seed)
-    source, target = make_folder(tmp_path / "photos", each=40), tmp_path / "made"
+    chosen = draw(seed, to)
+    source, target = make_folder(tmp_path / "photos", each=EACH), tmp_path / "made"
     convert(source, tmp_path / "local", to=to, resize=64, shard_samples=5)
     made = plan_jobs(source, target, to=to, resize=64, shard_samples=5)
     tasks = list(range(made.jobs))
-    tasks += draw.sample(tasks, round(TWICE * len(tasks)))
-    draw.shuffle(tasks)
-    doomed = set(draw.sample(range(len(tasks)), round(KILLED * len(tasks))))
+    tasks += chosen.sample(tasks, round(TWICE * len(tasks)))
+    chosen.shuffle(tasks)
+    doomed = set(chosen.sample(range(len(tasks)), round(KILLED * len(tasks))))
     for start in range(0, len(tasks), JOBS):
         running = {
             number: subprocess.Popen(
@@ -45,9 +50,9 @@ def test_job_arrays_make_the_same_files(tmp_path: Path, to: str, seed: int) -> N
             _wait_for_a_shard(target, running[number])
             running[number].send_signal(signal.SIGKILL)
         for number, job in running.items():
-            assert job.wait(120) == 0 or number in doomed
+            assert job.wait(2 * DEADLINE) == 0 or number in doomed
     # Whatever is left, a last job claims.
-    subprocess.run(shardkit_command("work", target, "--claim"), check=True, timeout=120)
+    subprocess.run(shardkit_command("work", target, "--claim"), check=True, timeout=2 * DEADLINE)
     commit(target)
     assert tree(target) == tree(tmp_path / "local")
 
@@ -65,24 +70,22 @@ def _task(number: int) -> dict[str, str]:
     return {**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("rate", [0.0, 0.05])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "rate"), cases(itertools.product(range(3), (0.05, 0.0)), 1))
 def test_job_arrays_into_a_bucket_make_the_same_files(
     tmp_path: Path, bucket: Bucket, seed: int, rate: float
 ) -> None:
     """Also with every fault at ``rate``: then jobs may fail, with a named error, and run again."""
-    draw = random.Random(seed)
-    source, url = make_folder(tmp_path / "photos", each=40), f"s3://{BUCKET}/made"
+    chosen = draw(seed, rate)
+    source, url = make_folder(tmp_path / "photos", each=EACH), f"s3://{BUCKET}/made"
     convert(source, tmp_path / "local", to="lmdb", resize=64, shard_samples=5)
     made = plan_jobs(source, url, to="lmdb", resize=64, shard_samples=5)
-    bucket.random.seed(seed)
+    bucket.random.seed(chosen.random())
     # Expired credentials end a command; the other faults are repaired.
     bucket.rates = dict.fromkeys(FAULTS, rate) | {"expired": rate / 20}
     tasks = list(range(made.jobs))
-    tasks += draw.sample(tasks, round(TWICE * len(tasks)))
-    draw.shuffle(tasks)
-    doomed = set(draw.sample(range(len(tasks)), round(KILLED * len(tasks))))
+    tasks += chosen.sample(tasks, round(TWICE * len(tasks)))
+    chosen.shuffle(tasks)
+    doomed = set(chosen.sample(range(len(tasks)), round(KILLED * len(tasks))))
     for start in range(0, len(tasks), JOBS):
         bucket.requests.clear()
         running = {
@@ -90,7 +93,7 @@ def test_job_arrays_into_a_bucket_make_the_same_files(
             for number in range(start, min(start + JOBS, len(tasks)))
         }
         for number in doomed & running.keys():
-            _wait_for_an_upload(bucket, tasks[number], draw, running[number])
+            _wait_for_an_upload(bucket, tasks[number], chosen, running[number])
             running[number].send_signal(signal.SIGKILL)
         for job in running.values():
             _error(job, rate)
@@ -103,7 +106,6 @@ def test_job_arrays_into_a_bucket_make_the_same_files(
     _require_same(bucket, tmp_path / "local")
 
 
-@pytest.mark.timeout(600)
 def test_a_job_killed_between_the_parts_of_its_shard_leaves_its_task(
     tmp_path: Path, bucket: Bucket
 ) -> None:
@@ -121,7 +123,6 @@ def test_a_job_killed_between_the_parts_of_its_shard_leaves_its_task(
     _require_same(bucket, tmp_path / "local")
 
 
-@pytest.mark.timeout(600)
 def test_of_plans_for_one_bucket_one_is_carried_out(tmp_path: Path, bucket: Bucket) -> None:
     source, url = make_folder(tmp_path / "photos"), f"s3://{BUCKET}/made"
     command = ("convert", "imagefolder", source, url, "--to", "lmdb", "--plan-only", "--seed")
@@ -154,10 +155,10 @@ def _job(*arguments: object, task: int | None = None) -> subprocess.Popen[str]:
 
 
 def _wait_for_an_upload(
-    bucket: Bucket, task: int, draw: random.Random, job: subprocess.Popen[str]
+    bucket: Bucket, task: int, chosen: random.Random, job: subprocess.Popen[str]
 ) -> None:
     """Wait until a job has fetched its task, or has started to upload its shard or its result."""
-    end = draw.choice([f"jobs/{task:06d}.json", f"shard-{task:06d}.lmdb", f"results/{task:06d}"])
+    end = chosen.choice([f"jobs/{task:06d}.json", f"shard-{task:06d}.lmdb", f"results/{task:06d}"])
     seen = f"{BUCKET}/made/{end}" if end.startswith("shard") else end
     wait_until(
         lambda: any(path.endswith(seen) for _, path in bucket.requests) or job.poll() is not None,
@@ -170,7 +171,7 @@ def _error(job: subprocess.Popen[str], rate: float) -> str:
 
     Before it, `work` names the source that it will read.
     """
-    error: str = job.communicate(timeout=120)[1]
+    error: str = job.communicate(timeout=2 * DEADLINE)[1]
     assert SECRET not in error
     assert "Traceback" not in error
     said = error.splitlines()

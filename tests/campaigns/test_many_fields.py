@@ -13,20 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from campaign import cases, draw, points
 from kinds import SAMPLES, SCHEMA, content, contents, same
 
-from shardkit import convert, repair, verify
+from shardkit import ShardkitError, convert, reindex, repair, verify
 from shardkit.dataset.shardset import ShardSet, open_shards
-from shardkit.errors import ShardkitError
 from shardkit.record import ABSENT
-from shardkit.verification.reindex import reindex
-
-pytestmark = pytest.mark.slow
 
 FORMATS = ("hdf5", "lmdb", "webdataset")
 SECONDS = 240
-DAMAGES = 400
-"""Damaged copies of each dataset."""
 
 
 def make(path: Path, to: str) -> None:
@@ -48,7 +43,7 @@ def make_and_die(path: Path, to: str, calls: int) -> None:
     make(path, to)
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(scope="module", params=cases(FORMATS, 1))
 def intact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("intact") / str(request.param)
     make(path, request.param)
@@ -58,7 +53,7 @@ def intact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_a_killed_conversion_resumes_to_the_same_bytes(intact: Path, tmp_path: Path) -> None:
     to, expected, ended = intact.name, contents(intact), 0
     context = multiprocessing.get_context("forkserver")
-    for calls in range(1 + FORMATS.index(to), 400, 3):  # the formats take turns
+    for calls in range(draw(to).randint(1, 6), 400, points(7, 1)):
         place = tmp_path / str(calls)
         child: Any = context.Process(target=make_and_die, args=(place, to, calls))
         child.start()
@@ -78,9 +73,9 @@ def test_a_killed_conversion_resumes_to_the_same_bytes(intact: Path, tmp_path: P
 
 def test_no_damage_is_missed_and_no_wrong_value_is_returned(intact: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(intact, tmp_path / "copy"))
-    rng = random.Random(intact.name)
+    rng = draw(intact.name)
     files = sorted(path for path in place.rglob("*") if path.is_file())
-    for _ in range(DAMAGES):
+    for _ in range(points(30, 2000)):
         path = rng.choice(files)
         before = path.read_bytes()
         path.write_bytes(damaged(before, rng))
@@ -143,7 +138,7 @@ def columns(dataset: ShardSet) -> Iterator[tuple[str, Any]]:
 
 def test_every_file_can_be_rebuilt(intact: Path, tmp_path: Path) -> None:
     expected = contents(intact)
-    rng = random.Random(0)
+    rng = draw(intact.name)
     for name in sorted(expected.keys() - {"shardkit.json"}):
         for lost in (True, False):
             place = Path(shutil.copytree(intact, tmp_path / "copy"))

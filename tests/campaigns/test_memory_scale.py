@@ -13,7 +13,7 @@ from helpers import png
 
 from shardkit import attach, convert, open_source
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.measures, pytest.mark.timeout(1200)]
 
 COUNTS = 50_000, 200_000
 """Numbers of rows. Lists of fewer rows are in memory: writing them to a file would take longer."""
@@ -85,7 +85,7 @@ def peaks(places: dict[int, Path], verb: str, *names: str) -> list[int]:
             command,
             check=True,
             capture_output=True,
-            timeout=600,
+            timeout=1000,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
         measured.append(max(map(int, done.stdout.split())))

@@ -13,7 +13,8 @@ import h5py
 import lmdb
 import numpy as np
 import pytest
-from helpers import shardkit_command, tree, wait_until
+from campaign import points
+from helpers import DEADLINE, shardkit_command, tree, wait_until
 
 from shardkit import convert, verify
 from shardkit.conversion.jobs import Jobs
@@ -61,12 +62,13 @@ def peak(script: Path, *arguments: object) -> int:
         [sys.executable, script, *map(str, arguments)],
         check=True,
         capture_output=True,
-        timeout=600,
+        timeout=1000,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )
     return max(map(int, done.stdout.split()))
 
 
+@pytest.mark.measures
 @pytest.mark.timeout(1200)
 def test_four_times_the_images_take_no_more_memory(tmp_path: Path) -> None:
     (tmp_path / "measured.py").write_text(MEASURED)
@@ -83,7 +85,7 @@ def test_four_times_the_images_take_no_more_memory(tmp_path: Path) -> None:
     assert committing[1] - committing[0] < MOST_MORE, committing
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 @pytest.mark.timeout(1200)
 def test_four_times_the_rows_take_no_more_memory(tmp_path: Path) -> None:
     (tmp_path / "measured.py").write_text(MEASURED)
@@ -136,7 +138,7 @@ IMAGE = b"\xff\xd8\xff\xe0 no more"
 MAKERS = {"hdf5": make_hdf5, "lmdb": make_lmdb}
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_four_times_the_rows_of_a_source_take_no_more_memory(kind: str, tmp_path: Path) -> None:
@@ -151,14 +153,15 @@ def test_four_times_the_rows_of_a_source_take_no_more_memory(kind: str, tmp_path
     assert planning[1] < 1.1 * planning[0], planning
 
 
+@pytest.mark.timeout(1200)
 def test_a_plan_that_is_killed_anywhere_is_made_again(tmp_path: Path) -> None:
-    source = make_many(tmp_path / "photos", 20_000)
-    options = ("--to", "lmdb", "--shard-samples", 100, "--plan-only")
+    source = make_many(tmp_path / "photos", points(5500, 40_000))
+    options = ("--to", "lmdb", "--shard-samples", 50, "--plan-only")
 
     def command(target: Path) -> list[str]:
         return shardkit_command("convert", "imagefolder", source, target, *options)
 
-    subprocess.run(command(tmp_path / "undisturbed"), check=True, timeout=120)
+    subprocess.run(command(tmp_path / "undisturbed"), check=True, timeout=2 * DEADLINE)
     target = tmp_path / "killed"
     state = target / ".shardkit-work/state"
     for pattern in ("scratch/*", "state/.files*", "state/plan.json", "state/jobs/00010*"):
@@ -169,5 +172,5 @@ def test_a_plan_that_is_killed_anywhere_is_made_again(tmp_path: Path) -> None:
         )
         job.send_signal(signal.SIGKILL)
         job.wait()
-    subprocess.run(command(target), check=True, timeout=120)
+    subprocess.run(command(target), check=True, timeout=2 * DEADLINE)
     assert tree(target) == tree(tmp_path / "undisturbed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -10,16 +11,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from campaign import cases
 from damage import edit
 from helpers import make_dataset, make_folder, make_tree, tree
 
-from shardkit import open_dataset, repair, verify
-from shardkit.conversion.append import append
-from shardkit.conversion.attach import attach
-from shardkit.conversion.convert import commit, convert
+from shardkit import (
+    CorruptDataset,
+    ShardkitError,
+    UsageError,
+    append,
+    attach,
+    convert,
+    open_dataset,
+    repair,
+    verify,
+)
+from shardkit.conversion.convert import commit
 from shardkit.conversion.staging import DATASET, WORK_NAME
 from shardkit.dataset.source import DatasetSource
-from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.system.files import write_atomically, write_result
 
 VICTIM = {"a": b"1", "b": b"2", "state/plan.json": b"3", "dataset/x": b"4", "scratch/y": b"5"}
@@ -106,9 +115,9 @@ PLANTED: list[Callable[[Path, Path], None]] = [
 ]
 
 
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("plant", PLANTED)
-@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize(
+    ("plant", "force", "older"), cases(itertools.product(PLANTED, (False, True), (False, True)), 10)
+)
 def test_a_planted_work_folder_leads_nowhere(
     photos: Path, victim: Path, plant: Callable[[Path, Path], None], force: bool, older: bool
 ) -> None:
@@ -202,9 +211,14 @@ def old_sibling(target: Path) -> None:
     sibling(target, exchanged=b"[]")
 
 
-@pytest.mark.parametrize("plant", [sibling_to_move, sibling_to_remove, old_sibling])
-@pytest.mark.parametrize("older", [False, True])
-@pytest.mark.parametrize("command", ["convert", "force", "dataset", "attach"])
+SIBLINGS = (sibling_to_move, sibling_to_remove, old_sibling)
+COMMANDS = ("convert", "force", "dataset", "attach")
+
+
+@pytest.mark.parametrize(
+    ("plant", "older", "command"),
+    cases(itertools.product(SIBLINGS, (False, True), COMMANDS), 6),
+)
 def test_a_planted_name_of_a_sibling_leads_nowhere(
     photos: Path, plant: Callable[[Path], None], command: str, older: bool
 ) -> None:

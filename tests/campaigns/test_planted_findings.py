@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from campaign import SEED, cases
 from helpers import encoded, exif, make_dataset, make_tree, opened
 from PIL import Image, ImageFilter
 from planted_faults import scene
@@ -16,11 +17,8 @@ from shardkit.dataset.shardset import open_shards
 from shardkit.reporting.findings import KINDS
 from shardkit.reporting.report import DatasetReport
 
-SEED = 20391
 CASES, PLAIN, CLASSES, VALUES = 6, 40, "abc", 32
 TURNS = tuple(Image.Transpose)
-
-pytestmark = pytest.mark.slow
 
 
 class Faults:
@@ -82,9 +80,9 @@ class Faults:
         self.clean[f"sharp{n}"] = {key}
 
 
-@pytest.fixture(scope="module", params=range(3))
+@pytest.fixture(scope="module", params=cases(range(3), 1))
 def faults(request: pytest.FixtureRequest) -> Faults:
-    return Faults(SEED + request.param)
+    return Faults(SEED + 1000 * request.param)
 
 
 @pytest.fixture(scope="module")

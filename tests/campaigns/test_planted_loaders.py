@@ -6,17 +6,17 @@ The loaders are made from parts that the tests of `doctor` do not use.
 from __future__ import annotations
 
 import json
-import random
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from campaign import draw
 from helpers import encoded, invoke
 from PIL import Image
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.measures, pytest.mark.timeout(600)]
 
 SLOW = (
     "hashlib.blake2b(BYTES * 100).digest()",
@@ -75,7 +75,7 @@ def diagnosed(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_planted_line_is_named(seed: int, place: Path) -> None:
-    rng = random.Random(f"lines {seed}")
+    rng = draw("lines", seed)
     slow, engine = rng.choice(SLOW), ENGINES[seed % len(ENGINES)]
     body = rng.sample(CHEAP, rng.randint(0, 3))
     body.insert(rng.randint(0, len(body)), f"value = {slow}")
@@ -99,7 +99,7 @@ def test_a_planted_line_is_named(seed: int, place: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_planted_tail_is_named(seed: int, place: Path) -> None:
-    rng = random.Random(f"tail {seed}")
+    rng = draw("tail", seed)
     slow = sorted(rng.sample(range(300), rng.randint(8, 20)))
     text = f"""{HEAD}
 class Own(Dataset):
@@ -120,7 +120,7 @@ def loader(): return DataLoader(Own(), 8, num_workers=2)
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_files_of_an_own_dataset_are_tried_as_shards(seed: int, place: Path) -> None:
-    rng = random.Random(f"files {seed}")
+    rng = draw("files", seed)
     kind, side = ("JPEG", "PNG", "WEBP")[seed], rng.randint(24, 60)
     noise = np.random.default_rng(seed)
     for row in range(40):

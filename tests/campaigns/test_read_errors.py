@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
-import random
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from campaign import cases, draw, points
 from faulty import FAIL, Bench, Fault, Outcome, compiler
 from helpers import FORMATS, jpeg, make_folder, make_tree, tree
 from oracle import WORK
@@ -150,24 +151,14 @@ class Run:
         ]
 
 
-@pytest.mark.parametrize("number", range(len(steps_of("lmdb"))), ids=lambda n: steps_of("")[n].name)
-def test_some_reads_that_fail_are_not_damage(bench: Bench, number: int) -> None:
-    run = Run(bench, steps_of("lmdb")[number])
-    chosen = random.Random(number)
-    for code in ERRORS:
-        at = chosen.randint(1, run.calls)
+STEPS = {step.name: number for number, step in enumerate(steps_of(""))}
+
+
+@pytest.mark.parametrize(("name", "to"), cases(itertools.product(STEPS, FORMATS), len(STEPS)))
+def test_a_read_that_fails_is_not_damage(bench: Bench, name: str, to: str) -> None:
+    run = Run(bench, steps_of(to)[STEPS[name]])
+    chosen = draw(name, to)
+    for _ in range(points(2, 120)):
+        at, code = chosen.randint(1, run.calls), chosen.choice(ERRORS)
         wrong = run.fail(Fault(action=FAIL, at=at, code=code, reads=True))
         assert not wrong, (os.strerror(code), at, wrong)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("code", ERRORS, ids=lambda code: errno.errorcode[code])
-@pytest.mark.parametrize("number", range(len(steps_of("lmdb"))), ids=lambda n: steps_of("")[n].name)
-def test_a_read_that_fails_is_not_damage(bench: Bench, number: int, code: int) -> None:
-    chosen = random.Random(f"{number} {code}")
-    for to in FORMATS:
-        run = Run(bench, steps_of(to)[number])
-        points = chosen.sample(range(1, run.calls + 1), min(40, run.calls))
-        for at in sorted(points):
-            fault = Fault(action=FAIL, at=at, code=code, reads=True)
-            assert not (wrong := run.fail(fault)), (to, os.strerror(code), at, wrong)

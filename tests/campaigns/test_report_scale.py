@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from campaign import cases
 from helpers import encoded, make_dataset, make_tree, opened, python
 from PIL import Image, ImageEnhance
 from planted_faults import scene
@@ -34,8 +35,7 @@ CHANGES: dict[str, tuple[float, Callable[[Image.Image], Image.Image]]] = {
 """Changes of a copy, and the fraction of copies that must be found."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", cases(CHANGES, 1))
 def test_changed_copies_are_found(change: str, tmp_path: Path) -> None:
     least, apply = CHANGES[change]
     files = {}
@@ -52,7 +52,7 @@ def test_changed_copies_are_found(change: str, tmp_path: Path) -> None:
     assert len(names) == right  # none of 79,800 pairs is similar by chance
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 def test_a_million_hashes_are_compared_in_time_and_memory() -> None:
     done = python(
         "import json, time\n"
@@ -93,7 +93,7 @@ def planted_facts(shards: ShardSet) -> Facts:
     return facts
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 def test_the_report_of_many_classes_pairs_and_similar_pictures_stays_small(tmp_path: Path) -> None:
     content = encoded(scene(0, (32, 32)))
 

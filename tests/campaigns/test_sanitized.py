@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from campaign import draw, in_full, points
+from helpers import DEADLINE
 from hostile import jpegs, pngs
 from hostile.cases import Case
 
@@ -22,7 +24,7 @@ from shardkit.system import native
 from shardkit.testing.tools import write_sample
 
 ROOT = Path(__file__).parents[2]
-MUTATED = 600
+MUTATED = points(100, 3000)
 FLAGS = ("-std=gnu11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -51,13 +53,16 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(program: Path, files: list[Path]) -> int:
     """Run files through the program, and return how many regions and records it read."""
     done = subprocess.run(
-        [str(program), *map(str, files)], capture_output=True, text=True, check=False, timeout=280
+        [str(program), *map(str, files)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * DEADLINE,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return int(done.stdout.split()[0])
 
 
-@pytest.mark.slow
 def test_the_corpus_and_the_samples_are_clean(program: Path) -> None:
     files = sorted((ROOT / "tests" / "fuzz_corpus").glob("*/*"))
     files += sorted((ROOT / "sample_data").rglob("*.jp*g"))
@@ -65,7 +70,6 @@ def test_the_corpus_and_the_samples_are_clean(program: Path) -> None:
     assert run(program, files) > 100
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cases", [jpegs.CASES, pngs.CASES], ids=["jpeg", "png"])
 def test_hostile_images_are_clean(program: Path, tmp_path: Path, cases: tuple[Case, ...]) -> None:
     for number, case in enumerate(cases):
@@ -75,24 +79,22 @@ def test_hostile_images_are_clean(program: Path, tmp_path: Path, cases: tuple[Ca
     assert run(program, sorted(path for path in tmp_path.rglob("*") if path.is_file())) > 100
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mutated", [mutated_jpeg, mutated_png])
 def test_mutated_images_are_clean(
     program: Path, tmp_path: Path, mutated: Callable[[random.Random], bytes]
 ) -> None:
     for number in range(MUTATED):
-        (tmp_path / str(number)).write_bytes(mutated(random.Random(number)))
+        (tmp_path / str(number)).write_bytes(mutated(draw(number)))
 
     assert run(program, sorted(tmp_path.iterdir())) > MUTATED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lmdb", "webdataset"])
 def test_damaged_shards_are_clean(program: Path, tmp_path: Path, name: str) -> None:
     storage = get_format(name)
     intact = write_sample(storage, tmp_path / "shard").read_bytes()
     for number in range(MUTATED):
-        rng, data = random.Random(number), bytearray(intact)
+        rng, data = draw(name, number), bytearray(intact)
         for _ in range(rng.randint(0, 6)):
             data[rng.randrange(len(data))] = rng.choice((0, 1, 0xFF, rng.randrange(256)))
         if number % 5 == 0:
@@ -102,7 +104,7 @@ def test_damaged_shards_are_clean(program: Path, tmp_path: Path, name: str) -> N
     assert run(program, sorted(tmp_path.iterdir())) > MUTATED // 10
 
 
-@pytest.mark.slow
+@in_full
 @pytest.mark.parametrize("changed", [{"CC": "no-such-compiler"}, {"SHARDKIT_BUILD_NATIVE": "off"}])
 def test_a_wheel_without_the_module_is_built_where_it_cannot_be(
     tmp_path: Path, changed: dict[str, str]
@@ -113,7 +115,7 @@ def test_a_wheel_without_the_module_is_built_where_it_cannot_be(
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=2 * DEADLINE,
     )
 
     assert done.returncode == 0, done.stderr
@@ -124,7 +126,7 @@ def test_a_wheel_without_the_module_is_built_where_it_cannot_be(
     assert ("shardkit._native was skipped" in done.stdout + done.stderr) == ("CC" in changed)
 
 
-@pytest.mark.slow
+@in_full
 def test_reading_passes_its_tests_without_the_module() -> None:
     """Where the module is built, all other tests run with it."""
     names = [
@@ -141,7 +143,7 @@ def test_reading_passes_its_tests_without_the_module() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=290,
+        timeout=8 * DEADLINE,
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout

@@ -158,6 +158,7 @@ def resumed(loader: Loader, epoch: int) -> None:
 USES = (whole, broken_off, held_on_to, raising, resumed)
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
 @pytest.mark.parametrize("engine", ["thread", "process"])
 def test_fifty_epochs_leave_nothing_behind(
@@ -186,6 +187,7 @@ def settled(loader: Loader, before: Things) -> Use:
     return in_use(before)
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("engine", ["thread", "process"])
 def test_loaders_that_are_dropped_leave_nothing_behind(root: Path, engine: str) -> None:
     before, uses = things(), []
@@ -235,6 +237,7 @@ def test_loaders_that_are_closed_early_leave_no_shared_memory() -> None:
     assert left == []
 
 
+@pytest.mark.measures
 def test_workers_that_do_not_persist_leave_nothing_behind(root: Path) -> None:
     with closing(new_loader(root, "process", persistent_workers=False)) as loader:
         whole(loader, 0)  # starts what a process keeps, such as the resource tracker

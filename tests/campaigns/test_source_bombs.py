@@ -22,8 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from campaign import cases
 from foreign import write_lmdb
-from foreign_shards import write_mds
+from foreign_shards import (
+    old_sparse_member,
+    pax_header,
+    sparse_member,
+    tfrecord_record,
+    write_mds,
+)
 from helpers import png, run_main
 
 from shardkit import ConversionFailed
@@ -31,7 +38,6 @@ from shardkit.errors import BadImage
 from shardkit.kinds import values
 from shardkit.registry import get_source
 from shardkit.sources import driver, hdf5_reader, inputs, kept, lmdb_reader, tar_members, voc
-from shardkit.sources.crc32c import crc32c
 from shardkit.sources.inputs import OpenedFile
 
 SECONDS = 10
@@ -140,18 +146,8 @@ PACKED: dict[str, Callable[[], bytes]] = {
 }
 
 
-def empty_records(count: int) -> bytes:
-    """Return the records of a TFRecord file that have no bytes."""
-
-    def masked(data: bytes) -> bytes:
-        crc = crc32c(data)
-        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    return (bytes(8) + masked(bytes(8)) + masked(b"")) * count
-
-
 def tfrecord(path: Path) -> list[object]:
-    path.write_bytes(gzip.compress(empty_records(20_000)))
+    path.write_bytes(gzip.compress(tfrecord_record(b"") * 20_000))
     return ["tfrecord", path, "--image", "image", "--label", "none"]
 
 
@@ -248,12 +244,7 @@ BOMBS: dict[str, tuple[str, Callable[[Path], list[object]], str]] = {
 }
 
 
-SHARED = "a value that rows of Parquet share"
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == SHARED)) for name in BOMBS]
-)
+@pytest.mark.parametrize("name", cases(BOMBS, 6))
 def test_a_bomb_is_named_in_little_memory(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +263,7 @@ def test_a_bomb_is_named_in_little_memory(
     assert peak < BYTES
 
 
-@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize("packing", cases(PACKED, 1))
 def test_a_packed_shard_has_a_limit(packing: str, tmp_path: Path) -> None:
     arguments = mds(tmp_path / "packed", packing)
     tracemalloc.start()
@@ -304,7 +295,7 @@ def test_a_limited_number_of_problems_is_named(
 ) -> None:
     monkeypatch.setattr(driver, "_MOST_PROBLEMS", 100)
     path = tmp_path / "a.tfrecord"
-    path.write_bytes(empty_records(1000) + b"cut")
+    path.write_bytes(tfrecord_record(b"") * 1000 + b"cut")
     problems = get_source("tfrecord").open(path, image="image", label="none").scan().problems[""]
     assert [problem.path for problem in problems[98:]] == [
         "a/00000098",
@@ -362,19 +353,9 @@ def test_a_pipe_is_no_lmdb_environment(tmp_path: Path) -> None:
 
 
 def sparse(path: Path, count: int) -> Path:
-    """Write sparse files of GNU's old kind, of 64 MiB each: all is a hole but a PNG file."""
-    image = png()
-    info = tarfile.TarInfo()
-    archive = b""
-    for number in range(count):
-        info.name, info.type, info.size = f"{number}.png", b"S", len(image)
-        header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-        header[386:410] = b"%011o\0%011o\0" % (0, len(image))
-        header[483:495] = b"%011o\0" % (1 << 26)
-        header[148:156] = b" " * 8
-        header[148:156] = b"%06o\0 " % sum(header)
-        archive += bytes(header) + image + bytes(-len(image) % 512)
-    path.write_bytes(archive + bytes(1024))
+    """Write sparse files of 64 MiB each: all is a hole but a PNG file."""
+    members = [old_sparse_member(f"{n}.png", png(), 1 << 26) for n in range(count)]
+    path.write_bytes(b"".join(members) + bytes(1024))
     return path
 
 
@@ -397,20 +378,6 @@ def test_a_sparse_member_is_converted(tmp_path: Path) -> None:
         *("--to", "lmdb", "--dry-run"),
     )
     assert done.returncode == 0, done.stderr
-
-
-def pax(content: bytes) -> bytes:
-    info = tarfile.TarInfo("x")
-    info.type, info.size = tarfile.XHDTYPE, len(content)
-    return info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512)
-
-
-def sparse_map(numbers: bytes) -> bytes:
-    """Return an archive whose member starts with a map of its pieces."""
-    records = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n27 GNU.sparse.realsize=100\n"
-    info = tarfile.TarInfo("a.png")
-    info.size = len(numbers)
-    return pax(records) + info.tobuf() + numbers + bytes(-len(numbers) % 512) + bytes(1024)
 
 
 def listed(path: Path, content: bytes) -> int:
@@ -436,22 +403,27 @@ def linear(function: Callable[[], Any]) -> Any:
     return answer
 
 
+@pytest.mark.measures
 def test_a_sparse_map_takes_time_for_its_bytes_alone(tmp_path: Path) -> None:
     def without_line_ends() -> None:
         with pytest.raises(BadImage, match="the sparse file at byte 0 has no map"):
-            listed(tmp_path / "a.tar", sparse_map(b"1" * (32 << 20)))
+            listed(tmp_path / "a.tar", sparse_member("a.png", b"1" * (32 << 20)))
 
     linear(without_line_ends)
     many = b"65536\n" + b"0\n0\n" * 65536
-    assert linear(lambda: listed(tmp_path / "b.tar", sparse_map(many))) == 1
+    assert (
+        linear(lambda: listed(tmp_path / "b.tar", sparse_member("a.png", many) + bytes(1024))) == 1
+    )
 
 
+@pytest.mark.measures
 def test_pax_records_take_time_for_their_bytes_alone(tmp_path: Path) -> None:
-    records = pax(b"5 a=\n" * 200_000 + bytes(500)) * 4
+    records = pax_header(b"5 a=\n" * 200_000 + bytes(500)) * 4
     content = records + tarfile.TarInfo("a.png").tobuf() + bytes(1024)
     assert linear(lambda: listed(tmp_path / "a.tar", content)) == 1
 
 
+@pytest.mark.measures
 def test_an_object_of_many_tags_takes_time_for_its_bytes_alone() -> None:
     tags = "".join(f"<t{number}/>" for number in range(60_000))
     tree = voc.parse(f"<object>{tags}<part>1</part><part>2</part></object>".encode())

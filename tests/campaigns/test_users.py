@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers import make_dataset, make_folder, tree
 
-from shardkit import verify
+from shardkit import UsageError, convert, verify
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.convert import convert, convert_scan
+from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.staging import WORK_NAME, open_staging
-from shardkit.errors import UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it needs root, to become other users")
@@ -27,16 +24,14 @@ OWNER, SECOND, READER, GROUP = 64101, 64102, 64103, 64100
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that every user can reach, with photos and a dataset of another user."""
-    root = Path(tempfile.mkdtemp(dir="/tmp"))
-    root.chmod(0o755)
+def shared(reachable: Path) -> Path:
+    """A folder with photos and a dataset of another user."""
+    root = reachable
     make_folder(root / "photos", each=2)
     make_dataset(root / "photos", root / "out")
     for path in (root / "out", *(root / "out").rglob("*")):
         os.chown(path, OWNER, GROUP)
-    yield root
-    shutil.rmtree(root)
+    return root
 
 
 def as_user(user: int, group: int, work: Callable[[], object]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +116,28 @@ def edit(place: Path, change: Callable[[dict[str, Any]], object]) -> None:
         changed = json.loads((place / MANIFEST_NAME).read_bytes())["digest"]
         outer["splits"][place.name] = changed
         rewrite(splits, outer)
+
+
+def restate_files(place: Path, *names: str) -> None:
+    """Make a manifest state the size and SHA-256 that these files have, as a forger would."""
+
+    def state(value: dict[str, Any]) -> None:
+        for entry in value["files"]:
+            if entry["name"] in names:
+                content = (place / entry["name"]).read_bytes()
+                digest = hashlib.sha256(content).hexdigest()
+                entry.update(bytes=len(content), sha256=digest)
+
+    edit(place, state)
+
+
+def with_checks(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return entries of an index with their correct checks: 3 bytes of the CRC-32 of 29."""
+    entries = bytearray(rows.tobytes())
+    for start in range(0, len(entries), 32):
+        check = zlib.crc32(entries[start : start + 29]).to_bytes(4, "little")
+        entries[start + 29 : start + 32] = check[:3]
+    return np.frombuffer(entries, rows.dtype)
 
 
 # Damage to the bytes of one file of any kind.

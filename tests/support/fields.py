@@ -103,7 +103,8 @@ class Samples:
 
 def make_fields(path: Path, to: str = "lmdb", *, rows: int = ROWS, whole: bool = False) -> Path:
     """Convert the samples in order; row and number are the same."""
-    convert(Samples(rows, whole=whole), path, to=to, schema=SCHEMA, shuffle=False, shard_samples=4)
+    options: dict[str, Any] = {"shuffle": False, "shard_samples": 4, "workers": 1}
+    convert(Samples(rows, whole=whole), path, to=to, schema=SCHEMA, **options)
     return path
 
 

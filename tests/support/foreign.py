@@ -21,14 +21,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from foreign_shards import Sample, image_at, pil_value, write_litdata, write_mds
+from foreign_shards import (
+    BetonColumn,
+    Sample,
+    image_at,
+    pil_value,
+    tfrecord_record,
+    write_beton,
+    write_litdata,
+    write_mds,
+)
 from PIL import Image
 from tars import PRODUCERS
 from tfrecord import TFRecordWriter
 
 from shardkit import convert
 from shardkit.dataset.shardset import open_shards
-from shardkit.sources.crc32c import crc32c
 
 Images = Mapping[str, bytes]
 """Content of each image file, by path; the path's first part is the class."""
@@ -97,12 +105,10 @@ def spoil_tfrecord(path: Path, image: str) -> None:
     for _ in range(int(image.rpartition("/")[2])):
         offset += struct.unpack_from("<Q", data, offset)[0] + 16
     (length,) = struct.unpack_from("<Q", data, offset)
-    start = offset + 12
-    where = data.index(b"\x89PNG", start, start + length)
-    data[where : where + 8] = b"no image"
-    crc = crc32c(bytes(data[start : start + length]))
-    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    struct.pack_into("<I", data, start + length, masked)
+    record = data[offset + 12 : offset + 12 + length]
+    where = record.index(b"\x89PNG")
+    record[where : where + 8] = b"no image"
+    data[offset : offset + length + 16] = tfrecord_record(bytes(record))
     path.write_bytes(data)
 
 
@@ -233,48 +239,6 @@ def make_npz(folder: Path, images: Images, *, packed: bool = False) -> Path:
 
 
 # FFCV: `test_ffcv` compares what this writes with a file of FFCV itself
-
-
-class BetonColumn(NamedTuple):
-    """A field, and what the row of each sample holds of it; ``None`` where its offset goes."""
-
-    name: str
-    type_id: int
-    form: str
-    """Types of what a row holds, as `struct` has them; ``Q`` with None is the offset."""
-    rows: Sequence[Sequence[Any]]
-    values: Sequence[bytes] = ()
-    """What is outside of the rows."""
-    arguments: bytes = b""
-
-
-def write_beton(path: Path, columns: Sequence[BetonColumn], page: int = 512) -> Path:
-    """Write a file of FFCV, of one page."""
-    count = len(columns[0].rows)
-    kinds = [np.dtype([(str(n), kind) for n, kind in enumerate(c.form.split())]) for c in columns]
-    types = [kind["0"] if kind.itemsize == 8 else kind for kind in kinds]
-    rows = np.zeros(
-        count, np.dtype([(c.name, t) for c, t in zip(columns, types, strict=True)], align=True)
-    )
-    start = -(-(24 + 1041 * len(columns) + rows.nbytes) // page) * page
-    data, table = b"", b""
-    for row in range(count):
-        for column in columns:
-            stated = list(column.rows[row])
-            if column.values:
-                value = column.values[row]
-                table += struct.pack("<QQQ", row, start + len(data), len(value))
-                stated[stated.index(None)] = start + len(data)
-                data += value
-            rows[column.name][row] = stated[0] if len(stated) == 1 else tuple(stated)
-    data = data.ljust(page, b"\0")
-    described = b"".join(
-        bytes([c.type_id]) + c.name.encode().ljust(16, b"\0") + c.arguments.ljust(1024, b"\0")
-        for c in columns
-    )
-    head = struct.pack("<HHIQQ", 2, len(columns), page, count, start + len(data))
-    path.write_bytes((head + described + rows.tobytes()).ljust(start, b"\0") + data + table)
-    return path
 
 
 def beton_images(images: Sequence[bytes], name: str = "image", *, raw: bool = False) -> BetonColumn:

@@ -61,9 +61,13 @@ def start_server() -> None:
 
 
 def stop_server() -> None:
-    """Wait for the server: only then its CPU time, and that of its forks, counts as ours."""
-    end_helpers()  # the server lives as long as they do
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    """End the server, and wait for it: only then the CPU time of its forks counts as ours."""
+    end_helpers()
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is not None:
+        # It would end by itself without us, but only when all our forks have ended, too.
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
 
 
 def fork_workers() -> None:

@@ -24,10 +24,8 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
+from shardkit import convert
 from shardkit.cli.main import cli, main
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
-from shardkit.sources.imagefolder import scan_imagefolder
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -267,7 +265,5 @@ def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 def make_dataset(source: Path, target: Path, *, to: str = "lmdb", **options: Any) -> Path:
     """Convert the folder ``source`` into ``target``, four images to a shard; return ``target``."""
-    convert_scan(
-        scan_imagefolder(source), target, ConvertOptions(to=to, shard_samples=4, **options)
-    )
+    convert(source, target, to=to, **{"shard_samples": 4, "workers": 1, **options})
     return target

@@ -1,20 +1,20 @@
 """The crash oracle: disturb a conversion, check it, rerun it, and compare the result.
 
-Shared by the tests and by scripts/crash.py. It knows the command line, what a dataset is, and the
-name of the folder that a conversion works in; nothing of how it works there.
+It knows the command line, what a dataset is, and the name of the folder that a conversion works in;
+nothing of how it works there.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from campaign import cases, draw
 from faulty import (
     FAIL,
     NOTHING,
@@ -28,9 +28,8 @@ from faulty import (
 from helpers import jpeg, make_folder, make_tree, tree
 from power import LOST_BYTES, LOST_NAMES, Cut, Disk, files_by_inode
 
-from shardkit import verify
+from shardkit import UsageError, verify
 from shardkit.dataset.manifest import MANIFEST_NAME
-from shardkit.errors import UsageError
 
 WORK = ".shardkit-work"
 TRASH = ".shardkit-trash"
@@ -336,12 +335,12 @@ def commits_of(trace: Path) -> list[int]:
     ]
 
 
-def kill_points(oracle: Oracle, count: int, seed: int) -> Iterator[Fault]:
+def kill_points(oracle: Oracle, count: int) -> Iterator[Fault]:
     """Give the first and last calls, and ``count`` others, each with a way to be killed there.
 
     Among the others are those around the last time that a manifest got its name: the commit.
     """
-    chosen = random.Random(f"{seed} {oracle.case}")
+    chosen = draw(oracle.case)
     total = oracle.first.calls
     middle = chosen.sample(range(2, total), min(count, total - 2))
     if count > 4:
@@ -352,11 +351,9 @@ def kill_points(oracle: Oracle, count: int, seed: int) -> Iterator[Fault]:
         yield Fault(action=action, at=at)
 
 
-def error_points(
-    oracle: Oracle, codes: Sequence[int], count: int, seed: int, times: int
-) -> Iterator[Fault]:
-    """Give ``count`` calls, seeded, that fail ``times`` times with one of the errors."""
-    chosen = random.Random(f"{seed} {oracle.case} {times}")
+def error_points(oracle: Oracle, codes: Sequence[int], count: int, times: int) -> Iterator[Fault]:
+    """Give ``count`` calls that fail ``times`` times with one of the errors."""
+    chosen = draw(oracle.case, *codes, times)
     total = oracle.first.calls
     for number, at in enumerate(sorted(chosen.sample(range(1, total + 1), min(count, total)))):
         yield Fault(action=FAIL, at=at, times=times, code=codes[number % len(codes)])
@@ -381,11 +378,11 @@ def cut_power(oracle: Oracle, at: int, cut: Cut) -> Point:
     return point
 
 
-def power_cuts(oracle: Oracle, count: int, seed: int) -> Iterator[tuple[int, Cut]]:
-    """Give ``count`` calls, seeded, and what the disk then loses; every way of it at the end."""
-    chosen = random.Random(f"{seed} {oracle.case} power")
+def power_cuts(oracle: Oracle, count: int) -> Iterator[tuple[int, Cut]]:
+    """Give ``count`` calls, and what the disk then loses; and ways of it at the end."""
+    chosen = draw(oracle.case, "power")
     ways = [(data, names) for data in LOST_BYTES for names in LOST_NAMES]
-    for number, (data, names) in enumerate(ways):
+    for number, (data, names) in enumerate(cases(ways, 3)):
         yield 0, Cut(data=data, names=names, seed=number)
     near = [commit + after for commit in oracle.commits[-2:] for after in (1, 2)]
     for number in range(count):

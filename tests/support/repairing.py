@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, tree
+from stated import stated
 
 from shardkit import repair
-from shardkit.dataset.manifest import load_manifest
-from shardkit.recipe import Recipe
-from shardkit.verification.repair import Repaired
 
 
 def make_source(root: Path) -> Path:
@@ -28,13 +26,12 @@ def make_each(source: Path, root: Path) -> Path:
     return root
 
 
-def make(source: Path, target: Path, to: str, recipe: Recipe | None = None, **options: Any) -> Path:
-    chosen = {"on_error": "skip", "recipe": recipe or Recipe(), **options}
-    return make_dataset(source, target, to=to, **chosen)
+def make(source: Path, target: Path, to: str = "lmdb", **options: Any) -> Path:
+    return make_dataset(source, target, to=to, **{"on_error": "skip", **options})
 
 
 def files_of(place: Path) -> list[str]:
-    return [entry.name for entry in load_manifest(place).entries]
+    return [entry.name for entry in stated(place).entries]
 
 
 def cut(path: Path) -> None:
@@ -47,7 +44,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def healed(place: Path, source: Path, before: dict[str, str], **options: Any) -> Repaired:
+def healed(place: Path, source: Path, before: dict[str, str], **options: Any) -> Any:
     """Repair everything; return the result."""
     result = repair(place, source, **options)
     assert result.findings == []

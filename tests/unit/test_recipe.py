@@ -12,11 +12,11 @@ from pairwise import pairwise
 from PIL import Image, ImageCms, ImageOps
 from table import for_each
 
+from shardkit import Field, UsageError
 from shardkit.codecs import planes
 from shardkit.codecs.image import decode, sniff
 from shardkit.codecs.typed import FILTERS
-from shardkit.errors import BadImage, UsageError
-from shardkit.kinds.field import Field
+from shardkit.errors import BadImage
 from shardkit.recipe import RESIZE_MODES, Recipe, parse_size
 from shardkit.record import Record
 

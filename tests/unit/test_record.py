@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table import for_each
 
-from shardkit.kinds.field import Field, default_schema, describe_schema, load_schema, uniform_arrays
+from shardkit import Field
+from shardkit.kinds.field import default_schema, describe_schema, load_schema, uniform_arrays
 from shardkit.record import (
     IMAGE_FIELDS,
     NO_LABEL,

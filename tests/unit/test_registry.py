@@ -7,16 +7,9 @@ from pathlib import Path
 import pytest
 from helpers import make_dataset, make_folder
 
-from shardkit import UsageError
+from shardkit import UsageError, open_source
 from shardkit.contracts import Format, SourceKind
-from shardkit.registry import (
-    DEFAULT_SOURCE,
-    format_names,
-    get_format,
-    get_source,
-    open_source,
-    source_names,
-)
+from shardkit.registry import DEFAULT_SOURCE, format_names, get_format, get_source, source_names
 
 
 @pytest.fixture

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import random
 import struct
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
+
+from foreign_shards import pil_value, write_litdata, write_mds
 
 from scripts.fuzzing.target import broken
 from scripts.fuzzing.targets.sources import GIF, SourceTarget
 from shardkit.errors import BadImage, UsageError
 from shardkit.registry import get_source
 
-_PIL = struct.pack("<3I", 2, 1, 3) + b"RGB123456"
+_PIL = pil_value("RGB", 2, 1, b"123456")
 
 
 class ColumnsTarget(SourceTarget):
@@ -77,6 +78,10 @@ class ColumnsTarget(SourceTarget):
             pass
         return index + b"\n" + shard
 
+    def joined(self) -> bytes:
+        """Return the index and the shard in the folder as an input."""
+        return b"\n".join((self.folder / name).read_bytes() for name in (self.file, self.shard))
+
     def state(self, index: Any, rows: int, size: int) -> None:
         """State rows and size of the shard in an index."""
         raise NotImplementedError
@@ -98,13 +103,20 @@ class MdsTarget(ColumnsTarget):
         super().__init__(folder)
         label, info = struct.pack("<q", 3), b"[1]"
         self.seeds = [
-            _mds({"image": ("png", None), "label": ("int", 8)}, [(GIF, label)] * 2),
-            _mds({"image": ("pil", None), "x": ("json", None)}, [(_PIL, info)]),
-            _mds(
-                {"image": ("bytes", None), "x": ("ndarray", None), "y": ("ndarray:int8:2", 2)},
+            self._made({"image": "png", "label": "int"}, [(GIF, label)] * 2, {"label": 8}),
+            self._made({"image": "pil", "x": "json"}, [(_PIL, info)], {}),
+            self._made(
+                {"image": "bytes", "x": "ndarray", "y": "ndarray:int8:2"},
                 [(GIF, b"\x09\x04\x04abcd", b"ab"), (GIF, b"\x08\x08\x01\x02ab", b"cd")],
+                {"y": 2},
             ),
         ]
+
+    def _made(
+        self, columns: dict[str, str], rows: list[tuple[bytes, ...]], sizes: dict[str, int]
+    ) -> bytes:
+        write_mds(self.folder, columns, [rows], sizes)
+        return self.joined()
 
     def state(self, index: Any, rows: int, size: int) -> None:
         index["shards"][0]["raw_data"]["bytes"] = size
@@ -130,54 +142,17 @@ class LitDataTarget(ColumnsTarget):
         tensor = struct.pack(">3I", 11, 1, 2) + b"ab"
         label = struct.pack("<q", 3)
         self.seeds = [
-            _litdata({"image": "jpeg", "label": "int"}, [(GIF, label)] * 2),
-            _litdata({"image": "pil", "x": "json"}, [(_PIL, b"[1]")]),
-            _litdata(
+            self._made({"image": "jpeg", "label": "int"}, [(GIF, label)] * 2),
+            self._made({"image": "pil", "x": "json"}, [(_PIL, b"[1]")]),
+            self._made(
                 {"image": "bytes", "x": "numpy", "y": "tensor", "z": "no_header_numpy:4"},
                 [(GIF, array, tensor, b"abc")],
             ),
         ]
 
+    def _made(self, columns: dict[str, str], rows: list[tuple[bytes, ...]]) -> bytes:
+        write_litdata(self.folder, columns, [rows])
+        return self.joined()
+
     def state(self, index: Any, rows: int, size: int) -> None:
         index["chunks"][0].update(chunk_bytes=size, chunk_size=rows)
-
-
-def _shard(rows: Sequence[Sequence[bytes]], apart: Sequence[bool]) -> bytes:
-    """Return a shard of samples; ``apart`` says whether samples state the size of a column."""
-    samples = []
-    for row in rows:
-        sizes = [len(value) for value, stated in zip(row, apart, strict=True) if stated]
-        samples.append(struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(row))
-    offsets = accumulate(map(len, samples), initial=4 * len(samples) + 8)
-    return struct.pack(f"<{len(samples) + 2}I", len(samples), *offsets) + b"".join(samples)
-
-
-def _mds(columns: dict[str, tuple[str, int | None]], rows: Sequence[Sequence[bytes]]) -> bytes:
-    shard = _shard(rows, [size is None for _, size in columns.values()])
-    stated = {
-        "column_encodings": [encoding for encoding, _ in columns.values()],
-        "column_names": [*columns],
-        "column_sizes": [size for _, size in columns.values()],
-        "format": "mds",
-        "raw_data": {"basename": MdsTarget.shard, "bytes": len(shard)},
-        "samples": len(rows),
-        "version": 2,
-        "zip_data": None,
-    }
-    return json.dumps({"shards": [stated], "version": 2}).encode() + b"\n" + shard
-
-
-def _litdata(columns: dict[str, str], rows: Sequence[Sequence[bytes]]) -> bytes:
-    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
-    spec = [
-        1,
-        {
-            "type": "builtins.dict",
-            "context": json.dumps([*columns]),
-            "children_spec": [leaf] * len(columns),
-        },
-    ]
-    shard = _shard(rows, [True] * len(columns))
-    chunk = {"filename": LitDataTarget.shard, "chunk_size": len(rows), "chunk_bytes": len(shard)}
-    config = {"data_format": [*columns.values()], "data_spec": json.dumps(spec)}
-    return json.dumps({"chunks": [chunk], "config": config}).encode() + b"\n" + shard

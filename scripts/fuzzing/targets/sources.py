@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from foreign_shards import (
+    BetonColumn,
+    beton_of,
+    old_sparse_member,
+    sparse_member,
+    tfrecord_record,
+)
 
 from scripts.fuzzing.target import SECRET, Target, broken
 from scripts.fuzzing.targets.tar import TarTarget
@@ -18,7 +25,6 @@ from shardkit.codecs.foreign import identify
 from shardkit.contracts import Scan
 from shardkit.errors import BadImage, ConversionFailed, UsageError
 from shardkit.registry import get_source
-from shardkit.sources.crc32c import crc32c
 
 GIF = b"GIF89a\1\0\1\0\0\0\0;"
 
@@ -84,7 +90,9 @@ class SourceTarTarget(SourceTarget):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._tar = TarTarget(folder)
-        self.seeds = [*self._tar.seeds, *_sparse_archives()]
+        old = old_sparse_member("a.gif", GIF, 100 + len(GIF), start=100)
+        new = sparse_member("b.gif", b"1\n0\n%d\n" % len(GIF), GIF)
+        self.seeds = [*self._tar.seeds, old + bytes(1024), new + bytes(1024)]
 
     def mend(self, data: bytes, rng: random.Random) -> bytes:
         return self._tar.mend(data, rng)
@@ -120,9 +128,9 @@ class TFRecordTarget(SourceTarget):
             _example(image=_bytes(GIF), label=label) for label in (numbers, packed, _bytes(b"cat"))
         ]
         self.seeds = [
-            _record(examples[0]) * 2 + _record(examples[1]),
-            b"".join(map(_record, examples)),
-            _record(_example(image=_bytes(GIF), other=b"\x12\x06\x0a\x04\0\0\0\0")),
+            tfrecord_record(examples[0]) * 2 + tfrecord_record(examples[1]),
+            b"".join(map(tfrecord_record, examples)),
+            tfrecord_record(_example(image=_bytes(GIF), other=b"\x12\x06\x0a\x04\0\0\0\0")),
             b"",
         ]
 
@@ -135,7 +143,7 @@ class TFRecordTarget(SourceTarget):
         while start < len(data) and len(records) < 50:
             (length,) = struct.unpack_from("<Q", data.ljust(start + 8, b"\0"), start)
             length = min(length, len(data) - start - 12) if length < 1 << 20 else 20
-            records.append(_record(data[start + 12 : start + 12 + max(0, length)]))
+            records.append(tfrecord_record(data[start + 12 : start + 12 + max(0, length)]))
             start += max(0, length) + 16
         return b"".join(records)
 
@@ -153,20 +161,17 @@ class BetonTarget(SourceTarget):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        image = np.dtype("u1, <u2, <u2, <u8")
         two = struct.pack("<33Q", 2, *[0] * 31, 13) + b'[["", "<i2"]]'
-        self.seeds = [
-            _beton([(2, b"image", b"", image, (0, 1, 1), GIF), _LABEL]),
-            _beton([(2, b"image", b"", image, (1, 2, 1), b"123456"), _LABEL]),
-            _beton(
-                [
-                    (2, b"image", b"", image, (0, 1, 1), GIF),
-                    (5, b"info", b"", np.dtype("<u8, <u8"), (4,), b"[1]\0"),
-                    (4, b"array", two, np.dtype("<u8"), (), b"1234"),
-                    (0, b"weight", b"", np.dtype("<f8"), (1.5,), None),
-                ]
-            ),
-        ]
+        image = BetonColumn("image", 2, "u1 <u2 <u2 <u8", [(0, 1, 1, None)] * 2, [GIF] * 2)
+        raw = BetonColumn("image", 2, "u1 <u2 <u2 <u8", [(1, 2, 1, None)] * 2, [b"123456"] * 2)
+        label = BetonColumn("label", 1, "<i8", [(3,)] * 2)
+        others = (
+            BetonColumn("info", 5, "<u8 <u8", [(None, 4)] * 2, [b"[1]\0"] * 2),
+            BetonColumn("array", 4, "<u8", [(None,)] * 2, [b"1234"] * 2, two),
+            BetonColumn("weight", 0, "<f8", [(1.5,)] * 2),
+        )
+        columns = ([image, label], [raw, label], [image, *others])
+        self.seeds = [beton_of(each, page=8) for each in columns]
 
     def mend(self, data: bytes, rng: random.Random) -> bytes:
         """State version, and a table of allocations as large as it must be, at the end."""
@@ -295,49 +300,10 @@ class NpzTarget(SourceTarget):
             self.seeds.append(_saved(save, images=images, labels=np.array(["a", "b", "a"])))
 
 
-_LABEL = (1, b"label", b"", np.dtype("<i8"), (3,), None)
-
-
-def _beton(fields: Sequence[tuple[Any, ...]]) -> bytes:
-    """Return a file of FFCV with two equal samples.
-
-    Args:
-        fields: Type, name and arguments of each, the type of what a row holds and, without the
-            offset, its numbers; then the value outside of the row, or None.
-    """
-    rows = np.zeros(2, np.dtype([(f[1].decode(), f[3]) for f in fields], align=True))
-    start = 24 + 1041 * len(fields) + rows.nbytes
-    data, table = b"", b""
-    for row in range(2):
-        for _, name, _, kind, numbers, value in fields:
-            stated = list(numbers)
-            if value is not None:
-                table += struct.pack("<QQQ", row, start + len(data), len(value))
-                stated.insert(0 if len(stated) < 2 else 3, start + len(data))
-                data += value
-            rows[name.decode()][row] = tuple(stated) if kind.names else stated[0]
-    described = b"".join(
-        bytes([kind]) + name.ljust(16, b"\0") + arguments.ljust(1024, b"\0")
-        for kind, name, arguments, *_ in fields
-    )
-    head = struct.pack("<HHIQQ", 2, len(fields), 1 << 21, 2, start + len(data))
-    return head + described + rows.tobytes() + data + table
-
-
 def _saved(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
     file = io.BytesIO()
     save(file, *arrays, **named)
     return file.getvalue()
-
-
-def _record(data: bytes) -> bytes:
-    length = struct.pack("<Q", len(data))
-    return length + _masked(length) + data + _masked(data)
-
-
-def _masked(data: bytes) -> bytes:
-    crc = crc32c(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _example(**features: bytes) -> bytes:
@@ -354,31 +320,3 @@ def _bytes(value: bytes) -> bytes:
 
 def _field(number: int, value: bytes) -> bytes:
     return bytes([number << 3 | 2, len(value)]) + value
-
-
-def _sparse_archives() -> list[bytes]:
-    """Return archives with a sparse file in the old way, and in PAX 1.0."""
-    old = bytearray(_header(b"a.gif", b"S", len(GIF)))
-    old[386:410] = b"%011o\0%011o\0" % (100, len(GIF))
-    old[483:495] = b"%011o\0" % (100 + len(GIF))
-    content = GIF.ljust(512, b"\0")
-    pax = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n25 GNU.sparse.name=b.gif\n"
-    pax += b"27 GNU.sparse.realsize=100\n"
-    mapped = b"1\n0\n%d\n" % len(GIF)
-    new = _header(b"x", b"x", len(pax)) + pax.ljust(512, b"\0")
-    new += _header(b"b.gif", b"0", 512 + len(GIF)) + mapped.ljust(512, b"\0") + content
-    return [_summed(bytes(old)) + content + bytes(1024), new + bytes(1024)]
-
-
-def _header(name: bytes, kind: bytes, size: int) -> bytes:
-    block = bytearray(512)
-    block[: len(name)] = name
-    block[124:136] = b"%011o\0" % size
-    block[156:157] = kind
-    block[257:265] = b"ustar  \0"
-    return _summed(bytes(block))
-
-
-def _summed(block: bytes) -> bytes:
-    total = sum(block[:148]) + 8 * 0x20 + sum(block[156:512])
-    return block[:148] + b"%06o\0 " % total + block[156:]

@@ -8,6 +8,7 @@ child gave. The child leads a session of its own, whose calls faults.c then coun
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -22,9 +23,12 @@ from mistakes import MISTAKES
 from PIL import Image
 from tqdm import tqdm
 
-from shardkit import make_loader, open_dataset
+import shardkit
 from shardkit.cli.main import main
-from shardkit.registry import format_names, get_format
+
+COMMANDS = ("append", "attach", "commit", "convert", "fields", "info", "repair", "verify", "work")
+LOADED = ("conversion", "dataset", "formats", "sources", "reporting", "verification")
+"""What these commands import when they begin; with PyTorch, it would take seconds."""
 
 
 def serve() -> None:
@@ -32,18 +36,30 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # not inherited from a background job
     tqdm.monitor_interval = 0  # it would start a thread
     Image.init()
-    for name in format_names():
-        get_format(name)
+    load_everything()
     control = Control.of(Path(os.environ["FAULTS_CONTROL"]))
     gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)
+        if order["arguments"][0] == "load":
+            _ = shardkit.make_loader  # imports PyTorch
         child = os.fork()
         if child == 0:
             run(control, Path(order["folder"]), order["arguments"], order["mistake"])
         status = os.waitpid(child, 0)[1]
         sys.stdout.write(json.dumps([child, os.waitstatus_to_exitcode(status)]) + "\n")
         sys.stdout.flush()
+
+
+def load_everything() -> None:
+    """Import what the forks would."""
+    root = Path(shardkit.__file__).parent
+    for name in LOADED:
+        for path in sorted(root.joinpath(name).rglob("*.py")):
+            parts = path.relative_to(root.parent).with_suffix("").parts
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
+    for command in COMMANDS:
+        importlib.import_module(f"shardkit.cli.{command}")
 
 
 def run(control: Control, folder: Path, arguments: list[str], mistake: str | None) -> None:
@@ -74,7 +90,9 @@ def run(control: Control, folder: Path, arguments: list[str], mistake: str | Non
 def load(dataset: Path) -> NoReturn:
     """Read an epoch of a dataset; an error becomes a line and an exit code, as in the commands."""
     try:
-        with closing(make_loader(open_dataset(dataset), 4, num_workers=0, collate_fn=list)) as rows:
+        with closing(
+            shardkit.make_loader(shardkit.open_dataset(dataset), 4, num_workers=0, collate_fn=list)
+        ) as rows:
             sys.stdout.write(f"{sum(map(len, rows))}\n")
     except Exception as error:
         sys.stderr.write(f"shardkit: error: {type(error).__name__}: {error}\n")

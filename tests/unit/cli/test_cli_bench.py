@@ -1,18 +1,17 @@
-"""``shardkit bench``: one real run, and refusals."""
+"""``shardkit bench`` and ``shardkit ablation``: real runs, and refusals."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from helpers import invoke, make_dataset, make_folder
+from helpers import make_folder, run_main
 from parsed import Parsed
+from refusals import refuses
 from staged import Stage
 
-from shardkit.errors import UsageError
+from shardkit import convert
 
 
 @pytest.fixture
@@ -23,14 +22,14 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bench")
-    make_dataset(make_folder(path / "photos", each=8), path / "made")
+    convert(make_folder(path / "photos", each=8), path / "made", to="lmdb", workers=1)
     return path
 
 
-@pytest.fixture(scope="module")
-def done(place: Path) -> Result:
-    """A real run of a folder and a dataset, warm and cold, in separate processes."""
-    return invoke(
+@pytest.mark.measures
+def test_a_run_measures_each_line(place: Path) -> None:
+    """A folder and a dataset, warm and cold, in separate processes."""
+    done = run_main(
         "bench",
         place / "photos",
         place / "made",
@@ -38,11 +37,7 @@ def done(place: Path) -> Result:
         *("--decode", "RandomResizedCrop(8)", "--loader", "thread:num_workers=1"),
         *("--json", "--plot", place / "plot.svg", "--html", place / "page.html"),
     )
-
-
-@pytest.mark.slow
-def test_a_run_measures_each_line(done: Result, place: Path) -> None:
-    assert done.exit_code == 0, done.output
+    assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
 
     assert [(Path(line["path"]).name, line["loader"], line["cache"]) for line in told["lines"]] == [
@@ -72,72 +67,77 @@ def test_a_run_measures_each_line(done: Result, place: Path) -> None:
     assert {path.name for path in place.iterdir()} == {"photos", "made", "plot.svg", "page.html"}
 
 
+@pytest.mark.measures
+def test_an_ablation_measures_a_folder(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos", each=40)
+    given = "--rounds 1 --seconds 0.05 --workers 1 --batch-size 4 --decode CenterCrop(8) --json"
+
+    done = run_main("ablation", tmp_path / "photos", *given.split())
+
+    report = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert 8 <= report["sources"][0]["images"] <= report["sources"][0]["total"] == 80
+    first, *_, last = report["lines"]
+    assert (first["loader"], first["baseline"]) == ("no workers", True)
+    assert last["measured"]["engine"] == "process"
+    assert last["measured"]["speedup"]["rounds"] == 1
+
+
 def test_ctrl_c_shows_complete_rounds_and_exits_with_130(place: Path, stage: Stage) -> None:
     stage.interrupt_at = 4
 
-    done = invoke("bench", place / "made", "--cache", "warm", "--loader", "thread")
+    done = run_main("bench", place / "made", "--cache", "warm", "--loader", "thread")
 
-    assert done.exit_code == 130
-    assert "Interrupted: the table shows 2 of 5 rounds." in done.stdout
+    assert done.returncode == 130
+    assert "2 of 5 rounds" in done.stdout
 
 
 def test_a_failure_is_shown_and_exits_with_1(place: Path, stage: Stage) -> None:
     stage.failing = {"process"}
 
-    done = invoke("bench", place / "made", "--loader", "thread", "--loader", "process")
+    done = run_main("bench", place / "made", "--loader", "thread", "--loader", "process")
 
-    assert done.exit_code == 1
+    assert done.returncode == 1
     assert "warm failed: it broke" in done.stdout
-    assert "2 of 4 lines could not be measured." in done.stdout
+    assert "2 of 4 lines" in done.stdout
     assert "    warm       100       100..100" in done.stdout
 
 
 def test_quiet_prints_nothing(place: Path, stage: Stage, tmp_path: Path) -> None:
     target = tmp_path / "plot.svg"
-    done = invoke("bench", place / "made", "--quiet", "--rounds", 1, "--plot", target)
+    done = run_main("bench", place / "made", "--quiet", "--rounds", 1, "--plot", target)
 
-    assert (done.exit_code, done.output) == (0, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert target.read_text("utf-8").startswith("<svg")
 
 
-def test_one_cache_alone(place: Path, stage: Stage) -> None:
-    done = invoke("bench", place / "made", "--cache", "cold", "--rounds", 1, "--json")
+def test_json_has_the_command_and_the_lines_of_one_cache(place: Path, stage: Stage) -> None:
+    options = ("--cache", "cold", "--rounds", 1, "--decode", "CenterCrop(8)", "--json")
+    done = run_main("bench", place / "made", *options)
 
-    assert {line["cache"] for line in json.loads(done.stdout)["lines"]} == {"cold"}
+    told = json.loads(done.stdout)
+    assert {line["cache"] for line in told["lines"]} == {"cold"}
+    assert told["command"].startswith(f"shardkit bench {place / 'made'} --cache cold --rounds 1 ")
+    assert told["command"].endswith(" --decode 'CenterCrop(8)' --json")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "nothing to measure"),
-        (["nowhere"], "does not exist"),
-        (["made", "--loader", "quick"], "'quick' is unknown"),
-        (["made", "--loader", "auto:colour=red"], "has no option 'colour'"),
-        (["made", "--decode", "flip"], "'flip' is unknown"),
-        (["made", "--plot", "plot.png"], "a plot is a file named"),
-        (["made", "--plot", "nowhere/plot.svg"], "does not exist"),
-        (["made", "--html", "nowhere/page.html"], "does not exist"),
-        (["made", "--html", "one.svg", "--plot", "one.svg"], "name the same file"),
-        (["made", "--step-ms", "5", "--model", "small"], "either a time in ms or a model"),
-    ],
-)
 def test_invalid_requests_are_refused_before_anything_is_measured(
-    place: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
-) -> None:
-    monkeypatch.chdir(place)
-
-    done = invoke("bench", *words)
-
-    assert isinstance(done.exception, UsageError)
-    assert message in str(done.exception)
-    assert stage.events == []
-
-
-def test_the_report_contains_the_command(
     place: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["shardkit", "bench", "a b", "--rounds", "1"])
-
-    done = invoke("bench", place / "made", "--rounds", 1, "--json")
-
-    assert json.loads(done.stdout)["command"] == "shardkit bench 'a b' --rounds 1"
+    monkeypatch.chdir(place)
+    for words, facts in {
+        "bench": (),
+        "bench nowhere": ("nowhere",),
+        "bench made --loader quick": ("'quick'",),
+        "bench made --loader auto:colour=red": ("'colour'",),
+        "bench made --decode flip": ("'flip'",),
+        "bench made --plot plot.png": ("plot.png", ".svg"),
+        "bench made --plot nowhere/plot.svg": ("nowhere",),
+        "bench made --html nowhere/page.html": ("nowhere",),
+        "bench made --html one.svg --plot one.svg": ("--html", "--plot"),
+        "bench made --step-ms 5 --model small": ("step", "model"),
+        "ablation nowhere": ("nowhere",),
+        "ablation --decode pil .": ("decode pil", "transform"),
+    }.items():
+        assert refuses(2, *words.split(), facts=facts).stdout == ""
+    assert stage.events == []

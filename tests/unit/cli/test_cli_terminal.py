@@ -22,15 +22,10 @@ from typing import Any
 
 import pytest
 from forging import forge, with_meta
-from helpers import DEADLINE, make_dataset, make_folder, make_tree, shardkit_command
+from helpers import DEADLINE, make_folder, make_tree, run_main, shardkit_command
+from repairing import flip
 
-from shardkit import verify
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
-from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
-from shardkit.record import Record, dump_json
-from shardkit.sources.imagefolder import scan_imagefolder
-from shardkit.verification.receipt import save_receipt
+from shardkit import convert
 
 EVIL = "\x1b]0;owned\x07\x9b31m\u202e\udcff\r\nFAKE\x08"
 """A title, a color, another direction, a byte that is no text, a line of its own, a deletion."""
@@ -109,35 +104,28 @@ def planted(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
-def flip(path: Path) -> None:
-    """Change a byte in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def sealed(value: dict[str, Any]) -> str:
     body = {name: part for name, part in value.items() if name != "digest"}
-    body["digest"] = hashlib.sha256(dump_json(body)).hexdigest()
+    compact = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    body["digest"] = hashlib.sha256(compact.encode()).hexdigest()
     return json.dumps(body, indent=1, sort_keys=True) + "\n"
 
 
 @pytest.fixture
 def place(folder: Path, tmp_path: Path) -> Path:
     make_tree(folder, {"cat/bad.jpg": b"x", "cat/list.txt": b"x"})
-    options = ConvertOptions(to="lmdb", shard_samples=4, on_error="skip")
-    convert_scan(scan_imagefolder(folder), tmp_path / "made", options)
+    convert(folder, tmp_path / "made", to="lmdb", shard_samples=4, on_error="skip", workers=1)
     return tmp_path / "made"
 
 
 @pytest.mark.slow
 def test_texts_of_a_manifest_are_escaped(place: Path, folder: Path, tmp_path: Path) -> None:
-    value = json.loads((place / MANIFEST_NAME).read_bytes())
+    value = json.loads((place / "shardkit.json").read_bytes())
     paths = [path for path in texts(value) if path[0] != "digest"]
     commands = []
     for number, path in enumerate(paths):
         copied = shutil.copytree(place, tmp_path / f"copy {number}")
-        (copied / MANIFEST_NAME).write_text(sealed(planted(value, path)))
+        (copied / "shardkit.json").write_text(sealed(planted(value, path)))
         commands += [["info", copied], ["verify", copied, *ALONE], ["index", copied]]
         commands += [["repair", copied, "--from", folder, *ALONE]]
     shown = show(tmp_path, commands)
@@ -147,7 +135,8 @@ def test_texts_of_a_manifest_are_escaped(place: Path, folder: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_texts_of_a_receipt_are_escaped(place: Path, folder: Path, tmp_path: Path) -> None:
-    save_receipt(tmp_path / "receipt", place, verify(place, against=folder))
+    how = ("--against", folder, "--write-receipt", tmp_path / "receipt")
+    assert run_main("verify", place, *how, *ALONE).returncode == 0
     value = json.loads((tmp_path / "receipt").read_bytes())
     commands = []
     for number, path in enumerate(texts(value)):
@@ -157,15 +146,16 @@ def test_texts_of_a_receipt_are_escaped(place: Path, folder: Path, tmp_path: Pat
     assert "owned" in show(tmp_path, commands)
 
 
+@pytest.mark.slow
 def test_keys_and_paths_of_records_are_escaped(place: Path, folder: Path, tmp_path: Path) -> None:
-    def change(records: list[Record]) -> list[Record]:
+    def change(records: list[Any]) -> list[Any]:
         return [
             with_meta(replace(record, key=f"{record.key}{KEY}"), path=f"{number}{EVIL}")
             for number, record in enumerate(records)
         ]
 
     forge(place, change)
-    flip(place / load_manifest(place).shards[0].name)
+    flip(place / "shard-000000.lmdb")
     commands: list[list[object]] = [
         ["verify", place, *how, *ALONE] for how in (["--level", "decode"], ["--against", folder])
     ]
@@ -196,9 +186,9 @@ def test_names_in_a_source_are_escaped(tmp_path: Path) -> None:
 
 
 def test_json_is_exact_on_a_terminal(place: Path) -> None:
-    value = json.loads((place / MANIFEST_NAME).read_bytes())
+    value = json.loads((place / "shardkit.json").read_bytes())
     value["software"][EVIL] = EVIL
-    (place / MANIFEST_NAME).write_text(sealed(value))
+    (place / "shardkit.json").write_text(sealed(value))
     shown = on_terminal(shardkit_command("info", place, "--json"))
     assert json.loads(shown)["datasets"][""]["software"][EVIL] == EVIL
     assert shown.isascii()
@@ -228,7 +218,7 @@ def test_a_long_text_is_shortened(tmp_path: Path) -> None:
 # --- streams that are closed ---
 
 
-CLOSED = ((0,), (1,), (2,), (1, 2), (0, 1, 2))
+CLOSED = ((0,), (1,), (2,), (0, 1, 2))
 
 
 def code_without(numbers: Sequence[int], *arguments: object) -> int:
@@ -252,9 +242,8 @@ def test_closed_streams_do_not_change_the_exit_code(
     made = tmp_path / "made"
     how = ("convert", "imagefolder", folder, made, "--to", "webdataset", "--workers", 2)
     assert code_without(numbers, *how) == 0
-    assert load_manifest(made).rows == 6
     assert code_without(numbers, "verify", made) == 0
-    flip(made / load_manifest(made).shards[0].name)
+    flip(made / "shard-000000.tar")
     assert code_without(numbers, "verify", made) == 1
 
 
@@ -263,7 +252,8 @@ def test_closed_streams_do_not_change_the_exit_code(
 def test_a_closed_pipe_does_not_change_the_exit_code(
     folder: Path, tmp_path: Path, as_json: bool
 ) -> None:
-    made = make_dataset(folder, tmp_path / "made")
+    made = tmp_path / "made"
+    convert(folder, made, to="lmdb", workers=1)
     for code in (0, 1):
         command = shardkit_command("verify", made, *["--json"] * as_json)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -274,4 +264,4 @@ def test_a_closed_pipe_does_not_change_the_exit_code(
             assert process.wait(DEADLINE) == code, said
         assert "Traceback" not in said
         assert "Exception ignored" not in said
-        flip(made / load_manifest(made).shards[0].name)
+        flip(made / "shard-000000.lmdb")

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from buckets import BUCKET, Bucket
-from helpers import FORMATS, invoke, make_dataset, make_folder, make_tree, png, tree
+from helpers import invoke, make_dataset, make_folder, make_tree, png, tree
+from refusals import refused, refuses
+from stated import stated
 
 import shardkit
 from shardkit import (
@@ -43,7 +45,6 @@ from shardkit import (
     upload,
     verify,
 )
-from shardkit.dataset.manifest import load_manifest
 from shardkit.errors import BadImages, StateMismatch
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "layers_of_tars.py"
@@ -93,80 +94,75 @@ def shard_bytes(place: Path) -> dict[str, str]:
     return {name: digest for name, digest in tree(place).items() if name.startswith("shard-")}
 
 
-@pytest.fixture(params=FORMATS)
-def place(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
-    return make_dataset(folder, tmp_path / "made", to=request.param)
-
-
 @pytest.fixture
 def made(folder: Path, tmp_path: Path) -> Path:
     return make_dataset(folder, tmp_path / "made")
 
 
-def test_values_of_a_table_come_back_and_shards_stay(place: Path, tmp_path: Path) -> None:
-    before, rows = shard_bytes(place), read(place, "image", "label")
-    changed = add_fields(place, captions(place, tmp_path), field=["caption"])
+def test_values_of_a_table_come_back_and_shards_stay(made: Path, tmp_path: Path) -> None:
+    before, rows = shard_bytes(made), read(made, "image", "label")
+    changed = add_fields(made, captions(made, tmp_path), field=["caption"])
     assert changed.written
     assert changed.schema == {"caption": Field("text")}
-    assert shard_bytes(place) == before
-    assert read(place, "image", "label") == rows
-    wanted = [(f"a photo of {path}",) for path in paths_of(place)]
-    assert read(place, "caption") == wanted
-    assert verify(place, level="decode").ok
+    assert shard_bytes(made) == before
+    assert read(made, "image", "label") == rows
+    wanted = [(f"a photo of {path}",) for path in paths_of(made)]
+    assert read(made, "caption") == wanted
+    assert verify(made, level="decode").ok
 
 
-def test_a_compacted_dataset_has_the_same_content_digest(place: Path, tmp_path: Path) -> None:
-    add_fields(place, captions(place, tmp_path), field=["caption"])
-    add_fields(place, {"latent": np.arange(48, dtype=np.float16).reshape(6, 4, 2)})
-    replace_fields(place, labels(place, tmp_path), field=["label"])
-    remove_fields(place, ["caption"])
-    layered, rows = load_manifest(place), read(place, "image", "label", "latent")
-    convert(open_source("dataset", place), tmp_path / "copy", to=layered.format)
-    compact_fields(place)
-    for other in (place, tmp_path / "copy"):
-        manifest = load_manifest(other)
+def test_a_compacted_dataset_has_the_same_content_digest(made: Path, tmp_path: Path) -> None:
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    add_fields(made, {"latent": np.arange(48, dtype=np.float16).reshape(6, 4, 2)})
+    replace_fields(made, labels(made, tmp_path), field=["label"])
+    remove_fields(made, ["caption"])
+    layered, rows = stated(made), read(made, "image", "label", "latent")
+    convert(open_source("dataset", made), tmp_path / "copy", to=layered.format)
+    compact_fields(made)
+    for other in (made, tmp_path / "copy"):
+        manifest = stated(other)
         assert manifest.content_digest == layered.content_digest
         assert (manifest.schema, manifest.fields) == (layered.schema, layered.fields)
         assert manifest.class_counts == layered.class_counts
-        assert not manifest.layers
+        assert manifest.format_version == 1
         for one, two in zip(read(other, "image", "label", "latent"), rows, strict=True):
             assert one[:2] == two[:2]
             assert one[2].tolist() == two[2].tolist()
         assert verify(other).ok
-    assert not (place / "layers").exists()
+    assert not (made / "layers").exists()
 
 
-def test_a_relabeled_dataset_is_read_with_the_new_labels(place: Path, tmp_path: Path) -> None:
-    rows = read(place, "image", "label")
-    changed = replace_fields(place, labels(place, tmp_path), field=["label"])
+def test_a_relabeled_dataset_is_read_with_the_new_labels(made: Path, tmp_path: Path) -> None:
+    rows = read(made, "image", "label")
+    changed = replace_fields(made, labels(made, tmp_path), field=["label"])
     assert changed.new_classes == ("bird",)
-    dataset = open_dataset(place)
+    dataset = open_dataset(made)
     assert dataset.classes == ["cat", "dog", "bird"]
     numbers = {path: [1, 2, 0][n % 3] for n, path in enumerate(sorted(dataset.paths))}
     wanted = [numbers[path] for path in dataset.paths]
-    assert [label for _, label in read(place, "image", "label", verify=True)] == wanted
-    assert [image for image, _ in read(place, "image", "label")] == [image for image, _ in rows]
+    assert [label for _, label in read(made, "image", "label", verify=True)] == wanted
+    assert [image for image, _ in read(made, "image", "label")] == [image for image, _ in rows]
     assert list(dataset.targets) == wanted
-    assert verify(place, level="decode").ok
+    assert verify(made, level="decode").ok
 
 
-def test_undo_restores_the_dataset_byte_for_byte_once(place: Path, tmp_path: Path) -> None:
-    before = tree(place)
-    add_fields(place, captions(place, tmp_path), field=["caption"])
-    undo_fields(place)
-    assert tree(place) == before
-    with pytest.raises(UsageError, match="no change to undo"):
-        undo_fields(place)
+def test_undo_restores_the_dataset_byte_for_byte_once(made: Path, tmp_path: Path) -> None:
+    before = tree(made)
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    undo_fields(made)
+    assert tree(made) == before
+    with refused(UsageError, made):
+        undo_fields(made)
 
 
 def test_undo_brings_a_replaced_field_back(made: Path) -> None:
     add_fields(made, {"number": list(range(6))})
     add_fields(made, {"other": list(range(6))})
-    before = load_manifest(made)
+    before = stated(made)
     replace_fields(made, {"number": list(range(10, 16))})
     assert [value for (value,) in read(made, "number")] == list(range(10, 16))
     undo_fields(made)
-    after = load_manifest(made)
+    after = stated(made)
     assert (after.content_digest, after.schema) == (before.content_digest, before.schema)
     assert [value for (value,) in read(made, "number")] == list(range(6))
     assert verify(made).ok
@@ -203,7 +199,7 @@ def test_a_repeated_change_does_nothing(made: Path, tmp_path: Path) -> None:
     assert not add_fields(made, source, field=["caption"]).written
     assert tree(made) == before
     table(source, [{"path": path, "caption": "other"} for path in paths_of(made)])
-    with pytest.raises(UsageError, match="already has the field 'caption'"):
+    with refused(UsageError, "'caption'"):
         add_fields(made, source, field=["caption"])
 
 
@@ -245,30 +241,28 @@ def test_functions_run_in_worker_processes(made: Path) -> None:
 
 
 def test_a_function_that_fails_names_the_row(made: Path) -> None:
-    with pytest.raises(UsageError, match="the first sample: text: ZeroDivisionError"):
+    with refused(UsageError, "text: ZeroDivisionError"):
         add_fields(made, {"text": lambda sample: 1 / 0})
     path = sorted(paths_of(made))[2]
     with pytest.raises(BadImages, match=f"{path}: text: KeyError"):
         add_fields(made, {"text": lambda sample: {True: "a"}[sample["path"] != path]})
-    assert load_manifest(made).layers == ()
+    assert stated(made).format_version == 1
 
 
-def test_arrays_of_a_file_are_in_row_order(place: Path, tmp_path: Path) -> None:
+def test_arrays_of_a_file_are_in_row_order(made: Path, tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((6, 3, 2)).astype(np.float32)
     np.save(tmp_path / "latents.npy", values)
-    add_fields(place, tmp_path / "latents.npy", field=["latent"])
-    assert all(
-        (a.numpy() == b).all() for (a,), b in zip(read(place, "latent"), values, strict=True)
-    )
-    batch = open_dataset(place, fields=["latent"]).__getitems__(range(6))
+    add_fields(made, tmp_path / "latents.npy", field=["latent"])
+    assert all((a.numpy() == b).all() for (a,), b in zip(read(made, "latent"), values, strict=True))
+    batch = open_dataset(made, fields=["latent"]).__getitems__(range(6))
     assert shardkit.collate(batch)[0].shape == (6, 3, 2)
 
 
 def test_an_array_of_another_length_is_refused(made: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "latents.npy", np.zeros((5, 2)))
-    with pytest.raises(UsageError, match="it has 5 rows, the dataset has 6"):
+    with refused(UsageError, "latents.npy", 5, 6):
         add_fields(made, tmp_path / "latents.npy", field=["latent"])
-    with pytest.raises(UsageError, match="number has 5 values, and the dataset 6 rows"):
+    with refused(UsageError, "number", 5, 6):
         add_fields(made, {"number": range(5)})
 
 
@@ -286,16 +280,14 @@ def test_a_folder_has_the_arrays_of_all_splits(tmp_path: Path) -> None:
     }
     folder.mkdir()
     np.save(folder / "train.npy", arrays["train"])
-    for source, message in (
-        (folder / "train.npy", "has splits, so name a folder with train.npy and val.npy"),
-        (folder, "vectors has no val.npy: each split of .*made needs its file"),
+    for source, facts in (
+        (folder / "train.npy", ("train.npy", "val.npy")),
+        (folder, ("vectors", "val.npy")),
     ):
-        with pytest.raises(UsageError, match=message):
+        with refused(UsageError, *facts):
             add_fields(made, source, field=["vector"])
     np.save(folder / "val.npy", arrays["val"].astype(np.float32))
-    with pytest.raises(
-        UsageError, match=r"val.npy holds float32 4x4, but .*train.npy holds float6"
-    ):
+    with refused(UsageError, "val.npy", "float32", "train.npy", "float64"):
         add_fields(made, folder, field=["vector"])
     np.save(folder / "val.npy", arrays["val"])
     add_fields(made, folder, field=["vector"], workers=2)
@@ -309,7 +301,7 @@ def test_a_folder_has_the_arrays_of_all_splits(tmp_path: Path) -> None:
 
 
 def test_a_dataset_without_splits_has_one_file(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is a folder, but .*made has no splits: name an .npy"):
+    with refused(UsageError, tmp_path, made, ".npy"):
         add_fields(made, tmp_path, field=["vector"])
 
 
@@ -351,9 +343,9 @@ def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path)
     paths = sorted(paths_of(made))
     rows = [{"key": path, "caption": "x"} for path in [*paths[1:], "cat/none.jpg"]]
     source = table(tmp_path / "a.csv", rows)
-    with pytest.raises(UsageError, match=r"lacks 1 of 6 rows of the table .'cat/none.jpg'"):
+    with refused(UsageError, "1 of 6", "'cat/none.jpg'"):
         add_fields(made, source, field=["caption"])
-    with pytest.raises(UsageError, match=rf"lacks 1 rows of .*{paths[0]}"):
+    with refused(UsageError, made, paths[0]):
         add_fields(made, source, field=["caption"], unknown="skip")
     add_fields(made, source, field=["caption"], unknown="skip", missing="skip")
     lacking = {
@@ -362,25 +354,21 @@ def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path)
     assert lacking == {path: None if path == paths[0] else "x" for path in paths}
     keys = list(open_dataset(made).keys)
     twice = table(tmp_path / "b.csv", [{"key": name, "other": "x"} for name in [*paths, keys[2]]])
-    with pytest.raises(UsageError, match=r"b.csv:8: .* is in the table twice"):
+    with refused(UsageError, "b.csv:8"):
         add_fields(made, twice, field=["other"])
 
 
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        (["none"], "has no column 'none'"),
-        ([], "choose columns"),
-        (["image=caption"], "'image' cannot be of the kind"),
-        (["caption:int64"], "not a number"),
-        (["label=caption", "label=caption"], "names a field twice"),
-    ],
-)
-def test_wrong_fields_are_refused(
-    made: Path, tmp_path: Path, field: list[str], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        add_fields(made, captions(made, tmp_path), field=field)
+def test_wrong_fields_are_refused(made: Path, tmp_path: Path) -> None:
+    source = captions(made, tmp_path)
+    for field, fact in (
+        (["none"], "'none'"),
+        ([], "caption"),
+        (["image=caption"], "'image'"),
+        (["caption:int64"], "caption"),
+        (["label=caption", "label=caption"], "label"),
+    ):
+        with refused(UsageError, fact):
+            add_fields(made, source, field=field)
 
 
 def test_one_table_serves_all_splits(tmp_path: Path) -> None:
@@ -397,30 +385,30 @@ def test_one_table_serves_all_splits(tmp_path: Path) -> None:
         assert read(made / split, "caption") == [(name.upper(),) for name in each]
     assert verify(made).ok
     ambiguous = [{"path": name.partition("/")[2], "x": 1} for name in names["train"]]
-    with pytest.raises(UsageError, match="names rows of several splits"):
+    with refused(UsageError, "d.csv"):
         add_fields(made, table(tmp_path / "d.csv", ambiguous), field=["x"])
     undo_fields(made)
     assert verify(made).ok
-    assert not load_manifest(made / "train").layers
+    assert stated(made / "train").format_version == 1
 
 
-def test_damage_in_a_layer_is_found(place: Path, tmp_path: Path) -> None:
-    add_fields(place, captions(place, tmp_path), field=["caption"])
-    (shard,) = (place / "layers" / "000001").glob("shard-*")
+def test_damage_in_a_layer_is_found(made: Path, tmp_path: Path) -> None:
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    (shard,) = (made / "layers" / "000001").glob("shard-*")
     content = shard.read_bytes()
     at = content.index(b"a photo of")
     shard.write_bytes(content[:at] + b"X" + content[at + 1 :])
-    assert {finding.file for finding in verify(place).findings} == {f"layers/000001/{shard.name}"}
+    assert {finding.file for finding in verify(made).findings} == {f"layers/000001/{shard.name}"}
     shard.write_bytes(content)
-    index = place / "layers" / "000001" / "index" / "columns" / "caption.npy"
+    index = made / "layers" / "000001" / "index" / "columns" / "caption.npy"
     index.write_bytes(index.read_bytes()[:-1] + b"X")
-    assert {finding.file for finding in verify(place).findings} == {
+    assert {finding.file for finding in verify(made).findings} == {
         "layers/000001/index/columns/caption.npy"
     }
-    assert shardkit.reindex(place) == 6
-    assert verify(place).ok
-    (place / "layers" / "000001" / "shardkit.json").write_text("{}")
-    assert not verify(place).ok
+    assert shardkit.reindex(made) == 6
+    assert verify(made).ok
+    (made / "layers" / "000001" / "shardkit.json").write_text("{}")
+    assert not verify(made).ok
 
 
 def test_a_layer_of_another_dataset_is_refused(made: Path, tmp_path: Path) -> None:
@@ -430,7 +418,7 @@ def test_a_layer_of_another_dataset_is_refused(made: Path, tmp_path: Path) -> No
     add_fields(other, {"number": list(range(1, 7))})
     shutil.rmtree(made / "layers")
     shutil.copytree(other / "layers", made / "layers")
-    with pytest.raises(CorruptDataset, match="does not belong to the dataset"):
+    with refused(CorruptDataset, "layers/000001"):
         open_dataset(made, fields=["number"])[0]
 
 
@@ -447,7 +435,7 @@ def test_repair_rebuilds_base_shards_and_names_those_of_layers(
     (shard,) = (made / "layers" / "000001").glob("shard-*")
     shard.unlink()
     (finding,) = repair(made, folder).findings
-    assert finding.reason == "it holds caption, made from captions.csv: name it, too"
+    assert "captions.csv" in finding.reason
     assert repair(made, [folder, tmp_path / "captions.csv"]).ok
     assert tree(made) == wanted
     shard.unlink()
@@ -500,19 +488,19 @@ def test_an_appended_dataset_gets_fields(made: Path, tmp_path: Path) -> None:
 
 
 def test_an_attached_dataset_gets_fields_next_to_its_manifest(folder: Path, tmp_path: Path) -> None:
-    place, archive = tmp_path / "index", tmp_path / "photos.tar"
+    made, archive = tmp_path / "index", tmp_path / "photos.tar"
     with tarfile.open(archive, "w") as file:
         file.add(folder, ".")
-    attach(archive, place)
+    attach(archive, made)
     content = archive.read_bytes()
-    add_fields(place, captions(place, tmp_path), field=["caption"])
-    assert read(place, "caption") == [(f"a photo of {path}",) for path in paths_of(place)]
-    assert len(open_dataset(place)[:]) == 6
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    assert read(made, "caption") == [(f"a photo of {path}",) for path in paths_of(made)]
+    assert len(open_dataset(made)[:]) == 6
     assert archive.read_bytes() == content
-    assert verify(place).ok
-    assert attach(archive, place).unchanged
-    undo_fields(place)
-    assert verify(place).ok
+    assert verify(made).ok
+    assert attach(archive, made).unchanged
+    undo_fields(made)
+    assert verify(made).ok
 
 
 def test_exports_have_the_fields_of_all_layers(made: Path, tmp_path: Path) -> None:
@@ -545,19 +533,15 @@ def test_a_bucket_serves_layers(made: Path, tmp_path: Path, bucket: Bucket) -> N
     add_fields(made, {"latent": np.arange(12, dtype=np.float32).reshape(6, 2)})
     url = f"s3://{BUCKET}/made"
     upload(made, url)
-    assert verify(url).ok
     before = len(bucket.requests)
     plain = open_dataset(url, cache=tmp_path / "plain")
     assert len(plain[:]) == 6
     assert not any("layers" in path for _, path in bucket.requests[before:])
+    names = ("caption", "latent", "label")
+    local = [(text, array.tolist(), label) for text, array, label in read(made, *names)]
     for fetch in ("shards", "ranges"):
-        remote = open_dataset(
-            url, fields=("caption", "latent", "label"), cache=tmp_path / fetch, fetch=fetch
-        )
-        local = open_dataset(made, fields=("caption", "latent", "label"))
-        for row in range(6):
-            assert remote[row][0] == local[row][0]
-            assert remote[row][1].tolist() == local[row][1].tolist()
+        remote = open_dataset(url, fields=names, cache=tmp_path / "plain", fetch=fetch)
+        assert [(text, array.tolist(), label) for text, array, label in remote[:]] == local
 
 
 def test_states_resume_after_a_field_is_added_and_not_if_their_order_uses_old_labels(
@@ -619,15 +603,13 @@ def test_the_commands_do_the_same(made: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_commands_get_one_message(made: Path, tmp_path: Path) -> None:
-    for words, message in (
-        (("add", made, "--from", tmp_path / "none.csv", "--field", "x"), "cannot be read"),
-        (("add", made, "--from", tmp_path / "x.txt", "--field", "x"), "neither a table"),
-        (("remove", made, "x"), "has no field 'x'"),
-        (("remove", made, "image"), "cannot be removed"),
+    for words, fact in (
+        (("add", made, "--from", tmp_path / "none.csv", "--field", "x"), "none.csv"),
+        (("add", made, "--from", tmp_path / "x.txt", "--field", "x"), "x.txt"),
+        (("remove", made, "x"), "'x'"),
+        (("remove", made, "image"), "image"),
     ):
-        error = invoke("fields", *words).exception
-        assert isinstance(error, UsageError)
-        assert message in str(error)
+        refuses(2, "fields", *words, facts=(fact,))
 
 
 def test_the_example_reads_layers_with_tarfile(

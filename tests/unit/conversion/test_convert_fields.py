@@ -15,13 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinds import FIELDS, SAMPLES, SCHEMA, array, content, contents, png, same
 
-from shardkit import Field, convert, repair, verify
+from shardkit import CorruptDataset, Field, UsageError, convert, reindex, repair, verify
 from shardkit.dataset.manifest import FieldEntry, Manifest
 from shardkit.dataset.shardset import open_shards
-from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import ABSENT
 from shardkit.system.files import sha256_of
-from shardkit.verification.reindex import reindex
 
 FORMATS = ("hdf5", "lmdb", "webdataset")
 DTYPES = ("float16", "bfloat16", "uint8", "int64", "bool", "complex64", "<M8[s]", "|S3", "<U2")
@@ -101,10 +99,10 @@ def require_equal(path: Path, schema: Mapping[str, Field], samples: list[dict[st
                     assert same(field, taken.value(row), value)
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(scope="module")
 def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("fields") / "out"
-    convert(SAMPLES, path, to=request.param, schema=SCHEMA, shard_samples=3)
+    path, to = tmp_path_factory.mktemp("fields") / "out", getattr(request, "param", "lmdb")
+    convert(SAMPLES, path, to=to, schema=SCHEMA, shard_samples=3, workers=1)
     return path
 
 
@@ -121,6 +119,7 @@ def test_damage_of_any_index_file_is_found(dataset: Path) -> None:
     assert verify(dataset).ok
 
 
+@pytest.mark.parametrize("dataset", FORMATS, indirect=True)
 def test_damage_of_any_field_names_its_row(dataset: Path) -> None:
     shards = open_shards(dataset)
     shard = dataset / shards.manifest.shards[0].name

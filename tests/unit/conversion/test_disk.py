@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shardkit import ConversionFailed
 from shardkit.conversion.disk import DiskReservation, as_failure
-from shardkit.errors import ConversionFailed, DiskFull
+from shardkit.errors import DiskFull
 
 
 @pytest.mark.parametrize(

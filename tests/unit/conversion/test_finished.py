@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 from helpers import invoke, jpeg, make_folder, make_tree, tree
+from refusals import refused
+from stated import restate_json
 
-from shardkit.conversion.convert import Converted, convert_scan
-from shardkit.conversion.plan import ConvertOptions
-from shardkit.dataset.manifest import SplitsManifest, save_manifest
-from shardkit.errors import UsageError
-from shardkit.recipe import Recipe
-from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit import UsageError, convert
 
 
-def run(source: Path, target: Path, *, force: bool = False, **options: Any) -> Converted:
-    chosen = ConvertOptions(**{"to": "webdataset", "shard_samples": 2, **options})
-    return convert_scan(scan_imagefolder(source), target, chosen, force=force)
+def run(source: Path, target: Path, **options: Any) -> Any:
+    return convert(
+        source, target, **{"to": "webdataset", "shard_samples": 2, "workers": 1, **options}
+    )
 
 
 @pytest.fixture
@@ -30,14 +28,13 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "splits"),
     [
-        {},
-        {"to": "hdf5", "recipe": Recipe(resize=(8, 8), resize_mode="stretch", encode="raw")},
-        {"to": "lmdb", "limit": 3, "shuffle": False},
+        ({}, True),
+        ({"to": "hdf5", "resize": "8x8", "resize_mode": "stretch", "encode": "raw"}, False),
+        ({"to": "lmdb", "limit": 3, "shuffle": False}, True),
     ],
 )
-@pytest.mark.parametrize("splits", [False, True])
 def test_a_finished_conversion_is_not_repeated(
     tmp_path: Path, options: dict[str, Any], splits: bool
 ) -> None:
@@ -101,18 +98,20 @@ def test_a_target_with_anything_else_is_refused(
     run(photos, out)
     change(photos, out)
     before = tree(out)
-    with pytest.raises(UsageError, match="force=True replaces it"):
-        run(photos, out)
+    refuse(photos, out)
     assert tree(out) == before
 
 
-@pytest.mark.parametrize(
-    "options", [{"seed": 1}, {"shard_samples": 3}, {"recipe": Recipe(quality=80)}, {"to": "lmdb"}]
-)
-def test_a_target_with_other_options_is_refused(photos: Path, options: dict[str, Any]) -> None:
+def refuse(source: Path, target: Path, **options: Any) -> None:
+    with refused(UsageError, target, "force=True"):
+        run(source, target, **options)
+
+
+def test_a_target_with_other_options_is_refused(photos: Path) -> None:
     run(photos, photos.parent / "out")
-    with pytest.raises(UsageError, match="force=True replaces it"):
-        run(photos, photos.parent / "out", **options)
+    changes: list[dict[str, Any]] = [{"seed": 1}, {"shard_samples": 3}, {"quality": 80}]
+    for options in (*changes, {"to": "lmdb"}):
+        refuse(photos, photos.parent / "out", **options)
 
 
 def test_force_converts_again(photos: Path) -> None:
@@ -127,8 +126,7 @@ def test_skipped_files_must_still_be_bad(photos: Path) -> None:
     run(photos, photos.parent / "out", on_error="skip")
     assert run(photos, photos.parent / "out", on_error="skip").unchanged
     (photos / "cat/bad.jpg").write_bytes(jpeg())
-    with pytest.raises(UsageError, match="force=True replaces it"):
-        run(photos, photos.parent / "out", on_error="skip")
+    refuse(photos, photos.parent / "out", on_error="skip")
 
 
 def test_a_bad_file_that_is_gone_or_no_longer_skipped_is_another_conversion(photos: Path) -> None:
@@ -136,11 +134,9 @@ def test_a_bad_file_that_is_gone_or_no_longer_skipped_is_another_conversion(phot
     link.symlink_to("nowhere")
     run(photos, photos.parent / "out", on_error="skip")
     assert run(photos, photos.parent / "out", on_error="skip").unchanged
-    with pytest.raises(UsageError, match="force=True replaces it"):
-        run(photos, photos.parent / "out")
+    refuse(photos, photos.parent / "out")
     link.unlink()
-    with pytest.raises(UsageError, match="force=True replaces it"):
-        run(photos, photos.parent / "out", on_error="skip")
+    refuse(photos, photos.parent / "out", on_error="skip")
 
 
 def test_other_splits_are_another_conversion(tmp_path: Path) -> None:
@@ -151,8 +147,7 @@ def test_other_splits_are_another_conversion(tmp_path: Path) -> None:
     run(tmp_path / "photos/train", tmp_path / "alone")  # with the splits below it
     for name in ("train", "val"):
         shutil.copytree(tmp_path / "out" / name, tmp_path / "alone" / name)
-    with pytest.raises(UsageError, match="force=True replaces it"):
-        run(tmp_path / "photos", tmp_path / "alone")
-    save_manifest(SplitsManifest(splits={"train": "0" * 64, "val": "0" * 64}), tmp_path / "out")
-    with pytest.raises(UsageError, match="force=True replaces it"):
-        run(tmp_path / "photos", tmp_path / "out")
+    refuse(tmp_path / "photos", tmp_path / "alone")
+    digests = {"train": "0" * 64, "val": "0" * 64}
+    restate_json(tmp_path / "out", lambda value: value.update(splits=digests))
+    refuse(tmp_path / "photos", tmp_path / "out")

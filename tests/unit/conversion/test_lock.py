@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from helpers import make_tree, tree
 
+from shardkit import ConversionFailed, UsageError
 from shardkit.conversion.lock import locked, require_dead
-from shardkit.errors import ConversionFailed, UsageError
 
 
 @pytest.fixture

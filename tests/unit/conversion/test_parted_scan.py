@@ -14,22 +14,16 @@ from typing import Any
 import pytest
 from helpers import make_folder, make_tree, png, tree
 
+from shardkit import ShardkitError, UsageError, convert
 from shardkit.contracts import Scan
 from shardkit.conversion import build_all, parted_scan, stored_order
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.convert import (
-    commit,
-    convert,
-    convert_scan,
-    plan_in_parts,
-    plan_jobs,
-    write_plan,
-)
+from shardkit.conversion.convert import commit, convert_scan, plan_in_parts, plan_jobs, write_plan
 from shardkit.conversion.exclude import exclude_listed
 from shardkit.conversion.jobs import Jobs
 from shardkit.conversion.ledger import Ledger
 from shardkit.conversion.plan import ConvertOptions, make_plan
-from shardkit.errors import BadImages, DiskFull, ShardkitError, UsageError
+from shardkit.errors import BadImages, DiskFull
 from shardkit.recipe import Recipe
 from shardkit.sources.divided import divided
 from shardkit.sources.imagefolder import ImageFolder

@@ -17,8 +17,7 @@ import psutil
 import pytest
 from helpers import invoke, make_folder, tree, wait_until
 
-from shardkit.conversion.convert import convert
-from shardkit.errors import UsageError
+from shardkit import UsageError, convert
 from shardkit.system.cluster import open_cluster
 
 pytestmark = [
@@ -42,31 +41,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def ray(alone: None) -> Iterator[tuple[str, psutil.Process]]:
     """The address and the process of a cluster of one machine with two workers."""
     pytest.importorskip("ray", reason="needs the extra dev")
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
-        ports = [each.getsockname()[1] for each in (one, two)]
-    options = [
-        *("--head", "--block", "--num-cpus=2", "--include-dashboard=false", "--min-worker-port=0"),
-        *(f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}", "--max-worker-port=0"),
-        *("--disable-usage-stats", "--object-store-memory=100000000"),
-    ]
     # Ray's sockets need a short path.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        head = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ray.scripts.scripts",
-                "start",
-                *options,
-                f"--temp-dir={folder}",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        head, port = _started(folder)
         try:
-            address = f"127.0.0.1:{ports[1]}"
-            wait_until(lambda: _listens(ports[1]), "Ray")
+            address = f"127.0.0.1:{port}"
             wait_until(lambda: _answers(address), "Ray")
             yield address, psutil.Process(head.pid)
         finally:
@@ -74,6 +53,30 @@ def ray(alone: None) -> Iterator[tuple[str, psutil.Process]]:
                 each.kill()
             os.killpg(head.pid, signal.SIGKILL)
             head.wait()
+
+
+def _started(folder: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a cluster; return its process and its port for clients.
+
+    Another process may take a free port before Ray does: then Ray ends, and others are tried.
+    """
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    command += ["--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=100000000"]
+    for _ in range(5):
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
+            ports = [each.getsockname()[1] for each in (one, two)]
+        own = [f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}"]
+        head = subprocess.Popen(
+            [*command, *own, f"--temp-dir={folder}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        wait_until(lambda: head.poll() is not None or _listens(ports[1]), "Ray")  # noqa: B023
+        if head.poll() is None:
+            return head, ports[1]
+    raise AssertionError("Ray does not start")
 
 
 def _listens(port: int) -> bool:

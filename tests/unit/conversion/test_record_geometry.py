@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from shardkit import Field
 from shardkit.codecs.geometry import VISIBLE
 from shardkit.codecs.image import decode_mask, encode_mask
 from shardkit.errors import BadImage
-from shardkit.kinds.field import Field
 from shardkit.recipe import Recipe
 from shardkit.record import Record
 

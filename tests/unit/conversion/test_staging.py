@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import make_folder, make_tree, tree
 
+from shardkit import ConversionFailed, CorruptDataset, ShardkitError, UsageError
 from shardkit.conversion import fingerprint, staging
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
@@ -27,7 +28,6 @@ from shardkit.conversion.staging import (
     check_target,
     open_staging,
 )
-from shardkit.errors import ConversionFailed, CorruptDataset, ShardkitError, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from helpers import make_folder, tree
 
-from shardkit import convert
+from shardkit import UsageError, convert
 from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.work import work
-from shardkit.errors import BadImages, UsageError
+from shardkit.errors import BadImages
 
 
 @pytest.fixture

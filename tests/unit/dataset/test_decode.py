@@ -67,46 +67,33 @@ def test_raw_pixels_are_copied_for_the_caller() -> None:
     np.testing.assert_array_equal(out, values)
 
 
-@pytest.mark.parametrize("length", [0, 1, 16 * 24 * 3 - 1, 16 * 24 * 3 + 1])
-def test_raw_pixels_of_another_length_are_refused(length: int) -> None:
-    with pytest.raises(BadImage, match="bytes of raw pixels"):
-        decode_stored(stored(bytes(length), "raw"))
-
-
-@pytest.mark.parametrize(("width", "height"), [(24, 17), (23, 16), (16, 24), (0, 0), (48, 32)])
-@pytest.mark.parametrize("block", [False, True])
-@pytest.mark.parametrize("field", ["jpg", "png"])
-def test_a_size_other_than_the_indexs_is_refused(
-    field: str, block: bool, width: int, height: int
-) -> None:
-    data = jpeg() if field == "jpg" else png()
-    out = np.zeros((height, width, 3), np.uint8) if block else None
-    with pytest.raises(BadImage):
-        decode_stored(stored(data, field, width, height), out=out)
-
-
-@pytest.mark.parametrize("field", ["jpg", "png"])
-def test_a_one_pixel_image_is_not_broadcast(field: str) -> None:
-    data = jpeg(1, 1) if field == "jpg" else png(1, 1)
-    with pytest.raises(BadImage):
-        decode_stored(stored(data, field), out=np.zeros((16, 24, 3), np.uint8))
-
-
-@pytest.mark.parametrize("field", ["jpg", "png"])
-def test_a_one_row_image_is_not_broadcast(field: str) -> None:
-    data = jpeg(24, 1) if field == "jpg" else png(24, 1)
-    with pytest.raises(BadImage):
-        decode_stored(stored(data, field), out=np.zeros((16, 24, 3), np.uint8))
-
-
-@pytest.mark.parametrize("block", [False, True])
-@pytest.mark.parametrize("field", ["jpg", "png", "webp"])
-def test_undecodable_bytes_are_a_bad_image(field: str, block: bool) -> None:
-    out = np.zeros((16, 24, 3), np.uint8) if block else None
-    whole = {"jpg": jpeg(), "png": png(), "webp": encoded(kind="WEBP")}[field]
-    for data in (b"", b"junk", whole[: len(whole) // 2], bytes(len(whole))):
+def refuses(image: EncodedImage) -> None:
+    """Expect an error, whether the pixels have a place already or not."""
+    for out in (None, np.zeros((image.height, image.width, 3), np.uint8)):
         with pytest.raises(BadImage):
-            decode_stored(stored(data, field), out=out)
+            decode_stored(image, out=out)
+
+
+def test_raw_pixels_of_another_length_are_refused() -> None:
+    for length in (0, 1, 16 * 24 * 3 - 1, 16 * 24 * 3 + 1):
+        refuses(stored(bytes(length), "raw"))
+
+
+SIZES = [(24, 17), (23, 16), (16, 24), (0, 0), (48, 32)]
+
+
+@pytest.mark.parametrize(("field", "make"), [("jpg", jpeg), ("png", png)])
+def test_a_size_other_than_the_indexs_is_refused(field: str, make: Any) -> None:
+    for size in SIZES:
+        refuses(stored(make(), field, *size))
+    for size in ((1, 1), (24, 1), (1, 16)):  # none is broadcast
+        refuses(stored(make(*size), field))
+
+
+def test_undecodable_bytes_are_a_bad_image() -> None:
+    for field, whole in {"jpg": jpeg(), "png": png(), "webp": encoded(kind="WEBP")}.items():
+        for data in (b"", b"junk", whole[: len(whole) // 2], bytes(len(whole))):
+            refuses(stored(data, field))
 
 
 def test_transparent_pixels_show_the_background() -> None:
@@ -135,7 +122,7 @@ def test_fast_matches_simplejpegs_fast_dct() -> None:
     assert not np.array_equal(found, oracle(data))
 
 
-@pytest.mark.parametrize("quality", [10, 30, 50, 75, 90, 92, 96, 100])
+@pytest.mark.parametrize("quality", [10, 50, 90, 92, 100])
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 def test_fast_stays_within_one_and_a_half_levels_at_saturated_edges(
     quality: int, subsampling: int
@@ -191,27 +178,18 @@ def reduced_shape(size: tuple[int, int], eighths: int) -> tuple[int, int, int]:
     return height, width, 3
 
 
-@pytest.mark.parametrize(
-    ("at_least", "eighths"),
-    [
-        ((0, 0), 8),
-        ((1, 1), 1),
-        ((13, 8), 1),
-        ((14, 8), 2),
-        ((13, 9), 2),
-        ((25, 16), 2),
-        ((26, 16), 3),
-        ((37, 23), 3),
-        ((38, 23), 4),
-        ((49, 31), 4),
-        ((50, 31), 8),
-        ((49, 32), 8),
-        ((97, 61), 8),
-        ((500, 500), 8),
-    ],
-)
-def test_the_smallest_sufficient_scale_is_used(at_least: tuple[int, int], eighths: int) -> None:
-    assert sufficient_eighths((97, 61), at_least) == eighths
+def test_the_smallest_sufficient_scale_is_used() -> None:
+    sides = {
+        1: [(1, 1), (13, 8)],
+        2: [(14, 8), (13, 9), (25, 16)],
+        3: [(26, 16), (37, 23)],
+        4: [(38, 23), (49, 31)],
+        8: [(0, 0), (50, 31), (49, 32), (97, 61), (500, 500)],
+    }
+    for eighths, at_least in sides.items():
+        assert [sufficient_eighths((97, 61), each) for each in at_least] == [eighths] * len(
+            at_least
+        )
 
 
 @given(st.data())
@@ -295,26 +273,25 @@ def test_a_part_of_raw_pixels_may_be_written_to() -> None:
         assert part.pixels.flags.writeable
 
 
-@pytest.mark.parametrize(("width", "height"), [(24, 17), (23, 16), (48, 32)])
-@pytest.mark.parametrize("field", ["jpg", "png", "raw"])
-def test_a_part_of_an_image_of_another_size_is_refused(field: str, width: int, height: int) -> None:
-    data = {"jpg": jpeg(), "png": png(), "raw": pixels().tobytes()}[field]
-    for region in (Region(1, 1, 2, 2), Region(0, 0, width, height)):
-        with pytest.raises(BadImage):
-            decode_part(stored(data, field, width, height), region, EXACT)
+def test_a_part_of_an_image_of_another_size_is_refused() -> None:
+    contents = {"jpg": jpeg(), "png": png(), "raw": pixels().tobytes()}
+    for (field, data), size in itertools.product(contents.items(), [(24, 17), (23, 16), (48, 32)]):
+        for region in (Region(1, 1, 2, 2), Region(0, 0, *size)):
+            with pytest.raises(BadImage):
+                decode_part(stored(data, field, *size), region, EXACT)
 
 
 def test_a_jpeg_of_too_many_scans_is_a_bad_image() -> None:
     image = stored(jpeg_of_scans(600), "jpg", 8, 8)
-    reason = "it has 600 scans, more than 500"
+    reason = "600 scans"
     with pytest.raises(BadImage, match=reason):
         decode_stored(image)
     with pytest.raises(BadImage, match=reason):
         decode_part(image, Region(0, 0, 2, 2), EXACT)
 
 
-@pytest.mark.parametrize("data", [b"", b"junk", jpeg()[:2], jpeg()[:200]])
-def test_a_part_of_an_undecodable_image_is_a_bad_image(data: bytes) -> None:
-    for at_least in ((0, 0), (5, 4)):
+def test_a_part_of_an_undecodable_image_is_a_bad_image() -> None:
+    contents = (b"", b"junk", jpeg()[:2], jpeg()[:200])
+    for data, at_least in itertools.product(contents, ((0, 0), (5, 4))):
         with pytest.raises(BadImage):
             decode_part(stored(data, "jpg"), Region(1, 1, 2, 2), Decoding(at_least=at_least))

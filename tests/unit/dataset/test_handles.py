@@ -6,17 +6,29 @@ import errno
 import os
 import resource
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import DEADLINE
+from refusals import refused
 
+from shardkit import ShardkitError
 from shardkit.contracts import Range
 from shardkit.dataset import handles
-from shardkit.dataset.handles import MAX_OPEN, ShardFile, shard_file, shard_reader
-from shardkit.errors import CorruptShard, ShardkitError
+from shardkit.dataset.handles import ShardFile, shard_file, shard_reader
+from shardkit.errors import CorruptShard
 from shardkit.record import Record
+
+MAX_OPEN = 16
+
+
+@pytest.fixture(autouse=True)
+def _small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start each test with nothing open and few allowed."""
+    monkeypatch.setattr(handles, "MAX_OPEN", MAX_OPEN)
+    handles._POOL.reset()
 
 
 def make_file(path: Path, content: bytes = b"0123456789") -> Path:
@@ -37,6 +49,18 @@ def open_below(folder: Path) -> list[str]:
     return found
 
 
+def in_a_child(work: Callable[[], bool]) -> bool:
+    """Return what a function returns in a fork of this process."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if work() else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_shard_gives_the_bytes_of_a_range(tmp_path: Path) -> None:
     file = shard_file(make_file(tmp_path / "a"), 10, "id")
     assert file.read(0, 10) == b"0123456789"
@@ -46,32 +70,31 @@ def test_a_shard_gives_the_bytes_of_a_range(tmp_path: Path) -> None:
         file.announce(offset, length)
 
 
-@pytest.mark.parametrize(
-    ("offset", "length"), [(0, 11), (10, 1), (9, 2), (2**62, 1), (0, 2**62), (-1, 5), (-(2**63), 1)]
-)
-def test_a_range_outside_of_the_file_is_damage(tmp_path: Path, offset: int, length: int) -> None:
+def test_a_range_outside_of_the_file_is_damage(tmp_path: Path) -> None:
     file = shard_file(make_file(tmp_path / "a"), 10, "id")
-    with pytest.raises(CorruptShard, match=str(tmp_path / "a")):
-        file.read(offset, length)
+    ranges = [(0, 11), (10, 1), (9, 2), (2**62, 1), (0, 2**62), (-1, 5), (-(2**63), 1)]
+    for offset, length in ranges:
+        with pytest.raises(CorruptShard, match=str(tmp_path / "a")):
+            file.read(offset, length)
 
 
 def test_a_file_truncated_while_open_is_damage(tmp_path: Path) -> None:
     file = shard_file(make_file(tmp_path / "a"), 10, "id")
     os.truncate(tmp_path / "a", 5)
-    with pytest.raises(CorruptShard, match="ends at byte 5"):
+    with pytest.raises(CorruptShard, match="byte 5"):
         file.read(3, 4)
 
 
-@pytest.mark.parametrize("size", [0, 9, 11])
-def test_a_size_other_than_the_manifests_is_damage(tmp_path: Path, size: int) -> None:
+def test_a_size_other_than_the_manifests_is_damage(tmp_path: Path) -> None:
     make_file(tmp_path / "a")
-    with pytest.raises(CorruptShard, match=f"has 10 bytes; the manifest says {size}"):
-        shard_file(tmp_path / "a", size, "id")
+    for size in (0, 9, 11):
+        with pytest.raises(CorruptShard, match=f"{tmp_path}/a .*10 bytes.* {size}"):
+            shard_file(tmp_path / "a", size, "id")
     assert open_below(tmp_path) == []
 
 
 def test_a_missing_shard_is_damage_until_restored(tmp_path: Path) -> None:
-    with pytest.raises(CorruptShard, match="cannot be opened"):
+    with refused(CorruptShard, tmp_path / "a"):
         shard_file(tmp_path / "a", 10, "id")
     make_file(tmp_path / "a")
     assert shard_file(tmp_path / "a", 10, "id").read(0, 1) == b"0"
@@ -191,15 +214,12 @@ def test_file_and_format_reader_of_a_shard_are_separate_handles(tmp_path: Path) 
     assert shard_file(path, 10, "id").read(0, 1) == b"0"
 
 
-def test_threads_read_the_right_bytes_while_handles_come_and_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handles, "MAX_OPEN", 128)
-    paths = [make_file(tmp_path / str(number), f"{number:010d}".encode()) for number in range(158)]
+def test_threads_read_the_right_bytes_while_handles_come_and_go(tmp_path: Path) -> None:
+    paths = [make_file(tmp_path / str(number), f"{number:010d}".encode()) for number in range(23)]
     wrong: list[int] = []
 
     def work(step: int) -> None:
-        for turn in range(1500):
+        for turn in range(500):
             number = turn * step % len(paths)
             if shard_file(paths[number], 10, "id").read(0, 10) != f"{number:010d}".encode():
                 wrong.append(number)
@@ -210,7 +230,7 @@ def test_threads_read_the_right_bytes_while_handles_come_and_go(
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert len(open_below(tmp_path)) == 128
+    assert len(open_below(tmp_path)) == MAX_OPEN
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -220,53 +240,42 @@ def test_a_child_reads_even_if_a_parents_thread_held_the_lock(tmp_path: Path) ->
 
     def slow(path: Path) -> FakeReader:
         inside.set()
-        leave.wait(30)
+        leave.wait(DEADLINE)
         return FakeReader(path)
 
     thread = threading.Thread(target=shard_reader, args=(tmp_path / "slow", "id", slow))
     thread.start()
-    assert inside.wait(30)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            reader = threading.Thread(target=shard_file, args=(path, 10, "id"), daemon=True)
-            reader.start()
-            reader.join(20)  # a lock that is never released would hold it for ever
-            code = 0 if not reader.is_alive() and shard_file(path, 10, "id").read(0, 1) else 2
-        finally:
-            os._exit(code)
-    leave.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert inside.wait(DEADLINE)
+
+    def read() -> bool:
+        reader = threading.Thread(target=shard_file, args=(path, 10, "id"), daemon=True)
+        reader.start()
+        reader.join(DEADLINE / 2)  # a lock that is never released would hold it for ever
+        return not reader.is_alive() and shard_file(path, 10, "id").read(0, 1) == b"0"
+
+    try:
+        assert in_a_child(read)
+    finally:
+        leave.set()
+        thread.join()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_does_not_keep_the_files_of_its_parent_open(tmp_path: Path) -> None:
     path = make_file(tmp_path / "a")
     shard_file(path, 10, "id")
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            before = open_below(tmp_path)
-            content = shard_file(path, 10, "id").read(0, 10)
-            code = 0 if (before, content) == ([], b"0123456789") else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def read() -> bool:
+        before = open_below(tmp_path)
+        return (before, shard_file(path, 10, "id").read(0, 10)) == ([], b"0123456789")
+
+    assert in_a_child(read)
     assert shard_file(path, 10, "id").read(0, 10) == b"0123456789"
 
 
 def test_files_are_not_inherited_by_programs(tmp_path: Path) -> None:
     file = ShardFile(make_file(tmp_path / "a"), 10)
     assert not os.get_inheritable(file.descriptor)
-
-
-@pytest.fixture(autouse=True)
-def _empty_pool() -> None:
-    """Start each test with nothing open, so counts are exact."""
-    handles._POOL.reset()
 
 
 def refuse(*_: object) -> int:
@@ -280,30 +289,32 @@ def test_what_the_device_cannot_read_is_no_damage(
     monkeypatch.setattr(os, "preadv", refuse)
     monkeypatch.setattr(os, "pread", refuse)
     assert not file.read_cached(0, memoryview(bytearray(5)))
-    with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}/a'"):
-        file.read(2, 5)
-    with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}/a'"):
-        file.pieces(2, [0, 4])
+    for read in (lambda: file.read(2, 5), lambda: file.pieces(2, [0, 4])):
+        with refused(OSError, tmp_path / "a", os.strerror(errno.EIO)):
+            read()
 
 
 def test_pieces_of_a_file_come_in_order_or_are_damage(tmp_path: Path) -> None:
     file = shard_file(make_file(tmp_path / "a"), 10, "id")
     assert file.pieces(2, [4, 0]) == b"4501"
     os.truncate(tmp_path / "a", 5)
-    with pytest.raises(CorruptShard, match="it ends before byte 6"):
+    with pytest.raises(CorruptShard, match="byte 6"):
         file.pieces(2, [4, 0])
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_too_many_open_files_are_no_damage(tmp_path: Path) -> None:
     make_file(tmp_path / "a")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        with pytest.raises(ShardkitError, match="too many files are open") as caught:
+
+    def refuses() -> bool:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        try:
             shard_file(tmp_path / "a", 10, "id")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert not isinstance(caught.value, CorruptShard)
+        except ShardkitError as error:
+            return not isinstance(error, CorruptShard) and "too many files" in str(error)
+        return False
+
+    assert in_a_child(refuses)
 
 
 def maps_of(folder: Path) -> int:

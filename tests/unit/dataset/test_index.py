@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 import zlib
@@ -14,23 +15,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardkit import CorruptDataset, Field
 from shardkit.dataset.index import (
     HEAD,
     ROW,
     ROWS_NAME,
     Index,
     IndexPart,
+    Rows,
     StringTable,
     as_rows,
     checksum,
+    damaged_rows,
     join_parts,
     pack_row,
     row_check,
     save_index,
 )
-from shardkit.errors import CorruptDataset
+from shardkit.dataset.layered import relabeled
 from shardkit.kinds.column import build_column, pack_value
-from shardkit.kinds.field import Field, Packed
+from shardkit.kinds.field import Packed
 
 NAMES = [
     "index/rows.npy",
@@ -91,14 +95,14 @@ def test_a_row_detects_each_of_its_flipped_bits() -> None:
         assert row_check(damaged) != row[29:]
 
 
-@pytest.mark.parametrize("at", range(HEAD.start, HEAD.stop))
-def test_the_checksum_covers_label_width_height_and_field(at: int) -> None:
-    row = as_rows([pack_row(offset=1, image=b"image", label=7, size=(8, 9), field="jpg")])
-    changed = bytearray(row.tobytes())
-    changed[at] ^= 1
-    assert checksum(bytes(changed)[HEAD], b"image") != row["checksum"][0]
-    assert checksum(row.tobytes()[HEAD], b"image") == row["checksum"][0]
-    assert checksum(row.tobytes()[HEAD], b"imagf") != row["checksum"][0]
+def test_the_checksum_covers_label_width_height_and_field() -> None:
+    (row,) = as_rows([pack_row(offset=1, image=b"image", label=7, size=(8, 9), field="jpg")])
+    head = row.tobytes()[HEAD]
+    assert checksum(head, b"image") == row["checksum"] != checksum(head, b"imagf")
+    for at in range(len(head)):
+        changed = bytearray(head)
+        changed[at] ^= 1
+        assert checksum(bytes(changed), b"image") != row["checksum"]
 
 
 def test_an_index_survives_a_round_trip(tmp_path: Path) -> None:
@@ -152,11 +156,11 @@ def test_columns_are_written_part_by_part(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("parts", [0, 1, 3])
-def test_an_index_of_no_rows_is_an_index(tmp_path: Path, parts: int) -> None:
-    save_index([make_part(0)] * parts, tmp_path)
-    rows, keys, paths = open_all(tmp_path, 0)
-    assert (len(rows), keys, paths) == (0, [], [])
+def test_an_index_of_no_rows_is_an_index(tmp_path: Path) -> None:
+    for parts in (0, 1, 3):
+        save_index([make_part(0)] * parts, tmp_path)
+        rows, keys, paths = open_all(tmp_path, 0)
+        assert (len(rows), keys, paths) == (0, [], [])
 
 
 def test_equal_parts_give_equal_bytes(tmp_path: Path) -> None:
@@ -188,30 +192,12 @@ def test_strings_are_found_from_either_end() -> None:
     assert [table[n] for n in range(-4, 4)] == ["a", "", "ccc", "d"] * 2
     assert list(reversed(table)) == ["d", "ccc", "", "a"]
     assert table.index("ccc") == 2
-    assert "d" in table
-    assert "x" not in table
-
-
-@pytest.mark.parametrize("row", [4, -5, 2**40, -(2**70)])
-def test_a_string_out_of_range_is_an_index_error(row: int) -> None:
-    with pytest.raises(IndexError):
-        table_of(["a", "b", "c", "d"])[row]
-
-
-def test_slices_of_strings_are_lists() -> None:
-    table = table_of(["a", "b", "c"])
-    assert table[1:] == ["b", "c"]
-    assert table[::-1] == ["c", "b", "a"]
-    assert table[5:] == []
-
-
-def test_numpy_integers_name_a_string() -> None:
-    table = table_of(["a", "b", "c"])
-    assert table[np.int64(-1)] == "c"  # type: ignore[call-overload]
-
-
-def test_file_names_that_are_not_utf8_keep_their_bytes() -> None:
-    assert list(table_of(["\udcff\udc80", "ok"])) == ["\udcff\udc80", "ok"]
+    assert ("d" in table, "x" in table) == (True, False)
+    assert (table[1:3], table[::-1], table[5:]) == (["", "ccc"], ["d", "ccc", "", "a"], [])
+    assert table[np.int64(-1)] == "d"  # type: ignore[call-overload]
+    for row in (4, -5, 2**40, -(2**70)):
+        with pytest.raises(IndexError):
+            table[row]
 
 
 @settings(max_examples=50, deadline=None)
@@ -220,12 +206,17 @@ def test_any_strings_survive_a_round_trip(texts: list[str]) -> None:
     assert list(table_of(texts)) == texts
 
 
+def refuses(directory: Path, name: str = ROWS_NAME) -> None:
+    """Expect an error that names a file and the remedy."""
+    with pytest.raises(CorruptDataset, match=rf"{name}.*shardkit index"):
+        open_all(directory)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_file_is_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
     save_index([make_part()], tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(CorruptDataset, match="shardkit index"):
-        open_all(tmp_path)
+    refuses(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -234,19 +225,17 @@ def test_each_truncation_is_refused(tmp_path: Path, name: str) -> None:
     good = (tmp_path / name).read_bytes()
     for length in range(len(good)):
         (tmp_path / name).write_bytes(good[:length])
-        with pytest.raises(CorruptDataset, match="shardkit index"):
-            open_all(tmp_path)
+        refuses(tmp_path, "index/")
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("flip", [0x01, 0x04, 0x10, 0x40, 0x50, 0x71])
-def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, name: str, flip: int) -> None:
+def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, name: str) -> None:
     save_index([make_part()], tmp_path)
     expected = open_all(tmp_path)
     good = (tmp_path / name).read_bytes()
     escaped = []
     header = 256 if name == ROWS_NAME else 128
-    for at in range(header):
+    for at, flip in itertools.product(range(header), (0x01, 0x10, 0x71)):
         bad = bytearray(good)
         bad[at] ^= flip
         (tmp_path / name).write_bytes(bad)
@@ -255,7 +244,7 @@ def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, name: str, flip
         except CorruptDataset:
             continue
         except Exception as error:
-            escaped.append((at, repr(error)))
+            escaped.append((at, flip, repr(error)))
             continue
         assert rows.tobytes() == expected[0].tobytes()
         assert (keys, paths) == expected[1:]
@@ -270,31 +259,26 @@ def test_a_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
                 use(Index(tmp_path, rows))
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        np.zeros(3, np.int64),
-        np.zeros((3, 1), ROW),
-        np.zeros((), ROW),
-        np.zeros(3, ROW.newbyteorder(">")),
-        np.zeros(3, "V32"),
-    ],
-)
-def test_rows_of_another_type_or_shape_are_refused(tmp_path: Path, column: Any) -> None:
-    save_index([make_part()], tmp_path)
-    np.save(tmp_path / ROWS_NAME, column)
-    with pytest.raises(CorruptDataset):
-        Index(tmp_path, 3).rows()
+OTHERS = [
+    np.zeros(3, np.int64),
+    np.zeros((3, 1), ROW),
+    np.zeros((), ROW),
+    np.zeros(3, ROW.newbyteorder(">")),
+    np.zeros(3, "V32"),
+]
 
 
-def test_ends_that_do_not_fit_the_text_are_refused(tmp_path: Path) -> None:
+def test_columns_of_another_type_or_shape_are_refused(tmp_path: Path) -> None:
     save_index([make_part()], tmp_path)
-    np.save(tmp_path / "index/keys-ends.npy", np.array([4, 8, 13]))
-    with pytest.raises(CorruptDataset):
-        Index(tmp_path, 3).keys()
-    np.save(tmp_path / "index/keys-ends.npy", np.array([4.0, 8.0, 12.0]))
-    with pytest.raises(CorruptDataset):
-        Index(tmp_path, 3).keys()
+    open_all(tmp_path)
+    ends = [np.array([4, 8, 13]), np.array([4.0, 8.0, 12.0]), np.array([8, 4, 12])]
+    columns = [*((ROWS_NAME, column) for column in OTHERS)]
+    for name, column in [*columns, *(("index/keys-ends.npy", column) for column in ends)]:
+        good = (tmp_path / name).read_bytes()
+        np.save(tmp_path / name, column)
+        refuses(tmp_path, "index")
+        (tmp_path / name).write_bytes(good)
+        open_all(tmp_path)
 
 
 class Trap:
@@ -306,38 +290,62 @@ class Trap:
         return Trap.sprung.append, (1,)
 
 
-def test_pickled_objects_are_refused_and_not_loaded(tmp_path: Path) -> None:
+def test_other_files_in_place_of_a_column_are_refused_and_not_loaded(tmp_path: Path) -> None:
     save_index([make_part()], tmp_path)
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([Trap()] * 3, object), allow_pickle=True)
-    for content in (buffer.getvalue(), pickle.dumps(Trap())):
+    pickled, zipped = io.BytesIO(), io.BytesIO()
+    np.save(pickled, np.array([Trap()] * 3, object), allow_pickle=True)
+    np.savez(zipped, rows=make_part().rows)
+    others = [
+        pickled.getvalue(),
+        pickle.dumps(Trap()),
+        zipped.getvalue(),
+        b"PK\x03\x04 and no more",
+    ]
+    for content in others:
         (tmp_path / ROWS_NAME).write_bytes(content)
-        with pytest.raises(CorruptDataset):
-            Index(tmp_path, 3).rows()
+        refuses(tmp_path)
     assert Trap.sprung == []
-
-
-def test_a_zip_file_in_place_of_a_column_is_refused(tmp_path: Path) -> None:
-    save_index([make_part()], tmp_path)
-    buffer = io.BytesIO()
-    np.savez(buffer, rows=make_part().rows)
-    for content in (buffer.getvalue(), b"PK\x03\x04 and no more"):
-        (tmp_path / ROWS_NAME).write_bytes(content)
-        with pytest.raises(CorruptDataset):
-            Index(tmp_path, 3).rows()
-
-
-def test_a_directory_in_place_of_a_column_is_refused(tmp_path: Path) -> None:
-    save_index([make_part()], tmp_path)
     (tmp_path / ROWS_NAME).unlink()
     (tmp_path / ROWS_NAME).mkdir()
-    with pytest.raises(CorruptDataset):
-        Index(tmp_path, 3).rows()
+    refuses(tmp_path)
 
 
 def test_strings_truncated_after_opening_are_damage(tmp_path: Path) -> None:
     save_index([make_part()], tmp_path)
     keys = Index(tmp_path, 3).keys()
     os.truncate(tmp_path / "index/keys.npy", 130)
-    with pytest.raises(CorruptDataset, match="the index cannot be read: it was truncated"):
+    with pytest.raises(CorruptDataset, match="truncated"):
         keys[2]
+
+
+# Entries with the labels of a layer.
+
+LENGTHS = (0, 1, 7, 255, 256, 65537)
+
+
+def entries(labels: list[int]) -> Rows:
+    rng = np.random.default_rng(3)
+    images = [rng.bytes(length) for length in LENGTHS]
+    return as_rows(
+        pack_row(offset=n * 9, image=image, label=label, size=(n + 1, 300), field="png")
+        for n, (image, label) in enumerate(zip(images, labels, strict=True))
+    )
+
+
+@pytest.mark.parametrize("new", [[5, 0, -1, 3, 2, 1 << 19], [-1] * 6, [1, 2, 3, 1, 2, 3]])
+def test_other_labels_give_the_entries_of_a_conversion_with_these_labels(new: list[int]) -> None:
+    old = entries([1, 2, 3, 1, 2, 3])
+    assert relabeled(old, entries(new)).tobytes() == entries(new).tobytes()
+    assert old.tobytes() == entries([1, 2, 3, 1, 2, 3]).tobytes()
+
+
+def test_no_labels_remove_them() -> None:
+    assert relabeled(entries([1] * 6), None).tobytes() == entries([-1] * 6).tobytes()
+
+
+def test_a_damaged_entry_stays_damaged() -> None:
+    old, new = entries([1] * 6).copy(), entries([2] * 6).copy()
+    old["width"][1] += 1
+    new["label"][3] = 7
+    found = damaged_rows(relabeled(old, new))
+    assert np.flatnonzero(found).tolist() == [1, 3]

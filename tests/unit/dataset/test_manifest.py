@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,9 @@ import pytest
 from helpers import make_dataset, make_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
+from shardkit import CorruptDataset, Field, ShardkitError, UsageError
 from shardkit.dataset.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -28,8 +31,7 @@ from shardkit.dataset.manifest import (
     save_manifest,
 )
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError
-from shardkit.kinds.field import Field
+from shardkit.errors import Problem
 from shardkit.system.files import SMALL_BYTES
 
 Change = Callable[[dict[str, Any]], object]
@@ -170,7 +172,7 @@ def test_each_changed_byte_is_refused(tmp_path: Path) -> None:
     good = path.read_bytes()
     accepted = []
     for at in range(len(good)):
-        for flip in (0x01, 0x2A):  # 0x2A turns a space into a line break
+        for flip in (0x01, 0x2A) if good[at] == ord(" ") else (0x01,):  # 0x2A: a line break
             bad = bytearray(good)
             bad[at] ^= flip
             path.write_bytes(bad)
@@ -192,19 +194,24 @@ def test_each_truncation_is_refused(tmp_path: Path) -> None:
             load_any_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, 99, 10**30])
-def test_a_newer_version_requires_a_newer_shardkit(tmp_path: Path, version: int) -> None:
-    for seal in (True, False):
+def test_a_newer_version_requires_a_newer_shardkit(tmp_path: Path) -> None:
+    for version, seal in itertools.product((FORMAT_VERSION + 1, 99, 10**30), (True, False)):
         write(tmp_path, {**saved(tmp_path), "format_version": version}, seal=seal)
         with pytest.raises(UsageError, match=f"version {version}.*newer shardkit"):
             load_any_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("version", [0, -1, 2.0, "1", None, True, [1]])
-def test_a_version_that_never_was_is_refused(tmp_path: Path, version: object) -> None:
-    write(tmp_path, {**saved(tmp_path), "format_version": version})
-    with pytest.raises(ShardkitError):
-        load_any_manifest(tmp_path)
+MISSING = object()
+
+
+def test_a_version_that_never_was_is_refused(tmp_path: Path) -> None:
+    for version in (0, -1, 2.0, "1", None, True, [1], MISSING):
+        value = saved(tmp_path) | {"format_version": version}
+        if version is MISSING:
+            del value["format_version"]
+        write(tmp_path, value)
+        with pytest.raises(CorruptDataset):
+            load_any_manifest(tmp_path)
 
 
 def test_only_planes_have_version_2(tmp_path: Path) -> None:
@@ -215,77 +222,44 @@ def test_only_planes_have_version_2(tmp_path: Path) -> None:
     assert load_any_manifest(tmp_path).digest == value.pop("digest")
     for changed in ({**value, "format_version": 1}, {**saved(tmp_path), "format_version": 2}):
         write(tmp_path, changed)
-        with pytest.raises(CorruptDataset, match="does not have the format version"):
+        with pytest.raises(CorruptDataset, match="format version"):
             load_any_manifest(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "fields", "version"),
-    [
-        ({}, (), 1),
-        ({"encode": "jpeg"}, ("jpg", "xy4m", "y4m.png"), 1),
-        ({"encode": "planes"}, (), 2),
-        ({}, ("cls", "y4m"), 2),
-        ({}, ("cls", "left.y4m"), 2),
-    ],
-)
-def test_the_version_is_the_lowest_that_has_all(
-    recipe: dict[str, Any], fields: tuple[str, ...], version: int
-) -> None:
-    assert format_version(recipe, fields) == version
-
-
-def test_a_missing_version_is_refused(tmp_path: Path) -> None:
-    value = saved(tmp_path)
-    del value["format_version"]
-    write(tmp_path, value)
-    with pytest.raises(CorruptDataset):
-        load_any_manifest(tmp_path)
+def test_the_version_is_the_lowest_that_has_all() -> None:
+    assert format_version({}, ()) == 1
+    assert format_version({"encode": "jpeg"}, ("jpg", "xy4m", "y4m.png")) == 1
+    assert format_version({"encode": "planes"}, ()) == 2
+    assert format_version({}, ("cls", "y4m")) == format_version({}, ("cls", "left.y4m")) == 2
 
 
 ESCAPES = ["../x", "/x", "a/../../x", "..", ".", "", "a//b", "a/", "./a", "a\0b", "a/.."]
 
 
-@pytest.mark.parametrize("name", ESCAPES)
-def test_a_file_name_outside_the_dataset_is_refused(tmp_path: Path, name: str) -> None:
-    for part in ("shards", "files"):
-        value = saved(tmp_path)
-        value[part][0]["name"] = name
-        write(tmp_path, value)
-        with pytest.raises(CorruptDataset, match="not a plain relative path"):
-            load_any_manifest(tmp_path)
-
-
-@pytest.mark.parametrize("name", ESCAPES)
-def test_a_split_name_outside_the_dataset_is_refused(tmp_path: Path, name: str) -> None:
-    save_manifest(SplitsManifest(splits={name: "aa"}), tmp_path)
-    with pytest.raises(CorruptDataset, match="not a plain relative path"):
-        OpenedDirectory(tmp_path)
+RESERVED = ["folder/a.lmdb", "index/index/a.npy", MANIFEST_NAME, ".shardkit", ".shardkit-x/a"]
 
 
 def test_an_impossible_file_name_is_refused(tmp_path: Path) -> None:
-    value = saved(tmp_path)
-    value["shards"][0]["name"] = "\ud800.lmdb"  # a lone surrogate, and no escaped byte
-    write(tmp_path, value)
+    lone = "\ud800.lmdb"  # a lone surrogate, and no escaped byte
+    names = [("shards", name) for name in [*ESCAPES, lone]]
+    names += [("files", name) for name in [*ESCAPES, *RESERVED]]
+    for part, name in names:
+        value = saved(tmp_path)
+        value[part][0]["name"] = name
+        write(tmp_path, value)
+        with pytest.raises(CorruptDataset) as caught:
+            load_any_manifest(tmp_path)
+        assert name == lone or repr(name) in str(caught.value)
+
+
+def test_an_impossible_split_name_is_refused(tmp_path: Path) -> None:
+    for name in [*ESCAPES, "index/train"]:
+        save_manifest(SplitsManifest(splits={name: "aa"}), tmp_path)
+        with refused(CorruptDataset, repr(name)):
+            OpenedDirectory(tmp_path)
+    save_manifest(SplitsManifest(splits={}), tmp_path)
     with pytest.raises(CorruptDataset):
-        load_any_manifest(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name", ["folder/a.lmdb", "index/index/a.npy", MANIFEST_NAME, ".shardkit", ".shardkit-x/a"]
-)
-def test_a_name_reserved_for_something_else_is_refused(tmp_path: Path, name: str) -> None:
-    value = saved(tmp_path)
-    value["files"][0]["name"] = name
-    write(tmp_path, value)
-    with pytest.raises(CorruptDataset, match="cannot be a file of a dataset"):
-        load_any_manifest(tmp_path)
-
-
-def test_a_split_inside_the_folder_of_the_index_is_refused(tmp_path: Path) -> None:
-    save_manifest(SplitsManifest(splits={"index/train": "aa"}), tmp_path)
-    with pytest.raises(CorruptDataset, match="is not a folder name"):
-        OpenedDirectory(tmp_path)
+        load_manifest(tmp_path)
 
 
 DEEP = '{"a": ' + "[" * 40 + "]" * 40 + "}"
@@ -326,29 +300,26 @@ WRONG: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_value_is_refused_even_with_its_digest(tmp_path: Path, name: str) -> None:
-    value = saved(tmp_path)
-    WRONG[name](value)
-    write(tmp_path, value)
-    with pytest.raises(CorruptDataset):
-        load_any_manifest(tmp_path)
+def test_a_wrong_value_is_refused_even_with_its_digest(tmp_path: Path) -> None:
+    accepted = []
+    for name, change in WRONG.items():
+        value = saved(tmp_path)
+        change(value)
+        write(tmp_path, value)
+        try:
+            load_any_manifest(tmp_path)
+        except CorruptDataset:
+            continue
+        accepted.append(name)
+    assert accepted == []
 
 
-def test_a_manifest_of_no_splits_is_refused(tmp_path: Path) -> None:
-    save_manifest(SplitsManifest(splits={}), tmp_path)
-    with pytest.raises(CorruptDataset):
-        load_manifest(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"\xff\xfe", b"null", b"[]", b"3", b"{}", b'"text"', b'{"kind": "dataset"', b"\0"],
-)
-def test_other_files_are_refused_as_manifests(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / MANIFEST_NAME).write_bytes(content)
-    with pytest.raises(CorruptDataset, match=MANIFEST_NAME):
-        load_any_manifest(tmp_path)
+def test_other_files_are_refused_as_manifests(tmp_path: Path) -> None:
+    texts = [b"", b"{", b"\xff\xfe", b"null", b"[]", b"3", b"{}", b'"text"', b'{"kind": "d"', b"\0"]
+    for content in texts:
+        (tmp_path / MANIFEST_NAME).write_bytes(content)
+        with pytest.raises(CorruptDataset, match=MANIFEST_NAME):
+            load_any_manifest(tmp_path)
 
 
 def test_json_of_any_depth_is_refused(tmp_path: Path) -> None:
@@ -361,29 +332,13 @@ def test_json_of_any_depth_is_refused(tmp_path: Path) -> None:
             load_any_manifest(tmp_path)
 
 
-def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the directory does not exist"):
-        load_manifest(tmp_path / "nowhere")
-
-
-def test_a_directory_without_a_manifest_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"it contains no {MANIFEST_NAME}; make one of its files"):
-        load_manifest(tmp_path)
-
-
-def test_a_file_in_place_of_a_directory_is_reported(tmp_path: Path) -> None:
+def test_a_path_without_a_manifest_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UsageError, match="not a shardkit dataset"):
-        load_manifest(tmp_path / "file")
-
-
-def test_a_directory_in_place_of_the_manifest_is_reported(tmp_path: Path) -> None:
-    (tmp_path / MANIFEST_NAME).mkdir()
-    with pytest.raises(UsageError, match="cannot be read"):
-        load_manifest(tmp_path)
-
-
-def test_a_path_with_a_null_byte_is_a_usage_error() -> None:
+    (tmp_path / "folder" / MANIFEST_NAME).mkdir(parents=True)
+    for name in ("nowhere", "empty", "file", "folder"):
+        with refused(UsageError, tmp_path / name):
+            load_manifest(tmp_path / name)
     with pytest.raises(UsageError):
         load_manifest(Path("a\0b"))
 
@@ -408,7 +363,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_change_gives_a_shardkit_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -427,7 +382,7 @@ def test_any_change_gives_a_shardkit_error(
     assert load_any_manifest(directory) == found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(content=st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_content_at_all_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
@@ -441,13 +396,13 @@ def test_any_content_at_all_is_read_or_refused(
 def test_a_huge_manifest_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with (tmp_path / MANIFEST_NAME).open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(UsageError, match="larger than"):
+    with pytest.raises(UsageError, match=MANIFEST_NAME):
         load_any_manifest(tmp_path)
 
 
 def test_a_manifest_that_no_reader_accepts_is_not_written(tmp_path: Path) -> None:
     huge = replace(make_manifest(), notes={"x" * SMALL_BYTES: 1})
-    with pytest.raises(ShardkitError, match="choose larger shards"):
+    with pytest.raises(ShardkitError, match="larger shards"):
         save_manifest(huge, tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 from fields import LACKING, make_fields
+from refusals import refused
 
-from shardkit.dataset.selection import LIST_HEAD, listed, matching, select
-from shardkit.dataset.shardset import ShardSet, open_shards
-from shardkit.errors import UsageError
+from shardkit import UsageError, open_dataset, open_source
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
-    """Ten rows: `fields.sample_of` of their numbers."""
-    return open_shards(make_fields(tmp_path_factory.mktemp("fields") / "made"))
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten rows: `fields.sample_of` of their numbers, which are their keys, too."""
+    return make_fields(tmp_path_factory.mktemp("fields") / "made")
+
+
+HEAD = "# rows of the dataset with the content digest "
+
+
+def chosen(place: Path, **selection: Any) -> list[int]:
+    """Return the rows that a source selects of a dataset."""
+    scan = open_source("dataset", place, **selection).scan()
+    return [int(entry.key) for entry in scan.splits[""].entries]
 
 
 @pytest.mark.parametrize(
@@ -37,81 +45,81 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
         ("price in (0.25, 0.5)", [1, 2]),
     ],
 )
-def test_an_expression_selects_rows(shards: ShardSet, expression: str, rows: list[int]) -> None:
-    assert np.flatnonzero(matching(shards, expression)).tolist() == rows
+def test_an_expression_selects_rows(place: Path, expression: str, rows: list[int]) -> None:
+    assert chosen(place, where=expression) == rows
 
 
-@pytest.mark.parametrize(
-    ("expression", "reason"),
-    [
-        ("", "invalid syntax"),
-        ('label == "bee', "unterminated"),
-        ("label", "label is not a comparison"),
-        ("label == price", "does not compare a column with a value"),
-        ("1 == 1", "does not compare a column with a value"),
-        ("size > 3", "'size' is not one of its columns: label, tags, price, caption, key, path"),
-        ("extra == 3", "'extra' is not one of its columns"),
-        ('label == "wasp"', "label has no class 'wasp'; it has 'ant', 'bee', 'cat'"),
-        ("label == 0", "its values are class names"),
-        ('price > "1"', "its values are numbers"),
-        ('label in "ant"', "is not a list of values"),
-        ('"1" in price', "not of the type of price"),
-        ("1 in price", "price has one value in each row"),
-        ('__import__("os").system("exit") == 1', "does not compare a column with a value"),
-        ("price.__class__ == 1", "does not compare a column with a value"),
-        ("price > (lambda: 1)()", "malformed node"),
-        ("price > 9**9**9", "malformed node"),
-        ("not " * 400 + "price > 1", "nest|deep|complex|memory|not"),
-        ("(" * 1990 + "price", "nest|parenthes|many"),
-        ("price > 1 or " * 300, "over 2000 characters"),
-        ("price is None", "does not compare"),
-        ("tags > 3", "its values are class names"),
-        ('tags > "wet"', "not supported between"),
-    ],
-)
-def test_other_expressions_are_refused(shards: ShardSet, expression: str, reason: str) -> None:
-    if expression.startswith("not not"):
-        matching(shards, expression)  # deep, but within the limits
-        return
-    with pytest.raises(UsageError, match="--where") as caught:
-        matching(shards, expression)
-    assert any(each in str(caught.value) for each in reason.split("|")), caught.value
+OTHERS: dict[str, tuple[str, ...]] = {
+    "": (),
+    'label == "bee': (),
+    "label": ("label",),
+    "label == price": ("label == price",),
+    "1 == 1": ("1 == 1",),
+    "size > 3": ("'size'", "label, tags, price, caption, key, path"),
+    "extra == 3": ("'extra'",),
+    'label == "wasp"': ("label", "'wasp'", "'ant', 'bee', 'cat'"),
+    "label == 0": ("label",),
+    'price > "1"': ("price",),
+    'label in "ant"': ("label", "list"),
+    '"1" in price': ("price",),
+    "1 in price": ("price",),
+    '__import__("os").system("exit") == 1': ("__import__",),
+    "price.__class__ == 1": ("price.__class__",),
+    "price > (lambda: 1)()": (),
+    "price > 9**9**9": (),
+    "(" * 1990 + "price": (),
+    "price > 1 or " * 300: ("2000",),
+    "price is None": ("price is None",),
+    "tags > 3": ("tags",),
+    'tags > "wet"': (),
+}
 
 
-def test_a_file_lists_rows_or_keys(shards: ShardSet, tmp_path: Path) -> None:
-    file = tmp_path / "rows.txt"
-    for text in ("7\n2\n", "# comment\n000000002\r\n\n000000007"):
+@pytest.mark.parametrize("expression", OTHERS)
+def test_other_expressions_are_refused(place: Path, expression: str) -> None:
+    with refused(UsageError, "--where", *OTHERS[expression]):
+        chosen(place, where=expression)
+
+
+def test_a_deep_expression_within_the_limits_is_allowed(place: Path) -> None:
+    assert chosen(place, where="not " * 400 + "price > 1") == chosen(place, where="price > 1")
+
+
+def test_a_file_lists_rows_or_keys(place: Path, tmp_path: Path) -> None:
+    file, digest = tmp_path / "rows.txt", open_dataset(place).manifest.content_digest
+    for text, rows in {
+        "7\n2\n": [2, 7],
+        "# comment\n000000002\r\n\n000000007": [2, 7],
+        HEAD + f"{digest}\n4\n": [4],
+        "key:000000007\n": [7],
+        "3\n4\n": [3, 4],
+    }.items():
         file.write_text(text)
-        assert np.flatnonzero(listed(shards, file, "--rows")).tolist() == [2, 7]
-    file.write_text(f"{LIST_HEAD}{shards.manifest.content_digest}\n4\n")
-    assert np.flatnonzero(listed(shards, file, "--rows")).tolist() == [4]
-    assert np.flatnonzero(select(shards, where="price > 0.5", rows=file)).tolist() == [4]
-    file.write_text("key:000000007\n")
-    assert np.flatnonzero(listed(shards, file, "--rows")).tolist() == [7]
+        assert chosen(place, rows=file) == rows
+    assert chosen(place, rows=file, where="price > 0.75") == [4]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "lists nothing"),
-        ("# nothing", "lists nothing"),
-        ("1\n10\n11\n", "2 of 3 lines name nothing in .*: '10', '11'"),
-        ("000000001\nsomething", "1 of 2 lines name nothing in .*: 'something'"),
-        ("-1", "1 of 1 lines name nothing in .*: '-1'"),
-        ("3\n3", "lists 1 names twice: '3'"),
-        ("9" * 30, "name nothing"),
-        (LIST_HEAD + "0" * 64 + "\n1", "lists rows of another dataset"),
-    ],
-)
-def test_other_lists_are_refused(shards: ShardSet, tmp_path: Path, text: str, reason: str) -> None:
+LISTS = {
+    "": (),
+    "# nothing": (),
+    "1\n10\n11\n": ("2 of 3", "'10', '11'"),
+    "000000001\nsomething": ("1 of 2", "'something'"),
+    "-1": ("1 of 1", "'-1'"),
+    "3\n3": ("'3'",),
+    "9" * 30: ("9" * 30,),
+    HEAD + "0" * 64 + "\n1": (),
+}
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_other_lists_are_refused(place: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "rows.txt").write_text(text)
-    with pytest.raises(UsageError, match=f"rows=.*{reason}"):
-        listed(shards, tmp_path / "rows.txt", "--rows")
+    with refused(UsageError, "rows=", tmp_path / "rows.txt", *LISTS[text]):
+        chosen(place, rows=tmp_path / "rows.txt")
 
 
-def test_a_list_must_be_readable_text(shards: ShardSet, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"rows=.*cannot be read: No such file"):
-        listed(shards, tmp_path / "none", "--rows")
+def test_a_list_must_be_readable_text(place: Path, tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="not UTF-8"):
-        listed(shards, tmp_path / "bytes", "--rows")
+    for name in ("none", "bytes"):
+        with refused(UsageError, "rows=", tmp_path / name):
+            chosen(place, rows=tmp_path / name)

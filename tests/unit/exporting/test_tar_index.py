@@ -12,10 +12,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from helpers import invoke, jpeg
+from helpers import jpeg
+from refusals import refuses
+from stated import done
 
-from shardkit import UsageError, attach, convert
-from shardkit.exporting.tar_index import TOOLS, export_index
+from shardkit import attach, convert
 
 
 def tar(path: Path, *files: tuple[str, bytes]) -> Path:
@@ -50,7 +51,8 @@ def members(path: Path) -> list[tuple[str, int, int, int]]:
 
 
 def exported(tars: Path, tool: str) -> Path:
-    assert export_index(tars.parent / "index", tars.parent / tool, tool) == 6
+    shown = done("index-export", tars.parent / "index", tars.parent / tool, "--as", tool)
+    assert f"index of 6 samples for {tool}" in shown
     return tars.parent / tool
 
 
@@ -113,7 +115,8 @@ def test_wids_reads_the_tars_of_webdataset(tmp_path: Path) -> None:
     assert b"mtime=" in (tmp_path / "tars" / "x.tar").read_bytes()  # an extended header
     attach(tmp_path / "tars", tmp_path / "index")
 
-    assert export_index(tmp_path / "index", tmp_path / "out", "wids") == 1
+    shown = done("index-export", tmp_path / "index", tmp_path / "out", "--as", "wids")
+    assert "index of 1 sample for wids" in shown
 
 
 @pytest.mark.parametrize(
@@ -145,34 +148,33 @@ def test_what_wids_would_misread_is_refused(
         (tmp_path / "tars" / "x.tar").write_bytes(content)
     attach(tmp_path / "tars", tmp_path / "index")
 
-    with pytest.raises(UsageError, match="wids ignores extended headers"):
-        export_index(tmp_path / "index", tmp_path / "out", "wids")
+    words = ("index-export", tmp_path / "index", tmp_path / "out", "--as", "wids")
+    refuses(2, *words, facts=("wids",))
 
 
 def test_what_a_tool_cannot_read_is_refused(tars: Path, tmp_path: Path) -> None:
     image = jpeg(8, 8)
     cases = {
-        "dali": ([("a b.jpg", image)], "no place for spaces"),
-        "wids": ([(f"{'x' * 120}.jpg", image)], "at most 100 bytes, or use"),
-        "webshart": ([("a.jpg", image), ("b.jpg", image), ("a.txt", b"")], "not adjacent"),
-        "energon": ([("a.jpg", image)], "requires distinct keys: 'a' repeats"),
+        "dali": ([("a b.jpg", image)], "'a b.jpg'"),
+        "wids": ([(f"{'x' * 120}.jpg", image)], "100 bytes"),
+        "webshart": ([("a.jpg", image), ("b.jpg", image), ("a.txt", b"")], "'a'"),
+        "energon": ([("a.jpg", image)], "'a'"),
     }
-    assert cases.keys() == TOOLS.keys()
-    for tool, (files, message) in cases.items():
-        folder = tmp_path / tool
+
+    def refused(folder: Path, tool: str, *facts: object, to: str = "out") -> None:
+        words = ("index-export", folder / "index", folder / to, "--as", tool)
+        refuses(2, *words, facts=facts)
+
+    for tool, (files, fact) in cases.items():
+        folder = tmp_path / f"of {tool}"
         folder.mkdir()
         for name in ("x.tar", "y.tar")[: 1 + (tool == "energon")]:
             tar(folder / "tars" / name, *files)
         attach(folder / "tars", folder / "index")
-        with pytest.raises(UsageError, match=message):
-            export_index(folder / "index", folder / "out", tool)
+        refused(folder, tool, fact)
         assert not (folder / "out").exists()
-    done = invoke("index-export", tmp_path / "index", tmp_path / "out", "--as", "dali")
-    assert "index of 6 samples for dali written" in done.output
-    with pytest.raises(UsageError, match="choose from dali, energon"):
-        export_index(tmp_path / "index", tmp_path / "new", "ffcv")
-    with pytest.raises(UsageError, match="not empty"):
-        export_index(tmp_path / "index", tmp_path / "out", "wids")
-    convert([{"image": image}], tmp_path / "made", to="lmdb")
-    with pytest.raises(UsageError, match="is not attached"):
-        export_index(tmp_path / "made", tmp_path / "new", "wids")
+    exported(tars, "dali")
+    refused(tmp_path, "ffcv", *cases, to="new")
+    refused(tmp_path, "wids", tmp_path / "dali", to="dali")
+    convert([{"image": image}], tmp_path / "made" / "index", to="lmdb")
+    refused(tmp_path / "made", "wids", tmp_path / "made")

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from shardkit.contracts import Format
-from shardkit.registry import format_names, get_format
+from helpers import FORMATS
+from stated import done
+
 from shardkit.testing import FormatConformance
 
 
-class TestRegisteredFormats(FormatConformance):
-    @pytest.fixture(params=format_names())
-    def storage(self, request: pytest.FixtureRequest) -> Format:
-        return get_format(str(request.param))
+class TestHdf5(FormatConformance):
+    name = "hdf5"
+
+
+class TestLmdb(FormatConformance):
+    name = "lmdb"
+
+
+class TestWebdataset(FormatConformance):
+    name = "webdataset"
+
+
+def test_these_are_all_formats() -> None:
+    (offered,) = re.findall(r"--to \[([\w|]+)\]", done("convert", "imagefolder", "--help"))
+    assert tuple(offered.split("|")) == FORMATS

@@ -17,13 +17,10 @@ import lmdb
 import numpy as np
 import pytest
 import webdataset
-from helpers import jpeg, make_tree, opened, png
+from helpers import jpeg, make_dataset, make_tree, opened, png
+from stated import shards_of
 
 from shardkit import open_dataset
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
-from shardkit.recipe import Recipe
-from shardkit.sources.imagefolder import scan_imagefolder
 
 FILES = {
     "bird/größer ★ 1.v2.jpg": jpeg(9, 12, 1),
@@ -60,19 +57,13 @@ def tar_set(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(source, tmp_path_factory.mktemp("tar") / "set", "webdataset")
 
 
-RAW = Recipe(encode="raw", resize=(6, 5), resize_mode="stretch")
+RAW: dict[str, Any] = {"encode": "raw", "resize": "6x5", "resize_mode": "stretch"}
 
 
-def made(source: Path, target: Path, to: str, recipe: Recipe | None = None) -> Path:
-    options = ConvertOptions(to=to, recipe=recipe or Recipe(), shard_samples=3)
-    convert_scan(scan_imagefolder(source), target, options)
+def made(source: Path, target: Path, to: str, **options: Any) -> Path:
+    make_dataset(source, target, to=to, shard_samples=3, **options)
+    assert len(shards_of(target)) == 3
     return target
-
-
-def shards(target: Path) -> list[Path]:
-    found = sorted(target.glob("shard-*"))
-    assert len(found) == 3
-    return found
 
 
 def paths_and_labels(target: Path) -> list[tuple[str, int]]:
@@ -91,7 +82,7 @@ ignore_what_webdataset_leaves_open = pytest.mark.filterwarnings("ignore::Resourc
 
 def stream(target: Path, *stages: tuple[str, ...]) -> list[Any]:
     """Return all samples that webdataset reads; each stage is a method and its arguments."""
-    found = webdataset.WebDataset([str(path) for path in shards(target)], shardshuffle=False)
+    found = webdataset.WebDataset([str(path) for path in shards_of(target)], shardshuffle=False)
     for method, *arguments in stages:
         found = getattr(found, method)(*arguments)
     samples = list(found)
@@ -134,7 +125,7 @@ def test_webdatasets_keys_equal_the_datasets(tar_set: Path) -> None:
 
 @ignore_what_webdataset_leaves_open
 def test_webdataset_gives_raw_pixels_as_arrays(source: Path, tmp_path: Path) -> None:
-    target = made(source, tmp_path / "raw", "webdataset", RAW)
+    target = made(source, tmp_path / "raw", "webdataset", **RAW)
     dataset = open_dataset(target, decode="numpy")
     samples = stream(target, ("decode",), ("to_tuple", "raw.npy", "cls"))
     assert len(samples) == len(dataset)
@@ -146,7 +137,7 @@ def test_webdataset_gives_raw_pixels_as_arrays(source: Path, tmp_path: Path) -> 
 
 def test_tarfile_lists_and_extracts_all(tar_set: Path) -> None:
     found: dict[str, bytes] = {}
-    for path in shards(tar_set):
+    for path in shards_of(tar_set):
         with tarfile.open(path) as archive:
             members = archive.getmembers()
             assert members[0].name == "__shardkit__"
@@ -170,7 +161,7 @@ def test_tarfile_lists_and_extracts_all(tar_set: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar command")
 def test_the_tar_command_lists_the_same_without_warnings(tar_set: Path) -> None:
-    for path in shards(tar_set):
+    for path in shards_of(tar_set):
         done = subprocess.run(["tar", "tf", str(path)], check=True, capture_output=True, text=True)
         with tarfile.open(path) as archive:
             assert done.stdout.splitlines() == archive.getnames()
@@ -183,7 +174,7 @@ def test_the_tar_command_lists_the_same_without_warnings(tar_set: Path) -> None:
 def test_plain_lmdb_reads_everything(lmdb_set: Path) -> None:
     expected = iter(paths_and_labels(lmdb_set))
     keys = iter(open_dataset(lmdb_set).keys)
-    for path in shards(lmdb_set):
+    for path in shards_of(lmdb_set):
         with (
             lmdb.open(str(path), readonly=True, lock=False, subdir=False) as environment,
             environment.begin() as transaction,
@@ -202,10 +193,12 @@ def test_plain_lmdb_reads_everything(lmdb_set: Path) -> None:
 
 
 def test_lmdb_gives_raw_pixels_that_numpy_loads(source: Path, tmp_path: Path) -> None:
-    target = made(source, tmp_path / "raw", "lmdb", RAW)
+    target = made(source, tmp_path / "raw", "lmdb", **RAW)
     dataset = open_dataset(target, decode="numpy")
     with (
-        lmdb.open(str(shards(target)[0]), readonly=True, lock=False, subdir=False) as environment,
+        lmdb.open(
+            str(shards_of(target)[0]), readonly=True, lock=False, subdir=False
+        ) as environment,
         environment.begin() as transaction,
     ):
         for row in range(3):
@@ -221,7 +214,7 @@ def lmdb_tool(*arguments: str, folder: Path | None = None) -> str:
 
 
 def test_mdb_stat_finds_nothing_wrong(lmdb_set: Path) -> None:
-    for path in shards(lmdb_set):
+    for path in shards_of(lmdb_set):
         if "verify" not in lmdb_tool("--help"):
             pytest.skip("this lmdb has no verify")
         assert "verify: OK" in lmdb_tool("verify", "-s", str(path))
@@ -229,7 +222,7 @@ def test_mdb_stat_finds_nothing_wrong(lmdb_set: Path) -> None:
 
 def test_mdb_dump_prints_every_value(lmdb_set: Path, tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()  # the tool wants a directory, in which LMDB names its file so
-    shutil.copy(shards(lmdb_set)[0], tmp_path / "env" / "data.mdb")
+    shutil.copy(shards_of(lmdb_set)[0], tmp_path / "env" / "data.mdb")
     lmdb_tool("dump", "-e", str(tmp_path / "env"), folder=tmp_path)
     dumped = (tmp_path / "main.cdbmake").read_bytes()
     for row, (path, label) in enumerate(paths_and_labels(lmdb_set)[:3]):
@@ -246,7 +239,7 @@ def test_mdb_dump_prints_every_value(lmdb_set: Path, tmp_path: Path) -> None:
 def test_plain_h5py_reads_everything(hdf5_set: Path) -> None:
     expected = iter(paths_and_labels(hdf5_set))
     keys = iter(open_dataset(hdf5_set).keys)
-    for path in shards(hdf5_set):
+    for path in shards_of(hdf5_set):
         with h5py.File(path, "r") as file:
             assert json.loads(file["__shardkit__"][()].tobytes())["classes"] == list(LABELS)
             labels = file["cls/data"][()]
@@ -269,9 +262,9 @@ def cell(file: h5py.File, field: str, row: int) -> bytes:
 
 
 def test_h5py_gives_raw_pixels_as_one_contiguous_array(source: Path, tmp_path: Path) -> None:
-    target = made(source, tmp_path / "raw", "hdf5", RAW)
+    target = made(source, tmp_path / "raw", "hdf5", **RAW)
     dataset = open_dataset(target, decode="numpy")
-    with h5py.File(shards(target)[0], "r") as file:
+    with h5py.File(shards_of(target)[0], "r") as file:
         pixels = file["raw/data"]
         assert (pixels.shape, pixels.dtype, pixels.chunks) == ((3, 6, 5, 3), np.uint8, None)
         for row in range(3):
@@ -279,7 +272,7 @@ def test_h5py_gives_raw_pixels_as_one_contiguous_array(source: Path, tmp_path: P
 
 
 def test_hdf5_files_use_only_features_of_hdf5_1_10(hdf5_set: Path) -> None:
-    for path in shards(hdf5_set):
+    for path in shards_of(hdf5_set):
         # The superblock: versions 0 and 1 are of HDF5 1.6, 2 of 1.8, 3 of 1.10.
         data = path.read_bytes()
         assert data[:8] == b"\x89HDF\r\n\x1a\n"

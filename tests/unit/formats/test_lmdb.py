@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import resource
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from shardkit.formats.lmdb import FORMAT, FORMAT_OPTIONS, LmdbReader, LmdbWriter
 from shardkit.record import Record
 from shardkit.system.npy import npy_header
 from shardkit.testing import read_shard, write_shard
+from shardkit.testing.tools import call_in
 
 
 def fill(path: Path, content: Mapping[bytes, bytes]) -> Path:
@@ -117,14 +119,17 @@ def test_an_error_of_lmdb_is_an_os_error_that_names_the_file(
     assert caught.value.errno == errno.ENOSPC
     monkeypatch.undo()
     monkeypatch.setattr(writer, "_put_pending", fail)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (module._TRIAL_BYTES - 1, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):  # although a part can be written
-            writer.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    reason = call_in("fork", error_of_closing, writer)
+    assert os.strerror(errno.EFBIG) in reason  # although a part can be written
     writer.abort()
+
+
+def error_of_closing(writer: LmdbWriter) -> str:
+    """Close a writer where no file may be as large as its trial; return the error."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (module._TRIAL_BYTES - 1, resource.RLIM_INFINITY))
+    with pytest.raises(OSError, match="large") as failed:
+        writer.close()
+    return str(failed.value)
 
 
 def test_a_record_that_lmdb_does_not_append_is_an_error(tmp_path: Path) -> None:

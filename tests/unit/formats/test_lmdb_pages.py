@@ -11,7 +11,7 @@ from pathlib import Path
 
 import lmdb
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardkit.formats.lmdb import FORMAT_OPTIONS
@@ -66,6 +66,7 @@ def test_the_walk_equals_the_library(content: dict[bytes, bytes]) -> None:
         assert walked(path) == library(path) == sorted(content.items())
 
 
+@settings(max_examples=30)
 @given(st.lists(st.dictionaries(KEYS, st.none() | VALUES, max_size=15), max_size=4))
 def test_the_newest_state_of_a_changed_file_is_read(
     transactions: list[dict[bytes, bytes | None]],

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit import open_dataset
-from shardkit.conversion.convert import convert
+from shardkit import convert, open_dataset
 
 ROOT = Path(__file__).parents[3]
 OLD = ROOT / ".venv" / "old-readers"

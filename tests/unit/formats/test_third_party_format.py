@@ -14,17 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from stated import done, shards_of
 from torch.utils.data import DataLoader
 
-from shardkit import ShardDataset, collate, open_dataset, verify
-from shardkit.contracts import Format
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
+from shardkit import ShardDataset, collate, convert, open_dataset, reindex, verify
 from shardkit.errors import CorruptRecord
-from shardkit.registry import format_names, get_format
-from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.testing import FormatConformance
-from shardkit.verification.reindex import reindex
 
 THIRD_PARTY = str(Path(__file__).parents[2] / "support" / "thirdparty")
 
@@ -42,16 +37,13 @@ def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.slow
 class TestZipFormat(FormatConformance):
-    @pytest.fixture
-    def storage(self, third_party: None) -> Format:
-        return get_format("zip")
+    name = "zip"
 
 
 def test_an_image_may_be_larger_than_its_compressed_shard(tmp_path: Path) -> None:
     (tmp_path / "source/a").mkdir(parents=True)
     Image.new("RGB", (200, 100), "white").save(tmp_path / "source/a/0.bmp")
-    options = ConvertOptions(to="zip")
-    convert_scan(scan_imagefolder(tmp_path / "source"), tmp_path / "zipped", options)
+    convert(tmp_path / "source", tmp_path / "zipped", to="zip", workers=1)
     dataset = open_dataset(tmp_path / "zipped", decode="numpy")
     (shard,) = dataset.manifest.shards
     assert shard.bytes < (tmp_path / "source/a/0.bmp").stat().st_size
@@ -65,8 +57,7 @@ def dataset(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 256, (8, 9, 3), np.uint8)
         Image.fromarray(pixels).save(path)
-    options = ConvertOptions(to="zip", shard_samples=3)
-    convert_scan(scan_imagefolder(tmp_path / "source"), tmp_path / "zipped", options)
+    convert(tmp_path / "source", tmp_path / "zipped", to="zip", shard_samples=3, workers=1)
     return tmp_path / "zipped"
 
 
@@ -86,21 +77,21 @@ def pixels_of(dataset: Path) -> list[Any]:
     return [np.asarray(Image.open(dataset.parent / "source" / path)) for path in paths]
 
 
-def test_the_plugin_is_listed() -> None:
-    assert format_names() == ["hdf5", "lmdb", "webdataset", "zip"]
-    assert get_format("zip").suffix == ".zip"
+def test_the_plugin_is_listed(dataset: Path, tmp_path: Path) -> None:
+    assert "[hdf5|lmdb|webdataset|zip]" in done("convert", "imagefolder", "--help")
+    assert {path.suffix for path in shards_of(dataset)} == {".zip"}
 
 
 @pytest.mark.slow
 def test_the_command_line_offers_and_writes_the_format(dataset: Path) -> None:
     source, target = str(dataset.parent / "source"), str(dataset.parent / "made")
     assert "zip" in shardkit("convert", "imagefolder", "--help").stdout
-    done = shardkit("convert", "imagefolder", source, target, "--to", "zip", "--quiet")
-    assert (done.returncode, done.stderr) == (0, "")
+    found = shardkit("convert", "imagefolder", source, target, "--to", "zip", "--quiet")
+    assert (found.returncode, found.stderr) == (0, "")
     assert shardkit("verify", target).returncode == 0
-    done = shardkit("info", target, "--json")
-    assert json.loads(done.stdout)
-    assert '"zip"' in done.stdout
+    found = shardkit("info", target, "--json")
+    assert json.loads(found.stdout)
+    assert '"zip"' in found.stdout
     assert [image for image, _ in loop(open_dataset(target, decode="bytes"))] == [
         image for image, _ in loop(open_dataset(dataset, decode="bytes"))
     ]
@@ -169,8 +160,8 @@ def test_without_its_package_the_error_lists_the_formats(
     dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH")
-    done = shardkit("verify", str(dataset))
-    assert done.returncode == 2
-    assert "'zip'" in done.stderr
-    assert "hdf5, lmdb, webdataset" in done.stderr
-    assert "Traceback" not in done.stderr
+    found = shardkit("verify", str(dataset))
+    assert found.returncode == 2
+    assert "'zip'" in found.stderr
+    assert "hdf5, lmdb, webdataset" in found.stderr
+    assert "Traceback" not in found.stderr

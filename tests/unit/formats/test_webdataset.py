@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardkit.errors import CorruptShard
@@ -62,6 +62,7 @@ END = bytes(1024)
 NAMES = st.from_regex(r"([a-zA-Z0-9 _\-ü★]{1,30}/){0,9}[a-zA-Z0-9 _\-ü★]{1,90}", fullmatch=True)
 
 
+@settings(max_examples=30)
 @given(
     keys=st.lists(NAMES, max_size=6, unique=True),
     values=st.lists(st.binary(max_size=1500), min_size=6, max_size=6),
@@ -85,6 +86,7 @@ def test_the_walk_finds_what_tarfile_wrote(keys: list[str], values: list[bytes],
         reader.close()
 
 
+@settings(max_examples=25)
 @given(content=records())
 def test_tarfile_finds_what_we_wrote(content: list[Record]) -> None:
     expected = [

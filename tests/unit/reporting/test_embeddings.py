@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, invoke, make_dataset, make_tree, png, run_main
+from helpers import encoded, invoke, make_dataset, make_tree, png
 from planted_faults import scene
+from refusals import refused, refuses
+from stated import done
 
-from shardkit import add_fields, report
-from shardkit.dataset.shardset import open_shards
-from shardkit.errors import UsageError
-from shardkit.reporting import embeddings
-from shardkit.reporting.page import page
-from shardkit.reporting.report import DatasetReport
+from shardkit import UsageError, add_fields, open_dataset, report
 
-EACH, VALUES = 60, 16
+EACH, VALUES = 40, 16
 CLASSES = "abc"
 
 
@@ -28,15 +26,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tree(root, {name: png(8, 8, seed=n) for n, name in enumerate(names)})
 
 
+@pytest.fixture(scope="module")
+def measured(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset whose images a report need not read."""
+    return make_dataset(folder, tmp_path_factory.mktemp("measured") / "made", facts=True)
+
+
 @pytest.fixture
-def place(folder: Path, tmp_path: Path) -> Path:
-    return make_dataset(folder, tmp_path / "made")
+def place(measured: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(measured, tmp_path / "made"))
 
 
 def embedded(place: Path, seed: int, dtype: Any = np.float32, scale: float = 1) -> dict[str, Any]:
     """Add embeddings with planted faults, drawn by a seed; return the keys of each kind."""
     rng = np.random.default_rng(seed)
-    keys = list(open_shards(place).keys)
+    keys = list(open_dataset(place).keys)
     rows = {key: row for row, key in enumerate(keys)}
     centers = {label: rng.normal(size=VALUES) for label in [*CLASSES, "rare"]}
     vectors = np.stack([centers[key.split("/")[0]] for key in keys])
@@ -64,13 +68,12 @@ def embedded(place: Path, seed: int, dtype: Any = np.float32, scale: float = 1) 
     }
 
 
-def found(made: DatasetReport, kind: str) -> set[str]:
+def found(made: Any, kind: str) -> set[str]:
     (finding,) = (each for each in made.findings if each.kind == kind)
     return {made.images.keys[row] for group in finding.groups for row in group.rows}
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize(("seed", "dtype"), [(0, np.float16), (1, np.float64), (2, np.float16)])
 def test_planted_faults_are_found_by_embeddings(place: Path, seed: int, dtype: Any) -> None:
     planted = embedded(place, seed, dtype)
     made = report(place, embedding="embedding")
@@ -96,17 +99,17 @@ def test_a_note_says_what_the_neighbors_are(place: Path) -> None:
 
 def test_few_references_find_the_same(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = embedded(place, 1)
-    monkeypatch.setattr(embeddings, "_REFERENCES", 90)
+    monkeypatch.setattr("shardkit.reporting.embeddings._REFERENCES", 60)
     made = report(place, embedding="embedding")
 
     for kind in ("label-error", "embedding-duplicate", "bad-embedding"):
         assert planted[kind] <= found(made, kind), kind
 
 
-def test_of_datasets_compared_a_near_duplicate_is_a_leak(folder: Path, tmp_path: Path) -> None:
-    train, val = (make_dataset(folder, tmp_path / name) for name in ("train", "val"))
+def test_of_datasets_compared_a_near_duplicate_is_a_leak(measured: Path, tmp_path: Path) -> None:
+    train, val = (Path(shutil.copytree(measured, tmp_path / name)) for name in ("train", "val"))
     rng = np.random.default_rng(5)
-    vectors = rng.normal(size=(len(open_shards(train)), VALUES))
+    vectors = rng.normal(size=(len(open_dataset(train)), VALUES))
     add_fields(train, {"embedding": vectors})
     other = rng.normal(size=vectors.shape)
     other[3] = vectors[7]
@@ -141,9 +144,11 @@ def test_a_leak_by_embeddings_alone_fails_the_command(tmp_path: Path) -> None:
     assert made.exclude(leak) == {"train": [made.images.keys[7]]}  # both splits have 12 images
 
 
-def test_a_leak_of_pictures_is_not_shown_again_by_embeddings(folder: Path, tmp_path: Path) -> None:
-    train, val = (make_dataset(folder, tmp_path / name) for name in ("train", "val"))
-    vectors = np.random.default_rng(5).normal(size=(len(open_shards(train)), VALUES))
+def test_a_leak_of_pictures_is_not_shown_again_by_embeddings(
+    measured: Path, tmp_path: Path
+) -> None:
+    train, val = (Path(shutil.copytree(measured, tmp_path / name)) for name in ("train", "val"))
+    vectors = np.random.default_rng(5).normal(size=(len(open_dataset(train)), VALUES))
     for place in (train, val):
         add_fields(place, {"embedding": vectors})
     (leak,) = report(train, val, embedding="embedding").failed(["leak"])
@@ -152,8 +157,8 @@ def test_a_leak_of_pictures_is_not_shown_again_by_embeddings(folder: Path, tmp_p
 
 
 def test_wrong_fields_are_refused_with_the_remedy(place: Path) -> None:
-    count = len(open_shards(place))
-    with pytest.raises(UsageError, match=r"'embedding' does not exist, .*, all of one shape. `sh"):
+    count = len(open_dataset(place))
+    with refused(UsageError, "'embedding'"):
         report(place, embedding="embedding")
     lists = [[0.5] * (1 + n % 2) for n in range(count)]
     add_fields(
@@ -169,25 +174,19 @@ def test_wrong_fields_are_refused_with_the_remedy(place: Path) -> None:
         ("label", "label of 4 classes"),
         ("image", "image"),
     ):
-        with pytest.raises(
-            UsageError,
-            match=f"made: the field '{name}' is of the kind {kind}, but embeddings are arrays of "
-            "floats, all of one shape; made has embedding. `shardkit fields replace` makes these .*"
-            f"--field {name}=COLUMN:array",
-        ):
+        facts = (f"'{name}'", kind, "made has embedding", "`shardkit fields replace`")
+        with refused(UsageError, *facts, f"--field {name}=COLUMN:array"):
             report(place, embedding=name)
 
 
 def test_findings_by_embeddings_need_their_field(place: Path) -> None:
-    refused = run_main("report", place, "--fail-on", "label-error")
-    assert refused.returncode == 2
-    assert "that has them with --embedding" in refused.stderr
+    refuses(2, "report", place, "--fail-on", "label-error", facts=("--embedding",))
     embedded(place, 2)
     result = invoke("report", place, "--embedding", "embedding", "--fail-on", "label-error")
     assert result.exit_code == 1
     assert "--fail-on: found label-error" in result.stderr
     assert "label-error: 1 class with fewer" in result.stdout
-    with pytest.raises(UsageError, match="with embedding="):
+    with refused(UsageError, "embedding="):
         report(place).failed(["label-error"])
 
 
@@ -230,7 +229,7 @@ def test_what_cannot_be_judged_fails(tmp_path: Path, count: int, values: str, re
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e30, 1e200])
+@pytest.mark.parametrize("scale", [1e-300, 1e200])
 def test_the_length_of_embeddings_does_not_matter(place: Path, scale: float) -> None:
     planted = embedded(place, 3, np.float64, scale)
     made = report(place, embedding="embedding")
@@ -244,5 +243,7 @@ def test_page_and_json_name_the_field(place: Path) -> None:
     made = report(place, embedding="embedding")
 
     assert made.as_dict()["embedding"] == "embedding"
-    assert "<td>Field with embeddings</td><td>embedding</td>" in page(made)
+    file = place.parent / "page.html"
+    done("report", place, "--embedding", "embedding", "-o", file)
+    assert "<td>Field with embeddings</td><td>embedding</td>" in file.read_text()
     assert report(place).as_dict()["embedding"] is None

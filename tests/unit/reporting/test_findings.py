@@ -13,16 +13,16 @@ from helpers import encoded, exif, make_dataset, make_tree, opened, png
 from PIL import Image, ImageFilter, ImageOps
 from planted_faults import FAULTS, planted, scene
 
-from shardkit import convert
+from shardkit import UsageError, convert, report
 from shardkit.dataset.facts import MEASURED, VERSION
 from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import ShardSet, open_shards
-from shardkit.errors import CorruptRecord, UsageError
+from shardkit.errors import CorruptRecord
 from shardkit.reporting import similar
 from shardkit.reporting.facts import load_facts
 from shardkit.reporting.neighbors import Hashes, Pairs, near_pairs
-from shardkit.reporting.report import DatasetReport, report
+from shardkit.reporting.report import DatasetReport
 from shardkit.system.npy import save_npy
 
 
@@ -87,7 +87,7 @@ TURNED = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_mirrored_and_rotated_copies_are_found(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     pictures = [scene(1000 * seed + n, (161, 119)) for n in range(20)]
@@ -135,11 +135,11 @@ def test_a_jpeg_and_the_png_made_from_it_are_an_exact_duplicate(tmp_path: Path, 
     assert found["near-duplicate"] == [["b/two", "b/two_again"]]
 
 
-@pytest.mark.parametrize("sigma", [3, 4, 6, 10])
+@pytest.mark.parametrize("sigma", [3, 10])
 def test_blur_is_found_whatever_the_quality_and_size(tmp_path: Path, sigma: int) -> None:
     rng = np.random.default_rng(sigma)
     files = {}
-    for n in range(24):
+    for n in range(10):
         picture = scene(100 * sigma + n, tuple(rng.integers(256, 640, 2).tolist()))
         files[f"a/sharp{n:02}.jpg"] = encoded(picture, quality=int(rng.integers(50, 96)))
         soft = picture.filter(ImageFilter.GaussianBlur(sigma))
@@ -148,7 +148,7 @@ def test_blur_is_found_whatever_the_quality_and_size(tmp_path: Path, sigma: int)
 
     (found,) = (each for each in made.as_dict()["findings"] if each["kind"] == "blurred")
     blurred = {image["key"] for group in found["groups"] for image in group["images"]}
-    assert blurred == {f"a/soft{n:02}" for n in range(24)}
+    assert blurred == {f"a/soft{n:02}" for n in range(10)}
 
 
 def test_the_same_pixels_in_other_bytes_are_an_exact_duplicate(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_the_copy_without_other_findings_is_kept(tmp_path: Path, seed: int) -> N
     assert not clean & set().union(*found.values())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_of_a_jpeg_and_its_png_the_jpeg_is_kept(tmp_path: Path, seed: int) -> None:
     contents = {}
     for n in range(5):

@@ -23,11 +23,12 @@ from parsed import Parsed
 from PIL import Image
 from planted_faults import FAULTS, planted, scene
 
+from shardkit import report
 from shardkit.recipe import Recipe
 from shardkit.reporting import page as page_module
 from shardkit.reporting.charts import histogram
 from shardkit.reporting.page import page
-from shardkit.reporting.report import DatasetReport, Histogram, report
+from shardkit.reporting.report import DatasetReport, Histogram
 from shardkit.system.formatting import significant, size
 from shardkit.system.text import printable
 

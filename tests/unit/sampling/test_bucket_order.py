@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 
-from shardkit.errors import UsageError
+from shardkit import UsageError
 from shardkit.sampling.buckets import (
     BucketOrder,
     BucketSizes,
@@ -67,31 +68,28 @@ def test_sizes_by_area_are_the_largest_of_their_width() -> None:
         assert min((height + 64) * width, (width + 64) * height) > 512 * 512 or height == width
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ([], "0 buckets"),
-        ([(0, 5)], r"\(0, 5\) is not a pair"),
-        ([(5, 5.0)], "is not a pair"),
-        ([(4, 4), (2, 2)], "2x2 and 4x4 have one aspect ratio|4x4 and 2x2 have one aspect ratio"),
-        ([5, 6], "is not a list of heights and widths"),
-        ([(1, 1 << 20)], "is not a pair"),
-    ],
-)
-def test_sizes_that_are_none_are_refused(sizes: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        make_buckets(sizes)
+WRONG: list[tuple[Any, str]] = [
+    ([], "0 buckets"),
+    ([(0, 5)], "(0, 5)"),
+    ([(5, 5.0)], "(5, 5.0)"),
+    ([(4, 4), (2, 2)], "4x4"),
+    ([5, 6], "[5, 6]"),
+    ([(1, 1 << 20)], "(1, 1048576)"),
+]
 
 
-@pytest.mark.parametrize(("text", "count"), [("512", 5), ("512x512,448x576", 2)])
-def test_a_text_names_buckets(text: str, count: int) -> None:
-    assert len(parse_buckets(text).sizes) == count
+def test_sizes_that_are_none_are_refused() -> None:
+    for sizes, fact in WRONG:
+        with refused(UsageError, fact):
+            make_buckets(sizes)
+    for text in ("", "512x", "512,512", "0", "1x1,,2x3"):
+        with refused(UsageError, text):
+            parse_buckets(text)
 
 
-@pytest.mark.parametrize("text", ["", "512x", "512,512", "0", "1x1,,2x3"])
-def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_buckets(text)
+def test_a_text_names_buckets() -> None:
+    assert len(parse_buckets("512").sizes) == 5
+    assert len(parse_buckets("512x512,448x576").sizes) == 2
 
 
 def test_each_step_has_one_bucket_and_no_row_comes_twice() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from shardkit import BlockShuffle, UsageError
 from shardkit.sampling.epochs import Epochs
@@ -80,8 +82,8 @@ def test_an_empty_order_has_empty_epochs_of_its_own_length_only() -> None:
         Epochs(samples_per_epoch=1).size(empty)
 
 
-@pytest.mark.parametrize("name", ["samples_per_epoch", "aug_repeats", "views"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "2"])
-def test_wrong_numbers_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"{name}={value!r} is not an integer from 1 on"):
-        Epochs(**{name: value})
+def test_wrong_numbers_are_refused() -> None:
+    values: list[Any] = [0, -1, 1.5, True, "2"]
+    for name, value in itertools.product(("samples_per_epoch", "aug_repeats", "views"), values):
+        with refused(UsageError, f"{name}={value!r}"):
+            Epochs(**{name: value})

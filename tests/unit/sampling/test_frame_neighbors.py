@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pairwise import pairwise
+from refusals import refused
 
-from shardkit.errors import UsageError
+from shardkit import UsageError
 from shardkit.sampling.neighbors import Neighbors
 
 
@@ -27,9 +29,7 @@ def _oracle(
     return row, padded
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("texts", [False, True])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("seed", "texts", "strict"), pairwise(range(3), *[[False, True]] * 2))
 def test_windows_equal_those_of_a_loop(seed: Any, texts: Any, strict: Any) -> None:
     rng = np.random.default_rng(seed)
     count, offsets = 40, (-3, -1, 0, 2)
@@ -44,25 +44,19 @@ def test_windows_equal_those_of_a_loop(seed: Any, texts: Any, strict: Any) -> No
 
 
 def test_two_rows_with_one_order_are_named() -> None:
-    with pytest.raises(UsageError, match="row 0 and row 2 have the same episode and order"):
+    with pytest.raises(UsageError, match="row 0 and row 2"):
         Neighbors(np.array([1, 1, 1]), np.array([5, 6, 5]), "row {}".format)
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        np.ma.MaskedArray([1, 2], [False, True]),
-        np.array(["a", None], object),
-        np.array([1.0, np.nan]),
-    ],
-)
-def test_rows_without_order_are_named(order: Any) -> None:
-    with pytest.raises(UsageError, match="no order in row 1"):
-        Neighbors(np.array([1, 1]), order, "row {}".format)
+def test_rows_without_order_are_named() -> None:
+    texts: Any = np.array(["a", None], object)
+    for order in (np.ma.MaskedArray([1, 2], [False, True]), texts, np.array([1.0, np.nan])):
+        with refused(UsageError, "row 1"):
+            Neighbors(np.array([1, 1]), order, "row {}".format)
 
 
 def test_strict_needs_integers() -> None:
-    with pytest.raises(UsageError, match="strict=True counts gaps in integers"):
+    with refused(UsageError, "strict=True", "integers"):
         Neighbors(np.array([1, 1]), np.array([0.5, 1.5]), str, strict=True)
 
 

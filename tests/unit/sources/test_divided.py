@@ -12,10 +12,8 @@ from helpers import invoke, jpeg, make_tree, png, run_main, tree
 from table import for_each
 
 import shardkit
-from shardkit import convert, open_dataset, repair, verify
+from shardkit import CorruptDataset, UsageError, convert, open_dataset, open_source, repair, verify
 from shardkit.dataset.manifest import load_manifest
-from shardkit.errors import CorruptDataset, UsageError
-from shardkit.registry import open_source
 from shardkit.sources.divided import Division, reopen
 
 PATHS = [f"{'cat' if n % 5 else 'dog'}/{n % 7}/{n}.png" for n in range(70)]

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foreign import BetonColumn, beton_images, make_beton, pixels_of, png_of, write_beton
+from foreign import beton_images, make_beton, pixels_of, png_of
+from foreign_shards import BetonColumn, write_beton
 from helpers import invoke, png
 from table import for_each
 

@@ -25,9 +25,9 @@ from PIL import Image
 from table import for_each
 from torch.utils.data import IterableDataset
 
-from shardkit import Field, Sample, convert, verify
+from shardkit import Field, Sample, UsageError, convert, verify
 from shardkit.dataset.shardset import ShardSet, open_shards
-from shardkit.errors import BadImage, BadImages, UsageError
+from shardkit.errors import BadImage, BadImages
 from shardkit.sources.samples import Samples
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)

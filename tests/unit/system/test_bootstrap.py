@@ -10,47 +10,17 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from helpers import DEADLINE, make_dataset, make_tree, png, wait_until
+from helpers import DEADLINE, make_tree, png, wait_until
 
+from shardkit import convert
 from shardkit.system import bootstrap
 
-PLANTED = (
-    "_posixshmem",
-    "_multiprocessing",
-    "array",
-    "bisect",
-    "click",
-    "concurrent",
-    "copyreg",
-    "ctypes",
-    "h5py",
-    "heapq",
-    "json",
-    "lmdb",
-    "multiprocessing",
-    "numpy",
-    "PIL",
-    "pickle",
-    "psutil",
-    "queue",
-    "random",
-    "runpy",
-    "selectors",
-    "shardkit",
-    "signal",
-    "simplejpeg",
-    "socket",
-    "statistics",
-    "struct",
-    "subprocess",
-    "tempfile",
-    "threading",
-    "torch",
-    "tqdm",
-    "typing",
-    "warnings",
-    "weakref",
-)
+PLANTED = """
+_posixshmem _multiprocessing array bisect click concurrent copyreg ctypes h5py heapq json
+lmdb multiprocessing numpy PIL pickle psutil queue random runpy selectors shardkit signal
+simplejpeg socket statistics struct subprocess tempfile threading torch tqdm typing
+warnings weakref
+"""
 HOSTILE = """
 import os, sys
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "was_run"), "a") as log:
@@ -97,8 +67,8 @@ def here(tmp_path: Path) -> Path:
     """A folder with a dataset, its source, and modules that must not be imported."""
     here = tmp_path / "here"
     photos = {f"{'ab'[n % 2]}/{n}.png": png(12, 10, n) for n in range(8)}
-    make_dataset(make_tree(here / "photos", photos), here / "data", to="hdf5")
-    for name in PLANTED:
+    convert(make_tree(here / "photos", photos), here / "data", to="hdf5", workers=1)
+    for name in PLANTED.split():
         (here / f"{name}.py").write_text(HOSTILE)
     (here / "augment.py").write_text(TRANSFORM)
     return here
@@ -133,15 +103,13 @@ def run(here: Path, *words: str) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        "convert imagefolder photos again --to hdf5 --workers 2 --shard-samples 2",
-        "verify data --level decode --against photos --workers 2",
+        "--version",
         *(
             pytest.param(words, marks=pytest.mark.slow)
             for words in (
-                "index data",
-                "info data",
-                "doctor data --transform augment:transform",
-                "tune data --budget 2s --batch-size 2",
+                "convert imagefolder photos again --to hdf5 --workers 2 --shard-samples 2",
+                "verify data --level decode --against photos --workers 2",
+                "doctor data --transform augment:transform --budget 2s",
                 "bench data --rounds 1 --seconds 0.1 --batch-size 2 --cache warm --loader auto "
                 "--loader process:num_workers=2,start_method=forkserver "
                 "--transform augment:transform",
@@ -153,20 +121,17 @@ def test_commands_import_nothing_from_the_working_directory(here: Path, words: s
     run(here, *words.split())
 
 
-@pytest.mark.slow
-def test_repair_imports_nothing_from_the_working_directory(here: Path) -> None:
-    for shard in (here / "data").rglob("*.h5"):
-        shard.write_bytes(b"damaged")
-
-    run(here, "repair", "data", "--from", "photos", "--workers", "2")
-
-
-def test_python_m_imports_nothing_from_the_working_directory(here: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    ["--version", pytest.param("verify data --workers 2", marks=pytest.mark.slow)],
+)
+def test_python_m_imports_nothing_from_the_working_directory(here: Path, words: str) -> None:
     # Before any code of ours Python imports the package, and what it takes to find it.
-    for name in set(PLANTED) - {"multiprocessing", "numpy", "PIL", "click", "psutil", "h5py"}:
+    needed = {"multiprocessing", "numpy", "PIL", "click", "psutil", "h5py"}
+    for name in {*PLANTED.split()} - needed:
         (here / f"{name}.py").unlink()
 
-    python(here, "-m", "shardkit", "verify", "data", "--workers", "2")
+    python(here, "-m", "shardkit", *words.split())
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from bench_reports import HOSTILE, SETTINGS
 
 from shardkit.system.formatting import (
+    amount,
     percent,
     sample_words,
     significant,
@@ -13,7 +16,7 @@ from shardkit.system.formatting import (
     speedup_words,
     step_words,
 )
-from shardkit.system.text import printable, shortened
+from shardkit.system.text import as_command, printable, shortened
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -33,7 +36,6 @@ def test_a_shortened_name_keeps_both_ends() -> None:
     assert text.startswith("begin")
     assert text.endswith("/to/the/end")
     assert shortened("short", 5) == "short"
-    assert printable("a\tb") == "a\\tb"
 
 
 @pytest.mark.parametrize(
@@ -43,8 +45,23 @@ def test_numbers_have_only_significant_digits(value: float, text: str) -> None:
     assert significant(value) == text
 
 
-def test_sizes() -> None:
-    assert [size(each) for each in (12, 2048, 5 << 20)] == ["12 bytes", "2.0 KiB", "5.0 MiB"]
+def test_sizes_and_counts() -> None:
+    for count, text in {
+        0: "0 bytes",
+        1023: "1023 bytes",
+        1024: "1.0 KiB",
+        5 << 20: "5.0 MiB",
+        3 << 29: "1.5 GiB",
+        1 << 40: "1.0 TiB",
+        2.5 * 2**40: "2.5 TiB",
+        1 << 50: "1024.0 TiB",
+    }.items():
+        assert size(count) == text
+    for number, noun, text in (
+        *((1, "image", "1 image"), (0, "image", "0 images"), (2000, "image", "2,000 images")),
+        *((2, "class", "2 classes"), (2, "entry", "2 entries"), (2, "bad file", "2 bad files")),
+    ):
+        assert amount(number, noun) == text
 
 
 def test_settings_are_described() -> None:
@@ -62,6 +79,8 @@ def test_fractions_and_speedups() -> None:
     assert speedup_words(1.5, 1.5, 1.5, 1) == "1.50x (1.50x to 1.50x in 1 round)"
 
 
-def test_large_sizes_and_long_texts() -> None:
-    assert size(2.5 * 2**40) == "2.5 TiB"
+def test_texts_are_printable_and_commands_can_be_copied() -> None:
+    assert printable("größe ★") == "größe ★"
+    assert printable("a\nb\tc\x1b[31m\udcff") == "a\\nb\\tc\\x1b[31m\\udcff"
+    assert as_command("work", Path("my data"), "--claim") == "`shardkit work 'my data' --claim`"
     assert printable("a" * 600 + "b" * 600) == "a" * 500 + " ... " + "b" * 500

@@ -79,29 +79,25 @@ def test_the_tightest_of_nested_groups_counts(tmp_path: Path) -> None:
     assert machine.memory_limit() == 8 * GIB
 
 
-def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("quota", "memory", "processors", "limit"),
+    [("400000", f"{4 * GIB}", 4, 4 * GIB), ("-1", "9223372036854771712", 16, 64 * GIB)],
+    ids=["limits", "no limits"],
+)
+def test_version_1_has_a_tree_for_each_controller(
+    tmp_path: Path, quota: str, memory: str, processors: int, limit: int
+) -> None:
     files = {
-        "cpu/box/cpu.cfs_quota_us": "400000",
+        "cpu/box/cpu.cfs_quota_us": quota,
         "cpu/box/cpu.cfs_period_us": "100000",
-        "memory/box/memory.limit_in_bytes": f"{4 * GIB}",
+        "memory/box/memory.limit_in_bytes": memory,
         "memory/memory.limit_in_bytes": "9223372036854771712",
     }
     groups(tmp_path, "4:memory:/box\n3:cpu:/box\n1:name=systemd:/box\n", files)
 
-    assert machine.usable_cpus() == 4
-    assert machine.memory_limit() == 4 * GIB
-
-
-def test_version_1_without_limits(tmp_path: Path) -> None:
-    files = {
-        "cpu/cpu.cfs_quota_us": "-1",
-        "cpu/cpu.cfs_period_us": "100000",
-        "memory/memory.limit_in_bytes": "9223372036854771712",
-    }
-    groups(tmp_path, "4:memory:/\n3:cpu:/\n", files)
-
-    assert machine.cpu_quota() is None
-    assert machine.memory_limit() == 64 * GIB
+    assert machine.usable_cpus() == processors
+    assert (machine.cpu_quota() is None) == (quota == "-1")
+    assert machine.memory_limit() == limit
 
 
 def test_a_group_that_is_named_from_outside_ends_at_the_root(tmp_path: Path) -> None:

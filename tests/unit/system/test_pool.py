@@ -10,43 +10,22 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple
 from unittest.mock import Mock
 
+import pool_tasks
+import psutil
 import pytest
+from helpers import DEADLINE, wait_until
+from pool_tasks import ERRORS, Task, work
 
-from shardkit.errors import BadImage, CorruptRecord, ShardkitError
+from shardkit import ShardkitError
+from shardkit.errors import BadImage, CorruptRecord
 from shardkit.system.pool import Meter, Progress, Team, run_tasks, team
-
-
-class Task(NamedTuple):
-    """A task; it leaves its process ID in ``folder``."""
-
-    number: int
-    folder: str = ""
-    act: str = "square"
-
-
-def work(task: Task) -> int:
-    if task.folder:
-        (Path(task.folder) / f"{task.number}-{os.getpid()}").touch()
-    if task.act == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if task.act == "fail":
-        raise CorruptRecord(f"record {task.number} is damaged")
-    if task.act == "stay":
-        time.sleep(600)  # ended by the parent, or the test fails
-    meter = Meter()
-    for _ in range(task.number):
-        meter.add(images=1, size=10, bad=1)
-    meter.flush()
-    return task.number**2
 
 
 def processes(folder: Path) -> set[int]:
@@ -55,18 +34,11 @@ def processes(folder: Path) -> set[int]:
     for path in folder.iterdir():
         number = int(path.name.rpartition("-")[2])
         try:
-            state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
+            if psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
+                alive.add(number)
+        except psutil.NoSuchProcess:
             continue
-        if state != "Z":
-            alive.add(number)
     return alive
-
-
-def wait_until(folder: Path, count: int) -> None:
-    """Wait until this many tasks have started, at most until the test's deadline."""
-    while len(list(folder.iterdir())) < count:
-        time.sleep(0.01)
 
 
 @pytest.fixture(params=[1, 2])
@@ -78,68 +50,40 @@ def total(reports: list[Progress]) -> Progress:
     return Progress(*(sum(column) for column in zip(*reports, strict=True)))
 
 
-def test_each_task_is_returned_with_its_result(workers: int) -> None:
-    tasks = [Task(number) for number in range(8)]
-    found = list(run_tasks(work, tasks, workers=workers))
-    assert sorted(found) == [(task, task.number**2) for task in tasks]
-
-
-def test_all_progress_arrives(workers: int) -> None:
+def test_each_task_is_returned_with_its_result_and_all_progress_arrives(workers: int) -> None:
     reports: list[Progress] = []
-    tasks = [Task(number) for number in range(12)]
-    for _ in run_tasks(work, tasks, workers=workers, on_progress=reports.append):
-        pass
-    assert total(reports) == Progress(66, 660, 66)
+    tasks = [*(Task(number) for number in range(8)), Task(3)]
+    found = list(run_tasks(work, tasks, workers=workers, on_progress=reports.append))
+    assert sorted(found) == sorted((task, task.number**2) for task in tasks)
+    assert total(reports) == Progress(31, 310, 31)
 
 
-def test_progress_reports_are_optional(workers: int) -> None:
-    assert len(list(run_tasks(work, [Task(3), Task(4)], workers=workers))) == 2
-
-
-def test_no_tasks_give_no_results(workers: int) -> None:
+def test_progress_reports_are_optional_and_there_may_be_no_task(workers: int) -> None:
+    assert list(run_tasks(work, [Task(3)] * 2, workers=workers)) == [(Task(3), 9)] * 2
     assert list(run_tasks(work, [], workers=workers)) == []
 
 
-def test_equal_tasks_are_each_done(workers: int) -> None:
-    assert list(run_tasks(work, [Task(3)] * 4, workers=workers)) == [(Task(3), 9)] * 4
-
-
-def test_an_error_comes_with_its_type_and_message(workers: int, tmp_path: Path) -> None:
-    tasks = [Task(1, act="fail"), *(Task(n, str(tmp_path)) for n in range(2, 5))]
-    with pytest.raises(CorruptRecord, match="record 1 is damaged"):
+@pytest.mark.parametrize("act", ERRORS)
+def test_an_error_comes_with_its_type_and_message(workers: int, tmp_path: Path, act: str) -> None:
+    tasks = [Task(1, act=act), *(Task(n, str(tmp_path)) for n in range(2, 5))]
+    with pytest.raises(ERRORS[act], match="task 1") as caught:
         list(run_tasks(work, tasks, workers=workers))
+    assert caught.type is ERRORS[act]
     assert processes(tmp_path) <= {os.getpid()}
 
 
-def bad_image(task: int) -> int:
-    raise BadImage(f"image {task}")
-
-
-def key_error(task: int) -> int:
-    raise KeyError(task)
-
-
-def test_errors_of_every_kind_are_raised_here(workers: int) -> None:
-    with pytest.raises(BadImage, match=r"image [12]"):
-        list(run_tasks(bad_image, [1, 2], workers=workers))
-    with pytest.raises(KeyError):
-        list(run_tasks(key_error, [1, 2], workers=workers))
-
-
-def test_one_worker_runs_in_this_process(tmp_path: Path) -> None:
-    list(run_tasks(work, [Task(1, str(tmp_path)), Task(2, str(tmp_path))], workers=1))
-    assert {path.name for path in tmp_path.iterdir()} == {f"1-{os.getpid()}", f"2-{os.getpid()}"}
-
-
-def test_several_workers_run_in_processes_that_end(tmp_path: Path) -> None:
-    list(run_tasks(work, [Task(n, str(tmp_path)) for n in range(6)], workers=3))
+@pytest.mark.parametrize("count", [1, 3])
+def test_one_worker_is_this_process_and_several_are_others_that_end(
+    tmp_path: Path, count: int
+) -> None:
+    list(run_tasks(work, [Task(n, str(tmp_path)) for n in range(6)], workers=count))
     used = {int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir()}
-    assert os.getpid() not in used
-    assert 1 <= len(used) <= 3
-    assert processes(tmp_path) == set()
+    assert (used == {os.getpid()}) == (count == 1)
+    assert (os.getpid() in used) == (count == 1)
+    assert 1 <= len(used) <= count
+    assert processes(tmp_path) <= {os.getpid()}
 
 
-@pytest.mark.timeout(120)  # the other task would stay for ten minutes
 @pytest.mark.parametrize("order", [("stay", "die"), ("die", "stay")])
 def test_a_killed_worker_is_an_immediate_error(tmp_path: Path, order: tuple[str, str]) -> None:
     tasks = [Task(number, str(tmp_path), act) for number, act in enumerate(order)]
@@ -155,31 +99,19 @@ def test_an_error_does_not_wait_for_other_tasks(tmp_path: Path) -> None:
     assert processes(tmp_path) == set()
 
 
-def interrupted(results: Iterator[tuple[Task, int]]) -> None:
-    for _ in results:
+def test_an_interruption_leaves_no_worker(tmp_path: Path) -> None:
+    """Of the consumer of results, or of the one of reports."""
+    tasks = [Task(3), Task(1, str(tmp_path), "stay")]
+
+    def interrupt(progress: object) -> None:
         raise KeyboardInterrupt
 
-
-def test_an_interrupted_consumer_leaves_no_worker(tmp_path: Path) -> None:
-    tasks = [Task(0), Task(1, str(tmp_path), "stay")]
-    try:
-        interrupted(run_tasks(work, tasks, workers=2))
-    except KeyboardInterrupt:
-        pass
-    else:
-        pytest.fail("the interruption was lost")
+    with pytest.raises(KeyboardInterrupt):
+        deque(map(interrupt, run_tasks(work, tasks, workers=2)))
     gc.collect()
     assert processes(tmp_path) == set()
-
-
-def test_an_interrupted_report_leaves_no_worker(tmp_path: Path) -> None:
-    def listen(progress: Progress) -> None:
-        if progress.images:
-            raise KeyboardInterrupt
-
-    tasks = [Task(3), Task(1, str(tmp_path), "stay")]
     with pytest.raises(KeyboardInterrupt):
-        list(run_tasks(work, tasks, workers=2, on_progress=listen))
+        list(run_tasks(work, tasks, workers=2, on_progress=interrupt))
     assert processes(tmp_path) == set()
 
 
@@ -190,16 +122,11 @@ def test_a_consumer_that_stops_early_leaves_no_worker(tmp_path: Path) -> None:
     assert processes(tmp_path) == set()
 
 
-def test_a_meter_without_a_listener_does_nothing() -> None:
-    Meter().add(images=1)
-    Meter().flush()
-
-
 def test_progress_reporting_ends_with_the_tasks() -> None:
     reports: list[Progress] = []
     list(run_tasks(work, [Task(2)], workers=1, on_progress=reports.append))
     before = len(reports)
-    meter = Meter()
+    meter = Meter()  # nobody listens
     meter.add(images=5)
     meter.flush()
     assert len(reports) == before
@@ -238,7 +165,7 @@ def test_a_program_that_workers_cannot_import_is_refused(
         input=code if how == "stdin" else "",
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=DEADLINE,
         check=False,
     )
     assert done.returncode == 1
@@ -256,8 +183,8 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path, library: str) 
         import ctypes, sys
         if {library!r} == "one without prctl":  # in the workers, too: they run this file again
             ctypes.CDLL = lambda *_, **__: object()
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_pool import Task, work
+        sys.path.insert(0, {str(Path(pool_tasks.__file__).parent)!r})
+        from pool_tasks import Task, work
         from shardkit.system.pool import run_tasks
         if __name__ == "__main__":
             tasks = [Task(n, sys.argv[1], "stay") for n in range(2)]
@@ -268,12 +195,11 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path, library: str) 
     (tmp_path / "left").mkdir()
     parent = subprocess.Popen([sys.executable, tmp_path / "script.py", tmp_path / "left"])
     try:
-        wait_until(tmp_path / "left", 2)
+        wait_until(lambda: len(list((tmp_path / "left").iterdir())) == 2, "the tasks")
     finally:
         parent.kill()
         parent.wait()
-    while processes(tmp_path / "left"):
-        time.sleep(0.01)  # the kernel tells them at once; the deadline of the test is the limit
+    wait_until(lambda: not processes(tmp_path / "left"), "the end of the workers")
 
 
 def where(number: int) -> tuple[int, int]:
@@ -314,18 +240,10 @@ def test_one_worker_and_no_task_need_no_process() -> None:
 
 def test_one_task_for_each_process_is_done_at_once() -> None:
     with team(2) as processes:
-        while processes.ready < 2:
-            time.sleep(0.01)  # the deadline of the test is the limit
+        wait_until(lambda: processes.ready == 2, "the second process")
         (first, here), (second, elsewhere) = processes.map_at_once(where, [1, 2])
     assert (first, second) == (1, 2)
     assert here == os.getpid() != elsewhere
-
-
-@pytest.mark.parametrize("function", ["fail_elsewhere", "die_elsewhere"])
-def test_errors_in_another_process_are_raised_here(function: str) -> None:
-    died = pytest.raises((BadImage, ShardkitError), match=r"image in|a worker process died")
-    with died, team(2) as processes:
-        processes.map_at_once(globals()[function], [os.getpid()] * 2)
 
 
 def fail_elsewhere(parent: int) -> None:
@@ -338,14 +256,28 @@ def die_elsewhere(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_errors_of_other_processes_come_through() -> None:
-    with pytest.raises(BadImage, match="image in"), team(2) as processes:
-        deque(processes.map_in_order(fail_elsewhere, itertools.repeat(os.getpid())), maxlen=0)
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (fail_elsewhere, BadImage, "image in"),
+        (die_elsewhere, ShardkitError, "worker process died"),
+    ],
+)
+def test_errors_in_another_process_are_raised_here(
+    at_once: bool, function: Callable[[int], None], error: type[ShardkitError], message: str
+) -> None:
+    def call() -> None:
+        with team(2) as processes:
+            if at_once:
+                wait_until(lambda: processes.ready == 2, "the second process")
+                processes.map_at_once(function, [os.getpid()] * 2)
+            else:
+                tasks = itertools.repeat(os.getpid())
+                deque(processes.map_in_order(function, tasks), maxlen=0)
 
-
-def test_the_death_of_another_process_is_an_error() -> None:
-    with pytest.raises(ShardkitError, match="a worker process died"), team(2) as processes:
-        deque(processes.map_in_order(die_elsewhere, itertools.repeat(os.getpid())), maxlen=0)
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_a_dead_process_that_its_executor_has_not_noticed_is_an_error() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from colliding import collide
-from helpers import encoded, jpeg, make_dataset, make_tree, picture, png
+from helpers import encoded, jpeg, make_tree, picture, png
 from PIL import Image
 
-from shardkit import make_loader, open_dataset
+from shardkit import convert, make_loader, open_dataset
 from shardkit.codecs import image as codec
 from shardkit.codecs.image import decode, decode_mask, inspect
 from shardkit.recipe import Recipe
@@ -52,9 +52,8 @@ class Colliding:
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_worker_processes_of_a_loader_take_turns(tmp_path: Path, start_method: str) -> None:
     source = make_tree(tmp_path / "photos", {f"a/{n}.png": png() for n in range(4)})
-    dataset = open_dataset(
-        make_dataset(source, tmp_path / "set"), transform=Colliding(tmp_path / "turn")
-    )
+    convert(source, tmp_path / "set", to="lmdb", workers=1)
+    dataset = open_dataset(tmp_path / "set", transform=Colliding(tmp_path / "turn"))
     options: dict[str, Any] = {"engine": "process", "num_workers": 2, "start_method": start_method}
     loader = make_loader(dataset, batch_size=1, **options)
     try:

@@ -403,6 +403,7 @@ def test_an_object_without_batches_is_refused(path: Path) -> None:
         ThroughputMonitor([1]).set_epoch(1)
 
 
+@pytest.mark.measures
 def test_monitoring_costs_microseconds() -> None:
     """A hundredth of 5 ms, the quickest batches there are, is 50; `scripts/bench` measures it."""
     batches = [(torch.zeros(1), torch.zeros(1))] * 2000

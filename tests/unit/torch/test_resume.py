@@ -1,42 +1,40 @@
-"""After any stop, a run resumes with the exact next sample or is refused."""
+"""States: what they hold, other ranks and batch sizes, and what is refused.
+
+That each engine resumes exactly is a law of `engine/test_conformance.py`.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import shutil
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from helpers import FORMATS, wait_until
+from engines import LOADERS, Numbers, opened
+from helpers import FORMATS
 from loading import (
     BATCH,
     CROP,
     ROWS,
     SEED,
-    Counted,
     Prints,
     Samples,
     Topology,
     close,
-    difference,
     epoch_by_hand,
-    loader_of,
     make_datasets,
     prints_of,
     read_epoch,
     rows_in,
     step,
 )
-from pairwise import pairwise
+from refusals import refused
 from torch.utils.data import ConcatDataset, Subset
 
-from shardkit import BlockShuffle, Rank, make_loader, open_dataset
+from shardkit import BlockShuffle, make_loader, open_dataset
 from shardkit.errors import StateMismatch
 from shardkit.sampling.order import Order
 from shardkit.torch.loader import Loader
@@ -47,98 +45,12 @@ pytestmark = [
 ]
 
 BLOCKS = BlockShuffle(rows=3, buffer=9)
-SHUFFLES: tuple[bool | BlockShuffle, ...] = (False, True, BLOCKS)
-CREWS = (*itertools.product(("thread", "process"), range(4)), ("helper", 2))
-FAST_CREWS = (("thread", 2), ("process", 2))
-PLACES = tuple((rank, world_size) for world_size in (1, 2, 3) for rank in range(world_size))
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 23 images in six shards, in each format."""
     return make_datasets(tmp_path_factory.mktemp("resume"))
-
-
-Reference = dict[tuple[bool | BlockShuffle, tuple[int, int]], list[list[Prints]]]
-
-
-@pytest.fixture(scope="module")
-def reference(root: Path) -> Reference:
-    """The first four epochs of each rank, computed from one format; all others must be equal."""
-    dataset = open_dataset(root / "hdf5", decode=CROP)
-    found: Reference = {}
-    for shuffle, place in itertools.product((*SHUFFLES, BlockShuffle()), PLACES):
-        order = Order(size=ROWS, shuffle=shuffle, seed=SEED)
-        by_hand = partial(epoch_by_hand, dataset, order, batch_size=BATCH, place=place)
-        found[shuffle, place] = [by_hand(epoch=epoch) for epoch in range(4)]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("crew", "kind", "to"),
-    [
-        pytest.param(*combined, marks=() if combined[0] in FAST_CREWS else pytest.mark.slow)
-        for combined in pairwise(CREWS, ["map", "iterable"], FORMATS)
-    ],
-)
-def test_a_run_resumes_with_the_exact_next_batch(
-    root: Path, reference: Reference, to: str, kind: str, crew: tuple[str, int]
-) -> None:
-    engine, num_workers = crew
-    for number, (shuffle, (rank, world_size)) in enumerate(itertools.product(SHUFFLES, PLACES)):
-        if engine == "process" and rank != (num_workers + number // len(PLACES)) % world_size:
-            continue  # each rank comes with some workers
-        this_rank = Rank(rank=rank, world_size=world_size)
-        options: dict[str, Any] = {
-            "engine": engine,
-            "num_workers": num_workers,
-            "rank": this_rank,
-            "start_method": "fork",
-        }
-        run = reference[shuffle, (rank, world_size)]
-        with (
-            closing(loader_of(root / to, kind, shuffle, options)) as first,
-            closing(loader_of(root / to, kind, shuffle, options)) as second,
-        ):
-            assert len(first) == len(run[0])
-            every = 3 if engine == "process" else 2
-            stops = range(1 + (num_workers + number) % every, len(first) + 1, every)
-            for epoch, stop in enumerate(stops):
-                check_stop(first, second, run[epoch % 2 :], stop, epoch % 2)
-
-
-def check_stop(first: Loader, second: Loader, run: list[list[Prints]], stop: int, at: int) -> None:
-    """Stop ``first`` after ``stop`` batches of epoch ``at``; resume with ``second``."""
-    first.set_epoch(at)
-    batches = iter(first)
-    where = f"{first!r}, epoch {at}, after batch {stop}"
-    assert not difference(itertools.islice(batches, stop), run[0][:stop]), where
-    state = json.loads(json.dumps(first.state_dict()))  # what is prefetched is not in it
-    close(batches)
-    second.load_state_dict(state)
-    for part in [part for part in (run[0][stop:], *run[1:]) if part][:2]:
-        assert not difference(second, part), where
-
-
-@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
-def test_prefetched_batches_are_delivered_after_resuming(engine: str) -> None:
-    dataset = Counted(ROWS)
-    options: dict[str, Any] = {
-        "engine": engine,
-        "num_workers": 2,
-        "prefetch_factor": 2,
-        "start_method": "fork",
-    }
-    with closing(make_loader(dataset, BATCH, **options)) as loader:
-        batches = iter(loader)
-        next(batches)
-        wait_until(lambda: int(dataset.read.sum()) >= 4 * BATCH, "batches read ahead")
-        state = loader.state_dict()
-        assert state["consumed"] == BATCH
-        close(batches)
-    with closing(make_loader(dataset, BATCH, **options)) as loader:
-        loader.load_state_dict(state)
-        assert torch.cat(list(loader)).tolist() == list(range(BATCH, ROWS))
 
 
 TOPOLOGIES = (
@@ -157,7 +69,7 @@ TOPOLOGIES = (
         (shuffle, *topologies)
         for shuffle, topologies in zip(
             itertools.cycle((False, BLOCKS, BlockShuffle())),
-            itertools.permutations(TOPOLOGIES, 2),
+            [*itertools.permutations(TOPOLOGIES, 2)][::2],
             strict=False,
         )
     ],
@@ -202,12 +114,13 @@ def rest_of(
 
 
 @pytest.mark.parametrize(("world_size", "batch"), [(1, 4), (2, 3), (3, 2), (4, 5)])
-@pytest.mark.parametrize("consumed", [1, 6, 14, 21, 22])
-def test_indivisible_rests_are_dropped_or_padded(
-    root: Path, world_size: int, batch: int, consumed: int
-) -> None:
-    path = root / "lmdb"
-    state = loader_of(path, "map", False, {}).state_dict() | {"consumed": consumed}
+def test_indivisible_rests_are_dropped_or_padded(root: Path, world_size: int, batch: int) -> None:
+    for consumed in (1, 6, 14, 21, 22):
+        check_rest(root / "lmdb", world_size, batch, consumed)
+
+
+def check_rest(path: Path, world_size: int, batch: int, consumed: int) -> None:
+    state = loader_of(path).state_dict() | {"consumed": consumed}
     left, known = ROWS - consumed, Samples(path, False).of(0)
 
     def every(ranks: list[list[Any]]) -> list[int]:
@@ -232,15 +145,25 @@ def test_indivisible_rests_are_dropped_or_padded(
         assert sizes == sizes[:1] * world_size
 
 
+def loader_of(path: Path, **options: Any) -> Loader:
+    given = {"engine": "thread", "num_workers": 1, **options}
+    return make_loader(open_dataset(path, decode=CROP), BATCH, seed=SEED, **given)
+
+
 @pytest.fixture
 def loader(root: Path) -> Loader:
     """It shuffles, and has 12 batches in an epoch."""
-    return loader_of(root / "lmdb", "map", True, {"engine": "thread", "num_workers": 1})
+    return loader_of(root / "lmdb", shuffle=True)
 
 
-@pytest.fixture
-def run(reference: Reference) -> list[list[Prints]]:
-    return reference[True, (0, 1)]
+@pytest.fixture(scope="module")
+def run(root: Path) -> list[list[Prints]]:
+    """The batches of its first epochs, computed from another format."""
+    dataset, order = (
+        open_dataset(root / "hdf5", decode=CROP),
+        Order(size=ROWS, shuffle=True, seed=SEED),
+    )
+    return [epoch_by_hand(dataset, order, epoch, BATCH, (0, 1)) for epoch in range(4)]
 
 
 def test_a_state_before_the_start_resumes_at_the_start(
@@ -310,17 +233,18 @@ def test_set_epoch_during_an_epoch_affects_the_next_iteration(
     assert prints_of(loader) == run[2]
 
 
-def test_stopping_repeatedly_loses_nothing(root: Path, run: list[list[Prints]]) -> None:
+def test_a_run_may_be_stopped_repeatedly_and_change_its_engine(
+    root: Path, run: list[list[Prints]]
+) -> None:
     found: list[Prints] = []
     state = ""
-    while len(found) < 36:
-        engine, num_workers = CREWS[len(found) % len(CREWS)]
-        options: dict[str, Any] = {
-            "engine": engine,
-            "num_workers": num_workers,
-            "start_method": "fork",
-        }
-        with closing(loader_of(root / "webdataset", "map", True, options)) as loader:
+    for engine in itertools.cycle(LOADERS):
+        if len(found) >= 36:
+            break
+        if engine == "resident":  # it cannot draw what CROP does: test_resident
+            continue
+        dataset = open_dataset(root / "webdataset", decode=CROP)
+        with opened(engine, dataset, shuffle=True, seed=SEED) as loader:
             if state:
                 loader.load_state_dict(json.loads(state))
             found += prints_of(itertools.islice(loader, 5))
@@ -354,29 +278,11 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "fewer samples": ({"samples": ROWS - 1}, "samples"),
     "another seed": ({"seed": 6}, "seed"),
     "another order": ({"order": "shuffle=False"}, "order"),
-    "another version": ({"version": 2}, "version 2.*shardkit"),
+    "another version": ({"version": 2}, "version 2"),
     "more than there is": ({"consumed": ROWS + 1}, "damaged"),
     "a negative place": ({"consumed": -1}, "state_dict"),
     "one worker's part": ({"worker": 0, "num_workers": 2, "given": 1}, "worker"),
 }
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_state_that_does_not_fit_is_refused_with_a_remedy(
-    loader: Loader, run: list[list[Prints]], change: str
-) -> None:
-    values, message = CHANGES[change]
-    batches = iter(loader)
-    next(batches)
-    close(batches)
-    state = loader.state_dict()
-    with pytest.raises(StateMismatch, match=f"(?s){message}"):
-        loader.load_state_dict(state | values)
-    assert loader.state_dict() == state  # and nothing of it was taken over
-    loader.load_state_dict(state)
-    assert prints_of(loader) == run[0][1:]
-
-
 RUBBISH: tuple[Any, ...] = (
     None,
     [],
@@ -388,10 +294,23 @@ RUBBISH: tuple[Any, ...] = (
 )
 
 
-@pytest.mark.parametrize("rubbish", RUBBISH)
-def test_garbage_is_refused_as_a_state(loader: Loader, rubbish: Any) -> None:
-    with pytest.raises(StateMismatch, match="not the state of a shardkit loader"):
-        loader.load_state_dict(rubbish)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
+    loader: Loader, run: list[list[Prints]]
+) -> None:
+    batches = iter(loader)
+    next(batches)
+    close(batches)
+    state = loader.state_dict()
+    for values, fact in CHANGES.values():
+        with refused(StateMismatch, fact):
+            loader.load_state_dict(state | values)
+        assert loader.state_dict() == state
+    for rubbish in RUBBISH:
+        with refused(StateMismatch, "not the state"):
+            loader.load_state_dict(rubbish)
+        assert loader.state_dict() == state
+    loader.load_state_dict(state)
+    assert prints_of(loader) == run[0][1:]
 
 
 def test_states_distinguish_datasets(root: Path, tmp_path: Path) -> None:
@@ -410,7 +329,7 @@ def test_states_distinguish_datasets(root: Path, tmp_path: Path) -> None:
         (Subset(dataset, [1, 2]), Subset(dataset, [2, 1])),
         (Subset(dataset, [1, 2]), Subset(other, [1, 2])),
         (ConcatDataset([dataset, other]), ConcatDataset([other, dataset])),
-        (Counted(3), Subset(Counted(4), [0, 1, 2])),
+        (Numbers(3), Subset(Numbers(4), [0, 1, 2])),
     ):
-        with pytest.raises(StateMismatch, match="its dataset is"):
+        with refused(StateMismatch, "dataset"):
             with_state_of(saved, loaded)

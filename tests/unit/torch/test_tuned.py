@@ -167,7 +167,6 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         load_tuned(tmp_path)
 
 
-@pytest.mark.timeout(120)
 def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
 

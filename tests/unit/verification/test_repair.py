@@ -7,26 +7,21 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import FORMATS, jpeg, make_folder, make_tree, tree
+from refusals import refused
 from repairing import cut, files_of, flip, healed, make, make_each, make_source
+from stated import being_written, stated
 
-from shardkit import repair, verify
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.lock import locked
-from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.staging import WORK_NAME
-from shardkit.dataset.manifest import MANIFEST_NAME, load_manifest
-from shardkit.errors import UsageError
-from shardkit.recipe import Recipe
-from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit import UsageError, repair, verify
 
-RECIPES = {
-    "copy": Recipe(),
-    "jpeg": Recipe(encode="jpeg", resize=(12, 12), resize_mode="crop"),
-    "raw": Recipe(encode="raw", resize=(8, 8), resize_mode="stretch"),
-    "torch": Recipe(encode="webp", resize=(9, 9), resize_mode="stretch", resizer="torch"),
+RECIPES: dict[str, dict[str, Any]] = {
+    "copy": {},
+    "jpeg": {"encode": "jpeg", "resize": "12x12", "resize_mode": "crop"},
+    "raw": {"encode": "raw", "resize": "8x8", "resize_mode": "stretch"},
+    "torch": {"encode": "webp", "resize": "9x9", "resize_mode": "stretch", "resizer": "torch"},
 }
 
 
@@ -78,10 +73,12 @@ HARMS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(
+    ("to", "recipe"),
+    [*((to, "copy") for to in FORMATS), *zip(FORMATS, ("jpeg", "raw", "torch"), strict=True)],
+)
 def test_any_file_is_rebuilt(photos: Path, tmp_path: Path, to: str, recipe: str) -> None:
-    place = make(photos, tmp_path / "made", to, RECIPES[recipe])
+    place = make(photos, tmp_path / "made", to, **RECIPES[recipe])
     before, names = tree(place), files_of(place)
     assert len(names) == 4 + 5 + 2 or len(names) == 3 + 5 + 2
     for name in names if recipe == "copy" else names[:1]:
@@ -118,7 +115,7 @@ def test_many_files_are_rebuilt_in_several_processes(
 def test_random_damage_is_repaired(photos: Path, place: Path) -> None:
     before, names = tree(place), files_of(place)
     rng = random.Random(5)
-    for _ in range(15):
+    for _ in range(8):
         chosen = rng.sample(names, rng.randint(1, len(names)))
         for name in chosen:
             HARMS[rng.choice([*HARMS][:3])](place / name)
@@ -136,7 +133,7 @@ def test_a_dataset_of_the_first_release_is_repaired(tmp_path: Path) -> None:
 
 def test_intact_files_are_not_touched(photos: Path, place: Path) -> None:
     shard, *others = files_of(place)
-    before = {name: (place / name).stat() for name in [*others, MANIFEST_NAME]}
+    before = {name: (place / name).stat() for name in [*others, "shardkit.json"]}
     flip(place / shard)
     assert repair(place, photos).ok
     for name, status in before.items():
@@ -161,13 +158,12 @@ def test_reports_are_rebuilt_in_the_order_of_classes(tmp_path: Path, order: str)
     make_folder(tmp_path / "photos/val", ("c10",))
     make_tree(tmp_path / "photos", {"LICENCE": b"x", "c10": b"x"})
     (tmp_path / "order").write_text("c2\nc10\n")
-    options = ConvertOptions(to="hdf5", on_error="skip", shuffle=False, shard_samples=2)
+    options = {"shuffle": False, "shard_samples": 2}
     class_order = str(tmp_path / "order") if order == "file" else order
-    scan = scan_imagefolder(tmp_path / "photos", class_order=class_order)
-    convert_scan(scan, tmp_path / "made", options)
+    make(tmp_path / "photos", tmp_path / "made", "hdf5", class_order=class_order, **options)
     before = tree(tmp_path / "made")
     for path in (tmp_path / "made").rglob("*.*"):
-        if path.is_file() and path.name != MANIFEST_NAME:
+        if path.is_file() and path.name != "shardkit.json":
             path.unlink()
 
     result = healed(tmp_path / "made", tmp_path / "photos", before)
@@ -181,12 +177,9 @@ def test_one_split_is_repaired_alone_and_locks_all(tmp_path: Path) -> None:
     place = make(tmp_path / "photos", tmp_path / "made", "webdataset")
     before = tree(place)
     cut(place / "val/shard-000000.tar")
-    with (
-        locked(place / WORK_NAME, lambda: None),
-        pytest.raises(UsageError, match="another conversion is writing"),
-    ):
+    with being_written(place), refused(UsageError, place.name):
         repair(place / "val", tmp_path / "photos/val")
-    shutil.rmtree(place / WORK_NAME)
+    shutil.rmtree(place / ".shardkit-work")
     assert repair(place / "val", tmp_path / "photos/val").files == ["shard-000000.tar"]
     assert tree(place) == before
 
@@ -199,7 +192,7 @@ def test_empty_splits_and_empty_shards_are_rebuilt(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos/val", {"b": None})
     place = make(source.parent, tmp_path / "made", "lmdb", shuffle=False)
     before = tree(place)
-    assert [shard.rows for shard in load_manifest(place / "train").shards] == [0, 4]
+    assert [shard.rows for shard in stated(place / "train").shards] == [0, 4]
     for name in ("train/shard-000000.lmdb", "val/index/rows.npy"):
         (place / name).unlink()
     assert healed(place, source.parent, before).ok

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,11 @@ from typing import Any
 import pytest
 from forging import blamed, proved, restate
 from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png
+from pairwise import pairwise
+from refusals import refused
+from stated import restate_json, stated
 
-from shardkit import verify
-from shardkit.conversion.convert import convert, convert_scan
-from shardkit.conversion.plan import ConvertOptions
-from shardkit.dataset.manifest import Manifest, load_manifest
-from shardkit.dataset.opened import OpenedDirectory
-from shardkit.dataset.parts import dataset_parts
-from shardkit.errors import CorruptDataset, UsageError
-from shardkit.sources.imagefolder import scan_imagefolder
-from shardkit.system.files import sha256_of
-from shardkit.verification.source_match import find_origins, match_rows, scan_source, stored_parts
+from shardkit import CorruptDataset, UsageError, verify
 
 
 def sources(root: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -65,17 +60,13 @@ LAYOUTS = (
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_of_a_source_is_matched(tmp_path: Path, layout: str) -> None:
     source, options = sources(tmp_path)[layout]
-    scan = scan_imagefolder(
-        source, **{n: options.pop(n) for n in ("class_order", "splits") if n in options}
-    )
-    convert_scan(
-        scan, tmp_path / "made", ConvertOptions(to="webdataset", shard_samples=3, **options)
-    )
+    place = make_dataset(source, tmp_path / "made", to="webdataset", shard_samples=3, **options)
+    images = sum(stated(each.parent).source["images"] for each in place.rglob("index"))
 
-    result = proved(tmp_path / "made", source)
+    result = proved(place, source)
 
     assert result.alike == 0
-    assert result.left_out == sum(len(images) for images in scan.splits.values()) - result.files
+    assert result.left_out == images - result.files
 
 
 def test_one_split_is_compared_with_its_folder(tmp_path: Path) -> None:
@@ -87,18 +78,18 @@ def test_one_split_is_compared_with_its_folder(tmp_path: Path) -> None:
 # --- what is no image, and what was bad ---
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("limit", [None, 9])
-@pytest.mark.parametrize("since", ["still bad", "gone", "mended"])
+@pytest.mark.parametrize(
+    ("since", "limit", "shuffle"),
+    pairwise(["still bad", "gone", "mended"], [None, 9], [True, False]),
+)
 def test_skipped_bad_files_stay_skipped(
     tmp_path: Path, since: str, limit: int | None, shuffle: bool
 ) -> None:
     source = make_folder(tmp_path / "photos", each=4)
     bad = ["cat/000.png", "dog/001.jpg", "cat/sub/x.jpg"]  # the first makes a key longer
     make_tree(source, dict.fromkeys(bad, b"bad"))
-    options = ConvertOptions(to="lmdb", on_error="skip", limit=limit, shuffle=shuffle)
-    made = convert_scan(scan_imagefolder(source), tmp_path / "made", options)
-    skipped = {problem.path for problem in made.manifests[""].skipped}
+    place = make_dataset(source, tmp_path / "made", on_error="skip", limit=limit, shuffle=shuffle)
+    skipped = {problem.path for problem in stated(place).skipped}
     assert skipped
     if since == "mended":
         for number, name in enumerate(bad):
@@ -116,14 +107,8 @@ def test_broken_links_have_no_key_and_no_row(tmp_path: Path, since: str) -> None
     source = make_folder(tmp_path / "photos")
     link = source / "cat/000.png"
     link.symlink_to("nowhere")
-    made = convert(
-        source,
-        tmp_path / "made",
-        to="lmdb",
-        on_error="skip",
-        limit=5,
-    )
-    assert [problem.path for problem in made.manifests[""].skipped] == ["cat/000.png"]
+    place = make_dataset(source, tmp_path / "made", on_error="skip", limit=5)
+    assert [problem.path for problem in stated(place).skipped] == ["cat/000.png"]
     if since != "still bad":
         link.unlink()
     if since == "mended":
@@ -181,64 +166,29 @@ ODD_MANIFESTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ODD_MANIFESTS)
-def test_a_manifest_without_recipe_or_source_is_refused(
-    folder: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_manifest_without_recipe_or_source_is_refused(folder: Path, tmp_path: Path) -> None:
     place = make_dataset(folder, tmp_path / "made")
-
-    def change(manifest: Manifest) -> Manifest:
-        parts: Any = {n: {**getattr(manifest, n), **v} for n, v in ODD_MANIFESTS[name].items()}
-        return replace(manifest, **parts)
-
-    restate(place, change)
-    with pytest.raises(CorruptDataset, match="does not state how the dataset was made"):
-        verify(place, against=folder)
-
-
-@pytest.mark.parametrize("entry", ["seed", "limit"])
-def test_a_manifest_without_an_entry_is_refused(folder: Path, tmp_path: Path, entry: str) -> None:
-    place = make_dataset(folder, tmp_path / "made")
-    restate(
-        place,
-        lambda m: replace(m, source={n: v for n, v in m.source.items() if n != entry}),
-    )
-    with pytest.raises(CorruptDataset, match="does not state how the dataset was made"):
-        verify(place, against=folder)
+    plain = (place / "shardkit.json").read_bytes()
+    changes: list[Callable[[Any], Any]] = [
+        lambda m, odd=odd: replace(m, **{n: {**getattr(m, n), **v} for n, v in odd.items()})
+        for odd in ODD_MANIFESTS.values()
+    ]
+    changes += [
+        lambda m, lost=lost: replace(m, source={n: v for n, v in m.source.items() if n != lost})
+        for lost in ("seed", "limit")
+    ]
+    for change in changes:
+        restate(place, change)
+        with refused(CorruptDataset, "manifest"):
+            verify(place, against=folder)
+        (place / "shardkit.json").write_bytes(plain)
 
 
 def test_splits_from_sources_of_different_kinds_are_refused(tmp_path: Path) -> None:
     source, _ = sources(tmp_path)["splits"]
     place = make_dataset(source, tmp_path / "made")
-    manifests = {name: load_manifest(place / name) for name in ("train", "val")}
-    assert scan_source(source, manifests).splits.keys() >= {"train", "val"}
-    odd = manifests["val"]
-    manifests["val"] = replace(odd, source={**odd.source, "kind": "video"})
-    with pytest.raises(UsageError, match=r"different kinds: \['imagefolder', 'video'\]"):
-        scan_source(source, manifests)
-
-
-def test_forged_paths_that_are_no_index_leave_the_order_of_the_source(
-    folder: Path, tmp_path: Path
-) -> None:
-    place = make_dataset(folder, tmp_path / "made")
-    (place / "index/paths-ends.npy").write_bytes(b"no array")
-    digest = sha256_of(place / "index/paths-ends.npy")
-
-    def change(manifest: Manifest) -> Manifest:
-        files = [
-            replace(file, sha256=digest, bytes=8) if "paths-ends" in file.name else file
-            for file in manifest.files
-        ]
-        return replace(manifest, files=tuple(files))
-
-    restate(place, change)
-    splits = OpenedDirectory(place).splits
-    manifest = splits[""].manifest
-    parts = {"": dataset_parts(manifest)[0]}
-    stored = {"": stored_parts(splits[""], [parts[""]])}
-    origin = find_origins(splits, parts, scan_source(folder, {"": manifest}), stored)[""]
-    assert origin.stored is None
-    assert origin.keys is not None
-    rows, findings = match_rows(origin, "")
-    assert (len(rows), findings) == (6, [])
+    restate_json(place / "val", lambda value: value["source"].update(kind="video"))
+    digest = stated(place / "val").digest
+    restate_json(place, lambda value: value["splits"].update(val=digest))
+    with refused(UsageError, "imagefolder", "video"):
+        verify(place, against=source)

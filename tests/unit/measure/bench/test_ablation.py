@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from bench_reports import result
-from helpers import make_dataset, make_folder
+from helpers import make_folder
 
+from shardkit import convert
 from shardkit.measure.bench.ablation import ablation, lines_of, make_rungs
 
 
@@ -50,7 +51,8 @@ def test_a_line_is_compared_with_the_first_and_the_one_above() -> None:
 
 @pytest.mark.slow
 def test_a_dataset_is_measured_with_a_model(tmp_path: Path) -> None:
-    made = make_dataset(make_folder(tmp_path / "photos"), tmp_path / "made")
+    made = tmp_path / "made"
+    convert(make_folder(tmp_path / "photos"), made, to="lmdb", workers=1)
 
     report = ablation(
         made, decode="CenterCrop(8)", batch_size=2, workers=1, model="small", rounds=1, seconds=0.1

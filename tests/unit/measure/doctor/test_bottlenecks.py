@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import encoded, invoke, jpeg, make_dataset, make_tree
+from helpers import encoded, invoke, jpeg, make_tree
 from PIL import Image
 
+from shardkit import convert
 from shardkit.measure.doctor.doctor import _Examination
 from shardkit.measure.doctor.pipeline import Remedy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.measures, pytest.mark.timeout(600)]
 
 PLANTED = """
 import time
@@ -81,7 +82,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small(place: Path) -> Path:
     """A dataset of small images."""
     files: dict[str, bytes | None] = {f"a/{n}.jpg": jpeg(64, 48, n) for n in range(32)}
-    return make_dataset(make_tree(place / "photos", files), place / "small")
+    convert(make_tree(place / "photos", files), place / "small", to="lmdb", workers=1)
+    return place / "small"
 
 
 @pytest.fixture
@@ -139,30 +141,35 @@ def photo(width: int, height: int, kind: str) -> bytes:
     return encoded(Image.fromarray(noise).resize((width, height)), kind)
 
 
-def test_a_few_huge_images_are_named(place: Path, helping: list[str]) -> None:
-    helping.append("smaller images")
-    huge, usual = photo(4000, 3000, "JPEG"), photo(160, 120, "JPEG")
-    files: dict[str, bytes | None] = {
-        f"{'ab'[n % 2]}/{n}.jpg": usual if n % 10 else huge for n in range(40)
-    }
-    made = make_dataset(make_tree(place / "photos", files), place / "made")
-    text = diagnosed(made, "--decode", "RandomResizedCrop(64)")
+@pytest.mark.parametrize(
+    ("slow", "helps", "found"),
+    [
+        (
+            {f"{'ab'[n % 2]}/huge{n}.jpg": (4000, 3000, "JPEG") for n in range(4)},
+            "smaller images",
+            r"the largest images \(\d+% of the images; JPG, 12.0 megapixels\) take",
+        ),
+        (
+            {f"maps/{n}.png": (1000, 700, "PNG") for n in range(8)},
+            "JPEGs instead of",
+            r"class 'maps' \(\d+% of the images; PNG, 0.70 megapixels\) takes",
+        ),
+    ],
+    ids=["a few huge images", "a class of large PNGs"],
+)
+def test_slow_images_are_named(
+    place: Path, helping: list[str], slow: dict[str, tuple[int, int, str]], helps: str, found: str
+) -> None:
+    helping.append(helps)
+    usual = photo(160, 120, "JPEG")
+    files: dict[str, bytes | None] = {f"{'ab'[n % 2]}/{n}.jpg": usual for n in range(36)}
+    files |= {name: photo(*how) for name, how in slow.items()}
+    source = make_tree(place / "photos", files)
+    convert(source, place / "made", to="lmdb", workers=1)
+    text = diagnosed(place / "made", "--decode", "RandomResizedCrop(64)")
 
-    assert "decoding takes" in text
-    assert re.search(r"the largest images \(\d+% of the images; JPG, 12.0 megapixels\) take", text)
-    assert "smaller images" in text
-
-
-def test_a_class_of_large_pngs_is_named(place: Path, helping: list[str]) -> None:
-    helping.append("JPEGs instead of")
-    usual, large = photo(160, 120, "JPEG"), photo(1000, 700, "PNG")
-    files: dict[str, bytes | None] = {f"{name}/{n}.jpg": usual for name in "abcd" for n in range(8)}
-    files |= {f"maps/{n}.png": large for n in range(8)}
-    made = make_dataset(make_tree(place / "photos", files), place / "made")
-    text = diagnosed(made, "--decode", "RandomResizedCrop(64)")
-
-    assert re.search(r"class 'maps' \(\d+% of the images; PNG, 0.70 megapixels\) takes", text)
-    assert "JPEGs" in text
+    assert re.search(found, text)
+    assert helps in text
 
 
 def test_a_copying_collate_function_is_named(helping: list[str]) -> None:

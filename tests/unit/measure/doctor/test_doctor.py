@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers import invoke, jpeg, make_dataset, make_folder, make_tree
+from helpers import jpeg, make_folder, make_tree, run_main
+from refusals import refuses
 
-from shardkit import UsageError
-from shardkit.errors import MeasurementFailed
+from shardkit import convert
 
 MODULE = """
 import os
@@ -34,41 +34,32 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_data_only_the_machine_is_checked() -> None:
-    done = invoke("doctor", "--workers", "2")
-    assert done.exit_code == 0
+    done = run_main("doctor", "--workers", "2")
+    assert done.returncode == 0
     assert re.match(r"machine     .*checks? passed", done.stdout)
-    found = json.loads(invoke("doctor", "--json").stdout)
+    found = json.loads(run_main("doctor", "--json").stdout)
     assert found["subject"] is found["diagnosis"] is found["profile"] is None
     assert {each["name"] for each in found["findings"]} >= {"processors", "libraries"}
-    assert invoke("doctor", "--quiet").output == ""
+    assert run_main("doctor", "--quiet").stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--step-ms", "5"], "--model require a dataset"),
-        (["photos", "--loader", "planted:nothing"], "--loader excludes a dataset"),
-        (["--loader", "planted:nothing", "--workers", "2"], "--loader excludes a dataset"),
-        (["missing"], "missing does not exist"),
-        (["photos", "--decode", "Crop"], "decode 'Crop' is unknown"),
-        (["photos", "--step-ms", "5", "--model", "small"], "either a time in ms or a model"),
-    ],
-)
-def test_a_wrong_request_is_refused(place: Path, arguments: list[str], message: str) -> None:
+def test_wrong_requests_are_refused(place: Path) -> None:
     make_folder(place / "photos")
-    refused(UsageError, message, *arguments)
-
-
-def refused(error: type[Exception], message: str, *arguments: object) -> None:
-    done = invoke("doctor", *arguments)
-    assert isinstance(done.exception, error), done.output
-    assert re.search(message, str(done.exception))
-    assert not done.stdout
+    for words, fact in {
+        "--step-ms 5": "--model",
+        "photos --loader planted:nothing": "--loader",
+        "--loader planted:nothing --workers 2": "--loader",
+        "missing": "missing",
+        "photos --decode Crop": "'Crop'",
+        "photos --step-ms 5 --model small": "model",
+    }.items():
+        assert refuses(2, "doctor", *words.split(), facts=(fact,)).stdout == ""
 
 
 @pytest.mark.slow
 def test_a_loader_that_cannot_be_measured_is_refused(place: Path) -> None:
-    made = make_dataset(make_tree(place / "photos", {"a/1.jpg": jpeg(8, 8, 1)}), place / "made")
+    source = make_tree(place / "photos", {"a/1.jpg": jpeg(8, 8, 1)})
+    convert(source, place / "made", to="lmdb", workers=1)
 
-    refused(MeasurementFailed, "exit code 7", made, "--transform", "planted:die")
-    refused(UsageError, "returns a list", "--loader", "planted:nothing")
+    refuses(1, "doctor", "made", "--transform", "planted:die", facts=("exit code 7",))
+    refuses(2, "doctor", "--loader", "planted:nothing", facts=("list",))

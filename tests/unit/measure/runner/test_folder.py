@@ -10,9 +10,9 @@ import pytest
 from helpers import jpeg, make_folder, make_tree
 from PIL import Image
 
-from shardkit.errors import BadImage, UsageError
+from shardkit import CenterCrop, RandomResizedCrop, Resize, UsageError
+from shardkit.errors import BadImage
 from shardkit.measure.runner.folder import PlainFolder
-from shardkit.torch.data.ops import CenterCrop, RandomResizedCrop, Resize
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import threading
 import time
 
 import pytest
-from helpers import wait_until
 
 from shardkit.measure.runner import gil
-from shardkit.measure.runner.gil import held_fraction
+from shardkit.measure.runner.gil import held_fraction, late_fraction
 
 
 def compute() -> None:
@@ -22,13 +21,60 @@ def wait() -> None:
     time.sleep(0.005)
 
 
-def test_python_code_holds_the_gil() -> None:
-    assert held_fraction(compute, 0.2) > 0.6
+def mixed() -> None:
+    compute()
+    compute()
+    time.sleep(0.002)
 
 
-def test_sleeping_does_not_hold_the_gil() -> None:
-    """Other processes make the fraction larger only, but not for ever."""
-    wait_until(lambda: held_fraction(wait, 0.1) < 0.2, "a moment without other work")
+COMPUTING, WAITING = [0.0051] * 40, [0.0001] * 200
+MIXED = ([0.005, 0.005, 0.0021] + [0.0001] * 2) * 20
+"""Delays of wake-ups as they are beside the functions above on an idle machine."""
+
+
+@pytest.mark.parametrize(
+    ("delays", "fraction"),
+    [(COMPUTING, 1.0), (WAITING, 0.0), (MIXED, 15.1 / 17.3), ([], 0.0)],
+)
+def test_the_time_of_late_wake_ups_counts_not_their_number(
+    delays: list[float], fraction: float
+) -> None:
+    assert late_fraction(delays, 0.0003) == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize(
+    ("idle", "late"),
+    [(WAITING, 0.0003), ([0.0021] * 20, 0.0021), ([1.0] * 20, 0.004), ([], 0.0003)],
+    ids=["idle", "busy", "very busy", "none"],
+)
+def test_what_is_late_is_measured_but_less_than_the_switch_interval(
+    monkeypatch: pytest.MonkeyPatch, idle: list[float], late: float
+) -> None:
+    monkeypatch.setattr(gil, "_probe", lambda *_: idle)
+    assert gil.late_here() == pytest.approx(late)
+
+
+@pytest.mark.parametrize(
+    ("delays", "fraction"), [(COMPUTING, 1.0), (WAITING, 0.0), (MIXED, 21.1 / 27.3)]
+)
+def test_a_busy_machine_on_which_everything_wakes_late_does_not_hold_the_gil(
+    monkeypatch: pytest.MonkeyPatch, delays: list[float], fraction: float
+) -> None:
+    """All wake-ups are 2 ms late, so later ones count."""
+
+    def probe(work: object, seconds: float) -> list[float]:
+        return [each + 0.002 for each in (WAITING if seconds == 0 else delays)]
+
+    monkeypatch.setattr(gil, "_probe", probe)
+    assert held_fraction(wait, 1.0) == pytest.approx(fraction)
+
+
+def test_the_smallest_of_three_measurements_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    fractions = iter([0.9, 0.2, 0.8])
+    monkeypatch.setattr(gil, "_probe", lambda *_: WAITING)
+    monkeypatch.setattr(gil, "late_fraction", lambda delays, late: next(fractions))
+
+    assert held_fraction(wait, 60.0) == 0.2
 
 
 def test_long_work_runs_to_its_end() -> None:
@@ -48,40 +94,11 @@ def test_an_error_leaves_no_thread_behind() -> None:
 
     with pytest.raises(ValueError, match="no"):
         held_fraction(fail, 0.1)
-    names = [thread.name for thread in threading.enumerate()]
-    assert "shardkit-gil-probe" not in names
+    assert "shardkit-gil-probe" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_gil_that_is_released_now_and_then_counts_as_held() -> None:
-    """Some 12 ms of computing and 2 ms of waiting: few probes find it held, but each for long."""
-
-    def mixed() -> None:
-        compute()
-        compute()
-        time.sleep(0.002)
-
-    wait_until(lambda: held_fraction(mixed, 0.3) > 0.65, "probes while it computes")
-
-
-def test_a_busy_machine_on_which_everything_wakes_late_does_not_hold_the_gil(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All wake-ups are 2 ms late, so later ones count."""
-    probe = gil._probe
-    monkeypatch.setattr(gil, "_probe", lambda *given: [each + 0.002 for each in probe(*given)])
-
-    wait_until(lambda: held_fraction(wait, 0.1) < 0.4, "a moment without other work")
-    assert held_fraction(compute, 0.2) > 0.6
-
-
-def test_late_is_less_than_the_switch_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gil, "_probe", lambda *given: [1.0] * 20)
-
-    assert gil.late_here() == pytest.approx(0.004)
-
-
-def test_the_smallest_of_three_measurements_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    fractions = iter([0.9, 0.2, 0.8])
-    monkeypatch.setattr(gil, "late_fraction", lambda delays, late: next(fractions))
-
-    assert held_fraction(wait, 0.3) == 0.2
+@pytest.mark.measures
+def test_computing_holds_the_gil_and_sleeping_does_not() -> None:
+    assert held_fraction(compute, 0.5) > 0.6
+    assert held_fraction(wait, 0.5) < 0.2
+    assert held_fraction(mixed, 0.5) > 0.65

@@ -7,16 +7,16 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import forked
 import psutil
 import pytest
-from helpers import DEADLINE, make_folder
+from helpers import DEADLINE, make_folder, python, wait_until
 
-from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
+from shardkit import UsageError
+from shardkit.errors import MeasurementFailed, MeasurementTimeout
 from shardkit.measure.runner import session
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.session import Session
@@ -29,6 +29,8 @@ from shardkit.measure.runner.spec import (
 )
 from shardkit.system import helper
 from shardkit.torch.engine.workers import choose_start_method
+
+pytestmark = pytest.mark.slow  # each process imports torch
 
 EPOCH = StopCondition(epochs=1, whole=True)
 
@@ -69,6 +71,7 @@ def plain() -> LoaderSpec:
 def served(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MeasurementProcess]]:
     """Three processes that start together: one that works, one that hangs, one that dies."""
     monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
     path = str(place / "photos")
     subjects = [
         Subject(path=path, decode="CenterCrop(8)"),
@@ -81,13 +84,24 @@ def served(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Measur
         each.close()
 
 
+def double(session: Session, *, number: int) -> tuple[int, str]:
+    return 2 * number, session.subject.path
+
+
+def refuse(session: Session) -> object:
+    return lambda: None  # cannot be pickled
+
+
+def start_method(session: Session) -> str:
+    return choose_start_method()
+
+
 def ended(process: MeasurementProcess) -> bool:
     return process._helper.process is None
 
 
-@pytest.mark.slow
 def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
-    served: list[MeasurementProcess], plain: LoaderSpec
+    served: list[MeasurementProcess], plain: LoaderSpec, place: Path
 ) -> None:
     good, hanging, dying = served
 
@@ -96,12 +110,19 @@ def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
     assert 0 <= (good.call(session.drop) or 0) <= 1
     seen = good.measure(parse_loader("plain:num_workers=1", 4), EPOCH)
     assert (seen.images, seen.engine, seen.workers) == (6, "plain", 1)
+    assert good.call(double, number=21) == (42, str(place / "photos"))
+    # Workers start as they would in the user's process: without a fork server.
+    assert sys.platform != "linux" or good.call(start_method) == "fork"
+    assert good._helper.process is not None
+    os.kill(good._helper.process.pid, signal.SIGINT)  # as Ctrl-C does: the parent decides
+    with pytest.raises(MeasurementFailed, match="cannot be sent"):
+        good.call(refuse)
     assert not ended(good)
     with pytest.raises(UsageError, match="No module named"):
         good.measure(plain, EPOCH, StepSpec(model="nowhere:model"))
 
     hanging.patience = 0.3
-    with pytest.raises(MeasurementTimeout, match=r"no answer within \d+ s"):
+    with pytest.raises(MeasurementTimeout, match="no answer"):
         hanging.measure(plain, StopCondition(seconds=0.1))
     assert ended(hanging)
 
@@ -113,7 +134,6 @@ def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
     assert ended(good)
 
 
-@pytest.mark.slow
 def test_a_process_that_ended_is_started_again(
     place: Path, plain: LoaderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +146,6 @@ def test_a_process_that_ended_is_started_again(
         assert served.measure(plain, EPOCH).images == 6
 
 
-@pytest.mark.slow
 def test_it_never_imports_shadowing_modules_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,11 +165,8 @@ def test_it_never_imports_shadowing_modules_of_the_current_folder(
 
 def hanging_workers(place: Path) -> list[psutil.Process]:
     """Return the workers that began to hang, two of them."""
-    deadline = time.monotonic() + 60
-    while len(found := list(place.glob("worker-*"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return [psutil.Process(int(each.name.split("-")[1])) for each in found]
+    wait_until(lambda: len(list(place.glob("worker-*"))) == 2, "two workers")
+    return [psutil.Process(int(each.name.split("-")[1])) for each in place.glob("worker-*")]
 
 
 HANGING = """
@@ -164,7 +180,6 @@ with MeasurementProcess(Subject(path=sys.argv[1], transform="planted:leaves_its_
 
 
 @pytest.mark.parametrize("killed", ["the child", "the command"])
-@pytest.mark.slow
 def test_hanging_workers_end_with_their_parents(killed: str, place: Path, tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(TRANSFORMS)
     command = [sys.executable, "-c", HANGING, str(place / "photos")]
@@ -208,31 +223,17 @@ def look_request() -> dict[str, object]:
     return {"loader": loader, "stop": StopCondition(seconds=0.1), "step": StepSpec()}
 
 
-def double(session: Session, *, number: int) -> tuple[int, str]:
-    return 2 * number, session.subject.path
-
-
-def refuse(session: Session) -> object:
-    return lambda: None  # cannot be pickled
-
-
-def start_method(session: Session) -> str:
-    return choose_start_method()
-
-
-def test_it_calls_any_function_with_its_session(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
-    with MeasurementProcess(Subject(path=str(place / "photos"), decode="CenterCrop(8)")) as process:
-        process.open()
-        assert process.call(double, number=21) == (42, str(place / "photos"))
-        # Workers start as they would in the user's process: without a fork server.
-        assert sys.platform != "linux" or process.call(start_method) == "fork"
-        assert process._helper.process is not None
-        os.kill(process._helper.process.pid, signal.SIGINT)  # as Ctrl-C does: the parent decides
-        with pytest.raises(MeasurementFailed, match="the result cannot be sent"):
-            process.call(refuse)
+MANY_FILES = """
+import os, resource, sys
+from shardkit.measure.runner.process import MeasurementProcess
+from shardkit.measure.runner.spec import Subject
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+while os.dup(0) <= 1024:
+    pass
+with MeasurementProcess(Subject(path=sys.argv[1])) as it:
+    print(it.open().images)
+"""
 
 
 def test_a_parent_with_many_open_files_receives_answers(place: Path) -> None:
@@ -240,15 +241,5 @@ def test_a_parent_with_many_open_files_receives_answers(place: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < 2048:
         pytest.skip(f"this system lets a process open {hard} files only")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
-    taken: list[int] = []
-    try:
-        while not taken or taken[-1] <= 1024:
-            taken.append(os.dup(0))
-        with MeasurementProcess(Subject(path=str(place / "photos"))) as it:
-            assert it.open().images > 0
-    finally:
-        for each in taken:
-            os.close(each)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    done = python(MANY_FILES, place / "photos")
+    assert (done.stdout, done.stderr) == ("6\n", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from staged import FakeProcess, Stage
 
-from shardkit.errors import UsageError
+from shardkit import UsageError
 from shardkit.measure.runner.rounds import Candidate, Spread, run_interleaved
 from shardkit.measure.runner.spec import StopCondition, Subject, parse_loader
 from shardkit.measure.runner.timing import Measurement

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from clocks import Clock
 
 from shardkit import UsageError
 from shardkit.measure.runner import steps
@@ -56,19 +57,6 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_invalid_step_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         StepSpec(**given)
-
-
-class Clock:
-    """A time in which only sleeping takes any."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture

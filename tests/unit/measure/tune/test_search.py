@@ -109,22 +109,23 @@ LOADS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("seed", "processors", "load"), pairwise(range(5), [1, 2, 8, 64], LOADS))
-def test_the_choice_is_near_the_best_of_a_grid_and_the_budget_is_kept(
-    load: str, processors: int, seed: int
-) -> None:
-    machine = Machine(processors=processors, noise=0.03, random=random.Random(seed), **LOADS[load])
-    start = machine.now
+@pytest.mark.parametrize("load", LOADS)
+def test_the_choice_is_near_the_best_of_a_grid_and_the_budget_is_kept(load: str) -> None:
+    for seed, processors in enumerate((1, 2, 8, 64)):
+        machine = Machine(
+            processors=processors, noise=0.03, random=random.Random(seed), **LOADS[load]
+        )
+        start = machine.now
 
-    found = machine.tune()
+        found = machine.tune()
 
-    assert machine.rate(chosen(found)) >= 0.95 * best_of_grid(machine), chosen(found)
-    assert machine.now - start <= 1.1 * 60
+        assert machine.rate(chosen(found)) >= 0.95 * best_of_grid(machine), chosen(found)
+        assert machine.now - start <= 1.1 * 60
 
 
 @pytest.mark.parametrize("load", LOADS)
 def test_the_first_row_is_the_best_by_the_number_that_decides(load: str) -> None:
-    for seed in range(10):
+    for seed in range(5):
         machine = Machine(noise=0.15, random=random.Random(seed), **LOADS[load])
         found = machine.tune()
         rounds = [each.speedup.rounds for each in found.ranking if each.speedup]
@@ -150,8 +151,7 @@ def speedup(tried: Tried) -> float:
 )
 def test_small_gains_are_found_and_noise_is_not_a_gain(price: float, wanted: str) -> None:
     """Decoding on 2 CPUs, whose measurements vary by 7%; processes need 1 / 0.85 of the time."""
-    engines = []
-    for seed in range(20):
+    for seed in range(8):
         machine = Machine(
             processors=2,
             compute=0.0005,
@@ -160,9 +160,7 @@ def test_small_gains_are_found_and_noise_is_not_a_gain(price: float, wanted: str
             overhead={"thread": 0.05, "process": 0.3},
             random=random.Random(seed),
         )
-        engines.append(chosen(machine.tune()).engine)
-
-    assert engines.count(wanted) >= 17
+        assert chosen(machine.tune()).engine == wanted, seed
 
 
 def test_the_defaults_stay_where_nothing_is_better() -> None:
@@ -178,46 +176,41 @@ def test_about_ten_settings_are_tried() -> None:
         assert len(set(machine.tried)) <= 22, "the waiting load needs the most"
 
 
-@pytest.mark.parametrize(
-    ("seed", "budget", "engine"), pairwise(range(10), [16.0, 25.0, 60.0], ["thread", "process"])
-)
-def test_a_large_gain_is_found_with_a_small_budget(engine: str, budget: float, seed: int) -> None:
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_a_large_gain_is_found_with_a_small_budget(engine: str) -> None:
     """As on a machine with 2 CPUs, on which a measurement of processes takes a second."""
-    machine = Machine(
-        processors=2,
-        compute=0.0002,
-        waits=0.003,
-        noise=0.1,
-        overhead={"thread": 0.3, "process": 0.8},
-        start=0.05,
-        random=random.Random(seed),
-    )
-    start = machine.now
+    for seed, budget in itertools.product(range(4), (16.0, 25.0, 60.0)):
+        machine = Machine(
+            processors=2,
+            compute=0.0002,
+            waits=0.003,
+            noise=0.1,
+            overhead={"thread": 0.3, "process": 0.8},
+            start=0.05,
+            random=random.Random(seed),
+        )
+        start = machine.now
 
-    found = machine.tune(engine, engines=(engine,), budget=budget)
+        found = machine.tune(engine, engines=(engine,), budget=budget)
 
-    assert machine.now - start <= 1.15 * budget
-    gain = 1.9 if budget < 20 else 2.5
-    assert machine.rate(chosen(found)) >= gain * machine.rate(machine.default(engine))
+        assert machine.now - start <= 1.15 * budget
+        gain = 1.9 if budget < 20 else 2.5
+        assert machine.rate(chosen(found)) >= gain * machine.rate(machine.default(engine))
 
 
-@pytest.mark.parametrize("budget", [8.0, 17.0])
-@pytest.mark.parametrize("waits", [0.002, 0.006, 0.015])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_small_budget_is_enough_for_code_that_waits(
-    seed: int, waits: float, budget: float
-) -> None:
-    machine = Machine(
-        processors=2,
-        compute=0.001,
-        waits=waits,
-        noise=0.05,
-        overhead={"thread": 0.2, "process": 0.5},
-        random=random.Random(seed),
-    )
-    found = machine.tune(budget=budget)
+def test_a_small_budget_is_enough_for_code_that_waits() -> None:
+    for seed, waits, budget in pairwise(range(3), [0.002, 0.006, 0.015], [8.0, 17.0]):
+        machine = Machine(
+            processors=2,
+            compute=0.001,
+            waits=waits,
+            noise=0.05,
+            overhead={"thread": 0.2, "process": 0.5},
+            random=random.Random(seed),
+        )
+        found = machine.tune(budget=budget)
 
-    assert machine.rate(chosen(found)) >= 0.95 * best_of_grid(machine), chosen(found)
+        assert machine.rate(chosen(found)) >= 0.95 * best_of_grid(machine), chosen(found)
 
 
 def test_a_setting_that_fails_late_is_not_chosen() -> None:
@@ -296,16 +289,16 @@ def test_workers_without_a_batch_are_not_tried() -> None:
     assert max(each.workers for each in others) <= 5
 
 
-@pytest.mark.parametrize("budget", [2.0, 5.0, 20.0, 60.0, 300.0])
 @pytest.mark.parametrize("load", LOADS)
-def test_every_budget_is_kept_and_gives_an_answer(load: str, budget: float) -> None:
-    machine = Machine(noise=0.05, **LOADS[load])
-    start = machine.now
+def test_every_budget_is_kept_and_gives_an_answer(load: str) -> None:
+    for budget in (2.0, 5.0, 20.0, 60.0, 300.0):
+        machine = Machine(noise=0.05, **LOADS[load])
+        start = machine.now
 
-    found = machine.tune(budget=budget)
+        found = machine.tune(budget=budget)
 
-    assert machine.now - start <= 1.1 * budget + 1
-    assert machine.rate(chosen(found)) >= 0.9 * machine.rate(machine.default())
+        assert machine.now - start <= 1.1 * budget + 1
+        assert machine.rate(chosen(found)) >= 0.9 * machine.rate(machine.default())
 
 
 def test_a_long_budget_is_not_used_up() -> None:

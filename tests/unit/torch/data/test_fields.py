@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from fields import (
 from helpers import FORMATS, encoded
 from loading import same
 from PIL import Image
+from refusals import refused
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 
 from shardkit import (
@@ -37,6 +39,7 @@ from shardkit import (
     EpochBatchSampler,
     Field,
     IterableShardDataset,
+    RandomCrop,
     RandomResizedCrop,
     Resize,
     ShardDataset,
@@ -48,13 +51,7 @@ from shardkit import (
     verify,
     with_rng,
 )
-from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptRecord, StateMismatch, TransformFailed
-from shardkit.sampling.order import Draws
-from shardkit.torch.data.collate import BatchView
-from shardkit.torch.data.ops import Crop, ImageOp
-from shardkit.torch.data.read_context import NumberedRows, ReadContext
-from shardkit.torch.loader import Loader
 
 ALL = tuple(SCHEMA)
 LISTED = ("caption", "extra", "boxes", "spots", "joints", "wave", "blob")
@@ -140,27 +137,19 @@ def test_fields_come_in_the_requested_order(path: Path) -> None:
     assert list(sample.items()) == [("caption", sample_of(2)["caption"]), ("label", 2)]
 
 
+@pytest.mark.usefixtures("without_native")
 def test_only_requested_fields_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    find, values = ShardSet.find, ShardSet.values
-
-    def note_find(self: ShardSet, rows: Any, field: str = "image") -> Any:
-        seen.append(field)
-        return find(self, rows, field)
-
-    def note_values(self: ShardSet, name: str, rows: Any) -> Any:
-        seen.append(name)
-        return values(self, name, rows)
-
-    monkeypatch.setattr(ShardSet, "find", note_find)
-    monkeypatch.setattr(ShardSet, "values", note_values)
-    open_dataset(path, fields=("latent", "caption"))[[1, 2]]
-    assert seen == ["latent", "caption"]
+    dataset = open_dataset(path, fields=("latent", "caption"))
+    wanted = list(dataset[[1, 2]])
+    monkeypatch.setattr(os, "preadv", reads := Mock(wraps=os.preadv))
+    assert same(list(dataset[[1, 2]]), wanted)
+    lengths = {call.args[2]: sum(map(len, call.args[1])) for call in reads.mock_calls}
+    assert sum(lengths.values()) == 2 * 4 * 3 * 5 * 2  # two latents; captions are in the index
 
 
 def test_a_dataset_without_images(tmp_path: Path) -> None:
     samples = [{"latent": np.full((2, 2), n, np.int16), "price": n / 2} for n in range(5)]
-    convert(samples, tmp_path / "ds", to="webdataset", shuffle=False)
+    convert(samples, tmp_path / "ds", to="webdataset", shuffle=False, workers=1)
     dataset = open_dataset(tmp_path / "ds", decode=RandomResizedCrop(8))  # applies to no field
     assert dataset.fields == ("latent", "price")
     loader = make_loader(dataset, 2, shuffle=True, engine="thread")
@@ -199,22 +188,6 @@ def test_equal_arrays_are_one_block(path: Path) -> None:
     assert latents.is_contiguous()
 
 
-def test_arrays_keep_the_storage_of_their_block(path: Path) -> None:
-    """Otherwise pinned memory would be reused while it is copied: PyTorch would not know it."""
-    blocks: list[torch.Tensor] = []
-
-    def allocate(shape: tuple[int, ...]) -> torch.Tensor:
-        blocks.append(torch.empty(shape, dtype=torch.uint8))
-        return blocks[-1]
-
-    dataset = open_dataset(path, fields=("latent", "half"))
-    rows = NumberedRows(WHOLE, ReadContext(0, 0, allocate))
-    batch = collate(dataset.__getitems__(rows))
-    assert [part.untyped_storage()._cdata for part in batch] == [
-        block.untyped_storage()._cdata for block in blocks
-    ]
-
-
 def test_default_collate_gives_the_same_batch(path: Path) -> None:
     names = tuple(name for name in ALL if name not in LISTED)
     for as_dict in (False, True):
@@ -239,10 +212,13 @@ def test_subset_and_concat_dataset_in_any_loader(path: Path) -> None:
 
 def test_a_missing_value_names_the_row_and_the_remedy(path: Path) -> None:
     dataset = open_dataset(path, fields=("latent", "caption"))
-    for samples in (dataset[[1, LACKING]], list(dataset[[1, LACKING]])):
-        with pytest.raises(UsageError, match=rf"\(row {LACKING}, .* lacks 'latent', .*has\('lat"):
+    whole = pickle.loads(pickle.dumps(dataset[[1, 2]]))  # as a worker process sends it
+    assert same(collate(whole)[0], collate(dataset[[1, 2]])[0])
+    lacking = dataset[[1, LACKING]]
+    for samples in (lacking, list(lacking), pickle.loads(pickle.dumps(lacking))):
+        with refused(UsageError, f"(row {LACKING},", "'latent'", "has('latent')"):
             collate(samples)
-    with pytest.raises(UsageError, match="lacks 'latent'"):
+    with refused(UsageError, f"(row {LACKING},", "'latent'"):
         list(make_loader(dataset, 2))
     kept = dataset.select(dataset.has("latent"))
     assert sum(len(texts) for _, texts in make_loader(kept, 2)) == ROWS - 1
@@ -256,37 +232,28 @@ def test_a_missing_mask_is_named_by_every_engine(tmp_path: Path, engine: str) ->
     mask = np.zeros((8, 8), np.uint8)
     samples = [{"image": np.zeros((8, 8, 3), np.uint8), "mask": mask, "rows": n} for n in range(4)]
     samples[2]["mask"] = None
-    convert(samples, tmp_path / "made", to="lmdb", schema={"mask": Field("mask")}, shuffle=False)
+    schema = {"mask": Field("mask")}
+    convert(samples, tmp_path / "made", to="lmdb", schema=schema, shuffle=False, workers=1)
     fields = ("mask", "image")
     options: dict[str, Any] = {"engine": engine, "num_workers": 1}
     dataset = open_dataset(tmp_path / "made", decode="torch", fields=fields)
     for read in (dataset, Subset(dataset, range(4))):
-        with pytest.raises(UsageError, match=r"row 2, .* lacks 'mask'"):
+        with refused(UsageError, "row 2,", "'mask'"):
             list(make_loader(read, 4, **options))
 
 
 def test_rows_do_not_replace_a_field_of_this_name(tmp_path: Path) -> None:
-    convert([{"rows": 7 * n} for n in range(4)], tmp_path / "made", to="lmdb")
+    convert([{"rows": 7 * n} for n in range(4)], tmp_path / "made", to="lmdb", workers=1)
     options: dict[str, Any] = {"with_rows": True}
     for as_dict in (False, True):
         dataset = open_dataset(tmp_path / "made", as_dict=as_dict)
         if as_dict:
-            with pytest.raises(UsageError, match=r"adds 'rows' .* has a field of this name: leave"):
+            with refused(UsageError, "'rows'", "with_rows"):
                 next(iter(make_loader(dataset, 4, **options)))
         else:
             values, rows = next(iter(make_loader(dataset, 4, **options)))
             assert sorted(values.tolist()) == [0, 7, 14, 21]
             assert rows.tolist() == [0, 1, 2, 3]
-
-
-def test_a_batch_can_be_pickled_and_still_names_a_row(path: Path) -> None:
-    """A worker process sends it if the collate function returns it unchanged."""
-    dataset = open_dataset(path, fields=("latent", "caption"))
-    whole = pickle.loads(pickle.dumps(dataset[[1, 2]]))
-    assert same(collate(whole)[0], collate(dataset[[1, 2]])[0])
-    lacking = pickle.loads(pickle.dumps(dataset[[1, LACKING]]))
-    with pytest.raises(UsageError, match=rf"\(row {LACKING}, .* lacks 'latent'"):
-        collate(lacking)
 
 
 def test_a_dict_batch_has_rows_and_moves_to_a_device(path: Path) -> None:
@@ -300,28 +267,11 @@ def test_a_dict_batch_has_rows_and_moves_to_a_device(path: Path) -> None:
 # One crop for all fields.
 
 
-@dataclass(frozen=True)
-class Window(ImageOp):
-    """A random crop of 7 x 6 pixels, scaled by a whole number and sometimes flipped."""
-
-    factor: int = 1
-
-    @property
-    def fixed_size(self) -> tuple[int, int]:
-        return 6 * self.factor, 7 * self.factor
-
-    def crop(self, width: int, height: int, draws: Draws) -> Crop:
-        left, top = draws.below(width - 6), draws.below(height - 5)
-        return Crop(left, top, 7, 6, self.fixed_size, draws.uniform() < 0.5)
-
-
-@pytest.fixture(scope="module")
-def marked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images, masks, boxes and keypoints that show the same rectangle."""
+def make_marked(path: Path, sizes: Iterable[tuple[int, int]]) -> Path:
+    """Make images, masks, boxes and keypoints that show the same rectangle."""
     rng = np.random.default_rng(0)
     samples = []
-    for _ in range(12):
-        width, height = rng.integers(12, 20, 2)
+    for width, height in sizes:
         left, top = rng.integers(0, 5), rng.integers(0, 5)
         right, bottom = rng.integers(left + 2, width), rng.integers(top + 2, height)
         mask = rng.integers(1, 8, (height, width), np.uint8)
@@ -334,23 +284,28 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "points": [[left + 0.5, top + 0.5], [right - 0.5, top + 0.5]],
             }
         )
-    path = tmp_path_factory.mktemp("marked") / "ds"
     points = Field("keypoints", classes=("left corner", "right corner"))
     schema = {"mask": Field("mask"), "boxes": Field("boxes"), "points": points}
-    convert(samples, path, to="lmdb", schema=schema, shuffle=False)
+    convert(samples, path, to="lmdb", schema=schema, shuffle=False, workers=1)
     return path
 
 
-@pytest.mark.parametrize("factor", [1, 3])
-def test_one_window_crops_all_that_has_places(marked: Path, factor: int) -> None:
-    fields = ("image", "mask", "boxes", "points")
-    dataset = open_dataset(marked, decode=Window(factor), fields=fields)
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = np.random.default_rng(1).integers(12, 20, (12, 2)).tolist()
+    return make_marked(tmp_path_factory.mktemp("marked") / "ds", sizes)
+
+
+SHOWN = ("image", "mask", "boxes", "points")
+
+
+def test_one_window_crops_all_that_has_places(marked: Path) -> None:
+    dataset = open_dataset(marked, decode=RandomCrop((6, 7), flip=0.5), fields=SHOWN)
     seen = shown = 0
     for epoch in range(6):
         dataset.set_epoch(epoch)
         for image, mask, boxes, (corners,) in dataset[:]:
-            if factor == 1:
-                assert torch.equal(image[1], mask)
+            assert torch.equal(image[1], mask)
             inside = (mask & 128).nonzero()
             if len(boxes):
                 seen += 1
@@ -358,12 +313,21 @@ def test_one_window_crops_all_that_has_places(marked: Path, factor: int) -> None
                 assert inside.min(0).values.tolist() == [top, left]
                 assert (inside.max(0).values + 1).tolist() == [bottom, right]
                 # Flipped or not, the left corner is on the left.
-                places = [left + factor / 2, right - factor / 2]
-                for corner, place in zip(corners.tolist(), places, strict=True):
-                    assert corner in ([place, top + factor / 2, 2], [0, 0, 0])
+                for corner, place in zip(corners.tolist(), [left, right - 1], strict=True):
+                    assert corner in ([place + 0.5, top + 0.5, 2], [0, 0, 0])
                 shown += int(corners[:, 2].count_nonzero())
     assert seen > 30
     assert shown > 10
+
+
+def test_a_resize_scales_all_that_has_places(tmp_path: Path) -> None:
+    path = make_marked(tmp_path / "ds", [(20, 18)] * 6)
+    larger = open_dataset(path, decode=Resize((54, 60)), fields=SHOWN)
+    for stored, scaled in zip(open_dataset(path, fields=SHOWN)[:], larger[:], strict=True):
+        _, mask, boxes, points = scaled
+        assert mask.tolist() == np.asarray(stored[1]).repeat(3, 0).repeat(3, 1).tolist()
+        assert torch.equal(boxes, stored[2] * 3)
+        assert torch.equal(points, stored[3] * torch.tensor([3, 3, 1]))
 
 
 def test_random_crops_of_several_fields_show_the_same_place(marked: Path) -> None:
@@ -393,6 +357,7 @@ def test_each_field_may_have_its_own_decoding(marked: Path) -> None:
     decode = {"image": RandomResizedCrop(16), "mask": RandomResizedCrop(8)}
     apart = open_dataset(marked, decode=decode, fields=("image", "mask", "boxes"))
     alike = open_dataset(marked, decode=RandomResizedCrop(16), fields=("image", "mask", "boxes"))
+    equal = []
     for dataset in (apart, alike):
         dataset.set_epoch(2)
     for (image, mask, boxes), (same_image, larger, same_boxes) in zip(
@@ -402,8 +367,8 @@ def test_each_field_may_have_its_own_decoding(marked: Path) -> None:
         assert torch.equal(boxes, same_boxes)
         # The settings are equal but for the size, so both are of the same crop.
         assert mask.shape == (8, 8)
-        alike_parts = (mask >= 128) == (larger[::2, ::2] >= 128)
-        assert alike_parts.float().mean() > 0.8
+        equal.append(((mask >= 128) == (larger[::2, ::2] >= 128)).float().mean())
+    assert np.mean(equal) > 0.85
     mixed = open_dataset(marked, decode={"mask": "bytes"}, fields=("image", "mask"))
     assert isinstance(mixed[0][0], Image.Image)
     assert isinstance(mixed[0][1], bytes)
@@ -413,7 +378,7 @@ def test_one_crop_of_images_of_two_sizes_is_refused(tmp_path: Path) -> None:
     sample = {"image": encoded(Image.new("RGB", (8, 9)), "PNG"), "mask": np.ones((4, 4), np.uint8)}
     convert([sample], tmp_path / "ds", to="lmdb", schema={"mask": Field("mask")})
     dataset = open_dataset(tmp_path / "ds", decode=CenterCrop(2), fields=("image", "mask"))
-    with pytest.raises(UsageError, match=r"'mask' has 4 x 4 pixels, and 'image' 8 x 9.*decode=\{"):
+    with refused(UsageError, "'mask'", "4 x 4", "'image'", "8 x 9", "decode={"):
         dataset[0]
     apart = {"image": CenterCrop(2), "mask": CenterCrop(2)}
     dataset = open_dataset(tmp_path / "ds", decode=apart, fields=("image", "mask"))
@@ -448,7 +413,7 @@ def test_each_field_may_have_a_transform(path: Path) -> None:
     assert labels.tolist() == [row % 3 + 10 for row in WHOLE]
     assert dataset[LACKING][0] is None  # nothing to transform
     broken = open_dataset(path, {"caption": int}, fields=("caption",))
-    with pytest.raises(TransformFailed, match=r"the transform of caption failed on record .*row 1"):
+    with refused(TransformFailed, "caption", "row 1"):
         broken[1]
 
 
@@ -491,11 +456,8 @@ def test_a_transform_of_several_fields_gets_what_is_there_and_must_return_as_muc
         return open_dataset(path, {("mask", "label"): function}, fields=("mask", "label"))
 
     assert opened(lambda mask, label: (label, mask))[LACKING] == (LACKING % 3, None)
-    for function, message in (
-        (lambda mask, label: mask / 0, "the transform of mask, label failed on record .*row 1"),
-        (lambda mask, label: 1, "mask, label must return a tuple of 2 .* int for record .*row 1"),
-    ):
-        with pytest.raises(TransformFailed, match=message):
+    for function in (lambda mask, label: mask / 0, lambda mask, label: 1):
+        with refused(TransformFailed, "mask, label", "row 1"):
             opened(function)[1]
 
 
@@ -543,7 +505,7 @@ def test_a_selection_has_the_same_methods(path: Path) -> None:
     assert chosen.select([1, 0]).targets.tolist() == [2, 2]
     again = pickle.loads(pickle.dumps(chosen))
     assert same(list(again[:]), list(chosen[:]))
-    with pytest.raises(IndexError, match=r"row 4 is not in this selection of .*, which has 4 rows"):
+    with refused(IndexError, "row 4", path, "4 rows"):
         chosen[4]
 
 
@@ -554,11 +516,11 @@ def test_rows_are_selected_by_values(path: Path) -> None:
     assert len(dataset.select(dataset.targets == 0)) == 4
     assert len(dataset.select([])) == 0
     assert len(dataset.select(dataset.has("mask"))) == ROWS - 1
-    with pytest.raises(IndexError, match=r"mask has the shape \(3,\); this dataset has 10 rows"):
+    with refused(IndexError, "(3,)", "10 rows"):
         dataset.select([True, False, True])
-    with pytest.raises(IndexError, match="row 10"):
+    with refused(IndexError, "row 10"):
         dataset.select([10])
-    with pytest.raises(UsageError, match=r'as in select\(dataset\.column\("label"\) == '):
+    with refused(UsageError, 'dataset.column("label")'):
         dataset.select("label == 'cat'")  # type: ignore[arg-type]
 
 
@@ -595,14 +557,14 @@ def test_a_state_of_another_selection_is_refused(path: Path) -> None:
     dataset = open_dataset(path)
     state = make_loader(dataset.select(range(5)), 2).state_dict()
     make_loader(dataset.select(range(5)), 2).load_state_dict(state)
-    with pytest.raises(StateMismatch, match="its dataset is"):
+    with pytest.raises(StateMismatch, match="dataset"):
         make_loader(dataset.select(range(1, 6)), 2).load_state_dict(state)
 
 
 # Loaders.
 
 
-def loader_of(path: Path, engine: str, num_workers: int) -> Loader:
+def loader_of(path: Path, engine: str, num_workers: int) -> Any:
     dataset = open_dataset(path, decode=RandomResizedCrop(8), fields=ALL, as_dict=True)
     options: dict[str, Any] = {"engine": engine, "num_workers": num_workers, "start_method": "fork"}
     dataset = dataset.select(dataset.has("mask"))
@@ -614,14 +576,17 @@ def by_hand(path: Path, epoch: int) -> list[Any]:
     dataset = open_dataset(path, decode=RandomResizedCrop(8), fields=ALL, as_dict=True)
     dataset = dataset.select(WHOLE)
     dataset.set_epoch(epoch, 7)
-    rows = make_loader(dataset, 2, shuffle=True, seed=7)._schedule.order.rows(epoch, np.arange(9))
-    return [collate(dataset[rows[start : start + 2]]) for start in range(0, 9, 2)]
+    prices = open_dataset(path, fields=("price",)).select(WHOLE)
+    loader = make_loader(prices, 2, shuffle=True, seed=7, num_workers=0)
+    loader.set_epoch(epoch)
+    batches = [(4 * values).int().tolist() for (values,) in loader]
+    return [collate(dataset[[WHOLE.index(row) for row in rows]]) for rows in batches]
 
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_both_engines_and_a_resumed_run_give_the_same_batches(root: Path, to: str) -> None:
     wanted = by_hand(root / to, 0), by_hand(root / to, 1)
-    for engine, num_workers in (("thread", 2), ("process", 2), ("thread", 0)):
+    for engine, num_workers in (("thread", 2), ("process", 1)):
         loader = loader_of(root / to, engine, num_workers)
         assert same(list(loader), wanted[0])
         batches = iter(loader)
@@ -643,7 +608,7 @@ def test_iterable_datasets_read_fields(path: Path) -> None:
     assert same([next(batches)], wanted[:1])
     samples = IterableShardDataset(plain)
     assert [sample["caption"] for sample in samples] == [sample["caption"] for sample in plain[:]]
-    with pytest.raises(UsageError, match="set fields where"):
+    with refused(UsageError, "fields"):
         IterableShardDataset(plain, fields=names)
 
 
@@ -665,45 +630,40 @@ def test_columns_are_read_from_the_index(path: Path) -> None:
 # Errors.
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fields": ("image", "depth")}, r"no field 'depth'; it has image \(image\), .*blob \(byt"),
-        ({"fields": ()}, "must name one field or more"),
-        ({"fields": ("image", "image")}, "each once"),
-        ({"fields": "image"}, r"use fields=\('image',\)"),
-        ({"decode": {"depth": "pil"}}, "decode={'depth': ...}: choose from image, of the"),
-        ({"decode": {"mask": "pil"}}, "choose from image, of the fields that are read"),
-        ({"decode": {"image": "rgb"}}, "decode='rgb' is unknown"),
-        ({"transform": {"mask": str}}, "transform={'mask': ...}: choose from image, label"),
-        ({"transform": {"image": 1}}, "image=1 is not a function"),
-        ({"transform": {("image", "mask"): str}}, "transform={'mask': ...}: choose from image"),
-        ({"transform": {("image", "label"): str, "label": str}}, "twice to a field: image, label"),
-        ({"transform": str, "fields": ("mask",)}, "applies to the field 'image', which is not re"),
-        ({"target_transform": str, "fields": ("image",)}, "field 'label', which is not read"),
-        ({"transform": {"label": str}, "target_transform": str}, "both apply to the label"),
-    ],
-)
-def test_wrong_options_are_explained(path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        open_dataset(path, **options)
+WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"fields": ("image", "depth")}, ("'depth'", "image (image)", "blob (bytes)")),
+    ({"fields": ()}, ("fields=()",)),
+    ({"fields": ("image", "image")}, ("fields=('image', 'image')",)),
+    ({"fields": "image"}, ("fields=('image',)",)),
+    ({"decode": {"depth": "pil"}}, ("decode={'depth'", "image")),
+    ({"decode": {"mask": "pil"}}, ("decode={'mask'", "image")),
+    ({"decode": {"image": "rgb"}}, ("decode='rgb'",)),
+    ({"transform": {"mask": str}}, ("transform={'mask'", "image, label")),
+    ({"transform": {"image": 1}}, ("image=1",)),
+    ({"transform": {("image", "mask"): str}}, ("transform={'mask'", "image")),
+    ({"transform": {("image", "label"): str, "label": str}}, ("image, label",)),
+    ({"transform": str, "fields": ("mask",)}, ("'image'",)),
+    ({"target_transform": str, "fields": ("image",)}, ("'label'",)),
+    ({"transform": {"label": str}, "target_transform": str}, ("label",)),
+]
 
 
-def test_a_column_of_an_image_or_an_unknown_field_is_refused(path: Path) -> None:
+def test_wrong_options_are_explained(path: Path) -> None:
+    for options, facts in WRONG:
+        with refused(UsageError, *facts):
+            open_dataset(path, **options)
     dataset = open_dataset(path)
-    with pytest.raises(UsageError, match=r"'mask' is a field of kind mask.*fields=\('mask',\)"):
+    with refused(UsageError, "'mask'", "fields=('mask',)"):
         dataset.column("mask")
     for ask in (dataset.column, dataset.has):
-        with pytest.raises(UsageError, match=r"no field 'prise'; it has .*price"):
+        with refused(UsageError, "'prise'", "price"):
             ask("prise")
 
 
 def test_images_that_differ_in_size_are_not_collated(path: Path) -> None:
-    dataset: ShardDataset = open_dataset(path, decode="torch", fields=("mask",))
-    view = dataset[[0, 1]]
-    assert isinstance(view, BatchView)
+    view = open_dataset(path, decode="torch", fields=("mask",))[[0, 1]]
     assert view[0][0].shape == size_of(0)[::-1]
-    with pytest.raises(RuntimeError, match="the values of 'mask' in this batch differ in size"):
+    with pytest.raises(RuntimeError, match="'mask'"):
         collate(view)
 
 
@@ -711,17 +671,19 @@ def test_images_that_differ_in_size_are_not_collated(path: Path) -> None:
 def test_a_changed_byte_of_any_field_is_found(path: Path, tmp_path: Path, name: str) -> None:
     copy = Path(shutil.copytree(path, tmp_path / "ds"))
     dataset = open_dataset(copy, fields=(name,), verify=True, decode="bytes")
-    entry = dataset._shards.entries_of(name).read(np.array([5]))[0]
-    shard = copy / dataset.manifest.shards[1].name  # of rows 4 to 7
+    value = dataset[6][0]
+    content = value if isinstance(value, bytes) else value.numpy().tobytes()
+    shard = dataset.shard_paths[1]  # of rows 4 to 7
     data = bytearray(shard.read_bytes())
-    data[int(entry["offset"]) + int(entry["length"]) - 1] ^= 1
+    assert data.count(content) == 1
+    data[data.index(content) + len(content) - 1] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(CorruptRecord, match=r"row 5, .* its checksum does not match"):
-        dataset[[4, 5]]
+    with pytest.raises(CorruptRecord, match=r"row 6, .*checksum"):
+        dataset[[4, 6]]
     unasked = open_dataset(copy, fields=(name,), decode="bytes")
     if name == "latent":  # an array of one shape: comparing it would take half the epoch again
-        assert len(unasked[[4, 5]]) == 2
+        assert len(unasked[[4, 6]]) == 2
         assert not verify(copy).ok
     else:
-        with pytest.raises(CorruptRecord, match=r"row 5, .* its checksum does not match"):
-            unasked[[4, 5]]
+        with pytest.raises(CorruptRecord, match=r"row 6, .*checksum"):
+            unasked[[4, 6]]

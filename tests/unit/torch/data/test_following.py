@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
 from shardkit import (
     Buckets,
@@ -43,7 +44,7 @@ def make(path: Path, *, width: int = 32, height: int = 24) -> Path:
                 "spectrum": np.zeros((2, 3)),
             }
         )
-    convert(samples, path, to="lmdb", shuffle=False)
+    convert(samples, path, to="lmdb", shuffle=False, workers=1)
     return path
 
 
@@ -121,39 +122,32 @@ def test_images_of_several_sizes_give_a_list(tmp_path: Path) -> None:
         assert latent.shape == (2, 6, 4), shape
 
 
-@pytest.mark.parametrize(
-    ("follow", "message"),
-    [
-        ("latent", "is a name; use follow="),
-        (("episode",), "which is not read"),
-        (("image",), "only arrays of numbers of shape"),
-        (("spectrum",), r"array of float64, 2 x 3: only arrays of numbers of shape"),
-    ],
-)
-def test_other_fields_are_refused(path: Path, follow: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        opened(path, fields=(*FIELDS, "spectrum"), follow=follow)
+def test_other_fields_are_refused(path: Path) -> None:
+    wrong: list[tuple[Any, tuple[str, ...]]] = [
+        ("latent", ("follow=('latent',)",)),
+        (("episode",), ("episode",)),
+        (("image",), ("image",)),
+        (("spectrum",), ("spectrum", "float64", "2 x 3")),
+    ]
+    for follow, facts in wrong:
+        with refused(UsageError, *facts):
+            opened(path, fields=(*FIELDS, "spectrum"), follow=follow)
 
 
 def test_a_row_whose_array_cannot_follow_is_named(tmp_path: Path) -> None:
     sample = {"image": np.zeros((8, 8, 3), np.uint8), "latent": np.zeros((1, 9, 9))}
     schema = {"latent": Field("array")}
-    convert(
-        [sample, {**sample, "latent": np.zeros(3)}],
-        tmp_path / "x",
-        to="lmdb",
-        schema=schema,
-        shuffle=False,
-    )
+    samples = [sample, {**sample, "latent": np.zeros(3)}]
+    convert(samples, tmp_path / "x", to="lmdb", schema=schema, shuffle=False, workers=1)
     dataset = open_dataset(
         tmp_path / "x", decode=CenterCrop(4), fields=("image", "latent"), follow=("latent",)
     )
-    with pytest.raises(UsageError, match=r"'latent' is .*9.* larger than its image"):
+    with refused(UsageError, "row 0,", "'latent'", "9"):
         dataset[0]
-    with pytest.raises(UsageError, match=r"only numbers of shape \(channels, height, width\)"):
+    with refused(UsageError, "row 1,", "'latent'"):
         dataset[1]
 
 
 def test_resident_data_cannot_be_cropped_with_the_images(path: Path) -> None:
-    with pytest.raises(UsageError, match="pixels, latent follow them: leave resident="):
+    with refused(UsageError, "pixels, latent", "resident="):
         make_loader(opened(path, decode=RandomCrop(16)), 4, resident="cpu")

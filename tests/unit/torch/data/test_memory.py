@@ -227,11 +227,10 @@ def test_a_block_outlives_its_pool() -> None:
     assert gone() is None
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 4, 4, 3), (2, 0)])
-def test_a_block_may_be_empty(shape: tuple[int, ...]) -> None:
+def test_a_block_may_be_empty() -> None:
     pool = BlockPool(2)
-    for _ in range(3):
-        assert pool.new(shape).shape == shape
+    for shape in ((0,), (0, 4, 4, 3), (2, 0)):
+        assert pool.new(shape).shape == pool.new(shape).shape == shape
 
 
 def test_a_block_may_be_viewed_as_floats() -> None:
@@ -293,11 +292,11 @@ def test_map_tensors_keeps_containers_and_other_values() -> None:
     assert found["e"] == b"y"
 
 
-@pytest.mark.parametrize("empty", [(), [], {}])
-def test_map_tensors_accepts_empty_containers(empty: Any) -> None:
-    found = map_tensors(lambda part: part, empty)
-    assert found == empty
-    assert type(found) is type(empty)
+def test_map_tensors_accepts_empty_containers() -> None:
+    empties: list[Any] = [(), [], {}]
+    for empty in empties:
+        found = map_tensors(lambda part: part, empty)
+        assert (found, type(found)) == (empty, type(empty))
 
 
 def test_map_tensors_keeps_the_class_of_a_dict() -> None:
@@ -343,12 +342,12 @@ def test_new_pinned_allocates_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == [((2, 3), {"dtype": torch.uint8, "pin_memory": True})]
 
 
-@pytest.mark.parametrize("size", [0, 1, 4096, 100_001])
-def test_shared_memory_is_shared_and_has_the_requested_size(size: int) -> None:
-    block = new_shared(size)
-    assert (block.dtype, block.shape) == (torch.uint8, (size,))
-    assert block.is_shared()  # type: ignore[no-untyped-call]
-    block.fill_(3)
-    assert int(block.sum()) == 3 * size
-    if size:
-        assert ctypes.string_at(block.data_ptr(), 1) == b"\x03"
+def test_shared_memory_is_shared_and_has_the_requested_size() -> None:
+    for size in (0, 1, 4096, 100_001):
+        block = new_shared(size)
+        assert (block.dtype, block.shape) == (torch.uint8, (size,))
+        assert block.is_shared()  # type: ignore[no-untyped-call]
+        block.fill_(3)
+        assert int(block.sum()) == 3 * size
+        if size:
+            assert ctypes.string_at(block.data_ptr(), 1) == b"\x03"

@@ -6,7 +6,9 @@ torchvision itself is not needed: its documented rules are short, and stand belo
 
 from __future__ import annotations
 
+import functools
 import io
+import itertools
 import math
 import pickle
 from collections.abc import Callable
@@ -20,6 +22,7 @@ import torch
 from helpers import FORMATS, Pixels, encoded, jpeg, make_dataset, make_tree, picture, pixels, png
 from pairwise import pairwise
 from PIL import Image
+from refusals import refused
 from torch.nn import functional
 
 from shardkit import (
@@ -37,7 +40,6 @@ from shardkit.codecs.image import Decoding
 from shardkit.dataset import decode as decoding
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage, CorruptRecord
-from shardkit.recipe import Recipe
 from shardkit.sampling.order import Draws
 from shardkit.torch.data import ops
 from shardkit.torch.data.images import frame_of
@@ -133,6 +135,11 @@ def ramp(width: int, height: int) -> Pixels:
     return values.round().astype(np.uint8)
 
 
+@functools.cache
+def large_photo(width: int = 640, height: int = 480) -> EncodedImage:
+    return stored(photo(width, height), "jpg")
+
+
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes to which images are decoded."""
@@ -162,12 +169,11 @@ def test_a_center_crop_crops_and_pads_like_torchvision() -> None:
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
-@pytest.mark.parametrize("size", [(20, 20), (33, 51), (64, 10), (90, 100)])
-def test_a_center_crop_of_an_encoded_image_is_exact(kind: str, size: tuple[int, int]) -> None:
+def test_a_center_crop_of_an_encoded_image_is_exact(kind: str) -> None:
     image = stored(pixels(51, 40), kind)
-    np.testing.assert_array_equal(
-        sample(CenterCrop(size), image), centre_crop(decoded(image), size)
-    )
+    for size in ((20, 20), (33, 51), (64, 10), (90, 100)):
+        found = sample(CenterCrop(size), image)
+        np.testing.assert_array_equal(found, centre_crop(decoded(image), size))
 
 
 def test_resize_computes_torchvisions_size() -> None:
@@ -275,23 +281,25 @@ def padded_crop(values: Pixels, op: RandomCrop, left: int, top: int) -> Pixels:
     return values[top : top + height, left : left + width]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "op",
-    [
-        RandomCrop(32, padding=4),
-        RandomCrop((30, 41), padding=3),
-        RandomCrop(20),
-        RandomCrop(3, padding=50),  # often outside the image
-    ],
+    ("kind", "op", "size"),
+    pairwise(
+        KINDS,
+        [
+            RandomCrop(32, padding=4),
+            RandomCrop((30, 41), padding=3),
+            RandomCrop(20),
+            RandomCrop(3, padding=50),  # often outside the image
+        ],
+        [(32, 32), (26, 37), (9, 40), (64, 50)],
+    ),
     ids=repr,
 )
-@pytest.mark.parametrize("size", [(32, 32), (26, 37), (9, 40), (64, 50)])
 def test_a_padded_crop_is_torchvisions(kind: str, op: RandomCrop, size: tuple[int, int]) -> None:
     image = stored(photo(*size), kind)
     across, down = op.margins(*size)
     places = set()
-    for row in range(60):
+    for row in range(30):
         crop = op.crop(*size, Draws(3, row))
         expected = padded_crop(decoded(image), op, crop.left + across, crop.top + down)
         expected = expected[:, ::-1] if crop.flip else expected
@@ -311,17 +319,11 @@ def test_all_places_of_a_padded_crop_are_equally_likely() -> None:
     assert abs(np.mean([crop.flip for crop in crops]) - 0.5) < 4.5 * 0.5 / 90
 
 
-@pytest.mark.parametrize("padding", [-1, 1.0, "4", (4, 4), True, 1 << 17])
-def test_a_wrong_padding_is_a_usage_error(padding: Any) -> None:
-    with pytest.raises(UsageError, match="padding"):
-        RandomCrop(32, padding=padding)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
-def test_flips_have_the_requested_probability(rate: float) -> None:
-    op = RandomResizedCrop(8, flip=rate)
-    flips = [op.crop(40, 30, Draws(3, row)).flip for row in range(4000)]
-    assert abs(np.mean(flips) - rate) <= 4.5 * math.sqrt(rate * (1 - rate) / len(flips))
+def test_flips_have_the_requested_probability() -> None:
+    for rate, count in ((0.0, 500), (0.1, 3000), (1.0, 500)):
+        op = RandomResizedCrop(8, flip=rate)
+        flips = [op.crop(40, 30, Draws(3, row)).flip for row in range(count)]
+        assert abs(np.mean(flips) - rate) <= 4.5 * math.sqrt(rate * (1 - rate) / count)
 
 
 def test_neighboring_rows_and_epochs_draw_independently() -> None:
@@ -332,26 +334,24 @@ def test_neighboring_rows_and_epochs_draw_independently() -> None:
         assert abs(np.corrcoef(lefts[0], lefts[key])[0, 1]) < 0.15
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "expected"),
-    [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10)), (1, 9, (0, 4, 1, 1))],
-)
-def test_if_no_crop_fits_the_center_is_used(
-    width: int, height: int, expected: tuple[int, ...]
-) -> None:
+def test_if_no_crop_fits_the_center_is_used() -> None:
     op = RandomResizedCrop(8, scale=(2.0, 2.0))  # larger than the image: every attempt fails
-    assert op.crop(width, height, Draws(0, 0))[:4] == expected
-    assert op.crop(30, 29, Draws(0, 0))[:4] == (0, 0, 30, 29)  # within the ratios: all of it
+    for size, expected in {
+        (10, 100): (0, 43, 10, 13),
+        (100, 10): (43, 0, 13, 10),
+        (1, 9): (0, 4, 1, 1),
+        (30, 29): (0, 0, 30, 29),  # within the ratios: all of it
+    }.items():
+        assert op.crop(*size, Draws(0, 0))[:4] == expected
 
 
-@pytest.mark.parametrize("ratio", [(0.1, 0.2), (5.0, 9.0), (3 / 4, 4 / 3)])
 @pytest.mark.parametrize("size", [(1, 1), (1, 700), (700, 1), (2, 1)])
-def test_the_smallest_and_narrowest_images_have_a_crop(
-    ratio: tuple[float, float], size: tuple[int, int]
-) -> None:
+def test_the_smallest_and_narrowest_images_have_a_crop(size: tuple[int, int]) -> None:
     image = stored(pixels(*size), "png")
-    for op in (RandomResizedCrop(8, ratio=ratio), CenterCrop(8), CenterCrop(4, resize=5)):
-        for row in range(20):
+    ratios = ((0.1, 0.2), (5.0, 9.0), (3 / 4, 4 / 3))
+    random = [RandomResizedCrop(8, ratio=ratio) for ratio in ratios]
+    for op in (*random, CenterCrop(8), CenterCrop(4, resize=5)):
+        for row in range(10):
             crop = op.crop(*size, Draws(1, row))
             assert crop.width >= 1
             assert crop.height >= 1
@@ -421,15 +421,13 @@ def test_a_region_of_the_right_size_is_not_scaled() -> None:
         np.testing.assert_array_equal(found, cut[:, ::-1] if flip else cut)
 
 
-@pytest.mark.parametrize(
-    ("width", "height"), [(512, 512), (500, 375), (333, 500), (300, 301), (1000, 256), (60, 50)]
-)
-def test_resize_and_crop_in_one_step_are_within_48_db_of_two(width: int, height: int) -> None:
+def test_resize_and_crop_in_one_step_are_within_48_db_of_two() -> None:
     """Only pixels along the edge see less of their surroundings, if the crop lies as it should."""
-    image = stored(photo(width, height))
-    whole = interpolate(decoded(image), resized(256, width, height))
-    found = sample(CenterCrop(224, resize=256), image)
-    assert psnr(found, centre_crop(whole, (224, 224))) > 48
+    for size in ((512, 512), (500, 375), (333, 500), (300, 301), (1000, 256), (60, 50)):
+        image = stored(photo(*size))
+        whole = interpolate(decoded(image), resized(256, *size))
+        found = sample(CenterCrop(224, resize=256), image)
+        assert psnr(found, centre_crop(whole, (224, 224))) > 48
 
 
 def test_resize_and_crop_in_one_step_pad() -> None:
@@ -449,7 +447,7 @@ def test_resize_and_crop_in_one_step_pad() -> None:
 def test_a_large_jpeg_is_decoded_reduced_but_large_enough(
     shapes: list[tuple[int, ...]], oversample: float
 ) -> None:
-    image = stored(photo(640, 480), "jpg")
+    image = large_photo()
     needed = round(32 * oversample)
     for side, reduced in ((2 * needed - 1, False), (2 * needed, True), (480, True)):
         crop = Crop(3, 0, side, side, (32, 32))
@@ -464,7 +462,7 @@ def test_images_are_decoded_fully_if_reducing_saves_nothing(shapes: list[tuple[i
     whole = (480, 640, 3)
     for kind in ("png", "webp"):
         sample(Resize(16), stored(photo(640, 480), kind))
-    image = stored(photo(640, 480), "jpg")
+    image = large_photo()
     sample(Resize(16, oversample=EXACT), image)
     sample(CenterCrop(240), image)
     sample(CenterCrop(224, resize=256), image)
@@ -474,16 +472,24 @@ def test_images_are_decoded_fully_if_reducing_saves_nothing(shapes: list[tuple[i
 def random_crops(size: int) -> list[Crop]:
     """Return random crops of an image of 900 x 800, from twice to ten times the target."""
     op = RandomResizedCrop(size, scale=(4 * size**2 / 720000, 1.0))
-    return [op.crop(900, 800, Draws(2, row)) for row in range(16)]
+    return [op.crop(900, 800, Draws(2, row)) for row in range(10)]
 
 
-@pytest.mark.parametrize(("oversample", "lowest"), [(1.0, 38.0), (2.0, 46.0), (EXACT, 55.0)])
-@pytest.mark.parametrize("mode", ops.FILTERS)
+@pytest.mark.parametrize(
+    ("oversample", "lowest", "mode"),
+    [
+        (1.0, 38.0, "bilinear"),
+        (1.0, 38.0, "bicubic"),
+        (2.0, 46.0, "bilinear"),
+        (2.0, 46.0, "bicubic"),
+        (EXACT, 55.0, "bicubic"),
+    ],
+)
 def test_a_reduced_jpeg_has_nearly_the_pixels_of_the_full_decode(
     oversample: float, lowest: float, mode: str, shapes: list[tuple[int, ...]]
 ) -> None:
     """``lowest`` is the stated tolerance, in dB, for the worst of many crops of a photograph."""
-    image = stored(photo(900, 800), "jpg")
+    image = large_photo(900, 800)
     whole = decoded(image)
     op = Resize(1, filter=mode, oversample=oversample)
     for crop in random_crops(72):
@@ -545,10 +551,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name = f"{'ab'[number % 2]}/{number}.{('jpg', 'png', 'webp')[number % 3]}"
         files[name] = encoded(picture(width, height, number), kinds[number % 3])
     make_tree(root / "photos", files)
-    raw = Recipe(encode="raw", resize=(30, 40), resize_mode="stretch", enlarge=True)
+    raw = {"encode": "raw", "resize": "30x40", "resize_mode": "stretch", "enlarge": True}
     for to in FORMATS:
         make_dataset(root / "photos", root / to, to=to)
-        make_dataset(root / "photos", root / f"raw-{to}", to=to, recipe=raw)
+        make_dataset(root / "photos", root / f"raw-{to}", to=to, **raw)
     return root
 
 
@@ -628,17 +634,15 @@ def test_the_error_for_a_damaged_image_names_it(tmp_path: Path) -> None:
     files = {f"a/{n}.jpg": jpeg(60, 60, n) for n in range(2)}
     files["a/2.jpg"] = jpeg(60, 60)[:-400]
     make_tree(tmp_path / "photos", files)
-    place = make_dataset(
-        tmp_path / "photos", tmp_path / "made", to="webdataset", recipe=Recipe(check="none")
-    )
+    place = make_dataset(tmp_path / "photos", tmp_path / "made", to="webdataset", check="none")
     dataset = open_dataset(place, decode=CenterCrop(20))
     row = list(dataset.keys).index("a/2")
     with pytest.raises(BadImage, match=rf"'a/2' \(row {row}, from 'a/2.jpg'\)"):
         dataset[:]
-    shard = place / dataset.manifest.shards[0].name
+    (shard,) = dataset.shard_paths
     content = bytearray(shard.read_bytes())
     row = list(dataset.keys).index("a/1")
-    content[int(dataset._shards.rows["offset"][row]) + 300] ^= 1
+    content[content.index(files["a/1.jpg"]) + 300] ^= 1
     shard.write_bytes(content)
     with pytest.raises(CorruptRecord, match=rf"'a/1' \(row {row}, from 'a/1.jpg'\)"):
         open_dataset(place, decode=RandomResizedCrop(20))[row]
@@ -651,47 +655,29 @@ def test_an_image_with_a_size_other_than_the_indexs_is_refused() -> None:
                 sample(op, EncodedImage(data, kind, 0, 100, 60))
 
 
-# What is asked for wrongly.
+WRONG: dict[str, list[Any]] = {
+    "scale": [(0, 1), (0.5, 0.2), 0.5, ("a", "b"), (0.1, 0.2, 0.3), (0.1, math.inf)],
+    "ratio": [(-1, 1), (math.nan, 1), (0.5, math.inf), None],
+    "flip": [1.1, -0.1, math.nan, "x"],
+    "filter": ["lanczos", None],
+    "oversample": [0.5, math.nan, "2"],
+}
 
 
-@pytest.mark.parametrize("size", [0, -1, 1.5, "8", None, True, (8,), (8, 8, 8), (8, 0), [8, 8]])
-def test_a_wrong_size_is_a_usage_error(size: Any) -> None:
-    for make in ops.OPERATIONS:
-        with pytest.raises(UsageError, match=make.__name__):
+def test_wrong_options_are_usage_errors() -> None:
+    sizes: list[Any] = [0, -1, 1.5, "8", None, True, (8,), (8, 8, 8), (8, 0), [8, 8]]
+    for size, make in itertools.product(sizes, ops.OPERATIONS):
+        with refused(UsageError, make.__name__, size):
             make(size)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"scale": (0, 1)},
-        {"scale": (0.5, 0.2)},
-        {"scale": 0.5},
-        {"scale": ("a", "b")},
-        {"scale": (0.1, 0.2, 0.3)},
-        {"scale": (0.1, math.inf)},
-        {"ratio": (-1, 1)},
-        {"ratio": (math.nan, 1)},
-        {"ratio": (0.5, math.inf)},
-        {"ratio": None},
-        {"flip": 1.1},
-        {"flip": -0.1},
-        {"flip": math.nan},
-        {"flip": "x"},
-        {"filter": "lanczos"},
-        {"filter": None},
-        {"oversample": 0.5},
-        {"oversample": math.nan},
-        {"oversample": "2"},
-    ],
-    ids=repr,
-)
-def test_a_wrong_option_is_a_usage_error(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        RandomResizedCrop(8, **options)
-
-
-def test_a_wrong_resize_is_a_usage_error() -> None:
-    for wrong in (0, "256", 1.5):
-        with pytest.raises(UsageError, match="resize"):
-            CenterCrop(8, resize=wrong)  # type: ignore[arg-type]
+    for name, values in WRONG.items():
+        for value in values:
+            with refused(UsageError, f"{name}={value!r}"):
+                RandomResizedCrop(8, **{name: value})
+    paddings: list[Any] = [-1, 1.0, "4", (4, 4), True, 1 << 17]
+    for padding in paddings:
+        with refused(UsageError, f"padding={padding!r}"):
+            RandomCrop(32, padding=padding)
+    resizes: list[Any] = [0, "256", 1.5]
+    for resize in resizes:
+        with refused(UsageError, "CenterCrop(resize)", resize):
+            CenterCrop(8, resize=resize)

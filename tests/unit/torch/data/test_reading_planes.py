@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import FORMATS, encoded, invoke, jpeg, make_dataset, make_tree, picture, png
+from refusals import refuses
 
 from shardkit import CenterCrop, RandomCrop, RandomResizedCrop, Resize, make_loader, open_dataset
-from shardkit.dataset.manifest import load_manifest
-from shardkit.errors import CorruptRecord, UsageError
-from shardkit.recipe import Recipe
-from shardkit.system import compiled, native
-from shardkit.torch.data.ops import ImageOp
+from shardkit.errors import CorruptRecord
 
 DECODES = [
     "pil",
@@ -33,7 +30,7 @@ DECODES = [
 ]
 """Without reduced decoding, which JPEGs alone have."""
 
-pytestmark = pytest.mark.skipif(not compiled.is_available(), reason="it writes planes")
+pytestmark = pytest.mark.usefixtures("with_native")  # it writes planes
 
 
 @pytest.fixture(scope="module")
@@ -56,44 +53,49 @@ def samples(path: Path, decode: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("to", FORMATS)
-def test_samples_equal_those_of_jpegs(
-    source: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = make_dataset(source, tmp_path / "kept", to=to)
-    planes = make_dataset(source, tmp_path / "planes", to=to, recipe=Recipe(encode="planes"))
-    fields = load_manifest(planes).fields
+@pytest.fixture(scope="module")
+def kept(source: Path) -> Path:
+    return make_dataset(source, source.parent / "kept")
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def planes(request: pytest.FixtureRequest, source: Path) -> Path:
+    name = f"planes-{request.param}"
+    return make_dataset(source, source.parent / name, to=request.param, encode="planes")
+
+
+@pytest.fixture(params=["native", "python"])
+def implementation(request: pytest.FixtureRequest) -> None:
+    """What reads: the compiled module or Python."""
+    if request.param == "python":
+        request.getfixturevalue("without_native")
+
+
+@pytest.mark.usefixtures("implementation")
+def test_samples_equal_those_of_jpegs(kept: Path, planes: Path) -> None:
+    fields = open_dataset(planes).manifest.fields
     assert (fields["y4m"], fields["png"]) == (9, 1)
-    for module in (native.module, lambda: None):
-        monkeypatch.setattr(native, "module", module)
-        for decode in DECODES:
-            pairs = zip(samples(kept, decode), samples(planes, decode), strict=True)
-            for (expected, label), (image, its_label) in pairs:
-                assert its_label == label
-                np.testing.assert_array_equal(image, expected, str(decode))
+    for decode in DECODES:
+        pairs = zip(samples(kept, decode), samples(planes, decode), strict=True)
+        for (expected, label), (image, its_label) in pairs:
+            assert its_label == label
+            np.testing.assert_array_equal(image, expected, str(decode))
 
 
-def test_planes_are_never_decoded_reduced(source: Path, tmp_path: Path) -> None:
-    planes = make_dataset(source, tmp_path / "planes", recipe=Recipe(encode="planes"))
-    small: ImageOp = Resize((8, 8))
+def test_planes_are_never_decoded_reduced(planes: Path) -> None:
+    small = Resize((8, 8))
     full = dataclasses.replace(small, oversample=float("inf"))
     for one, two in zip(samples(planes, small), samples(planes, full), strict=True):
         np.testing.assert_array_equal(one[0], two[0])
 
 
-@pytest.mark.parametrize("module", [True, False])
-def test_each_read_compares_the_checksum(
-    source: Path, tmp_path: Path, module: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make_dataset(
-        source, tmp_path / "planes", to="webdataset", recipe=Recipe(encode="planes")
-    )
-    shard = path / load_manifest(path).shards[0].name
+@pytest.mark.usefixtures("implementation")
+def test_each_read_compares_the_checksum(planes: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(planes, tmp_path / "copy"))
+    (shard, *_) = open_dataset(path).shard_paths
     data = bytearray(shard.read_bytes())
     data[data.index(b"\nFRAME") + 79] ^= 1  # the corner, which no center crop shows
     shard.write_bytes(data)
-    if not module:
-        monkeypatch.setattr(native, "module", lambda: None)
     with pytest.raises(CorruptRecord, match="its checksum does not match"):
         samples(path, CenterCrop(8))
 
@@ -115,29 +117,31 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tree(tmp_path_factory.mktemp("large"), files)
 
 
-@pytest.mark.parametrize("to", FORMATS)
-def test_bands_of_all_samplings_are_read(
-    large: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make_dataset(large, tmp_path / "planes", to=to, recipe=Recipe(encode="planes"))
-    whole = make_dataset(large, tmp_path / "png", to=to, recipe=Recipe(encode="png"))
-    for module in (native.module, lambda: None):
-        monkeypatch.setattr(native, "module", module)
-        for crop in CROPS:
-            for (image, _), (expected, _) in zip(
-                samples(path, crop), samples(whole, crop), strict=True
-            ):
-                np.testing.assert_array_equal(image, expected, str(crop))
+@pytest.fixture(scope="module")
+def whole(large: Path) -> Path:
+    return make_dataset(large, large.parent / "png", encode="png")
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def bands(request: pytest.FixtureRequest, large: Path) -> Path:
+    name = f"large-{request.param}"
+    return make_dataset(large, large.parent / name, to=request.param, encode="planes")
+
+
+@pytest.mark.usefixtures("implementation")
+def test_bands_of_all_samplings_are_read(bands: Path, whole: Path) -> None:
+    for crop in CROPS:
+        for (image, _), (expected, _) in zip(
+            samples(bands, crop), samples(whole, crop), strict=True
+        ):
+            np.testing.assert_array_equal(image, expected, str(crop))
 
 
 def test_crops_at_the_top_are_left_to_no_other_code(
-    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bands: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There, header and luma are one range, which is all that gray images have."""
-    dataset = open_dataset(
-        make_dataset(large, tmp_path / "planes", recipe=Recipe(encode="planes")),
-        decode=RandomCrop(40),
-    )
+    dataset = open_dataset(bands, decode=RandomCrop(40))
     monkeypatch.setattr("shardkit.codecs.planes.decode", pytest.fail)
     for epoch in range(30):
         dataset.set_epoch(epoch)
@@ -146,7 +150,7 @@ def test_crops_at_the_top_are_left_to_no_other_code(
 
 def damaged(path: Path, place: int) -> None:
     """Change a byte of the first record of planes, counted from its start."""
-    shard = path / load_manifest(path).shards[0].name
+    (shard, *_) = open_dataset(path).shard_paths
     data = bytearray(shard.read_bytes())
     data[data.index(b"YUV4MPEG2") + place] ^= 1
     shard.write_bytes(data)
@@ -183,37 +187,36 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of one image, which tests copy."""
     folder = tmp_path_factory.mktemp("one")
     tree = make_tree(folder / "source", {"a/1.jpg": jpeg(SIDE, SIDE, subsampling=2)})
-    return make_dataset(tree, folder / "planes", recipe=Recipe(encode="planes"))
+    return make_dataset(tree, folder / "planes", encode="planes")
 
 
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_crops_need_their_bands_only(one: Path, tmp_path: Path, name: str) -> None:
-    path = Path(shutil.copytree(one, tmp_path / "copy"))
-    damaged(path, LEFT_OUT[name])
-    np.testing.assert_array_equal(
-        samples(path, CenterCrop(64))[0][0], samples(one, CenterCrop(64))[0][0]
-    )
-    with pytest.raises(CorruptRecord, match="its checksum does not match"):
-        samples(path, CenterCrop(SIDE))
+def test_crops_need_their_bands_only(one: Path, tmp_path: Path) -> None:
+    for name, place in LEFT_OUT.items():
+        path = Path(shutil.copytree(one, tmp_path / name))
+        damaged(path, place)
+        np.testing.assert_array_equal(
+            samples(path, CenterCrop(64))[0][0], samples(one, CenterCrop(64))[0][0]
+        )
+        with pytest.raises(CorruptRecord, match=r"row 0.*checksum"):
+            samples(path, CenterCrop(SIDE))
 
 
-@pytest.mark.parametrize("name", NEEDED)
-def test_crops_check_header_and_bands(one: Path, tmp_path: Path, name: str) -> None:
-    path = Path(shutil.copytree(one, tmp_path / "copy"))
-    damaged(path, NEEDED[name])
-    with pytest.raises(CorruptRecord, match=r"row 0.*its checksum does not match"):
-        samples(path, CenterCrop(64))
+def test_crops_check_header_and_bands(one: Path, tmp_path: Path) -> None:
+    for name, place in NEEDED.items():
+        path = Path(shutil.copytree(one, tmp_path / name))
+        damaged(path, place)
+        with pytest.raises(CorruptRecord, match=r"row 0.*checksum"):
+            samples(path, CenterCrop(64))
 
 
 def test_a_wrong_checksum_of_a_band_changes_no_pixels(
-    one: Path, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    large: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardkit.codecs.planes._checksums", lambda *_: [7] * 12)
-    path = make_dataset(large, tmp_path / "planes", recipe=Recipe(encode="planes"))
+    path = make_dataset(large, tmp_path / "planes", encode="planes")
     monkeypatch.undo()
-    intact = make_dataset(large, tmp_path / "intact", recipe=Recipe(encode="planes"))
     for (image, _), (expected, _) in zip(
-        samples(path, CenterCrop(64)), samples(intact, CenterCrop(64)), strict=True
+        samples(path, CenterCrop(64)), samples(whole, CenterCrop(64)), strict=True
     ):
         np.testing.assert_array_equal(image, expected)
 
@@ -225,24 +228,22 @@ def test_views_of_an_image_share_what_they_read(one: Path) -> None:
         np.testing.assert_array_equal(images[0], samples(one, crop)[0][0])
 
 
-def test_a_loader_reads_planes(source: Path, tmp_path: Path) -> None:
-    path = make_dataset(source, tmp_path / "planes", recipe=Recipe(encode="planes"))
-    loader = make_loader(open_dataset(path, decode=CenterCrop(24)), batch_size=4, seed=0)
+def test_a_loader_reads_planes(planes: Path) -> None:
+    loader = make_loader(open_dataset(planes, decode=CenterCrop(24)), batch_size=4, seed=0)
     shapes = [tuple(images.shape) for images, _ in loader]
     assert sum(shape[0] for shape in shapes) == 10
     assert {shape[1:] for shape in shapes} == {(3, 24, 24)}
 
 
-def test_only_datasets_with_planes_have_version_2(source: Path, tmp_path: Path) -> None:
-    for name, version in (("keep", 1), ("planes", 2)):
-        path = make_dataset(source, tmp_path / name, recipe=Recipe(encode=name))
+def test_only_datasets_with_planes_have_version_2(kept: Path, planes: Path) -> None:
+    for path, version in ((kept, 1), (planes, 2)):
         manifest = json.loads((path / "shardkit.json").read_bytes())
         assert manifest["format_version"] == version
 
 
 def test_a_recipe_of_planes_has_version_2_without_any(tmp_path: Path) -> None:
     folder = make_tree(tmp_path / "photos", {"a/1.png": png(8, 8)})
-    path = make_dataset(folder, tmp_path / "made", recipe=Recipe(encode="planes"))
+    path = make_dataset(folder, tmp_path / "made", encode="planes")
     manifest = json.loads((path / "shardkit.json").read_bytes())
     assert (manifest["format_version"], sorted(manifest["fields"])) == (2, ["cls", "json", "png"])
 
@@ -253,19 +254,14 @@ def test_the_command_counts_encodings_and_estimates_sizes(source: Path, tmp_path
     result = invoke(*words)
     assert result.exit_code == 0, result.output
     assert "1 png, 9 y4m" in result.output
-    stored = load_manifest(tmp_path / "out").shards
-    assert 0.5 < plan["estimated_bytes"] / sum(shard.bytes for shard in stored) < 2
+    stored = sum(path.stat().st_size for path in open_dataset(tmp_path / "out").shard_paths)
+    assert 0.5 < plan["estimated_bytes"] / stored < 2
     assert plan["estimated_bytes"] > 2 * sum(path.stat().st_size for path in source.rglob("*.jpg"))
 
 
-def test_without_libraries_nothing_is_converted(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled, "is_available", lambda: False)
-    monkeypatch.setattr("shardkit.codecs.turbo.available", lambda: False)
-    result = invoke(
-        "convert", "imagefolder", source, tmp_path / "out", "--to", "lmdb", "--encode", "planes"
-    )
-    assert isinstance(result.exception, UsageError)  # exit code 2
-    assert "pip install 'shardkit[turbo]'" in str(result.exception)
-    assert not (tmp_path / "out").exists()
+@pytest.mark.usefixtures("without_native", "without_turbojpeg")
+def test_without_libraries_nothing_is_converted(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = "convert", "imagefolder", source, out, "--to", "lmdb", "--encode", "planes"
+    refuses(2, *words, facts=("pip install 'shardkit[turbo]'",))
+    assert not out.exists()

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loading import make_datasets
 from pairwise import pairwise
+from refusals import refused
 from torch.utils.data import ConcatDataset, Subset
 
 from shardkit import BlockShuffle, Rank, UsageError, open_dataset
@@ -52,10 +53,11 @@ def plain(requests: Iterator[Request]) -> list[tuple[Any, ...]]:
     return [(*r[:2], r.rows.tolist(), *r[3:5], r.ahead.tolist()) for r in requests]
 
 
-@pytest.mark.parametrize("batch", [0, -1, True, 1.5, "2", None])
-def test_an_invalid_number_of_samples_is_a_usage_error(batch: Any) -> None:
-    with pytest.raises(UsageError, match="batch_size="):
-        BatchSchedule(Order(size=5), batch, Rank(rank=0, world_size=1))
+def test_an_invalid_number_of_samples_is_a_usage_error() -> None:
+    batches: list[Any] = [0, -1, True, 1.5, "2", None]
+    for batch in batches:
+        with refused(UsageError, f"batch_size={batch!r}"):
+            BatchSchedule(Order(size=5), batch, Rank(rank=0, world_size=1))
 
 
 @given(
@@ -205,54 +207,52 @@ def reads_all(resume: ResumeState) -> None:
     resume.finish(run)
 
 
-@pytest.mark.parametrize(
-    ("deeds", "expected"),
-    [
-        ([], (0, 0)),
-        ([reads_all], (1, 0)),
-        ([reads_all, reads_all], (2, 0)),
-        # An iteration that was broken off is not gone on with unless its state is loaded.
-        ([reads(3)], (1, 0)),
-        ([reads(0)], (1, 0)),
-        ([reads(3), reads(3)], (2, 0)),
-        ([reads(SIZE)], (1, 0)),
-        # set names an epoch, whatever was before.
-        ([sets(5)], (5, 0)),
-        ([sets(5), sets(0)], (0, 0)),
-        ([sets(0)], (0, 0)),
-        ([sets(5), reads_all], (6, 0)),
-        ([sets(5), reads_all, sets(5)], (5, 0)),
-        ([sets(5), reads(3), sets(5)], (5, 0)),
-        ([reads(SIZE), sets(0)], (0, 0)),
-        # A loaded state is gone on with, unless another epoch is named.
-        ([loads(4, 6)], (4, 6)),
-        ([loads(4, 6), sets(4)], (4, 6)),
-        ([loads(4, 6), sets(4), sets(4)], (4, 6)),
-        ([loads(4, 6), sets(5)], (5, 0)),
-        ([loads(4, 6), sets(3)], (3, 0)),
-        ([loads(4, 6), sets(5), sets(4)], (4, 0)),
-        ([sets(5), loads(4, 6)], (4, 6)),
-        ([sets(4), loads(4, 6)], (4, 6)),
-        ([loads(7, 9), loads(4, 6)], (4, 6)),
-        ([reads(3), loads(4, 6)], (4, 6)),
-        ([loads(4, 6), reads(9)], (5, 0)),
-        ([loads(4, 6), reads(9), sets(4)], (4, 0)),
-        ([loads(4, 0)], (4, 0)),
-        # Of a whole epoch nothing is left: the next follows, or nothing if that one is named.
-        ([loads(4, SIZE)], (5, 0)),
-        ([loads(4, SIZE), sets(5)], (5, 0)),
-        ([loads(4, SIZE), sets(4)], (4, SIZE)),
-        ([loads(4, SIZE), sets(9)], (9, 0)),
-        ([loads(4, SIZE), reads_all], (6, 0)),
-    ],
-)
-def test_an_iteration_starts_at_the_right_position(
-    deeds: list[Deed], expected: tuple[int, int]
-) -> None:
-    resume = a_resume_state()
-    for deed in deeds:
-        deed(resume)
-    assert begins(resume) == expected
+POSITIONS: list[tuple[list[Deed], tuple[int, int]]] = [
+    ([], (0, 0)),
+    ([reads_all], (1, 0)),
+    ([reads_all, reads_all], (2, 0)),
+    # An iteration that was broken off is not gone on with unless its state is loaded.
+    ([reads(3)], (1, 0)),
+    ([reads(0)], (1, 0)),
+    ([reads(3), reads(3)], (2, 0)),
+    ([reads(SIZE)], (1, 0)),
+    # set names an epoch, whatever was before.
+    ([sets(5)], (5, 0)),
+    ([sets(5), sets(0)], (0, 0)),
+    ([sets(0)], (0, 0)),
+    ([sets(5), reads_all], (6, 0)),
+    ([sets(5), reads_all, sets(5)], (5, 0)),
+    ([sets(5), reads(3), sets(5)], (5, 0)),
+    ([reads(SIZE), sets(0)], (0, 0)),
+    # A loaded state is gone on with, unless another epoch is named.
+    ([loads(4, 6)], (4, 6)),
+    ([loads(4, 6), sets(4)], (4, 6)),
+    ([loads(4, 6), sets(4), sets(4)], (4, 6)),
+    ([loads(4, 6), sets(5)], (5, 0)),
+    ([loads(4, 6), sets(3)], (3, 0)),
+    ([loads(4, 6), sets(5), sets(4)], (4, 0)),
+    ([sets(5), loads(4, 6)], (4, 6)),
+    ([sets(4), loads(4, 6)], (4, 6)),
+    ([loads(7, 9), loads(4, 6)], (4, 6)),
+    ([reads(3), loads(4, 6)], (4, 6)),
+    ([loads(4, 6), reads(9)], (5, 0)),
+    ([loads(4, 6), reads(9), sets(4)], (4, 0)),
+    ([loads(4, 0)], (4, 0)),
+    # Of a whole epoch nothing is left: the next follows, or nothing if that one is named.
+    ([loads(4, SIZE)], (5, 0)),
+    ([loads(4, SIZE), sets(5)], (5, 0)),
+    ([loads(4, SIZE), sets(4)], (4, SIZE)),
+    ([loads(4, SIZE), sets(9)], (9, 0)),
+    ([loads(4, SIZE), reads_all], (6, 0)),
+]
+
+
+def test_an_iteration_starts_at_the_right_position() -> None:
+    for number, (deeds, expected) in enumerate(POSITIONS):
+        resume = a_resume_state()
+        for deed in deeds:
+            deed(resume)
+        assert begins(resume) == expected, f"case {number}"
 
 
 def test_restart_reads_all_of_an_epoch_even_if_it_was_loaded() -> None:
@@ -333,12 +333,13 @@ def test_epochs_of_an_empty_dataset_advance() -> None:
         resume.finish(run)
 
 
-@pytest.mark.parametrize("epoch", [-1, 1.0, True, "1", None, np.float64(1)])
-def test_an_invalid_epoch_is_a_usage_error_and_changes_nothing(epoch: Any) -> None:
+def test_an_invalid_epoch_is_a_usage_error_and_changes_nothing() -> None:
     resume = a_resume_state()
     resume.load(state(4, 6))
-    with pytest.raises(UsageError, match="is not an integer from 0 on"):
-        resume.set_epoch(epoch)
+    epochs: list[Any] = [-1, 1.0, True, "1", None, np.float64(1)]
+    for epoch in epochs:
+        with refused(UsageError, f"epoch={epoch!r}"):
+            resume.set_epoch(epoch)
     assert begins(resume) == (4, 6)
 
 
@@ -351,46 +352,36 @@ def test_an_epoch_may_be_an_integer_of_numpy_and_its_state_is_json() -> None:
     assert json.loads(json.dumps(other.state())) == expected == state(3, 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "changes"),
-    [
+def test_a_state_includes_the_shuffle_and_the_seed() -> None:
+    every, few = "BlockShuffle(rows=16, buffer=16384)", "BlockShuffle(rows=2, buffer=5)"
+    for options, changes in (
         ({"shuffle": True}, {"order": "shuffle=True"}),
-        (
-            {"shuffle": BlockShuffle()},
-            {"order": "shuffle=BlockShuffle(rows=16, buffer=16384)"},
-        ),
-        (
-            {"shuffle": BlockShuffle(rows=2, buffer=5)},
-            {"order": "shuffle=BlockShuffle(rows=2, buffer=5)"},
-        ),
+        ({"shuffle": BlockShuffle()}, {"order": f"shuffle={every}"}),
+        ({"shuffle": BlockShuffle(rows=2, buffer=5)}, {"order": f"shuffle={few}"}),
         ({"seed": -(2**63)}, {"seed": -(2**63)}),
-    ],
-)
-def test_a_state_includes_the_shuffle_and_the_seed(
-    options: dict[str, Any], changes: dict[str, Any]
-) -> None:
-    resume = a_resume_state(**options)
-    assert resume.state() == state(0, 0, **changes)
-    resume.load(json.loads(json.dumps(state(4, 6, **changes))))
-    assert begins(resume) == (4, 6)
-    with pytest.raises(StateMismatch):
-        resume.load(state(4, 6))
-    with pytest.raises(StateMismatch):
-        a_resume_state().load(state(4, 6, **changes))
+    ):
+        resume = a_resume_state(**options)
+        assert resume.state() == state(0, 0, **changes)
+        resume.load(json.loads(json.dumps(state(4, 6, **changes))))
+        assert begins(resume) == (4, 6)
+        with pytest.raises(StateMismatch):
+            resume.load(state(4, 6))
+        with pytest.raises(StateMismatch):
+            a_resume_state().load(state(4, 6, **changes))
 
 
-@pytest.mark.parametrize("other", [1, 4, SIZE])
-def test_a_state_excludes_batch_size_and_ranks(other: int) -> None:
-    resume = a_resume_state(batch=other, rank={"rank": 1, "world_size": 2, "remainder": "pad"})
-    resume.load({**state(4, 6), "worker": 3, "more": [1]})
-    assert begins(resume) == (4, 6)
+def test_a_state_excludes_batch_size_and_ranks() -> None:
+    for other in (1, 4, SIZE):
+        resume = a_resume_state(batch=other, rank={"rank": 1, "world_size": 2, "remainder": "pad"})
+        resume.load({**state(4, 6), "worker": 3, "more": [1]})
+        assert begins(resume) == (4, 6)
 
 
 def test_the_state_of_a_worker_is_not_the_state_of_a_run() -> None:
     resume = a_resume_state()
     resume.load(state(2, 3))
     part = state(4, 6, worker=1, num_workers=2, given=1)
-    with pytest.raises(StateMismatch, match="the state of one worker of an iterable dataset"):
+    with pytest.raises(StateMismatch, match="worker"):
         resume.load(part)
     assert begins(resume) == (2, 3)
     resume.load(part, of_worker=True)
@@ -399,55 +390,40 @@ def test_the_state_of_a_worker_is_not_the_state_of_a_run() -> None:
 
 MISSING = object()
 
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("version", 2, "the state has version 2, and this shardkit reads version 1"),
-        ("version", MISSING, "version None"),
-        ("dataset", "range of 12", "its dataset is 'range of 12', this loader's is 'range of 11'"),
-        ("dataset", MISSING, "its dataset is None"),
-        ("samples", 12, "its samples is 12, this loader's is 11"),
-        ("seed", 1, "its seed is 1, this loader's is 0"),
-        ("seed", "0", "its seed is '0'"),
-        ("order", "shuffle=True", "its order is 'shuffle=True', this loader's is 'shuffle=False'"),
-        ("order", MISSING, "its order is None"),
-        ("epoch", MISSING, "not the state of a shardkit loader"),
-        ("epoch", -1, "not the state"),
-        ("epoch", 1.0, "not the state"),
-        ("epoch", True, "not the state"),
-        ("epoch", "1", "not the state"),
-        ("consumed", MISSING, "not the state"),
-        ("consumed", -1, "not the state"),
-        ("consumed", 2.5, "not the state"),
-        ("consumed", None, "not the state"),
-        ("consumed", 12, "it counts 12 of 11 samples"),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
-    name: str, value: Any, message: str
-) -> None:
-    resume = a_resume_state()
-    resume.load(state(2, 3))
-    wrong = {**state(4, 6), name: value}
-    if value is MISSING:
-        del wrong[name]
-    with pytest.raises(StateMismatch) as caught:
-        resume.load(wrong)
-    assert message in str(caught.value)
-    assert resume.state() == state(2, 3)
-    assert begins(resume) == (2, 3)
+WRONG: list[tuple[str, Any, tuple[str, ...]]] = [
+    ("version", 2, ("version 2", "version 1")),
+    ("version", MISSING, ("version None",)),
+    ("dataset", "range of 12", ("'range of 12'", "'range of 11'")),
+    ("dataset", MISSING, ("dataset is None",)),
+    ("samples", 12, ("samples is 12", "11")),
+    ("seed", 1, ("seed is 1", "0")),
+    ("seed", "0", ("seed is '0'",)),
+    ("order", "shuffle=True", ("'shuffle=True'", "'shuffle=False'")),
+    ("order", MISSING, ("order is None",)),
+    *(("epoch", value, ()) for value in (MISSING, -1, 1.0, True, "1")),
+    *(("consumed", value, ()) for value in (MISSING, -1, 2.5, None)),
+    ("consumed", 12, ("12 of 11",)),
+]
 
 
-def test_the_error_for_a_state_lists_what_may_differ() -> None:
-    with pytest.raises(StateMismatch, match="ranks, workers, engine and batch size may differ"):
-        a_resume_state().load(state(4, 6, seed=1))
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    for name, value, facts in WRONG:
+        resume = a_resume_state()
+        resume.load(state(2, 3))
+        wrong = {**state(4, 6), name: value}
+        if value is MISSING:
+            del wrong[name]
+        with refused(StateMismatch, *facts):
+            resume.load(wrong)
+        assert resume.state() == state(2, 3)
+        assert begins(resume) == (2, 3)
 
 
-@pytest.mark.parametrize("rubbish", [None, 3, "state", [], {}, [("epoch", 1)], {"epoch": 1}])
-def test_garbage_is_refused_as_a_state(rubbish: Any) -> None:
-    with pytest.raises(StateMismatch, match="this is not the state of a shardkit loader"):
-        a_resume_state().load(rubbish)
+def test_garbage_is_refused_as_a_state() -> None:
+    others: list[Any] = [None, 3, "state", [], {}, [("epoch", 1)], {"epoch": 1}]
+    for rubbish in others:
+        with refused(StateMismatch):
+            a_resume_state().load(rubbish)
 
 
 @pytest.fixture(scope="module")

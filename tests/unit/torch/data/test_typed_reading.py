@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import FORMATS
 from PIL import Image
+from refusals import refused
 
 from shardkit import (
     CenterCrop,
@@ -18,11 +19,11 @@ from shardkit import (
     RandomCrop,
     RandomResizedCrop,
     Resize,
+    UsageError,
     convert,
     make_loader,
     open_dataset,
 )
-from shardkit.errors import UsageError
 
 Pixels = npt.NDArray[Any]
 TYPES = [("uint8", 1), ("uint8", 4), ("uint16", 1), ("uint16", 3), ("int16", 2), ("float32", 5)]
@@ -45,7 +46,16 @@ def make(target: Path, stored: list[Pixels], **options: Any) -> Path:
     boxes = np.array([[2.0, 3.0, 12.0, 9.0]])
     samples = [{"image": image, "mask": half, "boxes": boxes} for image in stored]
     schema = {"boxes": "boxes"}
-    convert(samples, target, to="lmdb", pixels="keep", schema=schema, shuffle=False, **options)
+    convert(
+        samples,
+        target,
+        to="lmdb",
+        pixels="keep",
+        schema=schema,
+        shuffle=False,
+        workers=1,
+        **options,
+    )
     return target
 
 
@@ -110,19 +120,16 @@ def test_scaling_is_that_of_pillow(made: tuple[Path, list[Pixels]]) -> None:
     assert_equal(read(place, decode=CenterCrop(10, resize=12)), resized)
 
 
-def test_random_crops_are_scaled_by_themselves(made: tuple[Path, list[Pixels]]) -> None:
+def test_random_crops_keep_the_type_and_repeat(made: tuple[Path, list[Pixels]]) -> None:
     place, stored = made
-    op = RandomResizedCrop(8, flip=0.0)
-    dataset = open_dataset(place, fields=["image"], decode=op)
-    dataset.set_epoch(3, seed=5)
-    batch = dataset[range(ROWS)]
-    twin = open_dataset(place, fields=["image"], decode="numpy")
-    assert [image.dtype for (image,) in batch] == [torch.from_numpy(stored[0]).dtype] * ROWS
-    again = open_dataset(place, fields=["image"], decode=op)
-    again.set_epoch(3, seed=5)
-    for row in range(ROWS):
-        np.testing.assert_array_equal(batch[row][0].numpy(), again[row][0].numpy())
-    assert len(twin) == ROWS
+    dataset = open_dataset(place, fields=["image"], decode=RandomResizedCrop(8, flip=0.0))
+    epochs = []
+    for epoch in (3, 3, 4):
+        dataset.set_epoch(epoch, seed=5)
+        epochs.append([image.numpy() for (image,) in dataset[range(ROWS)]])
+    assert {image.dtype for image in epochs[0]} == {stored[0].dtype}
+    assert_equal(epochs[0], epochs[1])
+    assert not np.array_equal(epochs[0], epochs[2])
 
 
 def test_masks_and_boxes_go_along(made: tuple[Path, list[Pixels]]) -> None:
@@ -205,7 +212,7 @@ def test_pil_images_have_the_modes_of_pillow(tmp_path: Path) -> None:
 def test_pil_without_a_mode_is_refused(tmp_path: Path) -> None:
     place = make(tmp_path / "out", images("uint16", 3))
     dataset = open_dataset(place)
-    with pytest.raises(UsageError, match=r"Pillow has no images of uint16, 3 channels.*native"):
+    with refused(UsageError, "uint16, 3 channels", "native"):
         dataset[0]
 
 
@@ -215,7 +222,7 @@ def test_an_operation_that_renders_rgb_is_refused(tmp_path: Path) -> None:
             raise AssertionError
 
     place = make(tmp_path / "out", images("uint16", 1))
-    with pytest.raises(UsageError, match="renders RGB itself"):
+    with refused(UsageError, "Own"):
         open_dataset(place, decode=Own(8))[0]
 
 
@@ -235,5 +242,5 @@ def test_normalize_divides_by_the_largest_integer(dtype: str, most: int) -> None
 
 
 def test_normalize_needs_one_value_for_each_channel() -> None:
-    with pytest.raises(UsageError, match="3 values for images of 1 channels"):
+    with pytest.raises(UsageError, match=r"3 values .* 1 channel"):
         Normalize()(torch.zeros((2, 1, 4, 4), dtype=torch.uint8))

@@ -97,29 +97,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 # Processors.
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [
-        (None, 12),
-        ("1", 12),
-        ("2", 6),
-        ("5", 2),
-        ("12", 1),
-        ("100", 1),
-        ("0", 12),
-        ("", 12),
-        ("-3", 12),
-        ("four", 12),
-        ("2.5", 12),
-    ],
-)
 def test_cpus_are_divided_among_the_ranks_of_a_machine(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, ranks: str | None, expected: int
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.set(processors=12)
-    if ranks is not None:
+    assert default_workers() == 12
+    for ranks, expected in {"1": 12, "2": 6, "5": 2, "12": 1, "100": 1}.items():
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert default_workers() == expected
+        assert default_workers() == expected
+    for senseless in ("0", "", "-3", "four", "2.5"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", senseless)
+        assert default_workers() == 12
 
 
 def test_a_loader_uses_one_worker_per_cpu(
@@ -151,30 +139,25 @@ def with_transforms(
     return open_dataset(place / "train", transform, target_transform, decode)
 
 
-@pytest.mark.parametrize("decode", ["pil", "numpy", "torch", "bytes", CenterCrop(8)])
-def test_a_plain_shardkit_dataset_needs_no_processes(place: Path, decode: Any) -> None:
-    assert why_processes(with_transforms(place, decode=decode)) is None
-    assert why_processes(with_transforms(place, careful, decode=decode)) is None
-    assert why_processes(with_transforms(place, careful, careful, decode)) is None
+def test_a_plain_shardkit_dataset_needs_no_processes(place: Path) -> None:
+    for decode in ("pil", "numpy", "torch", "bytes", CenterCrop(8)):
+        assert why_processes(with_transforms(place, decode=decode)) is None
+        assert why_processes(with_transforms(place, careful, careful, decode)) is None
 
 
-@pytest.mark.parametrize(
-    ("transform", "name"),
-    [
-        (slow, "slow"),
-        (lambda image: image, "<lambda>"),
-        (Augment(), "Augment"),
-        (partial(slow), "partial"),
-        (np.asarray, "asarray"),
-    ],
-)
-def test_a_transform_requires_processes_and_is_named(
-    place: Path, transform: Callable[..., Any], name: str
-) -> None:
-    reason = why_processes(with_transforms(place, transform))
-    assert reason == f"the transform {name} may hold the GIL"
-    reason = why_processes(with_transforms(place, careful, transform))
-    assert reason == f"the target_transform {name} may hold the GIL"
+def test_a_transform_requires_processes_and_is_named(place: Path) -> None:
+    transforms: dict[str, Callable[..., Any]] = {
+        "slow": slow,
+        "<lambda>": lambda image: image,
+        "Augment": Augment(),
+        "partial": partial(slow),
+        "asarray": np.asarray,
+    }
+    for name, transform in transforms.items():
+        reason = why_processes(with_transforms(place, transform))
+        assert reason == f"the transform {name} may hold the GIL"
+        reason = why_processes(with_transforms(place, careful, transform))
+        assert reason == f"the target_transform {name} may hold the GIL"
 
 
 def test_threads_suit_transforms_where_python_has_no_gil(
@@ -234,9 +217,8 @@ def test_another_dataset_requires_processes_and_is_named(dataset: ShardDataset) 
 # Bytes.
 
 
-@pytest.mark.parametrize(
-    ("decode", "transform", "each"),
-    [
+def test_the_size_of_a_batch_is_estimated(place: Path) -> None:
+    for decode, transform, each in (
         ("torch", None, 600 * 3),
         ("pil", None, 600 * 3),
         ("torch", slow, 600 * 3 * 4),
@@ -244,12 +226,8 @@ def test_another_dataset_requires_processes_and_is_named(dataset: ShardDataset) 
         (CenterCrop((10, 20)), slow, 600 * 4),
         (Resize((5, 6)), None, 90),
         (Resize(10), None, 600 * 3),
-    ],
-)
-def test_the_size_of_a_batch_is_estimated(
-    place: Path, decode: Any, transform: Any, each: int
-) -> None:
-    assert batch_bytes(with_transforms(place, transform, decode=decode), 7) == 7 * each
+    ):
+        assert batch_bytes(with_transforms(place, transform, decode=decode), 7) == 7 * each
 
 
 def test_the_largest_part_determines_the_size_of_a_batch(

@@ -7,7 +7,7 @@ import itertools
 import os
 import pickle
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -103,41 +103,30 @@ def test_memory_is_sent_once_and_then_by_number(link: Link) -> None:
     assert len(places) == 1
 
 
-@pytest.mark.parametrize(
-    "alias",
-    [
-        lambda t: t[1:, ::2],
-        lambda t: t.view(-1)[3:],
-        lambda t: t.permute(1, 0),
-        lambda t: t.detach(),
-        lambda t: t.numpy(),
-        lambda t: t.numpy()[1:],
-        lambda t: t.untyped_storage(),
-        lambda t: t.view(torch.int8),
-        lambda t: memoryview(t.numpy()),
-    ],
-    ids=[
-        "rows",
-        "flat",
-        "permuted",
-        "detached",
-        "numpy",
-        "rows of numpy",
-        "storage",
-        "int8",
-        "buffer",
-    ],
+ALIASES: tuple[Callable[[torch.Tensor], Any], ...] = (
+    lambda t: t[1:, ::2],
+    lambda t: t.view(-1)[3:],
+    lambda t: t.permute(1, 0),
+    lambda t: t.detach(),
+    lambda t: t.numpy(),
+    lambda t: t.numpy()[1:],
+    lambda t: t.untyped_storage(),
+    lambda t: t.view(torch.int8),
+    lambda t: memoryview(t.numpy().data),
 )
-def test_an_alias_keeps_the_slot(link: Link, alias: Any) -> None:
-    received = link.send(link.block(7))
-    kept = alias(received)
-    del received
-    gc.collect()
-    fill_every_slot(link)
-    values = np.array(list(kept), np.uint8) if isinstance(kept, torch.UntypedStorage) else kept
-    assert (np.asarray(values) == 7).all()
-    del kept, values
-    assert link.taken()[0] == 0
+
+
+def test_an_alias_keeps_the_slot(link: Link) -> None:
+    for alias in ALIASES:
+        received = link.send(link.block(7))
+        kept = alias(received)
+        del received
+        gc.collect(0)
+        fill_every_slot(link)
+        values = np.array(list(kept), np.uint8) if isinstance(kept, torch.UntypedStorage) else kept
+        assert (np.asarray(values) == 7).all()
+        del kept, values
+        assert link.taken()[0] == 0
 
 
 def test_an_alias_of_the_memory_in_another_batch_does_not_matter(link: Link) -> None:
@@ -150,31 +139,32 @@ def test_an_alias_of_the_memory_in_another_batch_does_not_matter(link: Link) -> 
     assert_all(copied, 5)
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda b: b[1:],
-        lambda b: b[:, 2:5],
-        lambda b: b.permute(1, 0),
-        lambda b: b.view(2, 3, 4).permute(2, 0, 1),
-        lambda b: b[::2, 1::3],
-        lambda b: b[2, 3],
-        lambda b: b[1:1],
-        lambda b: b[:1].expand(5, 6),
-        lambda b: b.as_strided((2, 3), (1, 2), 5),
-    ],
+VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda b: b[1:],
+    lambda b: b[:, 2:5],
+    lambda b: b.permute(1, 0),
+    lambda b: b.view(2, 3, 4).permute(2, 0, 1),
+    lambda b: b[::2, 1::3],
+    lambda b: b[2, 3],
+    lambda b: b[1:1],
+    lambda b: b[:1].expand(5, 6),
+    lambda b: b.as_strided((2, 3), (1, 2), 5),
 )
-def test_views_keep_values_shape_and_strides(link: Link, view: Any) -> None:
-    block = link.slots.new((4, 6))
-    block.copy_(torch.arange(24).view(4, 6))
-    part = view(block)
-    expected = part.clone()
-    received = link.send(part)
-    assert torch.equal(received, expected)
-    assert received.shape == part.shape
-    assert received.stride() == part.stride()
-    fill_every_slot(link)
-    assert torch.equal(received, expected)
+
+
+def test_views_keep_values_shape_and_strides(link: Link) -> None:
+    for view in VIEWS:
+        block = link.slots.new((4, 6))
+        block.copy_(torch.arange(24).view(4, 6))
+        part = view(block)
+        expected = part.clone()
+        received = link.send(part)
+        assert torch.equal(received, expected)
+        assert received.shape == part.shape
+        assert received.stride() == part.stride()
+        del block, part
+        fill_every_slot(link)
+        assert torch.equal(received, expected)
 
 
 def test_channels_last_blocks_stay_channels_last(link: Link) -> None:
@@ -356,20 +346,19 @@ def strange_tensors() -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # PyTorch's own, on unpickling
-@pytest.mark.parametrize("name", [name for name, _ in strange_tensors()])
 @pytest.mark.parametrize("beside", [False, True])
-def test_any_tensor_arrives(link: Link, name: str, beside: bool) -> None:
-    tensor = dict(strange_tensors())[name]
-    batch = [link.block(8), tensor] if beside else [tensor]
-    received = link.send(batch)
-    found = received[-1]
-    fill_every_slot(link)
-    assert type(found) is type(tensor)
-    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-    assert found.requires_grad == tensor.requires_grad
-    assert torch.equal(found.detach().to_dense(), tensor.detach().to_dense())
-    if beside:
-        assert_all(received[0], 8)
+def test_any_tensor_arrives(link: Link, beside: bool) -> None:
+    for name, tensor in strange_tensors():
+        batch = [link.block(8), tensor] if beside else [tensor]
+        received = link.send(batch)
+        found = received[-1]
+        fill_every_slot(link)
+        assert type(found) is type(tensor), name
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape), name
+        assert found.requires_grad == tensor.requires_grad, name
+        assert torch.equal(found.detach().to_dense(), tensor.detach().to_dense()), name
+        if beside:
+            assert_all(received[0], 8)
 
 
 def test_small_channels_last_tensors_keep_their_memory_order(link: Link) -> None:
@@ -469,17 +458,16 @@ def check_all(block: torch.Tensor, numbers: torch.Tensor, floats: Any) -> None:
     assert_all(floats, float(numbers[0]))
 
 
+def in_workers(dataset: Rows, batch_size: int, **options: Any) -> Any:
+    given: dict[str, Any] = {"num_workers": 1, "collate_fn": as_blocks, **options}
+    return make_loader(
+        dataset, batch_size, engine="process", start_method="fork", timeout=DEADLINE, **given
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_batches_of_workers_stay_valid(num_workers: int) -> None:
-    options: dict[str, Any] = {
-        "engine": "process",
-        "num_workers": num_workers,
-        "start_method": "fork",
-        "timeout": DEADLINE,
-        "collate_fn": as_blocks,
-    }
-    loader = make_loader(Rows(130), 4, shuffle=True, **options)
+def test_batches_of_workers_stay_valid() -> None:
+    loader = in_workers(Rows(130), 4, shuffle=True, num_workers=2)
     chance = np.random.default_rng(0)
     held: list[Any] = []
     for _ in range(3):
@@ -495,14 +483,7 @@ def test_batches_of_workers_stay_valid(num_workers: int) -> None:
 
 
 def test_unknown_objects_from_workers_stay_valid() -> None:
-    options: dict[str, Any] = {
-        "engine": "process",
-        "num_workers": 1,
-        "start_method": "fork",
-        "timeout": DEADLINE,
-        "collate_fn": hidden,
-    }
-    loader = make_loader(Rows(60), 3, **options)
+    loader = in_workers(Rows(60), 3, collate_fn=hidden)
     held = list(loader)
     for found, numbers in held:
         check(found.images, numbers)
@@ -510,15 +491,8 @@ def test_unknown_objects_from_workers_stay_valid() -> None:
 
 
 def test_a_loader_continues_after_a_failed_batch() -> None:
-    options: dict[str, Any] = {
-        "engine": "process",
-        "num_workers": 1,
-        "start_method": "fork",
-        "timeout": DEADLINE,
-        "collate_fn": as_blocks,
-    }
-    loader = make_loader(Rows(40, fails=9), 4, **options)
-    for _ in range(3):
+    loader = in_workers(Rows(20, fails=9), 4)
+    for _ in range(2):
         loader.set_epoch(0)
         seen = 0
         batches = iter(loader)

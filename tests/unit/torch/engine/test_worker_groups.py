@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from helpers import make_dataset, make_tree, png
 from loading import prints_of
 
 from shardkit import collate, make_loader, open_dataset
-from shardkit.errors import CorruptRecord
 from shardkit.torch.data.read_context import NumberedRows, ReadContext
 from shardkit.torch.engine import preflight
 from shardkit.torch.engine.fetch import Fetch
@@ -67,40 +65,6 @@ def test_a_collate_function_draws_the_same_for_any_number_of_batches_at_once(ima
         closing(in_workers(images, collate_fn=drawn, prefetch_factor=1, num_workers=2)) as alone,
     ):
         assert torch.cat(list(together)).tolist() == torch.cat(list(alone)).tolist()
-
-
-def test_a_fault_among_batches_read_at_once_comes_with_its_own(
-    images: Path, tmp_path: Path
-) -> None:
-    copy = shutil.copytree(images, tmp_path / "copy")
-    shards = open_dataset(copy)._shards
-    shard = shards.files.path(shards.files.place(7)[0])
-    content = bytearray(shard.read_bytes())
-    content[int(shards.rows["offset"][7]) + 60] ^= 1
-    shard.write_bytes(content)
-    batches: list[Any] = []
-    with closing(in_workers(copy)) as loader, pytest.raises(CorruptRecord, match="row 7"):
-        batches.extend(loader)
-    assert len(batches) == 7 // BATCH
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), ValueError("third")], ids=["exit", "error"])
-def test_a_failing_collate_function_fails_its_own_batch(images: Path, error: BaseException) -> None:
-    def refuse(samples: Any) -> Any:
-        labels.append(len(samples))
-        if len(labels) == 3:
-            raise error
-        return collate(samples)
-
-    labels: list[int] = []
-    batches: list[Any] = []
-    expected = "SystemExit was raised" if isinstance(error, SystemExit) else "third"
-    with (
-        closing(in_workers(images, collate_fn=refuse)) as loader,
-        pytest.raises(Exception, match=expected),
-    ):
-        batches.extend(loader)
-    assert len(batches) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,398 @@
+"""Conversions on full and failing disks, and interrupted ones: they can be repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from helpers import FORMATS, jpeg, make_folder, python, shardkit_command, tree, wait_until
+from interrupted import converted, is_whole, made, stopped, stopped_at_any_step, without_work
+from refusals import refused
+from stated import WORK
+
+from shardkit import ConversionFailed, ShardkitError, UsageError
+from shardkit.contracts import Entry
+from shardkit.conversion import build
+from shardkit.conversion import disk as space_module
+from shardkit.conversion import staging as staging_module
+from shardkit.conversion.build_all import Builder
+from shardkit.conversion.convert import convert_scan, plan_scan
+from shardkit.conversion.plan import ConvertOptions
+from shardkit.errors import DiskFull
+from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
+from shardkit.system.files import Reservation
+
+SAVE_FACTS = "shardkit.conversion.convert.save_facts"
+
+
+@pytest.mark.parametrize(
+    ("workers", "shares"),
+    [(1, [1] * 5), (2, [1, 1, 1, 1, 2]), (3, [1, 1, 1, 2, 1]), (7, [2, 2, 1, 1, 1])],
+)
+def test_idle_workers_help_with_the_last_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, shares: list[int]
+) -> None:
+    def refuse(_: Any, tasks: list[Any], **__: Any) -> None:
+        raise RuntimeError([task.workers for task in tasks])
+
+    monkeypatch.setattr("shardkit.conversion.build_all.run_tasks", refuse)
+    source = make_folder(tmp_path / "photos", ["cat"], each=5)
+    with pytest.raises(RuntimeError) as found:
+        convert_scan(
+            scan_imagefolder(source),
+            tmp_path / "out",
+            ConvertOptions(to="lmdb", shard_samples=1),
+            Builder(workers=workers),
+        )
+    assert found.value.args[0] == shares
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_writing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space_module, "free_bytes", lambda _: 1000)
+    with refused(DiskFull, "0.0 MiB", "1.0 MiB"):
+        made(folder, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["photos"]
+
+
+def test_a_disk_too_small_for_a_few_large_files_names_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        with (folder / f"cat/{name}.jpg").open("wb") as file:
+            file.truncate(1 << 30)  # sparse, so it takes no space
+    monkeypatch.setattr(space_module, "free_bytes", lambda _: 1 << 29)
+    with refused(DiskFull, "cat/a.jpg (1.0 GiB)", "cat/b.jpg"):
+        made(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("to", "enough"), [("hdf5", False), ("lmdb", True), ("webdataset", True)])
+def test_hdf5_temporarily_needs_twice_the_space_of_a_shard(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, enough: bool
+) -> None:
+    plan = plan_scan(scan_imagefolder(folder), tmp_path / "out", ConvertOptions(to=to))
+    room = plan.splits[0].estimated_bytes * 3 // 2
+    monkeypatch.setattr(space_module, "free_bytes", lambda _: room)
+    with contextlib.nullcontext() if enough else pytest.raises(DiskFull, match="temporarily"):
+        made(folder, tmp_path / "out", to)
+
+
+def test_a_full_disk_reports_the_space_needed_and_a_rerun_resumes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"shard_samples": 2}
+    made(folder, tmp_path / "expected", **options)
+    read = ImageFolder.read
+
+    def fail(source: ImageFolder, split: str, entry: Entry) -> Any:
+        if entry == plan.splits[0].source.entries[4]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return read(source, split, entry)
+
+    plan = plan_scan(scan_imagefolder(folder), tmp_path / "out", ConvertOptions(to="webdataset"))
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageFolder, "read", fail)
+        with refused(DiskFull, "0.0 MiB"):
+            made(folder, tmp_path / "out", **options)
+    assert converted(folder, tmp_path / "out", **options).reused_shards == 2
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+def test_space_of_finished_shards_is_not_reserved_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stopped(SAVE_FACTS), pytest.raises(KeyboardInterrupt):
+        made(folder, tmp_path / "out", shard_samples=1)
+    monkeypatch.setattr(space_module, "free_bytes", lambda _: 3000)
+    made(folder, tmp_path / "out", shard_samples=1)
+    assert is_whole(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "held"),
+    [({}, True), ({"quality": 50}, False)],
+    ids=["known sizes", "guessed sizes"],
+)
+def test_space_is_reserved_if_sizes_are_known(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    held: bool,
+) -> None:
+    """Six shards, one in work: space for five is reserved at first, for none in the end."""
+    sizes: list[int] = []
+
+    class Noted(Reservation):
+        def __init__(self, folder: Path, size: int) -> None:
+            super().__init__(folder, size)
+            sizes.append(os.fstat(self._file.fileno()).st_size)
+
+        def shrink(self, size: int) -> None:
+            super().shrink(size)
+            sizes.append(os.fstat(self._file.fileno()).st_size)
+
+    monkeypatch.setattr(space_module, "Reservation", Noted)
+    made(folder, tmp_path / "out", shard_samples=1, **options)
+    assert len(sizes) == (7 if held else 0)
+    if held and any(sizes):  # else the file system cannot reserve
+        assert sizes == [*sorted(set(sizes[:5]), reverse=True), 0, 0]
+        images = sorted(path.stat().st_size for path in folder.rglob("*.*"))
+        assert sizes[0] > sum(images[:5])
+
+
+def test_a_failed_reservation_is_refused_at_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(space_module, "Reservation", refuse)
+    with pytest.raises(DiskFull):
+        made(folder, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["photos"]
+
+
+@pytest.mark.parametrize(
+    "name", ["assemble.save_index", "convert.save_manifests", "assemble._file_entry"]
+)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_at_the_end_fails_the_conversion(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    made(folder, tmp_path / "expected")
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code), "some file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"shardkit.conversion.{name}", fail)
+        with pytest.raises(ConversionFailed):
+            made(folder, tmp_path / "out")
+    assert not (tmp_path / "out" / "shardkit.json").exists()
+    made(folder, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+def test_a_disk_that_fails_while_publishing_fails_the_conversion(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(folder, tmp_path / "expected")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "some folder")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging_module, "sync", fail)
+        with pytest.raises(ConversionFailed):
+            made(folder, tmp_path / "out")
+    made(folder, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+LIMITED = """
+import resource, sys
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), hard))
+from shardkit.cli.main import main
+main()
+"""
+"""The command line where the kernel refuses to write more than so many bytes into any file."""
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("size", [100, 5_000, 12_000, 20_000, 22_000])
+@pytest.mark.slow
+def test_a_write_that_the_kernel_refuses_fails_the_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, size: int
+) -> None:
+    """At any position, in spools or shards, there is one message and nothing worse."""
+    source = make_folder(tmp_path / "photos", each=8)
+    out = tmp_path / "out"
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)  # it could not save its data
+    done = python(LIMITED, size, "convert", "imagefolder", source, out, "--to", to, "--workers", 1)
+    assert done.returncode == 1, done.stderr[-500:]
+    assert "Traceback" not in done.stderr
+    assert is_whole(out)
+    made(source, out, to)
+    made(source, tmp_path / "expected", to)
+    assert tree(out) == tree(tmp_path / "expected")
+
+
+@pytest.mark.parametrize(("to", "counts"), [("lmdb", (1, 4)), ("hdf5", (3,)), ("webdataset", (2,))])
+def test_finished_shards_are_kept_and_the_result_is_the_same(
+    tmp_path: Path, to: str, counts: tuple[int, ...]
+) -> None:
+    source = make_folder(tmp_path / "photos", each=4)
+    options: dict[str, Any] = {"shard_samples": 2}
+    made(source, tmp_path / "expected", to, **options)
+    for after in counts:
+        out = tmp_path / f"out {after}"
+        with (
+            stopped("shardkit.sources.imagefolder.ImageFolder.read", after),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            made(source, out, to, **options)
+        result = converted(source, out, to, **options)
+        assert result.reused_shards == after // 2
+        assert tree(out) == tree(tmp_path / "expected")
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sources, one of them with splits."""
+    root = tmp_path_factory.mktemp("scenes")
+    make_folder(root / "single", ["cat"], each=2)
+    make_folder(root / "splits/train", ["cat"], each=1)
+    make_folder(root / "splits/val", ["dog"], each=1)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "stride"),
+    [
+        ("single", "single", 9),
+        pytest.param(None, "single", 2, marks=pytest.mark.slow),
+        pytest.param(None, "splits", 3, marks=pytest.mark.slow),
+        pytest.param("splits", "single", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_stopped_at_any_step_can_be_repeated(  # noqa: PLR0917
+    scenes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    older: str | None,
+    newer: str,
+    stride: int,
+) -> None:
+    """The result is the same; meanwhile there is the old dataset, the new one, or none."""
+    refuse = Mock(side_effect=OSError(errno.ENOSYS, "not here"))  # see test_exchange.py
+    monkeypatch.setattr("shardkit.conversion.exchange.exchange", refuse)
+    options: dict[str, Any] = {"to": "webdataset", "force": older is not None}
+    expected = tmp_path / "expected"
+    if older is not None:
+        converted(scenes / older, tmp_path / "older", "webdataset", seed=5)
+        shutil.copytree(tmp_path / "older", expected)
+    converted(scenes / newer, expected, **options)
+    finished = False
+    after = 0
+    while not finished:
+        assert after < 400
+        out = tmp_path / f"out {after}"
+        if older is not None:
+            shutil.copytree(tmp_path / "older", out)
+        with stopped_at_any_step(after):
+            try:
+                converted(scenes / newer, out, **options)
+                finished = True
+            except KeyboardInterrupt:
+                pass
+        if out.exists():
+            assert is_whole(out), after
+        if older is None and (out / "shardkit.json").exists() and not finished:
+            # Nothing is left to do but to clear up; the second run may say so.
+            with contextlib.suppress(UsageError):
+                converted(scenes / newer, out, **options)
+            assert without_work(tree(out)) == tree(expected), after
+        elif not finished:
+            converted(scenes / newer, out, **options)
+            assert tree(out) == tree(expected), after
+        after += stride
+
+
+LOST_SCRATCH = pytest.mark.xfail(
+    raises=UsageError,
+    strict=True,
+    reason="the exchange of folders takes the list of images away; a second try succeeds",
+)
+
+
+@pytest.mark.parametrize("force", [False, pytest.param(True, marks=LOST_SCRATCH)])
+def test_any_command_finishes_an_interrupted_publication(
+    folder: Path, tmp_path: Path, force: bool
+) -> None:
+    made(folder, tmp_path / "out", "lmdb")
+    with (
+        stopped("shardkit.conversion.staging.StagingDirectory._move"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        made(folder, tmp_path / "out", "hdf5", force=True)
+    if force:
+        made(folder, tmp_path / "out", "lmdb", force=True)
+    else:
+        with refused(UsageError, tmp_path / "out"):
+            made(folder, tmp_path / "out", "lmdb")
+    made(folder, tmp_path / "expected", "lmdb" if force else "hdf5")
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+def test_an_unfinished_run_is_not_resumed_after_the_source_changed(
+    folder: Path, tmp_path: Path
+) -> None:
+    with stopped(SAVE_FACTS), pytest.raises(KeyboardInterrupt):
+        made(folder, tmp_path / "out")
+    (folder / "cat/000.jpg").write_bytes(jpeg(30, 30))
+    with refused(UsageError, "(cat/000.jpg)", "force=True"):
+        made(folder, tmp_path / "out")
+    with refused(UsageError, "quality=", "7", "resize="):
+        made(folder, tmp_path / "out", quality=7, resize="8x9")
+    made(folder, tmp_path / "out", force=True)
+    made(folder, tmp_path / "expected")
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.slow
+def test_a_killed_run_can_be_repeated(tmp_path: Path, to: str, workers: int) -> None:
+    source = make_folder(tmp_path / "photos", each=40)
+    out = tmp_path / "out"
+    command = shardkit_command("convert", "imagefolder", source, out, "--to", to)
+    command += ["--shard-samples", "2", "--workers", str(workers), "--quiet"]
+    process = subprocess.Popen(command, start_new_session=True)
+    parts = out / WORK / "state" / "parts"
+    try:
+        wait_until(lambda: list(parts.glob("[0-9]*/result.json")), "the first shard")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert is_whole(out)
+    done = len(list(parts.glob("[0-9]*/result.json")))
+    result = converted(source, out, to, shard_samples=2)
+    assert result.reused_shards == done < 40
+    made(source, tmp_path / "expected", to, shard_samples=2)
+    assert tree(out) == tree(tmp_path / "expected")
+
+
+def test_a_folder_that_vanishes_is_no_list_of_bad_files(folder: Path, tmp_path: Path) -> None:
+    scan = scan_imagefolder(folder)
+    shutil.rmtree(folder / "cat")
+    with refused(ConversionFailed, folder / "cat"):
+        convert_scan(scan, tmp_path / "out", ConvertOptions(to="lmdb"))
+
+
+def test_a_source_with_wrong_records_is_detected(folder: Path, tmp_path: Path) -> None:
+    """Two records of one key would overwrite each other in a tar or an LMDB."""
+    scan = scan_imagefolder(folder)
+    images = scan.splits[""]
+    scan.splits[""] = images.of([entry._replace(key="same") for entry in images.entries])
+    with pytest.raises(ShardkitError):
+        convert_scan(scan, tmp_path / "out", ConvertOptions(to="webdataset"))
+
+
+def test_equal_keys_are_found() -> None:
+    assert not build.repeated_keys([f"{number}" for number in range(9)])
+    keys = build.repeated_keys(["a", "b", "c", "a", "d", "b"])
+    assert keys == ["a", "b"]
+    assert "the key 'a' occurs more than once (2 keys do)" in str(build.repeated_key(keys))
