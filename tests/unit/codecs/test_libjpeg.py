@@ -159,6 +159,7 @@ from pathlib import Path
 import numpy as np
 
 import shardkit
+from shardkit import CenterCrop, RandomCrop, RandomResizedCrop, Resize, open_dataset
 from shardkit.cli.main import main
 
 warnings.simplefilter("error")

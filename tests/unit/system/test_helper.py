@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import psutil
 import pytest
 from helper_calls import double, evil, fail, guarded, main_thread, shout, touch, variable, wait_for
 from helpers import DEADLINE, wait_until
-from refusals import refused
 
 from shardkit import ShardkitError, UsageError
 from shardkit.errors import BadImage
@@ -27,25 +25,14 @@ from shardkit.system.helper import Helper, HelperEnded, HelperLate, Library
 
 @pytest.fixture
 def helper(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A helper whose child is a new Python."""
-    monkeypatch.setattr("shardkit.system.helper._launch", forked.launch)
-    yield from made(monkeypatch)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A helper whose child is a fork, as in most tests."""
-    yield from made(monkeypatch)
-
-
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     monkeypatch.setattr(sys, "path", [str(Path(helper_calls.__file__).parent), *sys.path])
-    helper = Helper(guarded, follows=("PLANTED_",))
-    yield helper
-    helper.end()
+    monkeypatch.setattr("shardkit.system.helper._launch", forked.launch)
+    made = Helper(guarded, follows=("PLANTED_",))
+    yield made
+    made.end()
 
 
-def test_answers_are_bytes_or_json(helper: Helper) -> None:
+def test_answers_are_bytes_or_json_and_errors_keep_their_type(helper: Helper) -> None:
     assert helper.process is None
     assert helper.call(double, 21, plus=1) == [43]
     assert helper.call(shout) == b"\0" * (1 << 20)
@@ -53,40 +40,37 @@ def test_answers_are_bytes_or_json(helper: Helper) -> None:
     assert helper.call(main_thread)
     with pytest.raises(ShardkitError, match="not JSON serializable"):
         helper.call(evil)
-
-
-def test_errors_keep_their_type(quick: Helper) -> None:
     with pytest.raises(BadImage, match=r"^planted$"):
-        quick.call(fail, "bad")
+        helper.call(fail, "bad")
     with pytest.raises(UsageError, match=r"^planted$"):
-        quick.call(fail, "special")
+        helper.call(fail, "special")
     with pytest.raises(BadImage, match=r"^guarded$"):
-        quick.call(fail, "key")
+        helper.call(fail, "key")
 
 
-def test_it_is_started_again(quick: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_started_again(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HelperEnded, match=r"crashed \(SIGABRT\)"):
-        quick.call(os.abort)
-    with refused(HelperEnded, "3") as ended:
-        quick.call(sys.exit, 3)
+        helper.call(os.abort)
+    with pytest.raises(HelperEnded, match="ended with status 3") as ended:
+        helper.call(sys.exit, 3)
     assert ended.value.status == 3
-    quick.seconds = 0.2
-    with refused(HelperLate):
-        quick.call(time.sleep, 60)
-    quick.seconds = None
-    assert quick.call(double, 1) == [2]
-    process = quick.process
+    helper.seconds = 0.2
+    with pytest.raises(HelperLate, match="did not answer"):
+        helper.call(time.sleep, 60)
+    helper.seconds = None
+    assert helper.call(double, 1) == [2]
+    process = helper.process
     assert process is not None
     monkeypatch.setenv("PLANTED_TOKEN", "new")
-    assert quick.call(variable, "PLANTED_TOKEN") == "new"
+    assert helper.call(variable, "PLANTED_TOKEN") == "new"
     assert process.poll() == -signal.SIGKILL
 
 
-def test_advice_runs_while_a_call_does(quick: Helper, tmp_path: Path) -> None:
+def test_advice_runs_while_a_call_does(helper: Helper, tmp_path: Path) -> None:
     path = str(tmp_path / "touched")
     with ThreadPoolExecutor() as threads:
-        call = threads.submit(quick.call, wait_for, path)
-        quick.send(touch, path)
+        call = threads.submit(helper.call, wait_for, path)
+        helper.send(touch, path)
         assert call.result(DEADLINE)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import DEADLINE, wait_until
-from loading import METHODS, start_fork_server
+from loading import METHODS
 from torch.utils.data import Dataset
 
 from shardkit import make_loader
@@ -56,8 +56,6 @@ def kill(pid: int) -> None:
 def test_a_worker_that_dies_between_epochs_is_an_error_of_the_next_one(
     engine: str, timeout: float, method: str
 ) -> None:
-    if method == "forkserver":
-        start_fork_server()
     options: dict[str, Any] = {"engine": engine, "timeout": timeout, "start_method": method}
     with contextlib.closing(make_loader(Pids(), 1, num_workers=1, **options)) as loader:
         first, second = [*loader], [*loader]

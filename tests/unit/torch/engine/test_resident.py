@@ -171,7 +171,7 @@ def mixed(samples: Sequence[Any]) -> Any:
 @pytest.mark.parametrize(
     ("decode", "collate_fn"),
     [("torch", mixed), ("numpy", listed), (RandomCrop(8), listed)],
-    ids=str,
+    ids=["torch", "numpy", "crop"],
 )
 def test_a_collate_function_gets_the_same_samples(
     path: Path, decode: Any, collate_fn: Callable[..., Any]
