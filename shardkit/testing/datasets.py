@@ -81,11 +81,8 @@ class DatasetConformance:
         drawn = [
             np.random.default_rng(n).integers(0, 1 << 16, (16, 12, 5), np.uint16) for n in range(4)
         ]
-        for dtype, options in (
-            ("uint16", {"encode": "raw", "resize": "16x12"}),
-            ("float32", {"encode": "raw", "resize": "16x12"}),
-            ("float32", {}),
-        ):
+        raw: dict[str, Any] = {"encode": "raw", "resize": "16x12"}
+        for dtype, options in (("uint16", raw), ("float32", raw), ("float32", dict[str, Any]())):
             images = [image.astype(dtype) for image in drawn]
             samples = [{"image": image} for image in images]
             target = tmp_path / f"{dtype} {len(options)}"
@@ -141,7 +138,10 @@ class DatasetConformance:
         convert(samples, target, **_options(storage), schema=schema)
         before = _contents(target)
         shards = [name for name in before if name.startswith("shard-")]
-        added = {"more": [n * 0.5 for n in range(5)], "vector": np.eye(5, 4, dtype=np.float32)}
+        added: dict[str, Any] = {
+            "more": [n * 0.5 for n in range(5)],
+            "vector": np.eye(5, 4, dtype=np.float32),
+        }
         add_fields(target, added)
         undo_fields(target)
         assert _contents(target) == before

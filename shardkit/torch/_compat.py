@@ -6,6 +6,7 @@ checks that no other module uses private names.
 
 from __future__ import annotations
 
+import threading
 from multiprocessing import forkserver
 from types import CodeType
 from typing import Any
@@ -27,7 +28,10 @@ def new_shared_storage(size: int) -> torch.UntypedStorage:
 
 
 def set_timeout(iterator: Any, seconds: float) -> None:
-    """Set how long the iterator of a ``DataLoader`` waits for its next batch."""
+    """Set how long the iterator of a ``DataLoader`` waits for its next batch.
+
+    With 0 there is no limit, and it checks every 5 s that its workers live.
+    """
     iterator._timeout = seconds
 
 
@@ -46,27 +50,22 @@ def worker_processes(iterator: Any) -> list[Any]:
     return list(getattr(iterator, "_workers", ()))
 
 
-def done_event(iterator: Any) -> Any:
-    """Return the event by which a ``DataLoader`` iterator tells its workers to stop."""
-    return iterator._workers_done_event
-
-
-def queues(iterator: Any) -> list[Any]:
-    """Return the queues between a ``DataLoader`` iterator and its workers."""
-    return [*iterator._index_queues, iterator._worker_result_queue]
-
-
 def shut_down(iterator: Any) -> None:
     """Stop the workers of a ``DataLoader`` iterator."""
     iterator._shutdown_workers()
 
 
-def disown(iterator: Any) -> None:
-    """Keep a forked copy of a ``DataLoader`` iterator from stopping its parent's workers."""
-    iterator._shutdown = True
+def unwatch(iterator: Any) -> None:
+    """Keep PyTorch from raising an exception, wherever the main thread is, when a worker ends."""
     if getattr(iterator, "_worker_pids_set", False):  # else an iterator at its address cannot start
         signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
         iterator._worker_pids_set = False
+
+
+def disown(iterator: Any) -> None:
+    """Keep a forked copy of a ``DataLoader`` iterator from stopping its parent's workers."""
+    iterator._shutdown = True
+    unwatch(iterator)
 
 
 def forget_iterator(loader: Any) -> None:
@@ -85,16 +84,13 @@ def fetch_codes() -> set[CodeType]:
     return {fetcher.fetch.__code__ for fetcher in fetchers}
 
 
-def release_lock(event: Any) -> None:
-    """Release the lock of an event that no living process can hold.
+def forget_workers(iterator: Any) -> None:
+    """Keep a ``DataLoader`` iterator whose workers were stopped from telling them to stop.
 
-    A worker that was killed while it checked the event took the lock with it, and PyTorch would
-    wait forever to set the event.
+    A worker that was killed while it checked PyTorch's event took its lock with it, and PyTorch
+    would wait forever to set the event.
     """
-    lock = getattr(getattr(event, "_cond", None), "_lock", None)
-    if lock is not None:
-        lock.acquire(block=False)
-        lock.release()
+    iterator._workers_done_event = threading.Event()
 
 
 def forkserver_preload() -> list[str] | None:

@@ -96,13 +96,16 @@ def test_workers_change_nothing_and_leave_nobody(oracles: Oracles) -> None:
 
 @pytest.mark.parametrize(
     ("to", "target", "whose", "at"),
-    [
-        ("hdf5", MAIN, ONLY_OTHERS, 9),
-        ("hdf5", GROUP, ONLY_OTHERS, 40),
-        ("lmdb", MAIN, ONLY_OTHERS, 30),
-        ("lmdb", GROUP, ONLY_MAIN, 25),
-        ("webdataset", MAIN, ONLY_MAIN, 8),
-    ],
+    cases(
+        [
+            ("hdf5", MAIN, ONLY_OTHERS, 9),
+            ("hdf5", GROUP, ONLY_OTHERS, 40),
+            ("lmdb", MAIN, ONLY_OTHERS, 30),
+            ("lmdb", GROUP, ONLY_MAIN, 25),
+            ("webdataset", MAIN, ONLY_MAIN, 8),
+        ],
+        3,
+    ),
 )
 def test_no_process_outlives_a_parent_that_is_killed(
     oracles: Oracles, to: str, target: int, whose: int, at: int
@@ -115,7 +118,7 @@ def test_no_process_outlives_a_parent_that_is_killed(
     require_equal(oracle)
 
 
-@pytest.mark.parametrize(("to", "at"), [("hdf5", 1), ("lmdb", 20), ("webdataset", 45)])
+@pytest.mark.parametrize(("to", "at"), cases([("hdf5", 1), ("lmdb", 20), ("webdataset", 45)], 1))
 def test_a_killed_worker_is_one_clear_message(oracles: Oracles, to: str, at: int) -> None:
     oracle = oracles.of(NAMES[0], to)
     outcome = with_workers(oracle, Fault(action=SIGNAL_BEFORE, at=at, whose=ONLY_OTHERS))
@@ -127,17 +130,11 @@ def test_a_killed_worker_is_one_clear_message(oracles: Oracles, to: str, at: int
 
 
 @pytest.mark.parametrize(
-    ("number", "times", "code"),
-    [
-        (signal.SIGTERM, 1, (143,)),
-        (signal.SIGINT, 1, (130,)),
-        (signal.SIGINT, 2, (130,)),
-        (signal.SIGHUP, 1, (129,)),
-    ],
-    ids=["SIGTERM", "Ctrl-C", "Ctrl-C twice", "SIGHUP"],
+    ("number", "times"),
+    cases([(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGHUP, 1)], 2),
 )
 def test_a_signal_to_all_processes_ends_all(
-    oracles: Oracles, number: int, times: int, code: tuple[int, ...]
+    oracles: Oracles, number: signal.Signals, times: int
 ) -> None:
     """As a terminal sends it; the first comes from within a worker's work."""
     oracle = oracles.of(NAMES[0], "webdataset")
@@ -146,7 +143,7 @@ def test_a_signal_to_all_processes_ends_all(
     )
     outcome = with_workers(oracle, fault)
     assert outcome.acted >= 1
-    assert outcome.code in code, outcome.story()
+    assert outcome.code == ENDS[number], outcome.story()
     assert "Traceback" not in outcome.stderr, outcome.story()
     require_equal(oracle)
 

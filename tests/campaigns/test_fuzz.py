@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from campaign import SEED, cases, in_full, points
 from helpers import DEADLINE
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from refusals import refused
 
 from scripts.fuzzing.target import Target
 from scripts.fuzzing.targets import TARGETS, make
@@ -70,11 +71,11 @@ def test_the_corpus_breaks_no_promise(tmp_path: Path) -> None:
 
 
 @needs_atheris
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", cases(TARGETS, 1))
 def test_a_few_hundred_new_inputs_break_no_promise(name: str) -> None:
     count = points(60, 300)
-    summary = fuzz(name, seconds=600, count=count, seed=SEED)
+    summary = fuzz(name, seconds=1500, count=count, seed=SEED)
 
     assert [(found.signature, found.detail) for found in summary.found] == []
     assert summary.executions == count
@@ -113,7 +114,8 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
 @pytest.mark.parametrize(
     "target", ["manifest", "index", "tar", "lmdb", "hdf5", "image"], indirect=True
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@seed(SEED)
+@settings(max_examples=points(30, 500), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_input_is_read_right_or_refused(target: Target, data: st.DataObject) -> None:
     content = data.draw(changed(target.seeds))
@@ -139,7 +141,7 @@ def test_a_recipe_that_is_nested_too_deeply_is_refused(tmp_path: Path, depth: in
     value = json.loads(target.seeds[0])
     value["recipe"]["encode"] = nested(depth)
     if depth > 31:
-        with pytest.raises(target.allowed, match=r"nested too deeply|not a manifest"):
+        with refused(target.allowed):
             target.check(sealed(value))
     else:
         target.check(sealed(value))
@@ -185,9 +187,10 @@ def test_each_kind_of_bug_is_a_finding(beside: Callable[[str], str], tmp_path: P
 
 
 @needs_atheris
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", cases(["Crashes", "Sound"], 1))
 def test_the_fuzzer_starts_again_after_a_crash(beside: Callable[[str], str], name: str) -> None:
-    summary = fuzz(beside(name), seconds=200, count=8, seed=0)
+    summary = fuzz(beside(name), seconds=1000, count=8, seed=0)
 
     assert {found.kind for found in summary.found} <= {"crash"}
     assert summary.restarts == summary.outcomes["crash"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import jpeg, make_tree, png, python
+from refusals import refused
 
 from shardkit import ConversionFailed, UsageError, convert
 from shardkit.errors import BadImage
@@ -95,7 +96,7 @@ def test_a_file_that_cannot_be_read_says_why(
 ) -> None:
     source = scan_imagefolder(make_tree(tmp_path, {"a/1.jpg": jpeg()})).splits[""]
     monkeypatch.setattr(os, "open", failing_open(number))
-    with pytest.raises(BadImage, match=f"it cannot be read: {os.strerror(number)}"):
+    with refused(BadImage, os.strerror(number)):
         source.read([0])
 
 

@@ -27,6 +27,7 @@ from helpers import (
 from hostile import CASES
 from hostile.folder import NEIGHBOURS, make_source
 from PIL import Image
+from refusals import refused
 
 from shardkit.codecs import image as codec
 from shardkit.codecs.image import MAX_PIXELS, Decoding, decode, inspect
@@ -157,7 +158,7 @@ def test_a_strip_is_not_enlarged_beyond_the_limit(mode: str) -> None:
     """A strip of 60,000 x 1 pixels would become four billion of them at 256 rows."""
     strip = Record("a", {"png": encoded(Image.new("L", (60_000, 1)), "PNG")})
     recipe = Recipe(resize=(256, 256), resize_mode=mode, enlarge=True)
-    with pytest.raises(BadImage, match="would become 15360000 x 256 pixels, over the limit"):
+    with refused(BadImage, "15360000", "256"):
         recipe.apply(strip)
     Recipe(resize=(256, 256), resize_mode=mode).apply(strip)
 
@@ -168,7 +169,7 @@ def test_the_limit_of_pixels_counts_for_all_kinds(monkeypatch: pytest.MonkeyPatc
     for field, data in SAMPLES.items():
         monkeypatch.setattr(codec, "MAX_PIXELS", 24 * 16 - 1)
         for function in (inspect, decode):
-            with pytest.raises(BadImage, match="24 x 16 pixels, over the limit of 383"):
+            with refused(BadImage, "24", "16", "383"):
                 function(data, field)
         monkeypatch.setattr(codec, "MAX_PIXELS", 24 * 16)
         assert inspect(data, field).upright == (24, 16)

@@ -14,6 +14,7 @@ import pytest
 from campaign import cases
 from damage import edit
 from helpers import make_dataset, make_folder, make_tree, tree
+from refusals import refused
 
 from shardkit import (
     CorruptDataset,
@@ -127,7 +128,7 @@ def test_a_planted_work_folder_leads_nowhere(
     target.mkdir(exist_ok=True)
     plant(target, victim)
     before = tree(victim)
-    with pytest.raises(ShardkitError, match=r"work|holds a dataset|symbolic link|earlier run"):
+    with refused(ShardkitError):
         into(photos, target, force=force)
     if older:
         with contextlib.suppress(ShardkitError):
@@ -173,7 +174,7 @@ def test_a_planted_dataset_replaces_no_file_of_the_user(
     (target / WORK_NAME / "state/retired.json").unlink()
     shutil.copytree(make_dataset(photos, photos.parent / "b"), target / DATASET, dirs_exist_ok=True)
     make_tree(target / DATASET, dict.fromkeys(theirs, b"planted"))
-    with pytest.raises(UsageError, match="is not of the dataset that is being replaced"):
+    with refused(UsageError):
         run(command, photos, target)
     assert {name: tree(target).get(name) for name in before} == before
 
@@ -335,7 +336,7 @@ def test_a_manifest_names_no_files_in_other_folders(dataset: Path, name: str) ->
         value["files"][0]["name"] = name
 
     edit(dataset, change)
-    with pytest.raises(CorruptDataset, match=r"the name|cannot be a file of a dataset"):
+    with refused(CorruptDataset):
         open_dataset(dataset)
 
 

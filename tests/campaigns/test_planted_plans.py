@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from campaign import draw, points
 from helpers import invoke, jpeg, limit_memory, make_folder, make_tree
+from refusals import refused
 
 from shardkit import ConversionFailed, ShardkitError, UsageError, open_dataset, open_source
 from shardkit.contracts import Source
@@ -289,7 +290,7 @@ def test_a_damaged_result_counts_as_not_done(
     for name, new in change.items():
         value[name] = {**value[name], **new} if isinstance(new, dict) else new
     path.write_text(json.dumps(value))
-    with pytest.raises(ConversionFailed, match="1 of 1 tasks are not done"):
+    with refused(ConversionFailed, "1"):
         commit(ready)
     assert not Jobs(Ledger(ready)).build(0).kept
     assert commit(ready).manifests[""].rows == 4

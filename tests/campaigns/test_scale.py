@@ -16,6 +16,7 @@ import pytest
 import torch
 from helpers import make_dataset, make_tree, png, wait_until
 from loading import prints
+from refusals import refused
 
 from shardkit import BlockShuffle, CorruptDataset, Field, Rank, make_loader, open_dataset
 from shardkit.dataset.index import ROW, ROWS_NAME, pack_row
@@ -108,7 +109,7 @@ def test_opening_needs_nothing_of_the_index(tmp_path: Path) -> None:
     loader.load_state_dict(loader.state_dict())
     assert len(loader) == MANY // BATCH
     for ask in (lambda: dataset.targets, lambda: dataset.keys, lambda: dataset[MANY // 2]):
-        with pytest.raises(CorruptDataset, match="does not describe"):
+        with refused(CorruptDataset):
             ask()
 
 

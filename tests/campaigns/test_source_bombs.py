@@ -32,6 +32,7 @@ from foreign_shards import (
     write_mds,
 )
 from helpers import png, run_main
+from refusals import refused
 
 from shardkit import ConversionFailed
 from shardkit.errors import BadImage
@@ -322,7 +323,7 @@ def test_values_of_lmdb_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lmdb_reader, "MAX_VALUE", 1999)
     assert lmdb_reader.read(str(path), 1, "images", b"a", b"")[8:] == png()
     for key, text in ((b"b", b""), (b"a", b"b")):
-        with pytest.raises(BadImage, match=r"its value has .*, over the limit of"):
+        with refused(BadImage):
             lmdb_reader.read(str(path), 1, "images", key, text)
 
 
@@ -406,7 +407,7 @@ def linear(function: Callable[[], Any]) -> Any:
 @pytest.mark.measures
 def test_a_sparse_map_takes_time_for_its_bytes_alone(tmp_path: Path) -> None:
     def without_line_ends() -> None:
-        with pytest.raises(BadImage, match="the sparse file at byte 0 has no map"):
+        with refused(BadImage, "0"):
             listed(tmp_path / "a.tar", sparse_member("a.png", b"1" * (32 << 20)))
 
     linear(without_line_ends)
@@ -476,7 +477,7 @@ def test_keys_of_pages_that_refer_to_each_other_end(
             data[node : node + 4] = data[nodes[0] : nodes[0] + 4]
     (path / "data.mdb").write_bytes(data)
     monkeypatch.setattr(inputs, "_FREE_ROWS", 1000)
-    with pytest.raises(ConversionFailed, match="rows or more, over the limit of"):
+    with refused(ConversionFailed):
         get_source("lmdb").open(path, layout="images").scan()
 
 
@@ -488,7 +489,7 @@ def test_heaps_of_hdf5_that_overlap_are_read_once(tmp_path: Path) -> None:
     with path.open("rb") as file:
         heaps = hdf5_reader._Heaps(file, 0)
         heaps.find(len(heads))
-        with pytest.raises(BadImage, match="its heaps overlap"):
+        with refused(BadImage):
             heaps.find(len(heads) + 16)
 
 

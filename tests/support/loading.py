@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import multiprocessing
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import FORMATS, make_dataset, make_tree, png
-from torch.utils.data import Dataset
 
 from shardkit import (
     BlockShuffle,
@@ -30,7 +27,6 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.sampling.order import Order
-from shardkit.torch.loader import Loader
 
 ROWS = 23
 """A number that neither 2, 3 nor 4 divides, nor any product of them."""
@@ -70,6 +66,11 @@ def make_datasets(root: Path, rows: int = ROWS, first: int = 0) -> Path:
     return root
 
 
+def row_order(**options: Any) -> Order:
+    """Return the order of `ROWS` rows, or of ``size``, as docs/order.md states it."""
+    return Order(**{"size": ROWS, **options})
+
+
 def crc(image: Any) -> int:
     """Return the CRC-32 of an image's values, in any memory layout."""
     return zlib.crc32(np.ascontiguousarray(np.asarray(image)).tobytes())
@@ -84,14 +85,6 @@ def prints(batch: Any) -> Prints:
 def prints_of(batches: Iterable[Any]) -> list[Prints]:
     """Return the fingerprints of each batch."""
     return [prints(batch) for batch in batches]
-
-
-def difference(found: Iterable[Any], expected: list[Prints]) -> str:
-    """Return the first difference from the expected batches, or ""; pytest's diff takes minutes."""
-    for number, (one, other) in enumerate(itertools.zip_longest(prints_of(found), expected)):
-        if one != other:
-            return f"batch {number} of {len(expected)} is {one}, not {other}"
-    return ""
 
 
 def epoch_by_hand(
@@ -131,41 +124,9 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def loader_of(
-    path: Path, kind: str, shuffle: bool | BlockShuffle, options: dict[str, Any]
-) -> Loader:
-    if kind == "map":
-        dataset = open_dataset(path, decode=CROP)
-        return make_loader(dataset, BATCH, shuffle=shuffle, seed=SEED, **options)
-    opened = ITERABLE[path.name](path, decode=CROP, shuffle=shuffle, seed=SEED)
-    return make_loader(opened, BATCH, **options)
-
-
-@functools.cache
-def start_fork_server() -> None:
-    """Start the fork server. It imports torch, which takes seconds that no test should count."""
-    child = multiprocessing.get_context("forkserver").Process(target=int)
-    child.start()
-    child.join()
-
-
 def close(batches: Iterator[Any]) -> None:
     """Abandon an iteration, as if its process ended."""
     batches.close()  # type: ignore[attr-defined]
-
-
-class Counted(Dataset[torch.Tensor]):
-    """Counts in shared memory how often each row was read."""
-
-    def __init__(self, rows: int) -> None:
-        self.read = torch.zeros(rows, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-
-    def __len__(self) -> int:
-        return len(self.read)
-
-    def __getitem__(self, row: int) -> torch.Tensor:
-        self.read[row] += 1
-        return torch.tensor(row)
 
 
 class Topology(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
+from refusals import refused
 from table import for_each
 
 import shardkit
@@ -64,13 +65,13 @@ def test_an_option_is_parsed_checked_described_and_spelled() -> None:
     assert describe(Paint()) == {"color": "red", "layers": None}
     assert restored(Paint, describe(paint)) == paint
     assert words(Paint, changed(paint)) == ["--gloss", "--layers", "2"]
-    with pytest.raises(UsageError, match="color='green' is unknown; choose from red, blue"):
+    with refused(UsageError, "color='green'"):
         Paint(color="green")
     with pytest.raises(UsageError, match="gloss= requires layers="):
         Paint(gloss=True)
     hours: Any
     for hours in (0, -1.0, float("nan"), float("inf"), "2"):
-        with pytest.raises(UsageError, match=r"hours=.* is not a number above 0"):
+        with refused(UsageError, "hours=", "0"):
             Paint(hours=hours)
 
 
@@ -124,7 +125,7 @@ def test_functions_and_methods_are_called_with_the_fields() -> None:
 def test_an_empty_path_is_not_the_current_folder(
     function: Callable[..., object], paths: tuple[str, ...]
 ) -> None:
-    with pytest.raises(UsageError, match="is empty: give a path or URL"):
+    with refused(UsageError, "URL"):
         function(*paths)
 
 
@@ -187,7 +188,7 @@ def test_help_of_convert_lists_all_options() -> None:
 
 def test_a_misspelled_keyword_is_refused(tmp_path: Path) -> None:
     """By mypy, too: it would report an unused ignore."""
-    with pytest.raises(TypeError, match="unexpected keyword argument 'resise'"):
+    with refused(TypeError, "'resise'"):
         shardkit.convert("sample_data", tmp_path / "out", to="lmdb", resise=8)  # type: ignore[call-arg]
     message = r"make_loader\(\) got an unexpected keyword argument 'shufle'"
     with pytest.raises(TypeError, match=message):
@@ -199,14 +200,14 @@ def test_a_misspelled_keyword_is_refused(tmp_path: Path) -> None:
             kind(tmp_path, decod="torch")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="sead"):
         EpochBatchSampler([1], 1, sead=1)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="missing a required argument: 'dataset'"):
+    with refused(TypeError, "'dataset'"):
         make_loader()  # type: ignore[call-arg]
     make_loader(dataset=[1], batch_size=1, engine="thread", num_workers=0)
 
 
 def test_a_required_keyword_is_required() -> None:
     """By mypy, too."""
-    with pytest.raises(TypeError, match=r"convert\(\) missing a required .*argument: 'to'"):
+    with refused(TypeError, "'to'"):
         shardkit.convert("photos", "out")  # type: ignore[call-arg]
 
 
@@ -214,12 +215,12 @@ def test_a_recipe_takes_the_place_of_its_options(tmp_path: Path) -> None:
     recipe = Recipe(resize=8)
     plan = plan_conversion("sample_data", tmp_path / "out", to="lmdb", recipe=recipe)
     assert plan.options.recipe == recipe
-    with pytest.raises(UsageError, match="recipe and encode exclude each other"):
+    with refused(UsageError):
         plan_conversion("sample_data", tmp_path, to="lmdb", recipe=recipe, encode="png")
 
 
 def test_sources_refuse_unknown_options() -> None:
-    with pytest.raises(UsageError, match="coco has no option rot; it has: root"):
+    with refused(UsageError):
         shardkit.open_source("coco", "annotations.json", rot="photos")
 
 

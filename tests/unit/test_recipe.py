@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairwise import pairwise
 from PIL import Image, ImageCms, ImageOps
+from refusals import refused
 from table import for_each
 
 from shardkit import Field, UsageError
@@ -493,7 +494,7 @@ def test_an_image_that_must_change_must_be_intact(check: str) -> None:
 
 @for_each("check", ["decode", "header"])
 def test_a_bomb_is_bad(check: str) -> None:
-    with pytest.raises(BadImage, match=r"over the limit|exceeds limit"):
+    with refused(BadImage):
         applied(jpeg_stating(60_000, 60_000), check=check)
 
 
@@ -541,7 +542,7 @@ def test_tolerated_damage_keeps_its_bytes() -> None:
     result = applied(damaged, encode="planes", tolerate_damage=True)
     assert result == applied(damaged, tolerate_damage=True)
     assert "damaged" in result.meta
-    with pytest.raises(BadImage, match="it is damaged"):
+    with refused(BadImage):
         applied(damaged, encode="planes")
 
 
@@ -579,7 +580,7 @@ def test_planes_are_images_of_other_recipes() -> None:
     resized = Recipe(resize=8).apply(stored)
     np.testing.assert_array_equal(np.asarray(opened(resized.fields["png"])), expected)
     cut = Record("a", {**stored.fields, "y4m": stored.fields["y4m"][:-1]})
-    with pytest.raises(BadImage, match="its header states 31 x 17 pixels of 420jpeg"):
+    with refused(BadImage, "31", "17", "420jpeg"):
         Recipe().apply(cut)
 
 
@@ -704,5 +705,5 @@ def test_one_number_is_a_square() -> None:
 
 def test_an_image_is_not_enlarged_beyond_the_limit() -> None:
     strip = encoded(Image.new("L", (60_000, 1)), "PNG")
-    with pytest.raises(BadImage, match="would become 15360000 x 256 pixels, over the limit"):
+    with refused(BadImage, "15360000", "256"):
         applied(strip, resize=256, enlarge=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 from table import for_each
 
 from shardkit import Field
@@ -92,7 +93,7 @@ def test_files_that_differ_in_their_suffix_keep_it() -> None:
 
 
 def test_a_record_needs_a_key() -> None:
-    with pytest.raises(ValueError, match="at least one character"):
+    with refused(ValueError):
         Record("", {})
 
 
@@ -134,7 +135,7 @@ def test_a_label_is_a_decimal_number(text: bytes) -> None:
     ],
 )
 def test_anything_else_is_not_a_label(text: bytes) -> None:
-    with pytest.raises(ValueError, match="is not a decimal integer"):
+    with refused(ValueError):
         parse_label(text)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers import make_dataset, make_folder
+from refusals import refused
 
 from shardkit import UsageError, open_source
 from shardkit.contracts import Format, SourceKind
@@ -55,9 +56,7 @@ def test_shards_of_shardkit_are_not_a_source_of_files(kind: str, tmp_path: Path)
     made = make_dataset(make_folder(tmp_path / "photos"), tmp_path / "made", to=kind)
     (shard, *_) = made.glob("shard-*")
     for path in (made, str(shard)):
-        with pytest.raises(
-            UsageError, match=r"belongs to a dataset of shardkit, .* convert dataset"
-        ):
+        with refused(UsageError):
             open_source(kind, path)
 
 
@@ -122,6 +121,6 @@ def test_an_unknown_source_is_a_usage_error_that_lists_all() -> None:
 
 def test_a_format_is_not_a_source(site: Path) -> None:
     install(site, "odd = shardkit.formats.lmdb:FORMAT", "shardkit.sources")
-    with pytest.raises(UsageError, match="not a shardkit SourceKind"):
+    with refused(UsageError):
         get_source("odd")
     assert "odd" not in format_names()

@@ -7,7 +7,6 @@ import errno
 import itertools
 import multiprocessing
 import os
-import threading
 import time
 import weakref
 from collections.abc import Generator, Iterable, Iterator
@@ -106,6 +105,7 @@ class ProcessEngine:
                 self.close()
             raise
         except BaseException as error:
+            _compat.unwatch(self._iterator)
             reason = self._explain(error)
             self.close()  # their results are not needed, and the next iteration starts new ones
             if reason is None:
@@ -115,9 +115,15 @@ class ProcessEngine:
             self.close()
 
     def _begin(self) -> Any:
-        """Return PyTorch's iterator; persistent workers first finish what a ``break`` left."""
+        """Return PyTorch's iterator; persistent workers first finish what a ``break`` left.
+
+        Raises:
+            LoaderFailed: If one has died since then, or does not finish within the timeout.
+        """
         if self._iterator is not None:
-            _compat.set_timeout(self._iterator, self._timeout or threading.TIMEOUT_MAX)
+            if death := self._death():
+                raise LoaderFailed(death)
+            _compat.set_timeout(self._iterator, self._timeout)
         before = set(multiprocessing.active_children())
         try:
             assert self._loader is not None
@@ -237,9 +243,8 @@ class ProcessEngine:
                 self,
                 workers.end,
                 _compat.worker_processes(iterator),
-                _compat.done_event(iterator),
                 os.getpid(),
-                _compat.queues(iterator),
+                iterator,
             )
 
     def _start(self) -> DataLoader[Any]:
@@ -289,19 +294,30 @@ class ProcessEngine:
 
     def _explain(self, error: BaseException) -> str | None:
         """Return a message for an error that PyTorch raised for its workers, or None."""
-        if is_from_worker(error) or not _compat.is_dead_worker(error):
+        if is_from_worker(error):
             return None
+        if isinstance(error, (EOFError, ConnectionError)):  # it died while it handed memory over
+            workers.wait_for_one(_compat.worker_processes(self._iterator))
+            return self._death()
+        if not _compat.is_dead_worker(error):
+            return None
+        return self._death() or f"a worker process died: {error}."
+
+    def _death(self) -> str | None:
+        """Return which workers have died, and of what, or None."""
         dead = [
             (number, process.exitcode)
             for number, process in enumerate(_compat.worker_processes(self._iterator))
             if process.exitcode is not None
         ]
+        if not dead:
+            return None
         ends = "; ".join(
             f"worker {number} {workers.how_it_ended(code)} "
             + " or ".join(map(self._where, self._marks[number].tolist()))
             for number, code in dead
         )
-        return f"a worker process died: {ends or error}.{workers.hint([code for _, code in dead])}"
+        return f"a worker process died: {ends}.{workers.hint([code for _, code in dead])}"
 
     def _late(self) -> str:
         rows = enumerate(self._marks.flatten().tolist())

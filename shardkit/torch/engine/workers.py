@@ -42,34 +42,34 @@ _PRELOAD = ("torch", "shardkit.torch.loader")
 """Modules that a fork server imports once: workers then start in 0.1 s, not 2 s."""
 
 
-def end(processes: list[Any], done: Any, owner: int, _queues: list[Any]) -> None:
+def end(processes: list[Any], owner: int, iterator: Any) -> None:
     """Stop worker processes, if this process owns them and is not a fork of their owner.
 
-    SIGTERM comes first: it ends a worker silently after its current call. A worker that has just
-    started, or must be killed, makes PyTorch raise an exception here, wherever the main thread is.
+    SIGTERM comes first: it ends a worker silently after its current call.
 
     Args:
         processes: The workers.
-        done: PyTorch's event that tells them to stop.
         owner: Process ID of their owner.
-        _queues: Theirs. Referenced from here, they are no garbage yet if all of a loader is: else
-            their pipes would be closed first, and again by the threads with which PyTorch tells
-            the workers to stop, which could close another file.
+        iterator: PyTorch's iterator. Referenced from here, its queues are no garbage yet if all of
+            a loader is: else their pipes would be closed first, and again by the threads with which
+            PyTorch tells the workers to stop, which could close another file.
     """
     if os.getpid() != owner:
         return
+    # Else PyTorch would raise an exception here, wherever the main thread is, for each that is
+    # killed. It still may for a worker of another loader.
+    _compat.unwatch(iterator)
     for process in processes:
         with contextlib.suppress(RuntimeError):
-            process.terminate()
+            if process.is_alive():  # else another process may have its number by now
+                process.terminate()
     for process in processes:
         with contextlib.suppress(RuntimeError):
             _wait_for(process)
         with contextlib.suppress(RuntimeError):
             if process.is_alive():
                 _kill(process)
-    if not any(process.is_alive() for process in processes):
-        # A worker killed while it checked the event keeps its lock: setting it would wait forever.
-        _compat.release_lock(done)
+    _compat.forget_workers(iterator)
 
 
 def _wait_for(process: Any) -> None:
@@ -88,10 +88,13 @@ def _wait_for(process: Any) -> None:
 
 def _kill(process: Any) -> None:
     """Kill a worker that does not stop, and remove the shared file that it was about to unlink."""
-    with contextlib.suppress(OSError):
-        os.kill(process.pid, signal.SIGSTOP)
-    files = _shared_files(process.pid)
-    process.kill()
+    files: list[str] = []
+    try:
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGSTOP)
+        files = _shared_files(process.pid)
+    finally:
+        process.kill()
     process.join(_STOP_SECONDS)
     for file in files:
         with contextlib.suppress(OSError):
@@ -107,6 +110,16 @@ def _shared_files(pid: int) -> list[str]:
                 files.append(os.readlink(entry.path))
     prefix = f"{SHARED_MEMORY}/torch_{pid}_"
     return [file for file in files if file.startswith(prefix) and not file.endswith(" (deleted)")]
+
+
+def wait_for_one(processes: list[Any]) -> None:
+    """Wait a moment until one of some workers has ended."""
+    if not processes:
+        return
+    ended = connection.wait([process.sentinel for process in processes], _STOP_SECONDS)
+    for process in processes:
+        if process.sentinel in ended:
+            process.join(_STOP_SECONDS)
 
 
 def begin_worker(sharing: str | None, turn: Turn, is_low: bool, _: int) -> None:

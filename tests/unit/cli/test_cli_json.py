@@ -43,7 +43,8 @@ class Row(NamedTuple):
     """Words with which it exits with 1."""
     fault: str = "CorruptDataset"
     """The error; "" if it finished, and found something."""
-    is_slow: bool = False
+    mark: str = ""
+    """That of the success."""
 
 
 TABLE = {
@@ -101,21 +102,21 @@ TABLE = {
     "split": Row("IN/made --val 0.4 --stratify --out OUT", "splits", "IN/bad --val 0.4 --out OUT"),
     "export": Row("IN/made OUT", "records files bytes left_out", "IN/damaged OUT", "CorruptShard"),
     "index-export": Row("IN/attached OUT --as dali", "tool samples path", "IN/bad OUT --as dali"),
-    "doctor": Row("", "findings diagnosis profile", "IN/bad", is_slow=True),
+    "doctor": Row("", "findings diagnosis profile", "IN/bad"),
     "tune": Row(
-        f"IN/made {CROP} --batch-size 2 --budget 1s", "ranking paste", "IN/bad", is_slow=True
+        f"IN/made {CROP} --batch-size 2 --budget 1s", "ranking paste", "IN/bad", mark="measures"
     ),
     "bench": Row(
         f"IN/made {CROP} --rounds 1 --seconds 0.05 --cache warm",
         "shardkit_bench headline",
         "IN/bad",
-        is_slow=True,
+        mark="slow",
     ),
     "ablation": Row(
         f"IN/made {CROP} --rounds 1 --seconds 0.05 --workers 1 --batch-size 2",
         "shardkit_bench headline",
         "IN/bad",
-        is_slow=True,
+        mark="measures",
     ),
 }
 
@@ -172,21 +173,20 @@ def printed(name: str, words: str, inputs: Path, out: Path) -> dict[str, Any]:
     return value
 
 
-def rows(*, is_slow: bool) -> list[Any]:
-    return [
-        pytest.param(name, row, id=name, marks=[pytest.mark.slow] * (is_slow and row.is_slow))
-        for name, row in TABLE.items()
-    ]
+ROWS = [
+    pytest.param(name, row, id=name, marks=[getattr(pytest.mark, row.mark)] if row.mark else [])
+    for name, row in TABLE.items()
+]
 
 
-@pytest.mark.parametrize(("name", "row"), rows(is_slow=True))
+@pytest.mark.parametrize(("name", "row"), ROWS)
 def test_success(name: str, row: Row, inputs: Path, tmp_path: Path, bucket: Bucket) -> None:
     value = printed(name, row.success, inputs, tmp_path / "out")
     assert (value["exit_code"], value["error"]) == (0, None)
     assert not set(row.fields.split()) - value.keys()
 
 
-@pytest.mark.parametrize(("name", "row"), rows(is_slow=False))
+@pytest.mark.parametrize(("name", "row"), TABLE.items(), ids=TABLE)
 def test_failure(name: str, row: Row, inputs: Path, tmp_path: Path, bucket: Bucket) -> None:
     value = printed(name, row.failure, inputs, tmp_path / "out")
     assert value["exit_code"] == 1

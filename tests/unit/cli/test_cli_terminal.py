@@ -38,12 +38,11 @@ ALLOWED = re.compile(rb"\x1b\[A|\r|\n")
 ALONE = ("--workers", 1)
 
 MANY = """
-import json, sys
-from shardkit.cli.main import main
+import json, runpy, sys
 for arguments in json.loads(open(sys.argv[1]).read()):
     sys.argv[1:] = arguments
     try:
-        main()
+        runpy.run_module("shardkit", run_name="__main__")
     except SystemExit as end:
         print("code", end.code, flush=True)
 """
@@ -195,24 +194,23 @@ def test_json_is_exact_on_a_terminal(place: Path) -> None:
     assert b"\x1b" not in shown
 
 
-def test_a_warning_is_one_line(tmp_path: Path) -> None:
+def test_a_warning_is_one_line_and_a_long_text_is_shortened() -> None:
     code = f"""
-import warnings
-from shardkit.cli.console import open_streams
-open_streams()
+import runpy, sys, warnings
+sys.argv[1:] = ["--version"]
+try:
+    runpy.run_module("shardkit", run_name="__main__")
+except SystemExit:
+    pass
 warnings.warn({EVIL!r})
+warnings.warn("begin" + "x" * (1 << 22) + "end")
 """
-    shown = on_terminal([sys.executable, "-c", code])
-    assert shown.startswith(b"shardkit: warning: \\x1b]0;owned")
-    assert shown.count(b"\n") == 1
-
-
-def test_a_long_text_is_shortened(tmp_path: Path) -> None:
-    code = "from shardkit.cli.console import say; say('begin' + 'x' * (1 << 22) + 'end')"
-    shown = on_terminal([sys.executable, "-c", code])
-    assert len(shown) < 30_000
-    assert shown.startswith(b"begin")
-    assert shown.endswith(b"end\r\n")
+    _, first, second, end = on_terminal([sys.executable, "-c", code]).split(b"\n")
+    assert first.startswith(b"shardkit: warning: \\x1b]0;owned")
+    assert second.startswith(b"shardkit: warning: begin")
+    assert len(second) < 30_000
+    assert second.endswith(b"end\r")
+    assert end == b""
 
 
 # --- streams that are closed ---

@@ -14,6 +14,7 @@ from hostile import pngs
 from hostile.cases import Case
 from parsed_png import parsed_png16
 from PIL import Image
+from refusals import refused
 from table import for_each
 
 from scripts.fuzzing.pngs import compare, outcome, random_png
@@ -72,7 +73,7 @@ def test_damage_is_explained_by_python(mode: str) -> None:
     data[-20] ^= 1
 
     for decoded in (decode, decode_mask):
-        with pytest.raises(BadImage, match="the checksum of its chunk IDAT is wrong"):
+        with refused(BadImage, "IDAT"):
             decoded(bytes(data), "png")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from helpers import FORMATS, encoded, jpeg, make_dataset, make_tree, picture, png, python
 from PIL import Image, ImageFile, PngImagePlugin
+from refusals import refused
 
 from shardkit import convert, open_dataset
 from shardkit.codecs import image as codec
@@ -185,7 +186,7 @@ def test_an_images_text_about_memory_is_ignored() -> None:
 def test_an_ambiguous_error_is_decided_by_free_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(BadImage, match="its data are damaged"), as_bad_image("it is odd", 1 << 20):
+    with refused(BadImage), as_bad_image("it is odd", 1 << 20):
         raise OSError("decoder error -9")
     monkeypatch.setattr("numpy.empty", fail(MemoryError()))
     with pytest.raises(MemoryError), as_bad_image("it is odd", 1 << 20):
@@ -274,7 +275,7 @@ def test_a_conversion_never_skips_an_image_for_a_signal(
         return load(image)
 
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", interrupted)
-    with pytest.raises(time_limit, match="time is up") as caught:
+    with refused(time_limit) as caught:
         convert(source, tmp_path / "set", to="lmdb", on_error="skip", workers=1)
     assert type(caught.value) is time_limit
     monkeypatch.undo()
@@ -292,8 +293,8 @@ def test_samples_and_transforms_are_never_blamed_for_a_signal(
     def slow(_: object) -> None:
         signal.raise_signal(signal.SIGALRM)
 
-    with pytest.raises(time_limit, match=r"^time is up"):
+    with refused(time_limit):
         convert(Slow([1]), tmp_path / "set", to="lmdb", on_error="skip", fields=("image", "label"))
     source = make_tree(tmp_path / "photos", {"a/1.png": png()})
-    with pytest.raises(time_limit, match=r"^time is up"):
+    with refused(time_limit):
         open_dataset(make_dataset(source, tmp_path / "other"), transform=slow)[0]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import encoded
 from PIL import Image
+from refusals import refused
 from table import for_each
 
 from shardkit.codecs.geometry import (
@@ -184,7 +185,7 @@ def test_a_mask_keeps_its_values(mode: str) -> None:
 
 def test_a_mask_of_fractions_or_32_bits_is_refused() -> None:
     for values in (np.full((2, 2), 0.5, np.float32), np.full((2, 2), 70000, np.int32)):
-        with pytest.raises(BadImage, match="its values are"):
+        with refused(BadImage):
             decode_mask(encoded(Image.fromarray(values), "TIFF"), "tiff")
 
 

@@ -28,6 +28,7 @@ from helpers import (
 )
 from pairwise import pairwise
 from PIL import Image, ImageOps
+from refusals import refused
 from table import for_each
 
 from shardkit.codecs import image as codec
@@ -269,7 +270,7 @@ def test_tiles_much_larger_than_a_tiff_are_refused() -> None:
     data = encoded(picture(24, 16), "TIFF", tiffinfo={65_000: 60_000})
     at = data.index(struct.pack("<H", 65_000))
     large = data[:at] + struct.pack("<H", 322) + data[at + 2 :]  # the tag TileWidth
-    with pytest.raises(BadImage, match="it states tiles of 60000 pixels for a side of 24"):
+    with refused(BadImage, "60000", "24"):
         inspect(large, "tiff")
 
 
@@ -420,7 +421,7 @@ def test_a_png_of_48_bits_keeps_upper_bytes() -> None:
 @for_each("mode", ["F", "I"])
 def test_pixels_without_a_range_are_refused(mode: str) -> None:
     data = encoded(Image.new(mode, (4, 4), 7), "TIFF")
-    with pytest.raises(BadImage, match="no defined range"):
+    with refused(BadImage):
         decode(data, "tiff")
 
 
@@ -571,7 +572,7 @@ def test_trailing_bytes_are_not_damage() -> None:
 
 
 def test_the_reason_contains_no_address() -> None:
-    with pytest.raises(BadImage, match="cannot be identified") as caught:
+    with refused(BadImage) as caught:
         inspect(b"text", "png")
     assert "BytesIO" not in str(caught.value)
 

@@ -13,6 +13,7 @@ import pytest
 from helpers import encoded, png_file
 from PIL import Image, ImageFilter
 from planted_faults import scene
+from refusals import refused
 from table import for_each
 
 from shardkit.codecs.image import Pixels, decode
@@ -103,14 +104,14 @@ def noise(width: int, height: int) -> Image.Image:
 def test_content_of_another_size_is_refused() -> None:
     module, out = native.module(), np.zeros(1, MEASURES).view(np.uint8)
     assert module
-    with pytest.raises(ValueError, match="does not have that size"):
+    with refused(ValueError):
         module.measure(bytes(299), 10, 10, (80, 80), WAVES, out)
     for extent in ((81, 80), (80, 72), (0, 0)):
-        with pytest.raises(ValueError, match="does not have that size"):
+        with refused(ValueError):
             module.measure(bytes(300), 10, 10, extent, WAVES, out)
-    with pytest.raises(ValueError, match="does not have that size"):
+    with refused(ValueError):
         module.measure_png(bytes(300), 10, 10, 3, WAVES, out)
-    with pytest.raises(ValueError, match="measures does not hold"):
+    with refused(ValueError):
         module.measure(bytes(300), 10, 10, (80, 80), WAVES, out[:-8])
     assert not module.measure_png(b"\5" * 310, 10, 10, 3, WAVES, out)  # an unknown filter
     assert not module.measure_jpeg(encoded(scene(1)), 10, 10, WAVES, out)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
+from refusals import refused
 from table import for_each
 
 from shardkit.codecs.geometry import Frame, move_array, moved_shape
@@ -79,7 +80,7 @@ def test_integers_are_rounded_and_clipped(dtype: str) -> None:
 
 @for_each("array", [np.zeros((8, 8)), np.zeros((1, 8, 8), complex)])
 def test_other_arrays_are_refused(array: npt.NDArray[Any]) -> None:
-    with pytest.raises(ValueError, match="only numbers of shape"):
+    with refused(ValueError):
         move_array(array, crop(0, 0, 8, 8))
 
 
@@ -91,5 +92,5 @@ def test_a_crop_far_larger_than_the_image_takes_the_memory_of_its_result() -> No
 
 
 def test_an_array_larger_than_its_image_is_refused() -> None:
-    with pytest.raises(ValueError, match="larger than its image"):
+    with refused(ValueError):
         move_array(np.zeros((1, 8, 9)), Frame((8, 8), (8, 8), (0, 0, 8, 8), (8, 8)))

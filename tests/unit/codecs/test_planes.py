@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pytest
 from hostile import jpegs
 from PIL import Image, ImageFile
+from refusals import refused
 from table import for_each
 
 from shardkit import UsageError
@@ -371,5 +372,5 @@ def test_wrong_checksums_of_bands_are_refused() -> None:
         place = record.index(b"FRAME X") + 7 + 18 * (band // 3) + 5 * (band % 3)
         forged = changed(record, record[:place], b"A" if record[place] != 65 else b"B")
         planes.decode(forged)
-        with pytest.raises(BadImage, match="checksum of its band"):
+        with refused(BadImage):
             planes.require_bands(forged)

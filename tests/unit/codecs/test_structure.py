@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairwise import pairwise
 from PIL import Image, PngImagePlugin
+from refusals import refused
 from table import for_each
 
 from shardkit.codecs.image import decode, inspect
@@ -73,7 +74,7 @@ def test_damage_after_a_jpegs_header_does_not_change_the_header(junk: bytes, at:
 
 @for_each("cut", [2, 3, 4, 19, 60, 300])
 def test_a_jpeg_that_ends_in_its_header_is_bad(cut: int) -> None:
-    with pytest.raises(BadImage, match="truncated or damaged in its header"):
+    with refused(BadImage):
         jpeg_header(jpeg()[:cut])
 
 
@@ -110,7 +111,7 @@ def test_a_jpeg_with_more_scans_than_any_writer_makes_is_bad() -> None:
     last = data[data.rindex(b"\xff\xda") : -2]
     few = data[:-2] + last * (MAX_SCANS - data.count(b"\xff\xda")) + data[-2:]
     assert jpeg_header(few).content == jpeg_header(data).content
-    with pytest.raises(BadImage, match=f"{MAX_SCANS + 1} scans, more than {MAX_SCANS}"):
+    with refused(BadImage, MAX_SCANS + 1, MAX_SCANS):
         jpeg_header(few[:-2] + last + few[-2:])
 
 
@@ -119,7 +120,7 @@ def test_the_scans_of_a_jpeg_are_counted_if_decoders_read_them(
     wrap: Callable[[bytes], bytes | memoryview],
 ) -> None:
     check_scans(wrap(jpeg_of_scans(MAX_SCANS)))
-    with pytest.raises(BadImage, match=f"{MAX_SCANS + 1} scans, more than {MAX_SCANS}"):
+    with refused(BadImage, MAX_SCANS + 1, MAX_SCANS):
         check_scans(wrap(jpeg_of_scans(MAX_SCANS + 1)))
     check_scans(wrap(jpeg() + b"\xff\xda" * (MAX_SCANS + 1)))  # one scan has all components
 
@@ -192,14 +193,14 @@ def test_each_damaged_chunk_of_a_png_is_named() -> None:
     for name in (b"IHDR", b"teXt", b"IDAT"):
         damaged = bytearray(data)
         damaged[data.index(name) + 4] ^= 1
-        with pytest.raises(BadImage, match=f"the checksum of its chunk {name.decode()} is wrong"):
+        with refused(BadImage, name.decode()):
             check_png(bytes(damaged))
 
 
 def test_a_png_truncated_anywhere_is_damaged() -> None:
     data = png()
     for end in range(8, len(data)):
-        with pytest.raises(BadImage, match=r"it ends( after its chunk (IHDR|IDAT))?, without the"):
+        with refused(BadImage):
             check_png(data[:end])
 
 
@@ -207,7 +208,7 @@ def test_a_png_starts_with_its_only_header() -> None:
     data = png()
     header, rest = data[8:33], data[33:]
     for chunks in (header + header + rest, png_chunk(b"teXt", b"") + header + rest):
-        with pytest.raises(BadImage, match="IHDR is not its first chunk"):
+        with refused(BadImage, "IHDR"):
             check_png(data[:8] + chunks)
 
 
@@ -330,7 +331,7 @@ def test_the_header_of_a_netpbm_file_may_have_comments(head: bytes) -> None:
     [b"P6 3 2", b"P6 -3 2 255 ", b"P5 3 2 x", b"P6 #", b"P6 #" + b"c" * 70_000 + b"\n1 1 255 "],
 )
 def test_a_netpbm_file_without_its_numbers_is_bad(head: bytes) -> None:
-    with pytest.raises(BadImage, match="header is damaged, or longer than 65536 bytes"):
+    with refused(BadImage, "65536"):
         check_ppm(head)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 import tifffile
 from PIL import Image
+from refusals import refused
 from table import for_each
 
 from shardkit import convert, open_dataset, verify
@@ -98,7 +99,7 @@ def test_pages_that_differ_are_refused() -> None:
     with tifffile.TiffWriter(file) as writer:
         for side in (32, 16):
             writer.write(values("uint8", side, side), photometric="minisblack")
-    with pytest.raises(BadImage, match="its 2 pages differ in size or type"):
+    with refused(BadImage, "2"):
         decode_typed(file.getvalue(), "tiff")
 
 
@@ -151,7 +152,7 @@ def test_a_bomb_is_refused() -> None:
     for tag, value in zip(tags, (len(data), len(bomb)), strict=True):
         changed[tag + 2 : tag + 4] = (4).to_bytes(2, "little")  # a number of 32 bits
         changed[tag + 8 : tag + 12] = value.to_bytes(4, "little")
-    with pytest.raises(BadImage, match="tifffile cannot decode it"):
+    with refused(BadImage):
         decode_typed(bytes(changed) + bomb, "tiff")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refused
 from table import for_each
 
 from shardkit.codecs.tiff_structure import MAX_PAGES, TiffPage, tiff_pages
@@ -82,7 +83,7 @@ def test_a_tag_larger_than_the_file_is_refused_before_it_is_read() -> None:
     data = bytearray(page())
     entry = data.index(struct.pack("<HH", 273, 4))
     struct.pack_into("<I", data, entry + 4, 0xFFFFFFFF)
-    with pytest.raises(BadImage, match="tag 273 is outside the file"):
+    with refused(BadImage, "273"):
         tiff_pages(bytes(data))
 
 

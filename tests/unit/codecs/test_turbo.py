@@ -23,6 +23,7 @@ import torch
 from helpers import Pixels, encoded, jpeg, make_dataset, make_tree, opened, picture, pixels, png
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from scripts.fuzzing.pieces import compare
 from shardkit import CenterCrop, RandomResizedCrop, UsageError, make_loader, open_dataset
@@ -428,7 +429,7 @@ def test_a_subsampling_unknown_to_the_library_is_not_decoded(
 def test_a_size_other_than_the_indexs_is_refused(library: str, size: tuple[int, int]) -> None:
     data = made(*WIDE)
     assert decode_region(data, size, 8, REGIONS[0]) is None
-    with pytest.raises(BadImage, match="the index states"):
+    with refused(BadImage):
         decode_part(EncodedImage(data, "jpg", 0, *size), REGIONS[0], EXACT)
 
 
@@ -696,5 +697,5 @@ def test_fast_affects_jpegs_only(tmp_path: Path, kind: str, decode: str | ImageO
 
 @pytest.mark.parametrize("value", ["", "FAST", "slow", None, True])
 def test_an_unknown_way_to_decode_jpegs_is_an_error(photos: Path, value: Any) -> None:
-    with pytest.raises(UsageError, match=r"jpeg=.* is unknown; choose from exact, fast"):
+    with refused(UsageError, "jpeg="):
         open_dataset(photos, jpeg=value)

@@ -221,7 +221,8 @@ def test_follows_only_manifests_whose_archives_the_user_named(
 
 def test_no_name_leads_out_of_the_folder(made: Path, tars: Path) -> None:
     for name in ("../secret.tar", "/etc/passwd", "a/../../secret.tar", ""):
-        restate_json(made, lambda value, name=name: value["shards"][0].update(name=name))
+        changed = {"name": name}
+        restate_json(made, lambda value: value["shards"][0].update(changed))  # noqa: B023
         with refused(CorruptDataset, "shardkit.json"):
             open_dataset(made, root=tars)
 
@@ -247,7 +248,8 @@ def test_adds_archives_without_reading_the_others(made: Path, tars: Path, tmp_pa
     fresh = attach(tars, tmp_path / "fresh", keep="caption=txt")
     path = tars / "x-1.tar"
     content, status = path.read_bytes(), path.stat()
-    path.write_bytes(bytes(len(content)))  # which is no archive
+    at = content.index(b"\xff\xda") + 20
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])  # an image
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     again = attach(tars, made, keep="caption=txt")
     assert (again.kept, again.unchanged) == (3, False)
@@ -314,7 +316,7 @@ def test_irregularities_are_findings(tmp_path: Path) -> None:
     with path.open("r+b") as file:  # cut the two blocks at the end
         content = file.read().rstrip(b"\0")
         file.truncate(-(-len(content) // 512) * 512)
-    with pytest.raises(BadImages, match="4 findings in the archives") as caught:
+    with refused(BadImages, "4") as caught:
         attach(path, tmp_path / "index")
     reasons = {problem.path: problem.reason for problem in caught.value.problems}
     assert reasons == {

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from foreign import pixels_of, write_lmdb
 from helpers import invoke, png, tree
+from refusals import refused
 
 from shardkit import ConversionFailed, UsageError, attach, convert, open_dataset, verify
 from shardkit.conversion.attach import attach_source
@@ -114,7 +115,7 @@ def test_lmdb_is_read_beside_a_writer_and_after_a_fork(tmp_path: Path) -> None:
     assert not verify(tmp_path / "index").ok
     with pytest.raises((CorruptRecord, CorruptShard)):
         _ = open_dataset(tmp_path / "index", decode="bytes")[:]
-    with pytest.raises(CorruptShard, match=r"another modification time|the manifest says"):
+    with refused(CorruptShard):
         open_dataset(tmp_path / "quick")[0]
     changed = get_source("lmdb").open(path, label="folder")
     attach(changed, tmp_path / "index")
@@ -169,7 +170,7 @@ def test_hdf5_in_all_layouts(userblock: int, tmp_path: Path) -> None:
         file.write(bytes(9))
     (_, finding) = verify(tmp_path / "x").findings
     assert (finding.row, finding.file) == (3, "x.h5")
-    with pytest.raises(CorruptRecord, match="its checksum does not match"):
+    with refused(CorruptRecord):
         _ = open_dataset(tmp_path / "x", decode="torch")[2:5]
 
 
@@ -185,19 +186,19 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             attach(get_source("hdf5").open(path, **options), index)
     environment = lmdb_of(tmp_path / "source", "images")
-    with pytest.raises(UsageError, match="what a function returns"):
+    with refused(UsageError):
         attach(get_source("lmdb").open(environment, layout="ntpath:join"), index)
     source = get_source("lmdb").open(environment)
-    with pytest.raises(UsageError, match="image: give these options to the source"):
+    with refused(UsageError):
         attach(source, index, image="png")
-    with pytest.raises(UsageError, match="no indexes to compare"):
+    with refused(UsageError):
         attach(source, index, trust="dali")
-    with pytest.raises(UsageError, match="cannot be attached: convert it"):
+    with refused(UsageError):
         attach_source(get_source("imagefolder").open(tmp_path), index, None)  # type: ignore[arg-type]
     attach(source, index)
-    with pytest.raises(UsageError, match="reads lmdb files; these indexes are of tar archives"):
+    with refused(UsageError):
         export_index(index, tmp_path / "out", "dali")
-    with pytest.raises(UsageError, match="made with another label=; force=True replaces it"):
+    with refused(UsageError, "label=", "force=True"):
         attach(get_source("lmdb").open(environment, label="folder"), index)
 
 
@@ -208,7 +209,7 @@ def test_a_file_that_changes_after_the_scan_is_refused(
     scan = source.scan()
     monkeypatch.setattr(source, "scan", lambda _: scan)
     os.utime(tmp_path / "x.h5")
-    with pytest.raises(ConversionFailed, match="it changed since the scan"):
+    with refused(ConversionFailed):
         attach(source, tmp_path / "index")
 
 

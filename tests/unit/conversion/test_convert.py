@@ -187,7 +187,7 @@ def test_progress_adds_up(tmp_path: Path, workers: int) -> None:
         for place, count in enumerate(progress):
             seen[place] += count
 
-    options = {"shard_samples": 3, "on_error": "skip", "workers": workers}
+    options: dict[str, Any] = {"shard_samples": 3, "on_error": "skip", "workers": workers}
     converted(source, tmp_path / "out", **options, on_progress=note)
     assert seen == [7, sum(path.stat().st_size for path in source.rglob("*.*")), 1, 7]
 

@@ -14,6 +14,7 @@ from forging import restate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinds import FIELDS, SAMPLES, SCHEMA, array, content, contents, png, same
+from refusals import refused
 
 from shardkit import CorruptDataset, Field, UsageError, convert, reindex, repair, verify
 from shardkit.dataset.manifest import FieldEntry, Manifest
@@ -168,11 +169,11 @@ def test_a_dataset_is_repaired_from_its_samples(dataset: Path) -> None:
 def test_an_unknown_field_lists_the_known_ones(dataset: Path) -> None:
     shards = open_shards(dataset)
     for look in (shards.column, shards.entries_of, lambda name: shards.values(name, [0])):
-        with pytest.raises(UsageError, match=r"no field 'depth'; it has image, mask, label"):
+        with refused(UsageError, "'depth'"):
             look("depth")
-    with pytest.raises(UsageError, match=r"the field 'mask' .* has no column"):
+    with refused(UsageError, "'mask'"):
         shards.column("mask")
-    with pytest.raises(UsageError, match=r"the field 'count' .* has no bytes of its own"):
+    with refused(UsageError, "'count'"):
         shards.find(np.array([0]), "count")
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from shardkit import ConversionFailed
 from shardkit.conversion.disk import DiskReservation, as_failure
@@ -16,19 +17,19 @@ from shardkit.errors import DiskFull
 @pytest.mark.parametrize(
     ("code", "kind", "said"),
     [
-        (errno.ENOSPC, DiskFull, "the disk of .* is full"),
-        (errno.EDQUOT, DiskFull, "the disk quota of .* is full"),
-        (errno.EMFILE, ConversionFailed, "ulimit -n"),
-        (errno.ENFILE, ConversionFailed, "ulimit -n"),
-        (errno.EIO, ConversionFailed, r"cannot be read or written: .* \(a/b\). Rerun"),
+        (errno.ENOSPC, DiskFull, ()),
+        (errno.EDQUOT, DiskFull, ()),
+        (errno.EMFILE, ConversionFailed, ()),
+        (errno.ENFILE, ConversionFailed, ()),
+        (errno.EIO, ConversionFailed, ("a/b",)),
     ],
 )
 def test_an_error_names_its_remedy(
-    tmp_path: Path, code: int, kind: type[ConversionFailed], said: str
+    tmp_path: Path, code: int, kind: type[ConversionFailed], said: tuple[str, ...]
 ) -> None:
     found = as_failure(OSError(code, os.strerror(code), "a/b"), tmp_path)
     assert type(found) is kind
-    with pytest.raises(kind, match=said):
+    with refused(kind, *said):
         raise found
 
 

@@ -89,7 +89,7 @@ def test_jobs_in_any_order_make_the_same_files(planned: Path, local: dict[str, s
 def test_splits_are_built_by_the_same_jobs(tmp_path: Path, val: str) -> None:
     for name in ("train", "val") if val == "folders" else ("",):
         make_folder(tmp_path / "photos" / name, each=4)
-    options = {} if val == "folders" else {"val": float(val)}
+    options: dict[str, Any] = {} if val == "folders" else {"val": float(val)}
     target = plan(tmp_path / "photos", tmp_path / "planned", *(("--val", val) if options else ()))
     done("work", target, "--claim")
     done("commit", target)

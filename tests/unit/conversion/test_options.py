@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from shardkit import UsageError
 from shardkit.conversion.plan import parse_bytes, spell_bytes
@@ -36,12 +37,12 @@ def test_colors() -> None:
 
 def test_other_texts_are_refused() -> None:
     for size in ("large", "-1", "24x", "1" * 10):
-        with pytest.raises(UsageError, match="neither a number of pixels"):
+        with refused(UsageError):
             parse_size(size)
     for size in ("large", "-1", "1 XB"):
-        with pytest.raises(UsageError, match="is not a size such as"):
+        with refused(UsageError):
             parse_bytes(size)
-    with pytest.raises(UsageError, match="is not a color such as"):
+    with refused(UsageError):
         parse_color("whitish")
 
 

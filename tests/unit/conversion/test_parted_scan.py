@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from helpers import make_folder, make_tree, png, tree
+from refusals import refused
 
 from shardkit import ShardkitError, UsageError, convert
 from shardkit.contracts import Scan
@@ -130,9 +131,9 @@ def test_divisions_that_need_all_images_are_not_listed_in_parts(source: Path) ->
 
 def test_a_division_with_an_empty_side_leaves_nothing(source: Path, tmp_path: Path) -> None:
     options = {"val": 1e-9, "test": 0.0, "stratify": False, "group": None, "seed": 5}
-    with pytest.raises(UsageError, match=r"no image of .* is in val"):
+    with refused(UsageError):
         plan(divided(ImageFolder(source / "train"), **options), tmp_path / "target", HERE)
-    with pytest.raises(UsageError, match="has the splits train, val already"):
+    with refused(UsageError):
         plan(divided(ImageFolder(source), **options), tmp_path / "target", HERE)
     assert not (tmp_path / "target").exists()
 
@@ -179,7 +180,7 @@ def test_jobs_build_the_plan(source: Path, tmp_path: Path) -> None:
 
 def test_a_source_without_images_leaves_nothing(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"cat/notes.txt": b""})
-    with pytest.raises(UsageError, match="there are no images"):
+    with refused(UsageError):
         plan(ImageFolder(tmp_path / "photos"), tmp_path / "new" / "target", HERE)
     assert not (tmp_path / "new").exists()
 
@@ -192,9 +193,7 @@ def test_a_disk_that_fails_is_an_error_that_leaves_nothing(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(stored_order, "dump_entries", fail)
-    with pytest.raises(
-        ShardkitError, match=r"the disk of .* is full|cannot be read or written"
-    ) as found:
+    with refused(ShardkitError) as found:
         plan(ImageFolder(source), tmp_path / "target", HERE)
     assert isinstance(found.value, DiskFull) == (code == errno.ENOSPC)
     assert not (tmp_path / "target").exists()

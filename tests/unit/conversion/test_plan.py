@@ -10,6 +10,7 @@ import pytest
 from helpers import FORMATS, jpeg, make_folder, make_tree, png
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from shardkit import UsageError
 from shardkit.contracts import Entry, Images, Scan
@@ -250,5 +251,5 @@ def test_classes_that_no_manifest_holds_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CLASS_BYTES", 5)
-    with pytest.raises(UsageError, match="class names of label have over 5 bytes: if each row has"):
+    with refused(UsageError, "5"):
         make_plan(scan_imagefolder(folder), ConvertOptions(to="lmdb"))

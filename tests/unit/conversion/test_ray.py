@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers import invoke, make_folder, tree, wait_until
+from refusals import refused
 
 from shardkit import UsageError, convert
 from shardkit.system.cluster import open_cluster
@@ -143,5 +144,5 @@ def test_the_command_converts_on_ray(tmp_path: Path, ray: tuple[str, psutil.Proc
 def test_no_cluster_is_a_usage_error(ray: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.util.client.worker.INITIAL_TIMEOUT_SEC", 0.1)
     monkeypatch.setattr("ray.util.client.worker.MAX_TIMEOUT_SEC", 0.1)
-    with pytest.raises(UsageError, match="no Ray cluster"), open_cluster("ray://127.0.0.1:1"):
+    with refused(UsageError), open_cluster("ray://127.0.0.1:1"):
         pass

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from refusals import refused
 
 from shardkit import Field
 from shardkit.codecs.geometry import VISIBLE
@@ -252,7 +253,7 @@ def test_a_mask_is_never_lossy_or_re_encoded_as_the_image() -> None:
     assert "right.jpg" in found.fields
     lossy = Record("k", {**record.fields, "mask.jpg": jpeg(np.zeros((4, 5, 3), np.uint8))})
     del lossy.fields["mask.png"]  # type: ignore[attr-defined]
-    with pytest.raises(BadImage, match=r"mask: a mask cannot be a jpg file"):
+    with refused(BadImage):
         Recipe().apply(lossy, SCHEMA)
 
 
@@ -260,7 +261,7 @@ def test_a_mask_of_another_size_is_refused() -> None:
     record = make(np.full((4, 5), 7, np.uint8), [])
     other = Record("k", {**record.fields, "mask.png": encode_mask(np.zeros((5, 5), np.uint8))})
     assert Recipe().apply(other, SCHEMA).meta["mask"]["height"] == 5
-    with pytest.raises(BadImage, match="the mask is 5 x 5 pixels; its image is 5 x 4"):
+    with refused(BadImage, "5", "4"):
         Recipe(resize=2).apply(other, SCHEMA)
 
 

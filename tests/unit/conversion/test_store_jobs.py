@@ -107,7 +107,7 @@ def test_a_commit_needs_no_shard_and_may_be_repeated(
     assert not any(method == "GET" and ".lmdb" in path for method, path in bucket.requests)
     assert held(bucket) == local(source)
     assert not list((tmp_path / "staging").iterdir())
-    with pytest.raises(UsageError, match="holds no plan"):
+    with refused(UsageError):
         work()
     assert commit(URL).unchanged
     with refused(UsageError, URL):
@@ -115,20 +115,24 @@ def test_a_commit_needs_no_shard_and_may_be_repeated(
     assert held(bucket) == local(source)
 
 
-def test_splits_and_bad_images(bucket: Bucket, tmp_path: Path) -> None:
-    source = tmp_path / "photos"
-    for name in ("train", "val"):
-        make_folder(source / name, each=2)
-    (source / "val" / "cat" / "000.jpg").write_bytes(b"no image")
+def test_a_job_names_bad_images_and_is_not_done(bucket: Bucket, source: Path) -> None:
+    (source / "cat" / "000.jpg").write_bytes(b"no image")
     plan(source)
     found = invoke("work", URL, "--claim")
     assert isinstance(found.exception, BadImages)
     assert "cat/000.jpg" in found.output
-    assert len([name for name in bucket.names() if "/claims/" in name]) == 1
-    with refused(ConversionFailed, "1 of 2"):
+    done = [name for name in bucket.names() if "/results/" in name]
+    assert len([name for name in bucket.names() if "/claims/" in name]) == len(done) < 3
+    with refused(ConversionFailed, "of 3"):
         commit(URL)
 
-    plan(source, on_error="skip", force=True)
+
+def test_splits_and_left_out_images(bucket: Bucket, tmp_path: Path) -> None:
+    source = tmp_path / "photos"
+    for name in ("train", "val"):
+        make_folder(source / name, each=2)
+    (source / "val" / "cat" / "000.jpg").write_bytes(b"no image")
+    plan(source, on_error="skip")
     work(0, 1)
     commit(URL)
 
@@ -181,7 +185,7 @@ def test_a_claim_that_cannot_be_removed_hides_no_error(
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DiskFull, match=f"the disk of {tmp_path} is full"), local_folder(tmp_path):
+    with refused(DiskFull, tmp_path), local_folder(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert not list(tmp_path.iterdir())
 
@@ -221,7 +225,7 @@ def test_another_plan_is_discarded_only_if_forced(bucket: Bucket, source: Path) 
             upload(make_dataset(source, source.parent / "other"), URL)
         plan(source, seed=1, force=True)
         assert not [name for name in bucket.names() if name.endswith(".lmdb")]
-        with pytest.raises(UsageError, match=r"holds no plan|committed or"):
+        with refused(UsageError):
             late.build(2)
     work(1)
 
@@ -263,7 +267,7 @@ def test_a_discarded_plan_cannot_be_committed(
         return received
 
     monkeypatch.setattr("shardkit.conversion.convert.receive_results", receive_then)
-    with pytest.raises(UsageError, match="holds no plan"):
+    with refused(UsageError):
         commit(URL)
     assert not {"data/shardkit.json", "data/index/rows.npy"} & set(bucket.names())
 
@@ -291,7 +295,7 @@ def test_a_plan_is_complete_before_jobs_start(bucket: Bucket, source: Path) -> N
     (head,) = [name for name in bucket.names() if name.endswith("/jobs/plan.json")]
     bucket.ask("DELETE", task)
     bucket.ask("DELETE", head)
-    with pytest.raises(UsageError, match=r"is not complete.*repeat"):
+    with refused(UsageError):
         work(0)
     plan(source)
     work(2)

@@ -179,7 +179,7 @@ def test_options_that_contradict_each_other(source: Path, tmp_path: Path) -> Non
         ({"background": "black", "pixels": "keep"}, ["background"]),
     ):
         with refused(UsageError, *facts):
-            convert(source, tmp_path / "out", to="lmdb", **options)  # type: ignore[arg-type]
+            convert(source, tmp_path / "out", to="lmdb", **options)
     floats = [{"image": np.zeros((3, 4), np.float32)}]
     with refused(UsageError, "encode='png'", "uint8", "uint16", "float32"):
         convert(floats, tmp_path / "out", to="lmdb", pixels="keep", encode="png")

@@ -24,6 +24,7 @@ import torch
 from filled import Located, Stored, fill_pieces, fill_region, fill_whole, python_whole
 from helpers import DEADLINE, FORMATS, encoded, jpeg, make_dataset, make_tree, picture, pixels, png
 from hostile import jpegs
+from refusals import refused
 
 from scripts.fuzzing.pieces import compare
 from shardkit import CenterCrop, RandomCrop, RandomResizedCrop, Resize, make_loader, open_dataset
@@ -610,7 +611,7 @@ def test_damage_is_reported_as_by_python(sources: dict[str, Path]) -> None:
             shard.write_bytes(content)
             assert len(dataset.__getitems__([0, 1, 2])) == 3
             os.truncate(shard, len(content) // 2)
-            with pytest.raises(CorruptRecord, match=r"row \d.*ends at byte"):
+            with refused(CorruptRecord):
                 dataset.__getitems__(list(range(4)))
         finally:
             shard.write_bytes(content)
@@ -680,5 +681,5 @@ def test_arrays_that_are_not_what_they_should_be_are_left_to_python() -> None:
 def test_arrays_of_another_size_than_the_batch_are_refused() -> None:
     found = Located(arrays_of(2, 8)).as_rows()
     for out in (np.zeros((3, 8), np.uint8), np.zeros((2, 0), np.uint8)):
-        with pytest.raises(ValueError, match=r"size of the batch|1 to 65535"):
+        with refused(ValueError):
             fill_values(found, out)

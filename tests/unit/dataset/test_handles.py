@@ -289,7 +289,8 @@ def test_what_the_device_cannot_read_is_no_damage(
     monkeypatch.setattr(os, "preadv", refuse)
     monkeypatch.setattr(os, "pread", refuse)
     assert not file.read_cached(0, memoryview(bytearray(5)))
-    for read in (lambda: file.read(2, 5), lambda: file.pieces(2, [0, 4])):
+    reads: list[Callable[[], object]] = [lambda: file.read(2, 5), lambda: file.pieces(2, [0, 4])]
+    for read in reads:
         with refused(OSError, tmp_path / "a", os.strerror(errno.EIO)):
             read()
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from shardkit import CorruptDataset, Field
 from shardkit.dataset.index import (
@@ -255,7 +256,7 @@ def test_a_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
     save_index([make_part()], tmp_path)
     for rows in (0, 2, 4, 10**30):
         for use in (Index.rows, Index.keys, Index.paths):
-            with pytest.raises(CorruptDataset, match=f"does not describe {rows} rows"):
+            with refused(CorruptDataset, rows):
                 use(Index(tmp_path, rows))
 
 

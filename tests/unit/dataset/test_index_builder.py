@@ -181,7 +181,7 @@ def test_the_ranges_of_a_format_are_compared_with_its_images(tmp_path: Path, shi
     storage = replace(get_format("lmdb"), read=Shifted)
     path = write(storage, tmp_path / "shard", [make_record(0), make_record(1)])
     if shift:
-        with pytest.raises(CorruptShard, match="record 'a/0' is not at byte"):
+        with refused(CorruptShard, "'a/0'"):
             index_shard(storage, path)
     else:
         assert index_shard(storage, path).keys == ["a/0", "a/1"]

@@ -86,7 +86,7 @@ def test_a_manifest_with_impossible_layers_is_refused(made: Path) -> None:
 def test_a_manifest_with_another_digest_of_a_layer_is_found(made: Path) -> None:
     edit(made, lambda value: layer(value).update(digest="0" * 64))
     assert open_dataset(made)[0][1] in (0, 1)
-    with pytest.raises(CorruptDataset, match="does not belong to the dataset"):
+    with refused(CorruptDataset):
         open_dataset(made, fields=["first"])[0]
     assert {finding.file for finding in verify(made).findings} == {"layers/000001/shardkit.json"}
 
@@ -117,6 +117,6 @@ def test_a_layer_of_other_rows_is_refused(pristine: Path, made: Path, tmp_path: 
     shutil.rmtree(made / "layers" / "000001")
     shutil.copytree(other / "layers" / "000001", made / "layers" / "000001")
     edit(made, lambda value: layer(value).update(stated))
-    with pytest.raises(CorruptDataset, match="does not have the rows"):
+    with refused(CorruptDataset):
         open_dataset(made, fields=["first"])[0]
     assert not verify(made).ok

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from damage import edit, restate_files, with_checks
 from helpers import jpeg, make_dataset, make_tree, png
+from refusals import refused
 
 from shardkit import CenterCrop, CorruptDataset, RandomResizedCrop, Resize, open_dataset
 from shardkit.errors import CorruptRecord
@@ -31,7 +32,12 @@ DECODES: list[Any] = [
 LIES = [(0xFFFFFFFF, 0xFFFFFFFF), (1, 150_000_000), (150_000_000, 1), (12_000, 12_000), (320, 240)]
 """Sizes that no image of the tests has; the last is 8 times that of each."""
 
-RAW = {"encode": "raw", "resize": "30x40", "resize_mode": "stretch", "enlarge": True}
+RAW: dict[str, Any] = {
+    "encode": "raw",
+    "resize": "30x40",
+    "resize_mode": "stretch",
+    "enlarge": True,
+}
 INDEX = "index/rows.npy"
 
 
@@ -92,7 +98,7 @@ def test_a_size_of_no_pixels_is_a_corrupt_record(place: Path, size: tuple[int, i
     resign(place, lambda rows: rows.__setitem__(["width", "height"], size))
     # 0 x 0 is the size of an unchecked image with an unreadable header; this one decodes.
     for decode in DECODES:
-        with pytest.raises(CorruptRecord, match=r"impossible size|the index states|not of the"):
+        with refused(CorruptRecord):
             list(open_dataset(place, decode=decode)[[0, 1]])
 
 

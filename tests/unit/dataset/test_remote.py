@@ -204,7 +204,7 @@ def test_wrong_bytes_of_a_range_are_fetched_again(
     near, far = local(large), remote(tmp_path / "cache", fetch="ranges", cache_limit=0)
     bucket.planned = {"shard-000000.tar": ["wrong"]}
 
-    with pytest.raises(CorruptRecord, match="removed from the cache"):
+    with refused(CorruptRecord):
         list(far[:])
 
     assert list(far[:]) == list(near[:])
@@ -324,7 +324,7 @@ def test_splits_and_https(bucket: Bucket, tmp_path: Path) -> None:
     dataset = open_dataset(URL, split="val", cache=tmp_path / "cache")
     assert len(dataset) == 6
     assert f"'{URL}/val'" in repr(dataset)
-    with pytest.raises(IndexError, match=f"row 6 is not in {URL}/val"):
+    with refused(IndexError, "6", URL, "/val"):
         dataset[6]
     plain = f"http://{bucket.address}/{BUCKET}/data/train"
     shutil.rmtree(tmp_path / "cache")

@@ -132,7 +132,7 @@ def test_no_memory_is_allocated_for_an_image_beyond_its_shard(place: Path) -> No
         rows = np.load(place / INDEX)
         rows["length"][2] = length
         save_index(place, with_checks(rows), signed=True)
-        with pytest.raises(CorruptRecord, match=r"\(row 2, .*ends beyond its shard"):
+        with refused(CorruptRecord, "2"):
             read(place, 0, 2, 1)
 
 
@@ -263,10 +263,10 @@ def test_a_dataset_never_mixes_the_rows_of_another_in_its_place(place: Path) -> 
 def test_rows_of_a_replaced_raw_dataset_are_never_mixed(tmp_path: Path, to: str) -> None:
     """Its shards have the same sizes, and no checksum of pixels is compared."""
     source, target = make_folder(tmp_path / "photos", each=4), tmp_path / "made"
-    raw = {"to": to, "resize": "8x8", "resize_mode": "stretch", "encode": "raw", "enlarge": True}
-    before = opened(make_dataset(source, target, **raw))
+    raw: dict[str, Any] = {"resize": "8x8", "resize_mode": "stretch", "encode": "raw"}
+    before = opened(make_dataset(source, target, to=to, enlarge=True, **raw))
     assert len(before.targets) == 8
-    make_dataset(source, target, **raw, seed=1, force=True)
+    make_dataset(source, target, to=to, enlarge=True, seed=1, force=True, **raw)
     with refused(CorruptDataset, target):
         before[0]
 

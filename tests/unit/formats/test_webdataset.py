@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from shardkit.errors import CorruptShard
 from shardkit.formats.webdataset import FORMAT, TarReader
@@ -173,25 +174,25 @@ def test_a_folder_in_the_oldest_tar_format_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
-        (["a.jpg", "b.jpg", "a.cls"], "are not consecutive"),
-        (["a.jpg", "a.jpg"], "occurs twice"),
-        (["README"], "not named"),
-        (["folder/.hidden"], "not named"),
-        ([".hidden.jpg"], "not named"),
-        (["a."], "field"),
-        (["a.JPG"], "field"),
-        (["a.b.c.jpg"], "field"),
-        (["a.raw.npy"], "array"),
+        (["a.jpg", "b.jpg", "a.cls"], ()),
+        (["a.jpg", "a.jpg"], ()),
+        (["README"], ()),
+        (["folder/.hidden"], ()),
+        ([".hidden.jpg"], ()),
+        (["a."], ()),
+        (["a.JPG"], ()),
+        (["a.b.c.jpg"], ()),
+        (["a.raw.npy"], ()),
     ],
 )
 def test_a_tar_that_breaks_the_rules_is_a_corrupt_shard(
-    members: list[str], reason: str, tmp_path: Path
+    members: list[str], reason: tuple[str, ...], tmp_path: Path
 ) -> None:
     path = tmp_path / "t.tar"
     with tarfile.open(path, "w") as archive:
         for name in members:
             archive.addfile(tarfile.TarInfo(name))
-    with pytest.raises(CorruptShard, match=reason):
+    with refused(CorruptShard, *reason):
         read_shard(FORMAT, path)
 
 
@@ -220,7 +221,7 @@ def test_a_changed_byte_of_a_header_is_a_corrupt_shard(at: int, tmp_path: Path) 
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CorruptShard, match="does not match its checksum"):
+    with refused(CorruptShard):
         read_shard(FORMAT, path)
 
 
@@ -316,18 +317,18 @@ def test_sizes_in_pax_headers_and_in_binary_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("headers", "reason"),
     [
-        (extension(b"x", pax(("size", "-1"))), "has no size in"),
-        (extension(b"x", pax(("GNU.sparse.major", "1"))), "is a sparse file"),
-        (extension(b"g", pax(("path", "b.txt"))), "applies to all members"),
-        (extension(b"x", pax(*[("mtime", "1")] * 5000)), "records"),
-        (extension(b"x", bytes(1 << 21)), "has 2097152 bytes"),
-        (extension(b"x", pax(("mtime", "1"))) * 100, "headers precede"),
+        (extension(b"x", pax(("size", "-1"))), ()),
+        (extension(b"x", pax(("GNU.sparse.major", "1"))), ()),
+        (extension(b"g", pax(("path", "b.txt"))), ()),
+        (extension(b"x", pax(*[("mtime", "1")] * 5000)), ()),
+        (extension(b"x", bytes(1 << 21)), ("2097152",)),
+        (extension(b"x", pax(("mtime", "1"))) * 100, ()),
     ],
     ids=["size", "sparse", "global", "records", "long", "many"],
 )
 def test_an_extension_that_breaks_the_rules_is_a_corrupt_shard(
-    headers: bytes, reason: str, tmp_path: Path
+    headers: bytes, reason: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "t.tar").write_bytes(headers + MEMBER + END)
-    with pytest.raises(CorruptShard, match=reason):
+    with refused(CorruptShard, *reason):
         read_shard(FORMAT, tmp_path / "t.tar")

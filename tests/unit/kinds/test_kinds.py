@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from refusals import refused
 
 from shardkit import Field, Sample, convert, export, open_dataset, verify
 from shardkit.dataset.shardset import open_shards
@@ -79,7 +80,7 @@ def test_a_new_kind_is_converted_verified_read_and_exported(tmp_path: Path, to: 
 
 @pytest.mark.usefixtures("interval")
 def test_a_bad_value_of_a_new_kind_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="interval: it stops at 1, before 2"):
+    with refused(Exception, "1", "2"):
         convert([{"interval": (2, 1)}], tmp_path / "out", to="lmdb")
 
 

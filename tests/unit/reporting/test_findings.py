@@ -12,6 +12,7 @@ import pytest
 from helpers import encoded, exif, make_dataset, make_tree, opened, png
 from PIL import Image, ImageFilter, ImageOps
 from planted_faults import FAULTS, planted, scene
+from refusals import refused
 
 from shardkit import UsageError, convert, report
 from shardkit.dataset.facts import MEASURED, VERSION
@@ -208,7 +209,7 @@ NORMALIZE = "Normalize(mean=({:.4f}, {:.4f}, {:.4f}), std=({:.4f}, {:.4f}, {:.4f
 def test_a_dataset_without_images_is_refused(tmp_path: Path) -> None:
     convert([{"number": n} for n in range(3)], tmp_path / "made", to="lmdb")
 
-    with pytest.raises(UsageError, match="has no images to report on; its fields are number"):
+    with refused(UsageError):
         report(tmp_path / "made")
 
 

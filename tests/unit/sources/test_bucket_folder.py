@@ -12,6 +12,7 @@ import pytest
 from buckets import BUCKET, SECRET, Bucket
 from helpers import encoded, invoke, png
 from PIL import Image
+from refusals import refused
 from table import for_each
 
 from shardkit import ShardkitError, UsageError, convert, open_source, repair, verify
@@ -149,15 +150,13 @@ def test_a_passing_fault_changes_nothing(
     assert verify(tmp_path / "made", against=photos).ok
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"), [("expired", "have expired"), ("denied", "access is denied")]
-)
+@pytest.mark.parametrize(("fault", "message"), [("expired", ()), ("denied", ())])
 def test_an_error_of_the_store_leaves_out_no_image(
-    bucket: Bucket, photos: Path, tmp_path: Path, fault: str, message: str
+    bucket: Bucket, photos: Path, tmp_path: Path, fault: str, message: tuple[str, ...]
 ) -> None:
     bucket.planned["1.png"] = [fault] * 20
 
-    with pytest.raises(ShardkitError, match=message) as error:
+    with refused(ShardkitError, *message) as error:
         convert(URL, tmp_path / "made", to="webdataset", on_error="skip")
 
     assert not isinstance(error.value, BadImages)
@@ -167,16 +166,16 @@ def test_an_error_of_the_store_leaves_out_no_image(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("s3://other-bucket/photos", "there is no such bucket"),
-        (f"s3://{BUCKET}/absent", "there are no images in"),
-        (f"s3://{BUCKET}/made", "is a shardkit dataset"),
-        ("http://127.0.0.1/photos", "copy this one to a local folder"),
+        ("s3://other-bucket/photos", ()),
+        (f"s3://{BUCKET}/absent", ()),
+        (f"s3://{BUCKET}/made", ()),
+        ("http://127.0.0.1/photos", ()),
     ],
 )
-def test_a_wrong_url_has_one_message(bucket: Bucket, url: str, message: str) -> None:
+def test_a_wrong_url_has_one_message(bucket: Bucket, url: str, message: tuple[str, ...]) -> None:
     bucket.put("made/shardkit.json", b"{}")
 
-    with pytest.raises(UsageError, match=message):
+    with refused(UsageError, *message):
         scanned(url)
 
 
@@ -204,7 +203,7 @@ def test_an_unusual_name_is_listed_and_read(bucket: Bucket, name: str, path: str
 def test_a_name_that_cannot_be_read_is_refused(bucket: Bucket, photos: Path, name: str) -> None:
     bucket.put(f"photos/{name}", png(seed=3))
 
-    with pytest.raises(UsageError, match="has an object whose name has //"):
+    with refused(UsageError):
         scanned(URL)
 
 
@@ -230,14 +229,14 @@ def test_an_image_whose_name_ends_with_a_slash_is_a_bad_image(bucket: Bucket, ph
     images = scanned(URL).splits[""]
 
     row = [entry.path for entry in images.entries].index("cat/3.png")
-    with pytest.raises(BadImage, match="does not have it"):
+    with refused(BadImage):
         images.read([row])
 
 
 def test_two_names_that_differ_in_a_slash_are_refused(bucket: Bucket, photos: Path) -> None:
     bucket.put("photos/cat/1.png/", png(seed=3))
 
-    with pytest.raises(UsageError, match="listed twice, once with a slash"):
+    with refused(UsageError):
         scanned(URL)
 
 
@@ -293,7 +292,7 @@ def test_renewed_credentials_resume_a_conversion(
         convert(URL, tmp_path / "made", to="webdataset", shard_samples=1, workers=1)
 
     bucket.planned["1.png"] = ["expired"]
-    with pytest.raises(UsageError, match="the credentials have expired; renew them"):
+    with refused(UsageError):
         make()
     bucket.requests.clear()
 

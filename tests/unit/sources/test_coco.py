@@ -13,6 +13,7 @@ from helpers import ORIENTATION, png
 from PIL import Image
 from pycocotools import mask as masks
 from pycocotools.coco import COCO
+from refusals import refused
 
 from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
 
@@ -173,26 +174,28 @@ def test_wrong_annotations_are_named(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "expected { at character 0"),
-        ("[]", "expected {"),
-        ("{7: 8}", "7 is not a name"),
-        ('{"images": [1', r"expected \]"),
-        ('{"images": [1,]}', "Expecting value"),
-        ('{"images": []} x', "there is more after its end"),
-        ('{"images": ' + "[" * 100_000, "recursion|nested|RecursionError"),
-        ('{"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}', "the name 'a'"),
-        ('{"categories": [{"id": 1}]}', "a category has no id or name"),
-        ('{"categories": [[]]}', "a category has no id or name"),
-        ('{"categories": [{"id": [1], "name": "a"}]}', "a category has no id or name"),
-        ('{"categories": [{"id": 1, "name": {"a": 1}}]}', "a category has no id or name"),
-        ('{"categories": [{"id": 1, "name": [[1]]}]}', "a category has no id or name"),
-        ('{"categories": [{"id": 1, "name": "1"}, {"id": 2, "name": 1}]}', "the name '1'"),
-        ("{}", "there are no images|Expecting"),
+        ("", ("0",)),
+        ("[]", ()),
+        ("{7: 8}", ("7",)),
+        ('{"images": [1', ()),
+        ('{"images": [1,]}', ()),
+        ('{"images": []} x', ()),
+        ('{"images": ' + "[" * 100_000, ()),
+        ('{"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}', ("'a'",)),
+        ('{"categories": [{"id": 1}]}', ()),
+        ('{"categories": [[]]}', ()),
+        ('{"categories": [{"id": [1], "name": "a"}]}', ()),
+        ('{"categories": [{"id": 1, "name": {"a": 1}}]}', ()),
+        ('{"categories": [{"id": 1, "name": [[1]]}]}', ()),
+        ('{"categories": [{"id": 1, "name": "1"}, {"id": 2, "name": 1}]}', ("'1'",)),
+        ("{}", ()),
     ],
 )
-def test_files_that_are_no_annotations_are_refused(text: str, reason: str, tmp_path: Path) -> None:
+def test_files_that_are_no_annotations_are_refused(
+    text: str, reason: tuple[str, ...], tmp_path: Path
+) -> None:
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(UsageError, match=reason):
+    with refused(UsageError, *reason):
         scan(tmp_path / "x.json")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import invoke, jpeg, make_tree, png, run_main, tree
+from refusals import refused
 from table import for_each
 
 import shardkit
@@ -148,11 +149,11 @@ def test_samples_are_divided_by_a_column(tmp_path: Path) -> None:
         sides = [set(dataset.column("patient")[each]) for each in rows.values()]
         assert not sides[0] & sides[1]
         assert len(sides[0] | sides[1]) == 9
-    with pytest.raises(UsageError, match="'blood' is not one of its columns: patient, age"):
+    with refused(UsageError, "'blood'"):
         shardkit.split(tmp_path / "all", val=0.3, group="blood")
     with pytest.raises(UsageError, match=r"\(keep='patient'\)\. .* shardkit split --group"):
         convert(samples, tmp_path / "x", to="lmdb", val=0.3, group="patient")
-    with pytest.raises(UsageError, match="stratify=True needs labels"):
+    with refused(UsageError, "stratify=True"):
         convert(samples, tmp_path / "x", to="lmdb", val=0.3, stratify=True)
     convert(samples, tmp_path / "divided", to="lmdb", val=0.3, workers=2)
     assert verify(tmp_path / "divided", against=samples).findings == []
@@ -169,7 +170,7 @@ def test_lists_select_rows_again(photos: Path, tmp_path: Path) -> None:
         convert(open_source("dataset", place, rows=file), tmp_path / side, to="lmdb")
         chosen = open_dataset(place).select(rows[side])
         assert list(open_dataset(tmp_path / side).keys) == list(chosen.keys)
-    with pytest.raises(UsageError, match="rows of another dataset"):
+    with refused(UsageError):
         open_source("dataset", tmp_path / "val", rows=file).scan()
     assert invoke("split", place, "--val", 0.2, "--seed", 5).exit_code == 0
     assert isinstance(invoke("split", place, "--val", 0.3).exception, UsageError)
@@ -193,19 +194,19 @@ def test_lists_select_rows_again(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"val": 1.0}, "is not a fraction from 0 to below 1"),
-        ({"val": -0.1}, "is not a fraction"),
-        ({"val": 0.5, "test": 0.5}, "leave images for train"),
-        ({"stratify": True}, "require val= or test="),
-        ({"group": "folder"}, "require val= or test="),
-        ({"val": 1e-9}, "no image of .* is in val"),
-        ({"val": 0.3, "group": "person"}, "group='person': .* states no such number or text"),
+        ({"val": 1.0}, ("0", "1")),
+        ({"val": -0.1}, ()),
+        ({"val": 0.5, "test": 0.5}, ()),
+        ({"stratify": True}, ("val=", "test=")),
+        ({"group": "folder"}, ("val=", "test=")),
+        ({"val": 1e-9}, ()),
+        ({"val": 0.3, "group": "person"}, ("group='person'",)),
     ],
 )
 def test_wrong_options_are_refused(
-    photos: Path, tmp_path: Path, options: dict[str, object], reason: str
+    photos: Path, tmp_path: Path, options: dict[str, object], reason: tuple[str, ...]
 ) -> None:
-    with pytest.raises(UsageError, match=reason):
+    with refused(UsageError, *reason):
         convert(photos, tmp_path / "made", to="lmdb", **options)  # type: ignore[arg-type]
 
 
@@ -213,7 +214,7 @@ def test_a_source_with_splits_is_refused(tmp_path: Path) -> None:
     make_tree(
         tmp_path / "s", {f"{side}/a/{n}.jpg": jpeg(8, 8, n) for side in NAMES for n in (1, 2)}
     )
-    with pytest.raises(UsageError, match=r"such as .*/train, or leave val="):
+    with refused(UsageError, "/train", "val="):
         convert(tmp_path / "s", tmp_path / "made", to="lmdb", val=0.1)
 
 
@@ -229,7 +230,7 @@ def test_a_source_with_splits_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_description_is_refused(division: dict[str, object]) -> None:
-    with pytest.raises(CorruptDataset, match="does not state how images were divided"):
+    with refused(CorruptDataset):
         reopen(lambda _: pytest.fail("opened"), {"val": {"name": "x", "division": division}})
 
 

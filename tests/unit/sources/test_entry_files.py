@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from refusals import refused
 from table import for_each
 
 from shardkit.contracts import Entry
@@ -35,11 +35,11 @@ def test_entries_survive_a_round_trip() -> None:
 )
 def test_a_value_that_no_source_lists_is_refused(field: str, wrong: Any) -> None:
     content = dump_entries([ENTRY, ENTRY._replace(**{field: wrong})])
-    with pytest.raises(ValueError, match=r"of an image|can't encode"):
+    with refused(ValueError):
         load_entries(content)
 
 
 @for_each("value", [{}, {"entries": 1}, {"entries": [1]}, {"entries": [["a"]]}])
 def test_anything_but_entries_is_refused(value: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="does not list images"):
+    with refused(ValueError):
         load_entries(dump_json(value))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from foreign import pixels_of
 from helpers import png
+from refusals import refused
 
 from shardkit import Field, UsageError, convert, open_dataset, open_source, verify
 
@@ -79,7 +80,7 @@ def test_labels_of_another_type_are_refused(path: Path) -> None:
         ("opaque", "values of the type bytes"),
         ("floats", "values of the type float32"),
     ):
-        with pytest.raises(UsageError, match=f"{name} has {what} as labels: store one integer"):
+        with refused(UsageError, name, what):
             scan(path, images="x", labels=name)
 
 
@@ -122,7 +123,7 @@ def test_other_files_are_never_read(path: Path, tmp_path: Path) -> None:
             scan(tmp_path / "y.h5", images=name)
     for name in ("virtual", "storage"):
         found = scan(tmp_path / "y.h5", images=name)
-        with pytest.raises(ValueError, match=f"the values of {name} are in other files"):
+        with refused(ValueError, name):
             images(found)
 
 
@@ -166,12 +167,14 @@ def test_more_datasets_are_kept(more: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keep", "reason"),
     [
-        ("z", "has no dataset z; it has"),
-        ("short", "it has 3 images, but 2 values of short"),
-        ("pairs", "pairs is not a dataset of rows of plain values"),
-        ("a=age:/b", "a dataset has no parts in JSON"),
+        ("z", ()),
+        ("short", ("3", "2")),
+        ("pairs", ()),
+        ("a=age:/b", ("JSON",)),
     ],
 )
-def test_datasets_that_cannot_be_kept_are_named(keep: str, reason: str, more: Path) -> None:
-    with pytest.raises(UsageError, match=reason):
+def test_datasets_that_cannot_be_kept_are_named(
+    keep: str, reason: tuple[str, ...], more: Path
+) -> None:
+    with refused(UsageError, *reason):
         scan(more, images="x", keep=keep)

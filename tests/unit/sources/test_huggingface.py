@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from foreign import arrow_table, make_parquet, make_saved
 from helpers import DEADLINE, invoke, jpeg, png, run_main, tree
+from refusals import refused
 
 from shardkit import UsageError, convert, export, open_dataset, open_source, verify
 from shardkit.errors import BadImage, BadImages
@@ -44,7 +45,7 @@ def test_saved_splits_become_splits(tmp_path: Path) -> None:
     assert verify(tmp_path / "made", against=tmp_path / "saved").ok
     convert(opened(tmp_path / "saved", split="test"), tmp_path / "one", to="lmdb")
     assert verify(tmp_path / "one", against=tmp_path / "saved").ok
-    with pytest.raises(UsageError, match="split='val' is unknown; choose from train, test"):
+    with refused(UsageError, "split='val'"):
         opened(tmp_path / "saved", split="val")
 
 
@@ -99,7 +100,7 @@ def test_columns_are_kept_by_their_types(tmp_path: Path) -> None:
         "mask=mask:mask,caption=caption,age=age,score=score,ids=ids:array,objects=objects,"
         "deep=text:/a/b:int64,rare=rare?"
     )
-    with pytest.raises(UsageError, match=r"2 columns have images: choose with image= from image"):
+    with refused(UsageError, "2", "image="):
         opened(path)
     convert(opened(path, image="image", keep=keep), tmp_path / "made", to="lmdb")
     names = ("mask", "caption", "age", "score", "ids", "objects", "deep", "rare")
@@ -125,7 +126,7 @@ def test_bytes_become_a_text_if_they_are_one(tmp_path: Path) -> None:
     source = opened(path, image="image", keep="b=b:text")
     first, second = source.scan().splits[""].entries
     assert source.read("", first).fields["b.txt"] == "größe".encode()
-    with pytest.raises(BadImage, match="b: b holds no text: 'utf-8' codec"):
+    with refused(BadImage, "'utf-8'"):
         source.read("", second)
 
 
@@ -180,7 +181,7 @@ def test_a_dry_run_shows_what_was_understood(tmp_path: Path) -> None:
 def test_a_state_that_names_other_files_is_refused(name: object, tmp_path: Path) -> None:
     make_saved(tmp_path, IMAGES)
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-    with pytest.raises(UsageError, match="not a name in its folder"):
+    with refused(UsageError):
         opened(tmp_path)
 
 
@@ -197,10 +198,10 @@ def test_other_wrong_folders_are_refused(tmp_path: Path) -> None:
             opened(tmp_path)
     (tmp_path / "link.arrow").symlink_to("/etc/passwd")
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "link.arrow"}]}')
-    with pytest.raises(UsageError, match="is not a file"):
+    with refused(UsageError):
         opened(tmp_path)
     (tmp_path / "dataset_dict.json").write_text('{"splits": [".."]}')
-    with pytest.raises(UsageError, match="not a name in its folder"):
+    with refused(UsageError):
         opened(tmp_path)
 
 

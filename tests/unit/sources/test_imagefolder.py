@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 from helpers import encoded, jpeg, make_tree, picture, png
+from refusals import refused
 
 from shardkit import UsageError, open_source
 from shardkit.errors import BadImage
@@ -157,14 +158,12 @@ def test_content_determines_the_type_not_the_suffix(tmp_path: Path) -> None:
     assert [record.image_field for record in source.read(range(4))] == ["png", "jpg", "bmp", "jpg"]
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"), [(b"", "it is empty"), (b"text", "its content is not an image")]
-)
+@pytest.mark.parametrize(("content", "reason"), [(b"", ()), (b"text", ())])
 def test_a_file_with_an_image_suffix_must_be_an_image(
-    tmp_path: Path, content: bytes, reason: str
+    tmp_path: Path, content: bytes, reason: tuple[str, ...]
 ) -> None:
     make_tree(tmp_path, {"cat/a.jpg": content})
-    with pytest.raises(BadImage, match=reason):
+    with refused(BadImage, *reason):
         scanned(tmp_path).splits[""].read([0])
 
 
@@ -174,11 +173,11 @@ def test_a_file_that_changes_after_the_scan_is_bad(tmp_path: Path) -> None:
     (tmp_path / "cat/a.jpg").write_bytes(JPEG + b"x")
     (tmp_path / "cat/b.jpg").unlink()
     os.utime(tmp_path / "cat/c.jpg", ns=(0, 0))  # as after an edit that keeps the size
-    with pytest.raises(BadImage, match="changed since the scan"):
+    with refused(BadImage):
         source.read([2])
-    with pytest.raises(BadImage, match="changed since the scan"):
+    with refused(BadImage):
         source.read([0])
-    with pytest.raises(BadImage, match="No such file"):
+    with refused(BadImage):
         source.read([1])
 
 
@@ -422,7 +421,7 @@ def test_splits_can_be_forced_off_and_on(tmp_path: Path) -> None:
     make_tree(tmp_path, {"train/dog/a.jpg": JPEG, "val/cat/b.jpg": JPEG})
     assert scanned(tmp_path, splits=False).classes == ("train", "val")
     make_tree(tmp_path, {"extra/cat/c.jpg": JPEG})
-    with pytest.raises(UsageError, match="train, val look like splits, but extra does not"):
+    with refused(UsageError):
         scanned(tmp_path)
     assert scanned(tmp_path, splits=False).classes == ("extra", "train", "val")
     assert sorted(scanned(tmp_path, splits=True).splits) == ["extra", "train", "val"]
@@ -475,7 +474,7 @@ def test_a_huge_class_file_is_refused(tmp_path: Path) -> None:
 
 def test_one_split_among_other_folders_is_an_error(tmp_path: Path) -> None:
     make_tree(tmp_path, {"train/a/1.jpg": JPEG, "extra/b/1.jpg": JPEG})
-    with pytest.raises(UsageError, match="train looks like a split, but extra does not"):
+    with refused(UsageError):
         scanned(tmp_path)
     assert scanned(tmp_path, splits=False).classes == ("extra", "train")
     assert scanned(tmp_path, splits=True).classes == ("a", "b")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from foreign import pixels_of
 from PIL import Image
+from refusals import refused
 
 from shardkit import UsageError, attach, convert, open_dataset, open_source, verify
 
@@ -60,7 +61,7 @@ def test_pixels_become_png_files() -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 def test_every_field_has_the_value_given_to_litdata(in_place: bool, tmp_path: Path) -> None:
     if in_place:
-        with pytest.raises(UsageError, match=r"the column lat \(numpy\) cannot be read in place"):
+        with refused(UsageError):
             attach(opened("fields"), tmp_path / "made")
         attach(opened("fields", keep="w,ok,cap,raw"), tmp_path / "made")
     else:
@@ -91,9 +92,9 @@ def test_columns_of_nested_samples_are_named_by_their_path() -> None:
 
 
 def test_pickles_and_frames_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"'p' \(pickle\) cannot be stored: pickles can run code"):
+    with refused(UsageError, "'p'"):
         opened("nested", image="a.image", label="a.n", keep="p")
-    with pytest.raises(UsageError, match="compressed by 'batch': write it again"):
+    with refused(UsageError, "'batch'"):
         opened("framed")
 
 
@@ -120,20 +121,20 @@ def tokens(index: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lie_rows, "chunk_size is '?-1"),
-        (lie_name, "plain relative path"),
-        (lie_spec, "is not an index of LitData"),
-        (encrypt, "is encrypted"),
-        (tokens, "items for 'TokensLoader'"),
+        (lie_rows, ("chunk_size", "-1")),
+        (lie_name, ()),
+        (lie_spec, ()),
+        (encrypt, ()),
+        (tokens, ("'TokensLoader'",)),
     ],
 )
 def test_an_index_that_lies_is_refused(
-    change: Callable[[Any], None], message: str, tmp_path: Path
+    change: Callable[[Any], None], message: tuple[str, ...], tmp_path: Path
 ) -> None:
     shutil.copytree(GOLDEN / "tuple", tmp_path / "copy")
     path = tmp_path / "copy" / "index.json"
     index = json.loads(path.read_text())
     change(index)
     path.write_text(json.dumps(index))
-    with pytest.raises(UsageError, match=message):
+    with refused(UsageError, *message):
         open_source("litdata", tmp_path / "copy")

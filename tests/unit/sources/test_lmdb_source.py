@@ -11,6 +11,7 @@ import pytest
 from foreign import write_lmdb
 from forked import end_helpers
 from helpers import png, run_main
+from refusals import refused
 
 from shardkit import UsageError, attach, convert, open_dataset, open_source, repair, verify
 from shardkit.errors import BadImage, BadImages
@@ -78,7 +79,7 @@ def test_missing_and_other_keys_are_named(tmp_path: Path) -> None:
     }
     (other,) = found.ignored[""]
     assert other.reason == "1 keys outside of the layout"
-    with pytest.raises(UsageError, match="has no key num-samples"):
+    with refused(UsageError):
         scan(write_lmdb(tmp_path / "plain", {b"a": A}), layout="ocr")
     huge = write_lmdb(tmp_path / "huge", {b"num-samples": b"99999999999"})
     assert len(problems(scan(huge))) == 1
@@ -136,7 +137,7 @@ def test_a_function_converts_keys_and_values(
     with pytest.raises(UsageError, match="MODULE:FUNCTION@"):
         verify(tmp_path / "made", against=path)
     assert verify(tmp_path / "made", against=f"mymodule:decode@{path}").findings == []
-    with pytest.raises(UsageError, match="cannot be imported"):
+    with refused(UsageError):
         scan(path, layout="mymodule:missing")
 
 
@@ -149,7 +150,7 @@ def test_a_damaged_environment_crashes_only_the_child(tmp_path: Path) -> None:
     (path / "data.mdb").write_bytes(data)
     assert len(scan(path).splits[""]) == 100
     (path / "data.mdb").write_bytes(b"not lmdb" * 5000)
-    with pytest.raises(UsageError, match="is not an LMDB environment"):
+    with refused(UsageError, "LMDB"):
         scan(path)
 
 

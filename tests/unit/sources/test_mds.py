@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from foreign import pixels_of
 from PIL import Image
+from refusals import refused
 
 from shardkit import UsageError, attach, convert, open_dataset, open_source, verify
 
@@ -99,7 +100,7 @@ def test_packed_shards_are_unpacked(packing: str, tmp_path: Path) -> None:
     assert verify(tmp_path / "made", against=GOLDEN / packing, level="decode").ok
     dataset = open_dataset(tmp_path / "made", decode="bytes")
     assert [dataset[row] for row in range(4)] == [(jpeg(row), row) for row in range(4)]
-    with pytest.raises(UsageError, match="is compressed, so its images cannot be read in place"):
+    with refused(UsageError):
         attach(source, tmp_path / "attached")
 
 
@@ -129,7 +130,7 @@ def test_an_index_cannot_name_files_outside_of_its_folder(name: str, tmp_path: P
     def lie(shard: dict[str, Any]) -> None:
         shard["raw_data"]["basename"] = name
 
-    with pytest.raises(UsageError, match="plain relative path"):
+    with refused(UsageError):
         opened(changed(tmp_path, lie))
 
 

@@ -22,6 +22,7 @@ import torch
 from forked import run_forked
 from helpers import FORMATS, tree
 from PIL import Image
+from refusals import refused
 from table import for_each
 from torch.utils.data import IterableDataset
 
@@ -179,7 +180,7 @@ def test_values_come_back(tmp_path: Path) -> None:
 
 @for_each("key", [7, b"7", {"image": 1}])
 def test_a_key_that_is_no_text_is_refused(key: Any) -> None:
-    with pytest.raises(UsageError, match=r"Sample\(key=.*is not a text: name the key and fields"):
+    with refused(UsageError, "key="):
         Sample(key=key)
 
 
@@ -202,7 +203,7 @@ def test_a_fraction_is_not_the_label_of_a_box(tmp_path: Path, label: float) -> N
 @pytest.mark.parametrize("shard_samples", [1, 9])
 def test_equal_keys_are_named(to: str, shard_samples: int, tmp_path: Path) -> None:
     samples = [{"key": key, "text": "1"} for key in "abac"]
-    with pytest.raises(UsageError, match="the key 'a' occurs more than once; give each"):
+    with refused(UsageError, "'a'"):
         convert(samples, tmp_path / "out", to=to, shard_samples=shard_samples)
 
 
@@ -299,7 +300,7 @@ def test_an_unclear_schema_is_a_usage_error(
 
 
 def test_options_of_samples_do_not_apply_to_folders(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="options of samples"):
+    with refused(UsageError):
         convert(tmp_path, tmp_path / "out", to="lmdb", schema={})
 
 

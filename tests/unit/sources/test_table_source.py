@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from foreign import pixels_of, write_table
 from helpers import invoke, make_tree, png, run_main
+from refusals import refused
 
 from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
 from shardkit.errors import BadImage, BadImages
@@ -138,7 +139,7 @@ def test_parts_of_json_and_given_kinds_are_kept(root: Path, tmp_path: Path) -> N
     assert "n" not in second.meta
     assert first.fields["day.txt"] == b"2026-01-02"
     wrong = scan(path, root=root, image="path", keep="n=info:int64").splits[""]
-    with pytest.raises(ValueError, match="n: it is not a number"):
+    with refused(ValueError):
         wrong.read([0])
 
 
@@ -255,7 +256,7 @@ def test_a_dataset_does_not_name_a_folder_elsewhere(root: Path, tmp_path: Path) 
     kind = get_source("table")
     assert len(kind.find(Path(f"{path}@{root}"), {"": described}).scan().splits[""]) == 3
     for name in (described["root"], "../files", str(root), "leads", "none"):
-        with pytest.raises(UsageError, match=r"name their folder, too, as .*@ROOT|does not exist"):
+        with refused(UsageError):
             kind.find(path, {"": {**described, "root": name}})
 
 
@@ -265,7 +266,7 @@ def test_no_value_is_taken_for_a_path(root: Path, tmp_path: Path) -> None:
     table = rows(values=[str(tmp_path / "secret.npy")] * 3)
     path = write_table(tmp_path / "t.jsonl", table)
     found = scan(path, root=root, image="path", keep="values:array")
-    with pytest.raises(BadImage, match="values: it is a text, not a value of the kind array"):
+    with refused(BadImage):
         found.splits[""].read([0])
 
 
@@ -359,7 +360,7 @@ def test_the_exit_code_states_whose_fault_it_is(root: Path, tmp_path: Path) -> N
 def test_nothing_is_left_if_every_row_is_bad(root: Path, tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", [{"path": "0.png"}, {"path": "1.png"}])
     source = open_source("table", path, root=root, image="path")
-    with pytest.raises(BadImages, match="2 bad files; nothing was written"):
+    with refused(BadImages, "2"):
         convert(source, tmp_path / "made", to="lmdb")
     assert not (tmp_path / "made").exists()
 
@@ -382,7 +383,7 @@ def test_names_of_classes_may_be_given(root: Path, tmp_path: Path) -> None:
     again = get_source("table").find(path, {"": several.source.describe("")}).scan()
     assert again.schema == several.schema
     names.write_text("zero\none\n")
-    with pytest.raises(UsageError, match="the label 2 has no name"):
+    with refused(UsageError, "2"):
         scan(path, root=root, image="path", label="n", classes=str(names))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import webdataset
+from refusals import refused
 from tars import LONG, PRODUCERS, SHORT_NAMES, NotInstalledError
 
 from shardkit.errors import BadImage
@@ -108,5 +109,5 @@ def test_a_number_of_88_bits_is_damage(field: slice, tmp_path: Path) -> None:
     header[148:156] = b"%06o\0 " % sum(header)
     path = tmp_path / "x.tar"
     path.write_bytes(bytes(header) + bytes(1024))
-    with pytest.raises(BadImage, match="damaged, or not a tar file"):
+    with refused(BadImage):
         found_in(path)

@@ -13,6 +13,7 @@ import tfrecord
 from crc32c import crc32c as reference
 from foreign import Features, write_tfrecord
 from helpers import png
+from refusals import refused
 from table import for_each
 
 from shardkit import UsageError, convert, open_source, verify
@@ -129,12 +130,10 @@ def test_missing_features_are_named(tmp_path: Path) -> None:
     }
     assert labels(scan(path, label="none")) == [None] * 3
     two = write_tfrecord(tmp_path / "y.tfrecord", [{"a": (A, "byte"), "b": (B, "byte")}])
-    with pytest.raises(
-        UsageError, match=r"several features are an image .* a \(bytes\), b \(bytes\)"
-    ):
+    with refused(UsageError):
         scan(two)
     empty = write_tfrecord(tmp_path / "z.tfrecord", [])
-    with pytest.raises(UsageError, match="there are no records"):
+    with refused(UsageError):
         scan(empty)
 
 
@@ -149,7 +148,7 @@ def test_damage_is_reported_after_the_good_records(tmp_path: Path) -> None:
     )
     data[data.index(B) + 20] ^= 1
     path.write_bytes(data)
-    with pytest.raises(BadImage, match="does not match its checksum"):
+    with refused(BadImage):
         found.splits[""].read([1])
     assert len(found.splits[""].read([0, 2])) == 2
     data[second] ^= 1
@@ -202,5 +201,5 @@ def test_more_features_are_kept(tmp_path: Path) -> None:
     assert first.fields["other.png"] == C
     assert "other.png" not in second.fields
     assert np.load(io.BytesIO(first.fields["many.npy"])).tolist() == [0.5, 2.0]
-    with pytest.raises(BadImage, match="its feature 'ids' has 2 values, not one"):
+    with refused(BadImage, "'ids'", "2"):
         scan(path, image="image", keep="id=ids:int64").splits[""].read([0])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from foreign import make_tar, png_of
+from refusals import refused
 
 from shardkit import open_source
 from shardkit.errors import BadImage
@@ -52,7 +53,7 @@ def test_a_damaged_file_is_bad_and_never_shorter(suffix: str, tmp_path: Path) ->
     for number, cut in enumerate((1, len(whole) // 2, len(whole) - 3)):
         path = tmp_path / f"{number}.{suffix}"
         path.write_bytes(whole[:-cut])
-        with pytest.raises(BadImage, match="cannot be unpacked"), OpenedFile(str(path)):
+        with refused(BadImage), OpenedFile(str(path)):
             pass
 
 
@@ -72,7 +73,7 @@ def test_a_file_may_have_many_bytes_only_in_proportion(
     monkeypatch.setattr(unpacking, "_FREE_BYTES", 1 << 20)
     path = tmp_path / "x.bz2"
     path.write_bytes(bz2.compress(bytes(8 << 20)))
-    with pytest.raises(BadImage, match="too many for its size"), OpenedFile(str(path)):
+    with refused(BadImage), OpenedFile(str(path)):
         pass
 
 

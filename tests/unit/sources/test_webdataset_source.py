@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import encoded, png, run_main
 from PIL import Image
+from refusals import refused
 from tars import PRODUCERS
 
 from shardkit import UsageError, convert, open_dataset, open_source, verify
@@ -78,7 +79,7 @@ def test_each_grouping_divides_names_by_its_rule(tmp_path: Path) -> None:
     assert reason.startswith("its sample has 2 images (001.png, 002.png): choose one with --image")
     chosen = scan(path, grouping="huggingface", image="002.PNG", label="001.cls")
     assert rows(chosen) == [("v1.0/img.002.PNG", B, "1")]
-    with pytest.raises(UsageError, match="choose from webdataset, huggingface, basename"):
+    with refused(UsageError):
         scan(path, grouping="other")
 
 
@@ -106,7 +107,7 @@ def test_labels_come_from_members_json_or_folders(tmp_path: Path) -> None:
     assert named.classes == ("zero", "one", "two", "three", "four")
     assert [row[2] for row in rows(named)] == ["four", "one"]
     (tmp_path / "names.txt").write_text("zero\none\n")
-    with pytest.raises(UsageError, match="the label 4 has no name: classes= gives 2"):
+    with refused(UsageError, "4", "classes=", "2"):
         scan(path, label="json:/info/ids/0", classes=str(tmp_path / "names.txt"))
 
 
@@ -159,7 +160,7 @@ def test_several_archives_are_one_dataset(tmp_path: Path) -> None:
     (tmp_path / "x-001.tar").unlink()
     with pytest.raises(UsageError, match=r"1 files of .* are missing: .*x-001\.tar"):
         scan(tmp_path / "x-{000..002}.tar")
-    with pytest.raises(UsageError, match="does not exist"):
+    with refused(UsageError):
         scan(tmp_path / "y.tar")
     with pytest.raises(UsageError, match="twice"):
         scan(tmp_path / "x-{000,000}.tar")

@@ -13,6 +13,7 @@ import azurite
 import pytest
 from buckets import BUCKET
 from helpers import make_dataset
+from refusals import refused
 
 from shardkit import UsageError, download, open_dataset, upload, verify
 from shardkit.conversion.convert import commit, plan_jobs
@@ -41,7 +42,7 @@ def test_a_dataset_is_written_read_and_verified(scheme: str, folder: Path, tmp_p
 
     assert upload(dataset, url)
     assert not upload(dataset, url)
-    with pytest.raises(UsageError, match="already holds another dataset"):
+    with refused(UsageError):
         upload(make_dataset(folder, tmp_path / "other", to="lmdb"), url)
     assert not [name for name in call(objects.sizes, url) if name.startswith(".")]
     assert verify(url, against=folder).ok
@@ -62,7 +63,7 @@ def test_a_dataset_is_written_read_and_verified(scheme: str, folder: Path, tmp_p
 def test_jobs_share_a_bucket(scheme: str, folder: Path, tmp_path: Path) -> None:
     url = f"{scheme}://{BUCKET}/jobs"
     plan_jobs(folder, url, to="lmdb", shard_samples=4)
-    with pytest.raises(UsageError, match="holds another plan"):
+    with refused(UsageError):
         plan_jobs(folder, url, to="lmdb", shard_samples=2)
     with open_jobs(url) as jobs:
         for number in jobs.claimed():
@@ -88,13 +89,13 @@ def test_large_files_are_sent_in_parts(scheme: str, tmp_path: Path) -> None:
 
 
 def test_errors_are_one_line(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"^\w+://nobucket/x: there is no such bucket; .*\)$"):
+    with refused(UsageError, "://nobucket/x"):
         open_dataset(f"{scheme}://nobucket/x", cache=tmp_path / "cache")
-    with pytest.raises(UsageError, match=r"is not a shardkit dataset: it contains no shardkit"):
+    with refused(UsageError):
         open_dataset(f"{scheme}://{BUCKET}/x", cache=tmp_path / "cache")
     if scheme == "az":
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmc=")
-        with pytest.raises(UsageError, match=r"access is denied \(403 Forbidden, \w+\)"):
+        with refused(UsageError, "403"):
             open_dataset(f"{scheme}://{BUCKET}/x", cache=tmp_path / "cache")
 
 
@@ -108,5 +109,5 @@ def test_missing_credentials_name_the_variables(
 
 def test_a_time_limit_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "soon")
-    with pytest.raises(UsageError, match="SHARDKIT_STORE_TIMEOUT='soon' is not a number"):
+    with refused(UsageError, "SHARDKIT_STORE_TIMEOUT", "'soon'"):
         open_dataset("s3://nobody/x", cache=tmp_path / "cache")

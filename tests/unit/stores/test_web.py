@@ -13,6 +13,7 @@ from urllib.request import Request
 from zlib import crc32
 
 import pytest
+from refusals import refused
 from table import for_each
 
 from shardkit import ShardkitError, UsageError
@@ -128,41 +129,41 @@ def test_files_are_read_despite_faults(store: WebServer, server: Server) -> None
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (status(200, Content_Length="97"), "does not support ranges"),
-        (status(206, Content_Range="bytes 0-99/2048"), "does not support ranges"),
-        (status(403), r"access is denied \(403\)"),
-        (status(404), "contains no x"),
-        (status(400), "answers with status 400"),
-        (status(304), "answers with status 304"),
+        (status(200, Content_Length="97"), ()),
+        (status(206, Content_Range="bytes 0-99/2048"), ()),
+        (status(403), ("403",)),
+        (status(404), ()),
+        (status(400), ("400",)),
+        (status(304), ("304",)),
     ],
 )
 def test_what_cannot_be_read_is_named(
-    store: WebServer, server: Server, answer: Callable[[Handler], None], message: str
+    store: WebServer, server: Server, answer: Callable[[Handler], None], message: tuple[str, ...]
 ) -> None:
     server.answers.append(answer)
-    with pytest.raises(ShardkitError, match=message) as error:
+    with refused(ShardkitError, *message) as error:
         store.read("x", 3, 100)
     assert "secret" not in str(error.value)
     assert len(server.requests) == 1
 
 
 def test_wrong_sizes_are_named(store: WebServer, server: Server) -> None:
-    with pytest.raises(CorruptShard, match="ends at byte 2048, too early"):
+    with refused(CorruptShard, "2048"):
         store.read("x", 2000, 2100)
-    with pytest.raises(CorruptShard, match="ends at byte 3000, too early"):
+    with refused(CorruptShard, "3000"):
         store.read("x", 3000, 3100)
-    with pytest.raises(ShardkitError, match="has 2,048 bytes, more than 100"):
+    with refused(ShardkitError, "2,048", "100"):
         store.get("x", 100)
     server.answers.append(status(200, Content_Length="-1"))
-    with pytest.raises(UsageError, match="does not state its size"):
+    with refused(UsageError):
         store.get("x", 100)
-    with pytest.raises(UsageError, match="can only be read"):
+    with refused(UsageError):
         store.delete("x")
 
 
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_DEADLINE", 0.05)
-    with pytest.raises(ShardkitError, match="ConnectionRefusedError: the server does not answer"):
+    with refused(ShardkitError):
         WebServer("http://127.0.0.1:1/data").get("x", 100)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from buckets import BUCKET, Bucket
+from refusals import refused
 
 from shardkit import ShardkitError
 from shardkit.stores import client, whole
@@ -31,7 +32,7 @@ def test_a_listing_that_repeats_itself_is_refused(
 ) -> None:
     monkeypatch.setattr(whole, "open_store", lambda _: _Endless())
 
-    with pytest.raises(ShardkitError, match="repeats its list of objects"):
+    with refused(ShardkitError):
         whole.listing(URL, "", True, tmp_path / "list")
 
 
@@ -43,7 +44,7 @@ def test_folders_without_an_end_are_refused(
     bucket.edit = lambda listing: listing.replace(b"<IsTruncated>false", more)
     monkeypatch.setattr(client, "_LEVEL_SECONDS", 0)
 
-    with pytest.raises(ShardkitError, match="the list of its objects does not end"):
+    with refused(ShardkitError):
         ObjectStore(URL).folders("")
 
 
@@ -52,7 +53,7 @@ def test_a_listing_of_another_folder_is_refused(
 ) -> None:
     monkeypatch.setattr(whole, "open_store", lambda _: _Other())
 
-    with pytest.raises(ShardkitError, match=r"lists 'dog/1\.png', which is not in this folder"):
+    with refused(ShardkitError, "'dog/1.png'"):
         whole.listing(URL, "cat", True, tmp_path / "list")
 
 

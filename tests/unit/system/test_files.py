@@ -146,9 +146,9 @@ def test_a_full_disk_is_an_error_of_appending() -> None:
     with open("/dev/full", "wb", buffering=0) as file:
         appender = Appender(file.fileno())
         appender.append(b"some")
-        with pytest.raises(OSError, match="No space left"):
+        with refused(OSError):
             appender.flush()
-        with pytest.raises(OSError, match="No space left"):
+        with refused(OSError):
             write_all(file.fileno(), b"some")
 
 
@@ -165,7 +165,7 @@ def test_small_regular_files_are_read_completely_and_others_refused(tmp_path: Pa
         read_small(path)
     os.mkfifo(tmp_path / "pipe")
     for other in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(OSError, match="not a file"):
+        with refused(OSError):
             read_small(other)
 
 
@@ -206,7 +206,7 @@ def test_a_requested_file_is_written_and_what_a_kill_left_is_removed(tmp_path: P
 
 
 def test_a_requested_file_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(ShardkitError, match="new/r cannot be written: No such file or directory"):
+    with refused(ShardkitError, "new/r"):
         write_result(tmp_path / "new" / "r", b"text")
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from shardkit.system.npy import NpyWriter, StoredValues, npy_header, npy_values, save_npy
 
@@ -96,7 +97,7 @@ def test_stored_values_are_read_and_not_mapped(tmp_path: Path) -> None:
     assert copied[2:4].tolist() == [2, 3]
     os.truncate(tmp_path / "values.npy", 200)
     assert stored[0:2].tolist() == [0, 1]
-    with pytest.raises(ValueError, match="it was truncated at byte"):
+    with refused(ValueError):
         stored[50:60]
-    with pytest.raises(ValueError, match="not an array of 100 values"):
+    with refused(ValueError, "100"):
         StoredValues(tmp_path / "values.npy", np.int64, 100)

@@ -22,6 +22,7 @@ import psutil
 import pytest
 from helpers import DEADLINE, wait_until
 from pool_tasks import ERRORS, Task, work
+from refusals import refused
 
 from shardkit import ShardkitError
 from shardkit.errors import BadImage, CorruptRecord
@@ -87,7 +88,7 @@ def test_one_worker_is_this_process_and_several_are_others_that_end(
 @pytest.mark.parametrize("order", [("stay", "die"), ("die", "stay")])
 def test_a_killed_worker_is_an_immediate_error(tmp_path: Path, order: tuple[str, str]) -> None:
     tasks = [Task(number, str(tmp_path), act) for number, act in enumerate(order)]
-    with pytest.raises(ShardkitError, match="worker process died"):
+    with refused(ShardkitError):
         list(run_tasks(work, tasks, workers=2))
     assert processes(tmp_path) == set()
 
@@ -260,12 +261,15 @@ def die_elsewhere(parent: int) -> None:
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (fail_elsewhere, BadImage, "image in"),
-        (die_elsewhere, ShardkitError, "worker process died"),
+        (fail_elsewhere, BadImage, ()),
+        (die_elsewhere, ShardkitError, ()),
     ],
 )
 def test_errors_in_another_process_are_raised_here(
-    at_once: bool, function: Callable[[int], None], error: type[ShardkitError], message: str
+    at_once: bool,
+    function: Callable[[int], None],
+    error: type[ShardkitError],
+    message: tuple[str, ...],
 ) -> None:
     def call() -> None:
         with team(2) as processes:
@@ -276,7 +280,7 @@ def test_errors_in_another_process_are_raised_here(
                 tasks = itertools.repeat(os.getpid())
                 deque(processes.map_in_order(function, tasks), maxlen=0)
 
-    with pytest.raises(error, match=message):
+    with refused(error, *message):
         call()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import make_tree
 from interrupting import interrupt_everywhere
+from refusals import refused
 
 from shardkit.system import safe_paths
 from shardkit.system.safe_paths import (
@@ -38,7 +39,7 @@ def test_a_walk_refuses_links_and_what_is_neither_file_nor_folder(tmp_path: Path
     os.mkfifo(tmp_path / "pipes/pipe")
     with pytest.raises(LinkRefused, match="links/link"):
         list(walk(tmp_path, "links"))
-    with pytest.raises(OSError, match=r"neither a file nor a folder.*pipes/pipe"):
+    with refused(OSError, "pipes/pipe"):
         list(walk(tmp_path, "pipes"))
 
 
@@ -47,9 +48,9 @@ def test_folders_that_are_nested_too_deeply_are_refused(
 ) -> None:
     monkeypatch.setattr("shardkit.system.safe_paths._DEEPEST", 2)
     make_tree(tmp_path, {"a/b/c/d/file": b""})
-    with pytest.raises(OSError, match="neither a file nor a folder"):
+    with refused(OSError):
         list(walk(tmp_path))
-    with pytest.raises(OSError, match="nested too deeply"):
+    with refused(OSError):
         remove_tree(tmp_path, "a")
     assert (tmp_path / "a/b/c/d/file").exists()
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import DEADLINE, invoke, make_dataset, make_tree, png
+from refusals import refused
 from torch import nn
 
 from shardkit import UsageError, find_batch_size
@@ -101,24 +102,24 @@ def test_a_size_at_which_the_process_ends_does_not_fit(fails: str) -> None:
 
 @pytest.mark.slow
 def test_what_cannot_work_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"one sample fits: .*ValueError: this one is planted"):
+    with refused(UsageError):
         find_batch_size(partial(make, "raises", 0), memory=4096 * MIB)
-    with pytest.raises(UsageError, match="one sample fits: a batch of 1: "):
+    with refused(UsageError, "1"):
         find_batch_size(make, memory=10 * MIB)
-    with pytest.raises(MeasurementTimeout, match="a step with 2 samples takes longer than 20 s"):
+    with refused(MeasurementTimeout, "2", "20"):
         find_batch_size(partial(make, "hangs", 1), memory=4096 * MIB, patience=20)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "no CUDA device: set the main memory"),
-        ({"memory": 0}, "memory=0 is not an integer from 1 on"),
-        ({"memory": 1, "most": 0}, "most=0"),
+        ({}, ("CUDA",)),
+        ({"memory": 0}, ("memory=0", "1")),
+        ({"memory": 1, "most": 0}, ("most=0",)),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_wrong_options_are_refused(options: dict[str, Any], message: tuple[str, ...]) -> None:
+    with refused(UsageError, *message):
         find_batch_size(make, **options)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed
 from helpers import DEADLINE
-from loading import CROP, ROWS, SEED, Prints, Samples, make_datasets, prints
+from loading import CROP, ROWS, SEED, Prints, Samples, make_datasets, prints, row_order
 from refusals import refused
 from torch.multiprocessing.spawn import start_processes
 
@@ -30,7 +30,6 @@ from shardkit import (
     make_loader,
     open_dataset,
 )
-from shardkit.sampling.order import Order
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -278,7 +277,7 @@ def test_a_launcher_states_the_rank_in_the_environment(
         monkeypatch.delenv("RANK")  # what a loader found out stays
         ranks.append([batch[2].tolist() for batch in loader])
     read = [row for step in zip(*ranks, strict=True) for rows in step for row in rows]
-    order = Order(size=ROWS, shuffle=True, seed=SEED)
+    order = row_order(shuffle=True, seed=SEED)
     assert read == order.rows(0, np.arange(ROWS - ROWS % world_size)).tolist()
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import torch
 from engines import Numbers
 from helpers import make_dataset, make_tree, png, wait_until
-from loading import prints_of
+from loading import prints_of, row_order
 from refusals import refused
 from torch.utils.data import (
     ChainDataset,
@@ -35,9 +34,6 @@ from shardkit import (
     make_loader,
     open_dataset,
 )
-from shardkit.sampling.order import Order
-from shardkit.torch.engine import preflight
-from shardkit.torch.loader import Loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -64,7 +60,7 @@ def dataset(root: Path) -> ShardDataset:
     return open_dataset(root, decode="torch")
 
 
-def load(dataset: Any, **options: Any) -> Loader:
+def load(dataset: Any, **options: Any) -> Any:
     """Return a loader that reads in two threads, unless ``options`` say otherwise."""
     given: dict[str, Any] = {"batch_size": BATCH, "engine": "thread", "num_workers": 2, **options}
     return make_loader(dataset, **given)
@@ -76,7 +72,7 @@ def rows_of(loader: Any) -> list[int]:
 
 
 def order_of(epoch: int, shuffle: bool | BlockShuffle = True, seed: int = 0) -> list[int]:
-    rows = Order(size=ROWS, shuffle=shuffle, seed=seed).rows(epoch, np.arange(ROWS))
+    rows = row_order(shuffle=shuffle, seed=seed).rows(epoch, np.arange(ROWS))
     return [int(row) for row in rows]
 
 
@@ -108,7 +104,7 @@ def test_an_invalid_epoch_is_refused() -> None:
     loader = load(Numbers())
     for epoch in (-1, 1.0, "1", None, True):
         with refused(UsageError, "epoch", repr(epoch)):
-            loader.set_epoch(epoch)  # type: ignore[arg-type]
+            loader.set_epoch(epoch)
     assert loader.epoch == 0
 
 
@@ -212,40 +208,11 @@ def test_the_repr_describes_the_loader() -> None:
     )
 
 
-def plain(image: Any) -> Any:
-    return torch.from_numpy(image)
-
-
-@pytest.mark.parametrize("problem", ["shared_memory_problem", "descriptor_problem"])
-def test_if_processes_may_fail_it_uses_threads_or_warns(
-    root: Path, monkeypatch: pytest.MonkeyPatch, problem: str
-) -> None:
-    monkeypatch.setattr(preflight, problem, lambda needed: "there is no room")
-    dataset = open_dataset(root, plain, decode="numpy")
-    with pytest.warns(RuntimeWarning, match="with_rng does not draw"):
-        loader = load(dataset, engine="auto")
-    reason = "the transform plain may hold the GIL, but there is no room"
-    assert (loader.engine, loader.reason) == ("thread", reason)
-    with pytest.warns(RuntimeWarning, match="loading may fail: there is no room") as caught:
-        loader = load(dataset, engine="process")
-    assert (loader.engine, loader.reason) == ("process", "requested")
-    assert len(caught) == 1
-    assert load(dataset, engine="process", num_workers=0).reason == "requested"
-
-
-def test_a_warning_points_to_the_caller(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "descriptor_problem", lambda needed: "there is no room")
-    options: dict[str, Any] = {"engine": "process", "num_workers": 1, "start_method": "fork"}
-    with pytest.warns(RuntimeWarning) as caught, closing(make_loader([1], 1, **options)):
-        pass
-    assert caught[0].filename == __file__
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
 @pytest.mark.parametrize("engine", ["thread", "helper", "process"])
 def test_pinning_without_a_device_warns_and_continues(dataset: ShardDataset, engine: str) -> None:
     options: dict[str, Any] = {"pin_memory": True, "engine": engine, "num_workers": 0}
-    with pytest.warns(RuntimeWarning, match="pin_memory=True has no effect") as caught:
+    with pytest.warns(RuntimeWarning, match="pin_memory=True") as caught:
         loader = make_loader(dataset, BATCH, **options)
 
     assert caught[0].filename == __file__

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import make_dataset, make_folder
+from refusals import refused
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from shardkit import (
@@ -369,9 +370,8 @@ def test_an_iterable_dataset_that_gives_batches_is_a_loader() -> None:
     assert monitor.report.images == 15
 
 
-@pytest.mark.parametrize(
-    ("batch", "images"),
-    [
+def test_batches_of_every_kind_are_counted() -> None:
+    batches: tuple[tuple[Any, int], ...] = (
         ((torch.zeros(3, 2), torch.zeros(3)), 3),
         ([torch.zeros(3, 2), torch.zeros(3), torch.zeros(3)], 3),
         ([torch.zeros(3, 2)], 3),
@@ -383,17 +383,16 @@ def test_an_iterable_dataset_that_gives_batches_is_a_loader() -> None:
         ({}, 0),
         ((), 0),
         (8, 1),
-    ],
-)
-def test_batches_of_every_kind_are_counted(batch: Any, images: int) -> None:
-    monitor = ThroughputMonitor([batch, batch])
-    assert len(list(monitor)) == 2
-    assert monitor.report.images == 2 * images
+    )
+    for batch, images in batches:
+        monitor = ThroughputMonitor([batch, batch])
+        assert len(list(monitor)) == 2
+        assert monitor.report.images == 2 * images
 
 
 def test_an_object_without_batches_is_refused(path: Path) -> None:
     for wrong in (open_dataset(path), TensorDataset(torch.zeros(3)), "dataset", 3):
-        with pytest.raises(UsageError, match="needs a loader"):
+        with refused(UsageError):
             ThroughputMonitor(wrong)
     with pytest.raises(UsageError, match="set_postfix"):
         ThroughputMonitor([1], bar="bar")

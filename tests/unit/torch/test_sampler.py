@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 from accelerate.data_loader import prepare_data_loader
 from helpers import DEADLINE
-from loading import BATCH, CROP, ROWS, SEED, Prints, epoch_by_hand, make_datasets, prints_of
+from loading import (
+    BATCH,
+    CROP,
+    ROWS,
+    SEED,
+    Prints,
+    epoch_by_hand,
+    make_datasets,
+    prints_of,
+    row_order,
+)
+from refusals import refused
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 
 from shardkit import (
@@ -26,7 +37,6 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.errors import StateMismatch
-from shardkit.sampling.order import Order
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -58,7 +68,7 @@ def sampler_of(dataset: Any, **options: Any) -> EpochBatchSampler:
 
 
 def by_hand(path: Path, epoch: int, **options: Any) -> list[Prints]:
-    order = Order(size=ROWS, **{"shuffle": True, "seed": SEED, **options})
+    order = row_order(**{"shuffle": True, "seed": SEED, **options})
     return epoch_by_hand(open_dataset(path, decode=CROP), order, epoch, BATCH, (0, 1))
 
 
@@ -91,7 +101,7 @@ def test_accelerate_sharding_is_refused(root: Path, world_size: int) -> None:
         return prepare_data_loader(loader, num_processes=2, process_index=rank)
 
     if world_size > 1:
-        with pytest.raises(UsageError, match=r"rank 1 of 2.*BatchSamplerShard divides them again"):
+        with refused(UsageError, "1", "2"):
             list(prepared(1))
         assert len(list(sampler_of(dataset, rank=Rank(rank=1, world_size=2)))) == 6
         return
@@ -124,7 +134,7 @@ def test_the_epoch_reaches_the_parts_of_a_dataset(root: Path, kind: str, num_wor
 def test_any_dataset_with_a_length_may_be_sampled() -> None:
     numbers: Any = list(range(10))
     sampler = EpochBatchSampler(numbers, 4, shuffle=True, seed=3)
-    expected = Order(size=10, shuffle=True, seed=3)
+    expected = row_order(size=10, shuffle=True, seed=3)
     for epoch in range(2):
         found = list(sampler)
         assert [len(rows) for rows in found] == [4, 4, 2]
@@ -146,7 +156,7 @@ def test_ranks_read_their_subset_of_each_step(root: Path, world_size: int, remai
     found = [
         row for step in itertools.zip_longest(*every, fillvalue=()) for own in step for row in own
     ]
-    expected = Order(size=ROWS, shuffle=True, seed=SEED).rows(0, np.arange(ROWS)).tolist()
+    expected = row_order(shuffle=True, seed=SEED).rows(0, np.arange(ROWS)).tolist()
     if remainder == "drop":
         expected = expected[: ROWS // world_size * world_size]
     elif remainder == "pad":
@@ -230,9 +240,9 @@ def test_wrong_options_are_a_usage_error(options: dict[str, Any], message: str) 
 
 @pytest.mark.parametrize("dataset", ["ok", Path("ok"), None, 5])
 def test_what_has_no_rows_is_refused(dataset: Any) -> None:
-    with pytest.raises(UsageError, match=r"needs a dataset with a length and rows.*open_dataset"):
+    with refused(UsageError, "open_dataset"):
         EpochBatchSampler(dataset, 4)
-    with pytest.raises(UsageError, match=r"needs datasets with a length and rows|must be"):
+    with refused(UsageError):
         Mixture([(dataset, 1)])
 
 
@@ -241,7 +251,7 @@ def test_a_wrong_epoch_or_state_is_refused_and_changes_nothing() -> None:
     state = sampler.state_dict()
     with pytest.raises(UsageError, match="epoch=-1"):
         sampler.set_epoch(-1)
-    with pytest.raises(StateMismatch, match="its samples is 5"):
+    with refused(StateMismatch, "5"):
         sampler.load_state_dict({**state, "samples": 5})
     assert sampler.state_dict() == state
     assert list(sampler) == [[0, 1], [2, 3], [4, 5]]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import make_dataset, make_folder
+from refusals import refused
 
 from shardkit import ShardkitError, UsageError, make_loader, open_dataset
 from shardkit.system.machine import usable_cpus
@@ -63,27 +64,20 @@ def test_options_override_and_contradictions_are_refused(tmp_path: Path) -> None
     assert options == LoaderOptions(
         engine="thread", num_workers=3, prefetch_factor=5, pin_memory=False
     )
-    with pytest.raises(UsageError, match=r"num_workers is 2 as an argument and 3 in tuned="):
+    with refused(UsageError, "num_workers", "2", "3", "tuned="):
         tuned.options(LoaderOptions(num_workers=2))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "now", "num_workers"),
-    [(1, "1", 12), (1, "8", 1), (1, "3", 4), (2, "8", 3), (8, "1", 12)],
-)
-def test_ranks_that_share_a_machine_share_the_workers(
-    ranks: int, now: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_share_a_machine_share_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight ranks do not take eight times what was measured for one."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", now)
     settings = {"engine": "thread", "num_workers": 12, "prefetch_factor": 3}
-    tuned = Tuned(batch_size=4, settings=settings, processors=1, ranks=ranks)
-
-    options = tuned.options(LoaderOptions())
-
-    assert (options.num_workers, options.prefetch_factor) == (num_workers, 3)
-    with pytest.raises(UsageError, match=f"and {num_workers} in tuned="):
-        tuned.options(LoaderOptions(num_workers=99))
+    for ranks, now, expected in ((1, 1, 12), (1, 8, 1), (1, 3, 4), (2, 8, 3), (8, 1, 12)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(now))
+        tuned = Tuned(batch_size=4, settings=settings, processors=1, ranks=ranks)
+        options = tuned.options(LoaderOptions())
+        assert (options.num_workers, options.prefetch_factor) == (expected, 3)
+        with refused(UsageError, f"and {expected} in tuned="):
+            tuned.options(LoaderOptions(num_workers=99))
 
 
 def test_another_machine_warns(tmp_path: Path) -> None:
@@ -93,46 +87,33 @@ def test_another_machine_warns(tmp_path: Path) -> None:
         load_tuned(path)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"shardkit_tuned": VERSION + 1},
-        {"shardkit_tuned": True},
-        {"batch_size": 0},
-        {"batch_size": True},
-        {"batch_size": "64"},
-        {"processors": -1},
-        {"ranks": 0},
-        {"ranks": "8"},
-        {"processors": 1.5},
-        {"settings": []},
-        {"settings": {"engine": "warp"}},
-        {"settings": {"num_workers": -1}},
-        {"settings": {"num_workers": True}},
-        {"settings": {"num_workers": 1e9}},
-        {"settings": {"prefetch_factor": 0}},
-        {"settings": {"engine": ["thread"]}},
-        {"settings": {"start_method": "__import__"}},
-        {"settings": {"start_method": None}},
-        {"settings": {"sharing_strategy": "carrier pigeon"}},
-        {"settings": {"collate_fn": "os:system"}},
-        {"settings": {"rank": None}},
-        {"measured": None},
-    ],
-    ids=str,
-)
-def test_settings_that_tune_does_not_write_are_refused(
-    changed: dict[str, Any], tmp_path: Path
-) -> None:
-    path = written(tmp_path, **changed)
-
-    with pytest.raises(UsageError, match=r"is not what `shardkit tune --out` writes|is larger"):
-        load_tuned(path)
+def test_settings_that_tune_does_not_write_are_refused(tmp_path: Path) -> None:
+    settings: dict[str, tuple[Any, ...]] = {
+        "engine": ("warp", ["thread"]),
+        "num_workers": (-1, True, 1e9),
+        "prefetch_factor": (0,),
+        "start_method": ("__import__", None),
+        "sharing_strategy": ("carrier pigeon",),
+        "collate_fn": ("os:system",),
+        "rank": (None,),
+    }
+    wrong: dict[str, tuple[Any, ...]] = {
+        "shardkit_tuned": (VERSION + 1, True),
+        "batch_size": (0, True, "64"),
+        "processors": (-1, 1.5),
+        "ranks": (0, "8"),
+        "settings": ([], *({name: v} for name, values in settings.items() for v in values)),
+        "measured": (None,),
+    }
+    for name, values in wrong.items():
+        for value in values:
+            path = written(tmp_path, **{name: value})
+            with refused(UsageError, path, "shardkit tune --out"):
+                load_tuned(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_hostile_files_are_refused(tmp_path: Path) -> None:
+    for content in (
         b"",
         b"null",
         b"[]",
@@ -143,34 +124,30 @@ def test_settings_that_tune_does_not_write_are_refused(
         b'{"a": ' * 50_000,
         b'{"shardkit_tuned": 1, "batch_size": ' + b"9" * 10_000 + b"}",
         b" " * ((1 << 20) + 2),
-    ],
-    ids=lambda content: repr(content[:20]),
-)
-def test_hostile_files_are_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(content)
-
-    with pytest.raises(UsageError, match=r"is not what `shardkit tune --out` writes|is larger"):
-        load_tuned(tmp_path / "file")
+    ):
+        (tmp_path / "file").write_bytes(content)
+        with refused(UsageError, tmp_path / "file"):
+            load_tuned(tmp_path / "file")
 
 
 def test_too_many_workers_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, settings={"engine": "process", "num_workers": 20_000})
 
-    with pytest.raises(UsageError, match="num_workers=20000 is more than 1024"):
+    with refused(UsageError, "num_workers=20000", "1024"):
         load_tuned(path)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`shardkit tune --out` writes it"):
         load_tuned(tmp_path / "missing.json")
-    with pytest.raises(UsageError, match="cannot be read: it is not a file"):
+    with refused(UsageError):
         load_tuned(tmp_path)
 
 
 def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
 
-    with pytest.raises(UsageError, match="it is not a file"):
+    with refused(UsageError):
         load_tuned(tmp_path / "pipe")
 
 
@@ -180,9 +157,9 @@ def test_only_tuned_files_are_replaced(tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("precious")
 
-    with pytest.raises(UsageError, match="It was not changed"):
+    with refused(UsageError):
         require_replaceable(notes)
-    with pytest.raises(UsageError, match="is not a folder"):
+    with refused(UsageError):
         require_replaceable(tmp_path / "missing" / "tuned.json")
     with pytest.raises(UsageError):
         require_replaceable(tmp_path)
@@ -191,7 +168,7 @@ def test_only_tuned_files_are_replaced(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     tuned = load_tuned(written(tmp_path))
 
-    with pytest.raises(ShardkitError, match="cannot be written"):
+    with refused(ShardkitError):
         tuned.save(tmp_path / "missing" / "tuned.json")
 
 

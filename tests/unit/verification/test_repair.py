@@ -95,12 +95,7 @@ def test_any_file_is_rebuilt_whatever_is_in_its_place(photos: Path, place: Path,
         assert healed(place, photos, before).files == [name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("to", FORMATS)
-def test_many_files_are_rebuilt_in_several_processes(
-    photos: Path, pristine: Path, tmp_path: Path, to: str
-) -> None:
-    place = shutil.copytree(pristine / to, tmp_path / "made")
+def test_many_files_are_rebuilt_in_several_processes(photos: Path, place: Path) -> None:
     before, names = tree(place), files_of(place)
     for name in names:
         (place / name).unlink()

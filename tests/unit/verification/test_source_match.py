@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,17 +166,20 @@ ODD_MANIFESTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+def with_values(
+    manifest: Any, values: dict[str, dict[str, Any]] | None = None, lost: str = ""
+) -> Any:
+    """Return a manifest with other values in its dictionaries, or without one in ``source``."""
+    parts: dict[str, Any] = {n: {**getattr(manifest, n), **v} for n, v in (values or {}).items()}
+    source = {n: v for n, v in parts.get("source", manifest.source).items() if n != lost}
+    return replace(manifest, **{**parts, "source": source})
+
+
 def test_a_manifest_without_recipe_or_source_is_refused(folder: Path, tmp_path: Path) -> None:
     place = make_dataset(folder, tmp_path / "made")
     plain = (place / "shardkit.json").read_bytes()
-    changes: list[Callable[[Any], Any]] = [
-        lambda m, odd=odd: replace(m, **{n: {**getattr(m, n), **v} for n, v in odd.items()})
-        for odd in ODD_MANIFESTS.values()
-    ]
-    changes += [
-        lambda m, lost=lost: replace(m, source={n: v for n, v in m.source.items() if n != lost})
-        for lost in ("seed", "limit")
-    ]
+    changes = [partial(with_values, values=odd) for odd in ODD_MANIFESTS.values()]
+    changes += [partial(with_values, lost=name) for name in ("seed", "limit")]
     for change in changes:
         restate(place, change)
         with refused(CorruptDataset, "manifest"):

@@ -133,7 +133,7 @@ def test_any_flipped_byte_of_a_column_of_the_index_is_found(pristine: Path, name
     good = path.read_bytes()
     missed = []
     try:
-        for at in range(0, len(good), 5):
+        for at in range(0, len(good), 11):
             flip(path, at, 0x10)
             missed += [
                 (at, level)

@@ -49,7 +49,7 @@ def test_a_line_is_compared_with_the_first_and_the_one_above() -> None:
     assert [each and each.median for each in speedups] == [None, 2, None, 6]
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 def test_a_dataset_is_measured_with_a_model(tmp_path: Path) -> None:
     made = tmp_path / "made"
     convert(make_folder(tmp_path / "photos"), made, to="lmdb", workers=1)

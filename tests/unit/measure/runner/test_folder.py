@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import jpeg, make_folder, make_tree
 from PIL import Image
+from refusals import refused
 
 from shardkit import CenterCrop, RandomResizedCrop, Resize, UsageError
 from shardkit.errors import BadImage
@@ -75,7 +76,7 @@ def test_the_error_names_a_damaged_image(tmp_path: Path) -> None:
     content = jpeg(64, 64)
     make_tree(tmp_path / "bad", {"a/0.jpg": content[: len(content) // 3]})
 
-    with pytest.raises(BadImage, match=r"0\.jpg cannot be decoded"):
+    with refused(BadImage, "0.jpg"):
         PlainFolder(tmp_path / "bad", "pil")[0]
 
 

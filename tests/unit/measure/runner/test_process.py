@@ -14,6 +14,7 @@ import forked
 import psutil
 import pytest
 from helpers import DEADLINE, make_folder, python, wait_until
+from refusals import refused
 
 from shardkit import UsageError
 from shardkit.errors import MeasurementFailed, MeasurementTimeout
@@ -78,7 +79,7 @@ def served(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Measur
         Subject(path=path, transform="planted:hangs"),
         Subject(path=path, transform="planted:dies"),
     ]
-    started = [MeasurementProcess(subject) for subject in subjects]
+    started = [MeasurementProcess(subject, patience=2 * DEADLINE) for subject in subjects]
     yield started
     for each in started:
         each.close()
@@ -115,10 +116,10 @@ def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
     assert sys.platform != "linux" or good.call(start_method) == "fork"
     assert good._helper.process is not None
     os.kill(good._helper.process.pid, signal.SIGINT)  # as Ctrl-C does: the parent decides
-    with pytest.raises(MeasurementFailed, match="cannot be sent"):
+    with refused(MeasurementFailed):
         good.call(refuse)
     assert not ended(good)
-    with pytest.raises(UsageError, match="No module named"):
+    with refused(UsageError):
         good.measure(plain, EPOCH, StepSpec(model="nowhere:model"))
 
     hanging.patience = 0.3
@@ -126,7 +127,7 @@ def test_a_process_measures_is_killed_if_it_hangs_and_reports_its_end(
         hanging.measure(plain, StopCondition(seconds=0.1))
     assert ended(hanging)
 
-    with pytest.raises(MeasurementFailed, match=r"exit code 7\): planted last words"):
+    with refused(MeasurementFailed, "7"):
         dying.measure(plain, EPOCH)
     assert ended(dying)
 

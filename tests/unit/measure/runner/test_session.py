@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from clocks import Clock
 from helpers import jpeg, make_tree
+from refusals import refused
 
 from shardkit import UsageError, convert
 from shardkit.errors import MeasurementFailed
@@ -113,9 +114,9 @@ def test_invalid_requests_are_refused_and_errors_are_failures(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     missing = Subject(path=str(folder / "nowhere"))
-    with pytest.raises(UsageError, match="does not exist"):
+    with refused(UsageError):
         answer(session.open_subject, (), {"subject": missing})
-    with pytest.raises(UsageError, match="not of type int"):
+    with refused(UsageError):
         parse_loader("plain:num_workers=-1", 4)
 
     found, _ = opened(folder, decode="pil", transform="planted_failure:fails")
@@ -158,5 +159,5 @@ def test_a_users_loader_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.dataset is found.loader.dataset
     subject = Subject(loader="planted_loaders:batches")
     assert session.open_subject(found, subject=subject).images == 0
-    with pytest.raises(UsageError, match="called without arguments"):
+    with refused(UsageError):
         session.open_subject(found, subject=Subject(loader="planted_loaders:needs"))

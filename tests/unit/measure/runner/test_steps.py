@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from clocks import Clock
+from refusals import refused
 
 from shardkit import UsageError
 from shardkit.measure.runner import steps
@@ -109,15 +110,15 @@ def test_a_users_model_is_trained(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("somebodys_models:needs", "called without arguments"),
-        ("somebodys_models:text", "gives a str"),
-        ("somebodys_models:other", "has no attribute 'other'"),
-        ("no_such_module_here:x", "No module named"),
-        ("small_", "give module:name"),
+        ("somebodys_models:needs", ()),
+        ("somebodys_models:text", ()),
+        ("somebodys_models:other", ("'other'",)),
+        ("no_such_module_here:x", ()),
+        ("small_", ()),
     ],
 )
-def test_an_invalid_model_is_refused(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_an_invalid_model_is_refused(name: str, message: tuple[str, ...]) -> None:
+    with refused(UsageError, *message):
         make_step(StepSpec(model=name))
 
 

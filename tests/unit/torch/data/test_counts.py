@@ -278,7 +278,7 @@ def calls_of(work: Callable[[], Any]) -> int:
     return count
 
 
-MOST_CALLS = 90
+MOST_CALLS = 105
 """Functions of shardkit that a batch takes in addition to its samples."""
 
 
@@ -294,15 +294,18 @@ MOST_CALLS = 90
     ],
     ids=short,
 )
-def test_a_sample_takes_few_python_calls(root: Path, kind: str, decode: Any, most: int) -> None:
+def test_a_sample_takes_few_python_calls(
+    root: Path, kind: str, decode: Any, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A look-up of each row or column by itself would show; a call takes some 0.1 us."""
+    preadv = os.preadv  # as if all was in memory: what is not is announced, which takes calls
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at, flags=0: preadv(file, buffers, at))
     dataset = opened(root, "lmdb", kind, decode)
     dataset.set_epoch(0)
     rows = list(range(0, ROWS, 6))  # of both shards
     once, thrice = partial(dataset.__getitems__, rows), partial(dataset.__getitems__, 3 * rows)
     thrice()
-    # The least of some: a page that the kernel has dropped is announced, which takes calls.
-    once_calls, thrice_calls = (min(calls_of(work) for _ in range(3)) for work in (once, thrice))
+    once_calls, thrice_calls = (min(calls_of(work) for _ in range(2)) for work in (once, thrice))
     each = (thrice_calls - once_calls) / (2 * len(rows))
     beside = once_calls - each * len(rows)
     assert each <= most, f"{each:.2f} calls for each sample"

@@ -592,7 +592,7 @@ def test_both_engines_and_a_resumed_run_give_the_same_batches(root: Path, to: st
         batches = iter(loader)
         assert same([next(batches), next(batches)], wanted[1][:2])
         state = loader.state_dict()
-        batches.close()  # type: ignore[attr-defined]
+        batches.close()
         other = loader_of(root / to, "thread" if engine == "process" else "process", 1)
         other.load_state_dict(state)
         assert same(list(other), wanted[1][2:])

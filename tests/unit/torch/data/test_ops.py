@@ -625,7 +625,7 @@ def test_images_of_different_sizes_are_returned_separately(root: Path) -> None:
     assert all(min(shape[1:]) == 20 for shape in shapes)
     for row, (image, _) in enumerate(batch):
         assert torch.equal(image, dataset[row][0])
-    with pytest.raises(RuntimeError, match="differ in size"):
+    with refused(RuntimeError):
         collate(batch)
     assert collate(dataset[[4, 4]])[0].shape == (2, *dataset[4][0].shape)
 

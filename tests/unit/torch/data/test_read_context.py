@@ -447,6 +447,7 @@ def test_a_block_comes_from_the_loader_only_if_shared() -> None:
     assert asked == [(2, 3)]
     block = new_block((2, 3, 4), shared=True)
     assert (block.dtype, block.shape) == (torch.uint8, (2, 3, 4))
+    assert block.is_contiguous()
     assert not is_shared(block)
 
 

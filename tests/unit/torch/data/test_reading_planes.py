@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import FORMATS, encoded, invoke, jpeg, make_dataset, make_tree, picture, png
-from refusals import refuses
+from refusals import refused, refuses
 
 from shardkit import CenterCrop, RandomCrop, RandomResizedCrop, Resize, make_loader, open_dataset
 from shardkit.errors import CorruptRecord
@@ -96,7 +96,7 @@ def test_each_read_compares_the_checksum(planes: Path, tmp_path: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[data.index(b"\nFRAME") + 79] ^= 1  # the corner, which no center crop shows
     shard.write_bytes(data)
-    with pytest.raises(CorruptRecord, match="its checksum does not match"):
+    with refused(CorruptRecord):
         samples(path, CenterCrop(8))
 
 

@@ -318,7 +318,7 @@ def read_epochs(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrapper", "repeating", "reader"),
-    pairwise(sorted(WRAPPERS), sorted(REPEATING), READERS),
+    pairwise(sorted(WRAPPERS), sorted(REPEATING), [r for r in READERS if r[1] or r[0] == "plain"]),
 )
 def test_repeats_draw_through_any_wrapper_as_without_it(
     path: Path, wrapper: str, repeating: str, reader: tuple[str, int]
@@ -580,7 +580,12 @@ def test_pytorch_s_arguments_set_the_options_of_the_same_meaning(path: Path) -> 
 
 
 def test_wrong_arguments_of_pytorch_are_refused(path: Path) -> None:
-    wrong = {"num_workers": -1, "prefetch_factor": 0, "timeout": -1, "collate_fn": 3}
+    wrong: dict[str, Any] = {
+        "num_workers": -1,
+        "prefetch_factor": 0,
+        "timeout": -1,
+        "collate_fn": 3,
+    }
     for name, value in wrong.items():
         with refused(UsageError, f"{name}={value}"):
             make_loader(open_dataset(path), 4, **{name: value})

@@ -46,14 +46,11 @@ from engines import (
     through_json,
 )
 from helpers import FORMATS, wait_until
-from loading import BATCH, ROWS, SEED, close, crc, prints_of, same
+from loading import BATCH, ROWS, SEED, close, crc, prints_of, row_order, same
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
 from shardkit import Rank, ShardDataset, UsageError, collate, make_loader, open_dataset, with_rng
 from shardkit.errors import CorruptRecord, LoaderFailed, TransformFailed
-from shardkit.sampling.order import Order
-from shardkit.torch.data.collate import BatchView
-from shardkit.torch.engine import processes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -165,7 +162,7 @@ def test_an_abandoned_epoch_is_followed_by_the_next(root: Path, engine: str) -> 
         batches = iter(loader)
         next(batches)
         close(batches)
-        order = Order(size=ROWS, shuffle=True, seed=SEED).rows(3, np.arange(ROWS)).tolist()
+        order = row_order(shuffle=True, seed=SEED).rows(3, np.arange(ROWS)).tolist()
         assert [row for *_, rows in loader for row in rows.tolist()] == order
         assert loader.epoch == 4
     crew.ends()
@@ -215,6 +212,20 @@ def test_an_endless_iteration_continues_with_the_next_epoch(
             second.load_state_dict(through_json(first.state_dict()))
             close(batches)
             assert take(iter(second), len(expected) - stop) == expected[stop:]
+
+
+@pytest.mark.parametrize("engine", [*WITH_WORKERS, "DataLoader"])
+def test_a_slow_batch_is_delivered_in_order(engine: str) -> None:
+    later = shared()
+
+    def hook(row: int) -> None:
+        if row == 0:
+            wait_until(later.item, "batches of the other worker")
+        if row == 3 * BATCH:
+            later.fill_(1)
+
+    with opened(engine, Numbers(hook=hook)) as loader:
+        assert [batch.tolist() for batch in loader] == squares()
 
 
 @pytest.mark.parametrize("engine", WITH_WORKERS)
@@ -509,7 +520,7 @@ def test_a_timeout_is_an_error_that_names_the_sample(
     options: dict[str, Any] = {"in_order": in_order, "num_workers": 1, "timeout": 0.2}
     if engine in WITH_PROCESSES:  # no time passes before the worker hangs, and then an hour
         clock = SimpleNamespace(monotonic=lambda: 3600 * reached.item())
-        monkeypatch.setattr(processes, "time", clock)
+        monkeypatch.setattr("shardkit.torch.engine.processes.time", clock)
     try:
         with opened(engine, dataset, **options) as loader:
             with pytest.raises(LoaderFailed) as caught:
@@ -726,7 +737,7 @@ def test_any_dataset_is_read_with_the_epochs_random_numbers(
         with opened(engine, dataset, shuffle=True, seed=SEED, **options) as loader:
             for epoch in range(2):
                 alone.set_epoch(epoch, SEED)
-                order = Order(size=len(dataset), shuffle=True, seed=SEED)
+                order = row_order(size=len(dataset), shuffle=True, seed=SEED)
                 rows = order.rows(epoch, np.arange(order.size)).tolist()
                 parts = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
                 for batch, part in zip(loader, parts, strict=True):
@@ -771,9 +782,10 @@ def test_rows_are_added_to_any_batch(engine: str) -> None:
 @any_dataset
 def test_a_collate_function_gets_the_datasets_samples(root: Path, engine: str) -> None:
     def describe(samples: Any) -> Any:
-        return type(samples) is BatchView, len(samples), [label for _, label in samples]
+        return type(samples) is kind, len(samples), [label for _, label in samples]
 
     dataset = open_dataset(root / "lmdb", decode="torch")
+    kind = type(dataset[:])
     options = {"collate_fn": describe, "num_workers": workers_of(engine)}
     with opened(engine, dataset, **options) as loader:
         found = list(loader)

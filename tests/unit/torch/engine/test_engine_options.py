@@ -156,7 +156,7 @@ def test_other_systems_do_not_fork(alone: pytest.MonkeyPatch) -> None:
 def test_without_a_fork_server_workers_are_spawned(alone: pytest.MonkeyPatch) -> None:
     alone.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert chosen() == "spawn"
-    with pytest.raises(UsageError, match=r"start_method='fork' is unknown here; known: spawn"):
+    with refused(UsageError, "start_method='fork'", "known: spawn"):
         chosen(start_method="fork")
 
 

@@ -21,7 +21,6 @@ from shardkit.torch.engine.helper import _Call, _Calls
 from shardkit.torch.engine.preflight import suited_engine
 from shardkit.torch.engine.ring import Ring
 from shardkit.torch.engine.threads import ThreadEngine
-from shardkit.torch.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -29,7 +28,7 @@ ROWS = 23
 BATCH = 2
 CROP = RandomResizedCrop(16)
 
-Load = Callable[..., Loader]
+Load = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +42,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def load() -> Iterator[Load]:
     """Create loaders with a helper, closed at the end of the test."""
-    loaders: list[Loader] = []
+    loaders: list[Any] = []
 
-    def load(dataset: Any, **options: Any) -> Loader:
+    def load(dataset: Any, **options: Any) -> Any:
         given = {"engine": "helper", "num_workers": 2, "start_method": "fork", **options}
         loaders.append(make_loader(dataset, BATCH, shuffle=True, **given))
         return loaders[-1]

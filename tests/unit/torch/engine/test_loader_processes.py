@@ -31,14 +31,12 @@ from loading import (
     epoch_by_hand,
     make_datasets,
     prints_of,
+    row_order,
     same,
 )
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from shardkit import Rank, collate, make_loader, open_dataset
-from shardkit.sampling.order import Order
-from shardkit.torch.engine import processes
-from shardkit.torch.loader import Loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -64,7 +62,7 @@ def epochs_of(dataset: Any, options: dict[str, Any], epochs: int = 2) -> list[li
 
 
 def by_hand(path: Path, epoch: int) -> list[Any]:
-    order = Order(size=ROWS, shuffle=True, seed=SEED)
+    order = row_order(shuffle=True, seed=SEED)
     return epoch_by_hand(open_dataset(path, decode=CROP), order, epoch, BATCH, (0, 1))
 
 
@@ -92,7 +90,7 @@ def test_an_epoch_reaches_persistent_workers_of_a_plain_loader(root: Path) -> No
     for epoch in (0, 1, 4):
         dataset.set_epoch(epoch, SEED)
         found.append(prints_of(loader))
-        expected = epoch_by_hand(alone, Order(size=ROWS, seed=SEED), epoch, BATCH, (0, 1))
+        expected = epoch_by_hand(alone, row_order(seed=SEED), epoch, BATCH, (0, 1))
         assert found[-1] == expected
     assert found[0] != found[1] != found[2]
 
@@ -129,7 +127,7 @@ def test_a_collate_function_draws_differently_in_each_rank_worker_and_epoch(root
         this_rank = Rank(rank=rank, world_size=2)
         for persistent in (False, True)[: 2 - rank]:
             options = in_processes(
-                2, collate_fn=mixed, rank=this_rank, persistent_workers=persistent
+                2 - rank, collate_fn=mixed, rank=this_rank, persistent_workers=persistent
             )
             epochs = epochs_of(dataset, options)
             values = torch.cat([batch[:4] for epoch in epochs for batch in epoch])
@@ -158,7 +156,7 @@ def test_a_dataset_that_draws_by_itself_repeats_and_draws_again_in_each_epoch() 
         assert same(found, expected)
 
 
-def interleaved(loaders: list[Loader]) -> list[list[Any]]:
+def interleaved(loaders: list[Any]) -> list[list[Any]]:
     """Return the batches of two epochs of each loader, taken in turn, one from each."""
     found: list[list[Any]] = [[] for _ in loaders]
     for _ in range(2):
@@ -180,7 +178,7 @@ def test_two_loaders_of_one_dataset_do_not_disturb_each_other(
     dataset = open_dataset(root / "webdataset", decode=CROP)
     parts = [Subset(dataset, range(12)), Subset(dataset, range(6, ROWS))]
 
-    def loaders() -> list[Loader]:
+    def loaders() -> list[Any]:
         return [
             make_loader(
                 part,
@@ -251,7 +249,7 @@ class Slow:
 def test_the_next_epoch_waits_for_abandoned_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processes, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr("shardkit.torch.engine.processes._POLL_SECONDS", 0.01)
     options: dict[str, Any] = {"engine": "process", "num_workers": 1, "start_method": "fork"}
     loader = make_loader(Slow(), 1, **options)
     assert next(iter(loader)).tolist() == [0]

@@ -364,3 +364,11 @@ def test_a_requested_engine_is_used_with_a_warning(machine: Machine, place: Path
     with pytest.warns(RuntimeWarning, match="loading may fail: .*--shm-size"):
         assert choice(bad, engine="process") == ("process", "requested")
     assert choice(bad, engine="thread") == ("thread", "requested")
+
+
+def test_a_warning_points_to_the_caller(machine: Machine) -> None:
+    machine.set(files=1)
+    with pytest.warns(RuntimeWarning) as caught:
+        make_loader([1], 1, engine="process", num_workers=1, start_method="fork")
+    assert len(caught) == 1
+    assert caught[0].filename == __file__

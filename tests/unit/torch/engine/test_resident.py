@@ -171,7 +171,7 @@ def mixed(samples: Sequence[Any]) -> Any:
 @pytest.mark.parametrize(
     ("decode", "collate_fn"),
     [("torch", mixed), ("numpy", listed), (RandomCrop(8), listed)],
-    ids=str,
+    ids=["torch", "numpy", "crop"],
 )
 def test_a_collate_function_gets_the_same_samples(
     path: Path, decode: Any, collate_fn: Callable[..., Any]
@@ -326,7 +326,7 @@ def test_memory_that_pytorch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
     device = torch.device("cuda", 3)
     module._require_memory(800, device)
-    with pytest.raises(UsageError, match="'cuda' needs 801 bytes of memory, and 800 bytes are"):
+    with refused(UsageError, "'cuda'", "801 bytes", "800 bytes"):
         module._require_memory(801, device)
 
 
@@ -382,17 +382,17 @@ def test_what_cannot_be_held_is_refused_by_name(path: Path) -> None:
 
 def test_operations_of_views_are_refused(path: Path) -> None:
     dataset = open_dataset(path, decode="torch")
-    with pytest.raises(UsageError, match=r"^resident= .*views=2 with decode=RandomCrop"):
+    with refused(UsageError, "resident=", "views=2", "decode=RandomCrop"):
         make_loader(dataset, BATCH, views=[RandomCrop(8), RandomCrop(9)], resident="cpu")
 
 
 def test_datasets_of_others_are_refused(path: Path, other: Path) -> None:
-    with pytest.raises(UsageError, match="reads datasets of shardkit, not Own"):
+    with refused(UsageError, "not Own"):
         make_loader(Own(), 1, resident="cpu")
-    with pytest.raises(UsageError, match="reads datasets of shardkit, not Own"):
+    with refused(UsageError, "not Own"):
         make_loader(ConcatDataset([open_dataset(path, decode="torch"), Own()]), 1, resident="cpu")
     parts = [open_dataset(path, decode=RandomCrop(8)), open_dataset(other, decode=RandomCrop(9))]
-    with pytest.raises(UsageError, match=r"data and .*data differ: .*\(8, 8, 3\).*\(9, 9, 3\)"):
+    with refused(UsageError, path, other, "(8, 8, 3)", "(9, 9, 3)"):
         make_loader(ConcatDataset(parts), 1, resident="cpu")
 
 
@@ -448,11 +448,11 @@ def test_too_little_memory_is_refused_with_both_sizes(
     monkeypatch.setattr(module, "free_memory", lambda: needed)
     make_loader(dataset, BATCH, resident="cpu")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="for each of 2 ranks, and"):
+    with refused(UsageError, "2 ranks"):
         make_loader(dataset, BATCH, resident="cpu")
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     monkeypatch.setattr(module, "free_memory", lambda: needed - 1)
-    with pytest.raises(UsageError, match=r"'cpu' needs 7.5 KiB of memory, and 7.5 KiB are free"):
+    with refused(UsageError, "'cpu'", "7.5 KiB"):
         make_loader(dataset, BATCH, resident="cpu")
     monkeypatch.setattr(module, "free_memory", lambda: needed + 3000)
     with pytest.raises(UsageError, match="needs"):  # margins count

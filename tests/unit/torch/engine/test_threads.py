@@ -76,18 +76,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dataset(make_tree(root / "photos", files), root / "made")
 
 
-def test_a_slow_batch_is_delivered_in_order() -> None:
-    later_done = threading.Event()
-
-    def hook(row: int) -> None:
-        if row == 0:
-            assert later_done.wait(DEADLINE)
-        if row == 3 * BATCH:
-            later_done.set()
-
-    assert numbers(load(hook, num_workers=2, prefetch_factor=3)) == IN_ORDER
-
-
 def test_without_order_a_slow_batch_comes_when_ready() -> None:
     release = threading.Event()
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from multiprocessing.synchronize import Event
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,11 +25,11 @@ def miss_one_signal(ready: Event) -> None:
 
 def test_a_worker_that_misses_a_signal_still_stops_by_itself() -> None:
     context = multiprocessing.get_context("fork")
-    ready, done = context.Event(), context.Event()
+    ready = context.Event()
     process = context.Process(target=miss_one_signal, args=(ready,))
     process.start()
     assert ready.wait(60)
 
-    workers.end([process], done, os.getpid(), [])
+    workers.end([process], os.getpid(), SimpleNamespace())
 
     assert process.exitcode == 0  # -9 if it was killed
