@@ -49,7 +49,8 @@ def names(cache: Cache) -> set[str]:
 
 def test_a_file_is_fetched_once(tmp_path: Path) -> None:
     cache = open_cache(tmp_path / "cache", None)
-    path, calls, begun = cache.shard(remote(1).sha256), [], []
+    path, calls = cache.shard(remote(1).sha256), list[int]()
+    begun = list[int]()
 
     def fill(descriptor: int) -> None:
         calls.append(1)
