@@ -69,6 +69,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, **own}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [

@@ -110,6 +110,7 @@ def test_a_plain_dataloader_gives_the_batches_of_make_loader(
     assert epochs(loader) == epochs(ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [2, BATCHES])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_torchdata_resumes_with_the_next_batch(
@@ -270,6 +271,7 @@ def test_mixup_repeats_in_processes_and_after_resuming(path: Path, recipe: Recip
         torch.testing.assert_close(targets.sum(1), torch.ones(16))
 
 
+@pytest.mark.slow
 def test_mixing_in_the_loop_repeats_with_the_position(path: Path, recipe: Recipe) -> None:
     module = recipe("Mixup and other batch transforms", 1)
 

@@ -104,6 +104,7 @@ def test_on_error_skip_skips_them(folder: Path, tmp_path: Path) -> None:
     assert open_dataset(made).paths[:] == ["b/usual.jpg"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -77,6 +77,7 @@ def test_no_cluster_lists_a_folder_for_a_plan_in_a_bucket(bucket: Bucket, folder
     assert not bucket.names()
 
 
+@pytest.mark.slow
 def test_jobs_make_the_files_of_a_local_conversion(bucket: Bucket, source: Path) -> None:
     assert plan(source) == 3
     with refused(ConversionFailed, "3 of 3", "0, 1, 2", URL):
@@ -93,6 +94,7 @@ def test_jobs_make_the_files_of_a_local_conversion(bucket: Bucket, source: Path)
     assert held(bucket) == local(source)
 
 
+@pytest.mark.slow
 def test_a_commit_needs_no_shard_and_may_be_repeated(
     bucket: Bucket, source: Path, tmp_path: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_job_names_bad_images_and_is_not_done(bucket: Bucket, source: Path) ->
         commit(URL)
 
 
+@pytest.mark.slow
 def test_splits_and_left_out_images(bucket: Bucket, tmp_path: Path) -> None:
     source = tmp_path / "photos"
     for name in ("train", "val"):
@@ -251,6 +254,7 @@ def _discard_and_forget(bucket: Bucket, source: Path) -> None:
             bucket.ask("DELETE", name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meanwhile", [_discard_in_part, _discard_and_forget])
 def test_a_discarded_plan_cannot_be_committed(
     bucket: Bucket,
@@ -301,6 +305,7 @@ def test_a_plan_is_complete_before_jobs_start(bucket: Bucket, source: Path) -> N
     work(2)
 
 
+@pytest.mark.slow
 def test_a_shard_that_differs_is_built_again(bucket: Bucket, source: Path, tmp_path: Path) -> None:
     plan(source)
     work(0, 1, 2)

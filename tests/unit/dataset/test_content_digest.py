@@ -56,6 +56,7 @@ def test_format_and_shards_do_not_matter(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_each_difference_matters(tmp_path: Path) -> None:
     samples = [sample_of(number) for number in range(4)]
     found = {"none": digest_of(samples, tmp_path / "none")}

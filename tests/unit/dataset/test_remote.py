@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 from buckets import BUCKET, SECRET, Bucket, upload_by_hand
@@ -292,6 +293,7 @@ def test_the_missing_extra_is_named(
     (tmp_path / "obstore.py").write_text("raise ModuleNotFoundError(name='obstore')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "3")  # a new helper
+    monkeypatch.setattr("shardkit.system.helper._launch", forked.launch)  # in a new Python
 
     with refused(UsageError, "pip install 'shardkit[s3]'"):
         remote(tmp_path / "cache")

@@ -345,7 +345,7 @@ def test_an_error_of_hdf5_keeps_its_number(
     """Callers tell a full disk from others by it; HDF5 mentions it only in its message."""
     writer = Hdf5Writer(tmp_path / "s.h5", ShardSpec())
     monkeypatch.setattr(h5py, "File", Mock(side_effect=OSError(message)))
-    with pytest.raises(OSError, match="No space left on device" if code else message) as caught:
+    with refused(OSError, "No space" if code else message) as caught:
         writer.close()
     assert (caught.value.errno, caught.value.filename) == (code, code and str(tmp_path / "s.h5"))
     writer.abort()

@@ -65,7 +65,7 @@ def test_one_split_or_all_annotations_are_read(voc: Path, tmp_path: Path) -> Non
     assert one.schema["boxes"].classes == ("dog", "cat")
     convert(one.source, tmp_path / "made", to="lmdb")
     assert verify(tmp_path / "made", against=voc).findings == []
-    with pytest.raises(UsageError, match=r"split='test' is unknown; .* has dog_train, train, val"):
+    with refused(UsageError, "split='test'", "dog_train, train, val"):
         scan(voc, split="test")
     for path in (voc / "ImageSets" / "Main").iterdir():
         path.unlink()

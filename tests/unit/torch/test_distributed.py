@@ -173,6 +173,7 @@ def test_ranks_with_processes_read_the_same_as_with_threads(
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_three_ranks_resume_a_state_of_two(root: Path, tmp_path: Path) -> None:
     stop = 3
     told = {"engine": "process", "num_workers": 1, "shuffle": True, "stop": stop}

@@ -443,6 +443,7 @@ def test_worker_processes_end_with_the_run(root: Path) -> None:
     crew.ends()
 
 
+@pytest.mark.slow
 def test_worker_processes_of_a_failed_run_end_with_its_garbage_collection(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

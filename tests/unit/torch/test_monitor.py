@@ -338,6 +338,7 @@ def test_unknown_operations_and_workers_are_left_out(path: Path, clock: Clock) -
     assert monitor.summary().split("`")[1].endswith(f"--batch-size {SIZE}")
 
 
+@pytest.mark.slow
 def test_no_batch_is_kept_alive() -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
 

@@ -230,6 +230,7 @@ def test_set_epoch_during_an_epoch_affects_the_next_iteration(
     assert prints_of(loader) == run[2]
 
 
+@pytest.mark.slow
 def test_a_run_may_be_stopped_repeatedly_and_change_its_engine(
     root: Path, run: list[list[Prints]]
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_run_resumes_into_the_next_epochs(root: Path, to: str, way: Way) -> No
     check_stops(root / to, way)
 
 
+@pytest.mark.slow
 def test_samples_of_workers_resume(root: Path) -> None:
     check_stops(root / "lmdb", Way("samples", 0))
     check_stops(root / "lmdb", Way("samples", 2), stops=(1,))

@@ -503,7 +503,9 @@ def test_tensors_do_not_grow_with_the_batch(
 def own_objects() -> int:
     """Return how many objects of shardkit and tensors exist, also those that nothing reaches."""
     kinds = map(type, gc.get_objects())
-    return sum(kind is torch.Tensor or kind.__module__.startswith("shardkit") for kind in kinds)
+    return sum(
+        kind is torch.Tensor or str(kind.__module__).startswith("shardkit") for kind in kinds
+    )
 
 
 @pytest.mark.parametrize(("kind", "num_workers"), [("jpg", 0), ("raw", 0), ("jpg", 2)])

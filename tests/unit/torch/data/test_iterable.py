@@ -131,6 +131,7 @@ def test_workers_divide_samples_and_each_comes_once(
         assert len(set(found)) == ROWS
 
 
+@pytest.mark.slow
 def test_more_workers_than_samples_or_batches_do_not_matter(tmp_path: Path) -> None:
     make_datasets(tmp_path, 2)
     for batch in (None, 1):

@@ -660,6 +660,7 @@ def test_a_kept_batch_never_changes(root: Path, by_hand: ByHand, engine: str) ->
     assert all(map(np.array_equal, part, [images[1:].numpy() for images in whole]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", WITH_WORKERS)
 def test_a_dropped_loader_and_a_kept_error_leave_no_workers(
     root: Path, monkeypatch: pytest.MonkeyPatch, engine: str

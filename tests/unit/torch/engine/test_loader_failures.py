@@ -449,6 +449,7 @@ def test_too_few_file_file_descriptors_are_an_error_or_a_warning(run: Run) -> No
     assert "Too many open files" in told
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in PyTorch's del
 def test_more_workers_than_the_system_permits_are_an_error(place: Path) -> None:
     """The limit permits a few workers only; those that have started end."""

@@ -57,7 +57,7 @@ def test_the_loader_states_its_priority() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_workers_it_warns_and_the_training_thread_stays(engine: str) -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    with pytest.warns(RuntimeWarning, match="priority='low' has no effect: with 0") as caught:
+    with pytest.warns(RuntimeWarning, match="priority='low' .*: with 0") as caught:
         values = values_of(engine=engine, num_workers=0, priority="low")
     assert values == {before}
     assert caught[0].filename == __file__
@@ -70,7 +70,7 @@ def test_elsewhere_it_warns_and_loads_at_normal_priority(
     for module in ("engine.options", "loader"):
         monkeypatch.setattr(f"shardkit.torch.{module}.priority_problem", lambda: "no such thing")
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    with pytest.warns(RuntimeWarning, match="priority='low' has no effect: no such thing"):
+    with pytest.warns(RuntimeWarning, match="priority='low' .*: no such thing"):
         loader = make_loader(Nice(), 2, engine=engine, num_workers=1, priority="low")
     with closing(loader):
         assert loader.priority == "normal"

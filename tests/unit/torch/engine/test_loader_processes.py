@@ -120,6 +120,7 @@ def mixed(samples: Any) -> torch.Tensor:
     return torch.cat([torch.rand(4, dtype=torch.float64), torch.tensor([float(len(samples))])])
 
 
+@pytest.mark.slow
 def test_a_collate_function_draws_differently_in_each_rank_worker_and_epoch(root: Path) -> None:
     dataset = open_dataset(root / "hdf5", decode=CROP)
     drawn = []

@@ -180,7 +180,7 @@ def test_without_a_gil_auto_uses_threads_and_warns_of_random_numbers(
 ) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     augmented = with_transforms(place, slow)
-    with pytest.warns(RuntimeWarning, match=r"without a GIL; .* not draw repeatable"):
+    with pytest.warns(RuntimeWarning, match="GIL"):
         loader = make_loader(augmented, 2, num_workers=1)
     reason = "the transform slow may hold the GIL, but this Python runs without a GIL"
     assert (loader.engine, loader.reason) == ("thread", reason)
@@ -329,13 +329,13 @@ def test_auto_uses_threads_if_shared_memory_is_too_small(machine: Machine, place
     machine.set(free=needed(bytes_each) // 4096 * 4096 + 4096)
     assert choice(bad)[0] == "process"
     machine.set(free=needed(bytes_each) // 4096 * 4096 - 4096)
-    with pytest.warns(RuntimeWarning, match="using threads, since"):
+    with pytest.warns(RuntimeWarning, match="using threads"):
         engine, reason = choice(bad)
     assert engine == "thread"
     for part in ("slow may hold the GIL, but", SHARED_MEMORY, "--shm-size"):
         assert part in reason
     assert choice(bad, prefetch_factor=1)[0] == "process"  # fewer batches fit
-    with pytest.warns(RuntimeWarning, match="using threads, since"):
+    with pytest.warns(RuntimeWarning, match="using threads"):
         assert choice(bad, num_workers=4)[0] == "thread"
 
 
@@ -344,7 +344,7 @@ def test_auto_uses_threads_if_file_file_descriptors_are_too_few(machine: Machine
     machine.set(files=64 + 2 * 10)
     assert choice(foreign)[0] == "process"
     machine.set(files=64 + 2 * 10 - 1)
-    with pytest.warns(RuntimeWarning, match="using threads, since"):
+    with pytest.warns(RuntimeWarning, match="using threads"):
         engine, reason = choice(foreign)
     assert engine == "thread"
     for part in ("TensorDataset", "may hold the GIL, but", "ulimit -n"):
@@ -361,7 +361,7 @@ def test_a_requested_engine_is_used_with_a_warning(machine: Machine, place: Path
     assert choice(bad, engine="thread") == ("thread", "requested")
     assert choice(bad, engine="process") == ("process", "requested")
     machine.set(free=0)
-    with pytest.warns(RuntimeWarning, match="loading may fail: .*--shm-size"):
+    with pytest.warns(RuntimeWarning, match="--shm-size"):
         assert choice(bad, engine="process") == ("process", "requested")
     assert choice(bad, engine="thread") == ("thread", "requested")
 
