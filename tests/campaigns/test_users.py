@@ -65,11 +65,11 @@ def test_a_dataset_that_cannot_be_removed_completely_is_not_touched(
         (shared / "out/index").chmod(0o777)
     before = tree(shared / "out")
 
-    def refused() -> None:
+    def check_refusal() -> None:
         with refused(UsageError):
             replace(shared)
 
-    as_user(SECOND, SECOND, refused)
+    as_user(SECOND, SECOND, check_refusal)
     assert tree(shared / "out") == before
     assert verify(shared / "out").ok
 

@@ -12,8 +12,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +31,39 @@ Messages = dict[str, dict[str, list[str]]]
 """Messages by test file and test."""
 
 
-@contextmanager
 def refused(
     error: type[BaseException] | tuple[type[BaseException], ...], *facts: object
-) -> Iterator[pytest.ExceptionInfo[Any]]:
+) -> Refusal:
     """Expect an error whose message has these facts, and the wording of the golden file.
 
     Args:
         error: Type of the error.
         facts: Paths, rows, options, values: what the message must have, however it is worded.
     """
-    with pytest.raises(error) as caught:
-        yield caught
-    value = caught.value
-    check_facts(str(value), facts)
-    recorder.check(f"{type(value).__name__}: {_without_other_words(value)}")
+    return Refusal(error, facts)
+
+
+class Refusal:
+    """A context like `pytest.raises`, which also checks the message."""
+
+    def __init__(self, error: Any, facts: tuple[object, ...]) -> None:
+        """Expect an error of a type."""
+        self._raises: Any = pytest.raises(error)
+        self._facts = facts
+
+    def __enter__(self) -> pytest.ExceptionInfo[Any]:
+        """Return what will hold the error."""
+        caught: pytest.ExceptionInfo[Any] = self._raises.__enter__()
+        return caught
+
+    def __exit__(self, *raised: Any) -> bool:
+        """Check the type, then the message."""
+        if not self._raises.__exit__(*raised):
+            return False
+        value = raised[1]
+        check_facts(str(value), self._facts)
+        recorder.check(f"{type(value).__name__}: {_without_other_words(value)}")
+        return True
 
 
 def refuses(

@@ -70,7 +70,7 @@ def test_elsewhere_it_warns_and_loads_at_normal_priority(
     for module in ("engine.options", "loader"):
         monkeypatch.setattr(f"shardkit.torch.{module}.priority_problem", lambda: "no such thing")
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    with pytest.warns(RuntimeWarning, match="priority='low' .*: no such thing"):
+    with pytest.warns(RuntimeWarning, match="priority='low' .*: no such"):
         loader = make_loader(Nice(), 2, engine=engine, num_workers=1, priority="low")
     with closing(loader):
         assert loader.priority == "normal"
