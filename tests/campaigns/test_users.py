@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import make_dataset, make_folder, tree
+from refusals import refused
 
 from shardkit import UsageError, convert, verify
 from shardkit.conversion.build_all import Builder
