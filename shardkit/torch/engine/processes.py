@@ -294,7 +294,7 @@ class ProcessEngine:
 
     def _explain(self, error: BaseException) -> str | None:
         """Return a message for an error that PyTorch raised for its workers, or None."""
-        if is_from_worker(error):
+        if not self._workers or is_from_worker(error):
             return None
         if isinstance(error, (EOFError, ConnectionError)):  # it died while it handed memory over
             workers.wait_for_one(_compat.worker_processes(self._iterator))
@@ -386,9 +386,13 @@ def failure(error: BaseException, where: str) -> Failure:
     """Return what to send for an error; one that would end a loop or a process says so."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return Failure(error)
+    return Failure(_raised(error, where))
+
+
+def _raised(error: BaseException, where: str) -> LoaderFailed:
     failed = LoaderFailed(f"{type(error).__name__} was raised ({error}) {where}")
     failed.__cause__ = error
-    return Failure(failed)
+    return failed
 
 
 class _RemoteFetch(Remote):
@@ -401,7 +405,7 @@ class _RemoteFetch(Remote):
     def __getitem__(self, requests: list[Request]) -> Any:
         worker = get_worker_info()
         if worker is None:
-            return [(request.place, self._fetch(request)) for request in requests]
+            return [(request.place, self._read_here(request)) for request in requests]
         slots = self.slots(worker.id)
         mark = self._marks.numpy()[worker.id]
         mark[0] = requests[0].rows[0]
@@ -414,13 +418,22 @@ class _RemoteFetch(Remote):
                     del batch
         except (Exception, SystemExit) as error:
             request = requests[len(answers)]
-            where = f"in the batch that starts with {self._fetch.name(int(request.rows[0]))}"
-            answers.append((request.place, failure(error, where)))
+            answers.append((request.place, failure(error, self._where(request))))
         try:
             with full_explained():
                 return Packed(slots.pack(answers))
         except Exception as error:
             return [(requests[0].place, Failure(error))]
+
+    def _read_here(self, request: Request) -> Any:
+        """Return a batch in the main process."""
+        try:
+            return self._fetch(request)
+        except StopIteration as error:  # for PyTorch, the end of the epoch
+            raise _raised(error, self._where(request)) from error
+
+    def _where(self, request: Request) -> str:
+        return f"in the batch that starts with {self._fetch.name(int(request.rows[0]))}"
 
     def _read(
         self, requests: list[Request], allocate: Allocate, mark: npt.NDArray[np.int64]

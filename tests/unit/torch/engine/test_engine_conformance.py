@@ -359,28 +359,16 @@ FAULTS = (
 )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="it is taken for the death of a worker, though there is none"
-)
-def test_an_exception_like_pytorchs_own_keeps_its_type_without_workers() -> None:
-    def fail(row: int) -> None:
-        raise FAULTS[-1]
-
-    with opened("process without workers", Numbers(hook=fail)) as loader:
-        assert type(failure_of(loader)[1]) is RuntimeError
-
-
 @any_dataset
 def test_an_exception_of_a_sample_comes_with_its_batch_and_the_loader_recovers(engine: str) -> None:
     armed = shared()
-    faults = FAULTS[:-1] if engine == "process without workers" else FAULTS
 
     def fail(row: int) -> None:
         if row == BAD and armed.item():
             raise FAULTS[int(armed) - 1]
 
     with opened(engine, Numbers(hook=fail), num_workers=workers_of(engine)) as loader:
-        for number, error in enumerate(faults, 1):
+        for number, error in enumerate(FAULTS, 1):
             armed.fill_(number)
             found, raised = failure_of(loader)
             assert type(raised) is type(error)
@@ -390,18 +378,7 @@ def test_an_exception_of_a_sample_comes_with_its_batch_and_the_loader_recovers(e
         assert [batch.tolist() for batch in loader] == squares()
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param(
-            engine,
-            marks=pytest.mark.xfail(strict=True, reason="the epoch ends without the rest")
-            if engine == "process without workers"
-            else (),
-        )
-        for engine in ANY_DATASET
-    ],
-)
+@any_dataset
 def test_an_exception_that_ends_loops_does_not_end_the_epoch(engine: str) -> None:
     def fail(row: int) -> None:
         if row == BAD:
