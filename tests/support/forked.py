@@ -66,7 +66,7 @@ def stop_server() -> None:
     pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is not None:
         # It would end by itself without us, but only when all our forks have ended, too.
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGKILL)  # it may have inherited other handlers
         os.waitpid(pid, 0)
 
 
