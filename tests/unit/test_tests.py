@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 
 PROSE = re.compile(r"\b[A-Za-z][a-z']*(?:[\s,]+[A-Za-z][a-z']*){2}\b")
@@ -22,6 +24,7 @@ def _wording(text: str) -> Iterator[str]:
                 yield f"{node.lineno}: {pattern}"
 
 
+@pytest.mark.slow
 def test_errors_are_recognized_by_facts() -> None:
     """So that a reworded message changes one golden file: see `refused`."""
     files = sorted(TESTS.rglob("test_*.py"))

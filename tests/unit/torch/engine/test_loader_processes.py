@@ -172,6 +172,7 @@ def interleaved(loaders: list[Any]) -> list[list[Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engines", [("thread", "thread"), ("helper", "process")])
 def test_two_loaders_of_one_dataset_do_not_disturb_each_other(
     root: Path, engines: tuple[str, str]
