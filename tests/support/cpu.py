@@ -19,7 +19,7 @@ LIMIT = 1.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def used(pid: int | None = None) -> float:
+def used() -> float:
     """Return the CPU seconds of this process and all its descendants, also of those that ended."""
     own, ended = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     seconds = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime

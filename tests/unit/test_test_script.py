@@ -47,17 +47,8 @@ def test_measures():
 """
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, 0),
-        ({"tests/unit/test_b.py": b"def test_fails(): assert False\n"}, 1),
-        ({".venv/bin/mypy": FAILS}, 3),
-        ({"tests/unit/test_b.py": b"import nothing\n"}, 2),
-    ],
-    ids=["a test fails once", "a test fails", "a check fails", "a file of tests is broken"],
-)
-def test_the_exit_status(tmp_path: Path, files: dict[str, bytes], expected: int) -> None:
+def run_script(place: Path, files: dict[str, bytes], *arguments: str) -> tuple[int, str]:
+    """Run the script in a project of a few tests; return the exit status and what it prints."""
     tools = {
         **{f".venv/bin/{name}": PASSES for name in ("ruff", "mypy", "mkdocs")},
         ".venv/bin/python": PYTHON,
@@ -65,11 +56,11 @@ def test_the_exit_status(tmp_path: Path, files: dict[str, bytes], expected: int)
         "scripts/test": SCRIPT.read_bytes(),
     }
     tests = {"tests/unit/test_a.py": TESTS, "tests/campaigns/test_c.py": TESTS}
-    place = make_tree(tmp_path, {**tools, **tests, "pyproject.toml": SETTINGS, **files})
+    make_tree(place, {**tools, **tests, "pyproject.toml": SETTINGS, **files})
     for name in tools:
         (place / name).chmod(0o755)
     done = subprocess.run(
-        [place / "scripts/test", "--all"],
+        [place / "scripts/test", "--all", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -82,10 +73,40 @@ def test_the_exit_status(tmp_path: Path, files: dict[str, bytes], expected: int)
             "PYTEST_ADDOPTS": "",
         },
     )
-    assert done.returncode == expected, done.stdout
-    if not files:
-        _, _, after = done.stdout.partition("== tests that needed a second try\n")
-        named = sorted(line for line in after.split() if line.startswith("tests/"))
-        assert named == [
-            f"tests/{name}::test_fails_once" for name in ("campaigns/test_c.py", "unit/test_a.py")
-        ]
+    return done.returncode, done.stdout
+
+
+def named_by(text: str) -> list[str]:
+    """Return the tests that are said to have needed a second try."""
+    _, _, after = text.partition("== tests that needed a second try\n")
+    return sorted(line for line in after.split() if line.startswith("tests/"))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"tests/unit/test_b.py": b"def test_fails(): assert False\n"}, 1),
+        ({".venv/bin/mypy": FAILS}, 3),
+        ({"tests/unit/test_b.py": b"import nothing\n"}, 2),
+    ],
+    ids=["a test fails", "a check fails", "a file of tests is broken"],
+)
+def test_what_fails_twice_has_failed(
+    tmp_path: Path, files: dict[str, bytes], expected: int
+) -> None:
+    code, text = run_script(tmp_path, files)
+    assert code == expected, text
+
+
+def test_tests_that_fail_once_are_named(tmp_path: Path) -> None:
+    code, text = run_script(tmp_path, {})
+    assert code == 0, text
+    assert named_by(text) == [
+        f"tests/{name}::test_fails_once" for name in ("campaigns/test_c.py", "unit/test_a.py")
+    ]
+
+
+def test_paths_select_tests(tmp_path: Path) -> None:
+    code, text = run_script(tmp_path, {}, "tests/unit/test_a.py")
+    assert code == 0, text
+    assert named_by(text) == ["tests/unit/test_a.py::test_fails_once"]
