@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from campaign import cases
-from damage import edit
 from helpers import (
     DEADLINE,
     encoded,
@@ -24,8 +23,9 @@ from helpers import (
     python,
     shardkit_command,
 )
-from hostile import CASES
+from hostile.damage import edit
 from hostile.folder import NEIGHBOURS, make_source
+from hostile.images import CASES
 from PIL import Image
 from refusals import refused
 

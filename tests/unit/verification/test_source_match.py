@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import blamed, proved, restate
 from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png
+from hostile.forging import blamed, proved, restate
 from pairwise import pairwise
 from refusals import refused
 from stated import restate_json, stated
