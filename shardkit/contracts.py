@@ -637,9 +637,6 @@ class Attaching:
     help: str
     """Help text, with ARCHIVES and INDEX_DIR for the arguments."""
 
-    is_tar: bool = False
-    """Whether the files are tar archives, of which other tools have indexes, too."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SourceKind:

@@ -44,7 +44,6 @@ _COMMANDS: dict[str, dict[str, str]] = {
         "merge": "Merge datasets into one.",
         "split": "Divide a dataset into train, val and test.",
         "export": "Write a dataset as a folder of images, tables or tar archives.",
-        "index-export": "Write the tar indexes of other tools.",
     },
     "Measure": {
         "doctor": "Find out what limits loading, and what would help.",
