@@ -49,7 +49,6 @@ _COMMANDS: dict[str, dict[str, str]] = {
         "doctor": "Find out what limits loading, and what would help.",
         "tune": "Find the fastest loader settings on this machine.",
         "bench": "Compare the reading speed of datasets and image folders.",
-        "ablation": "Measure the speedup of each improvement to data loading.",
     },
 }
 """Names and help of the commands, by heading. Each is an object of a module of its own name."""

@@ -111,12 +111,6 @@ TABLE = {
         "IN/bad",
         mark="slow",
     ),
-    "ablation": Row(
-        f"IN/made {CROP} --rounds 1 --seconds 0.05 --workers 1 --batch-size 2",
-        "shardkit_bench headline",
-        "IN/bad",
-        mark="measures",
-    ),
 }
 
 
