@@ -131,7 +131,7 @@ def bench(options: BenchArguments) -> BenchReport:
 def _compare_steps(options: BenchArguments, subjects: Sequence[Subject]) -> BenchReport:
     if len(subjects) > 1 or options.loaders or "warm" not in options.caches:
         raise UsageError(
-            "steps measures one dataset or folder from memory, with loaders of its own: give one "
+            "steps=True measures one dataset or folder from memory, with loaders of its own: give one "
             "path, no loaders, and caches='warm'"
         )
     candidates = step_candidates(
