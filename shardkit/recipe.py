@@ -106,6 +106,9 @@ than the requested size."""
 CHECK_NOTES = frozenset(("damaged", "odd"))
 """The `NOTES` that result from decoding an image."""
 
+_MOST_COLORS = 4
+"""Maximum channels of an image of 8 bits, with transparency."""
+
 RE_ENCODE = "which cannot be stored as it is; --encode jpeg, png or webp re-encodes it"
 
 TOLERATE = "--tolerate-damage stores it with the pixels that Pillow decodes"
@@ -537,10 +540,7 @@ class Recipe(RecipeOptions):
         if typed is not None:
             return self._convert_typed(data, field, turned, typed)
         if field == ARRAY_IMAGE:
-            raise BadImage(
-                f"its values are {ImageType.of(decode_typed(data, field)).dtype}, not uint8 with 1 "
-                "to 4 channels: use --pixels keep, or a field of the kind array"
-            )
+            raise _not_rgb(decode_typed(data, field))
         info = self._inspect(data, field)
         if field == PLANES:
             info = replace(info, orientation=turned)
@@ -599,6 +599,8 @@ class Recipe(RecipeOptions):
     ) -> _Converted:
         """Check and change an image of the type that the schema states."""
         info, kind = inspect_typed(data, field)
+        if field == ARRAY_IMAGE and self.pixels == "gray" and kind != expected:
+            raise _not_rgb(decode_typed(data, field))
         if field == PLANES:
             info = replace(info, orientation=turned)
         if self.pixels == "keep" and kind != expected:
@@ -826,6 +828,28 @@ class _Change:
     field: str
     size: _Size
     canvas: _Size
+
+
+def _not_rgb(array: TypedPixels) -> BadImage:
+    """Return the error of an array that is no image of 8 bits; ``array`` has channels last."""
+    height, width, channels = array.shape
+    if moved := seems_moved(height, width, channels):
+        return BadImage(f"it has {moved}")
+    remedy = "store it with --pixels keep, or as a field of the kind array"
+    if channels > _MOST_COLORS:
+        return BadImage(f"it has {channels} channels, not 1 to 4: {remedy}")
+    example = ", as in (255 * x).round().astype('uint8')" if array.dtype.kind == "f" else ""
+    return BadImage(f"its values are {array.dtype}, not uint8: convert them{example}, or {remedy}")
+
+
+def seems_moved(height: int, width: int, channels: int) -> str:
+    """Return what is odd about an image whose channels are probably another axis, or ""."""
+    if channels <= _MOST_COLORS or min(height, width) > _MOST_COLORS:
+        return ""
+    expected = "arrays have channels last: numpy.moveaxis(array, 0, -1)"
+    if width < height:
+        expected = "tensors have channels first: tensor.permute(2, 0, 1)"
+    return f"{height} x {width} pixels and {channels} channels, but {expected}"
 
 
 def _scaling() -> Any:
