@@ -869,7 +869,7 @@ def _check_size(plan: _Change) -> None:
 def _crop_or_pad(image: Image.Image, canvas: _Size, background: Color) -> Image.Image:
     """Return an image of the canvas's size: the center of ``image``, or ``image`` centered."""
     left, top = centered(image.size, canvas)
-    if left >= 0 and top >= 0:
+    if canvas[0] <= image.width and canvas[1] <= image.height:
         with quiet():  # Pillow takes large pieces for decompression bombs
             return image.crop((left, top, left + canvas[0], top + canvas[1]))
     padded = Image.new("RGB", canvas, background)
