@@ -36,6 +36,7 @@ from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType, TypedPixel
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.reduced import reduction
+from shardkit.codecs.structure import webp_is_lossless
 from shardkit.codecs.typed import (
     FILTERS,
     crop_or_pad,
@@ -573,9 +574,20 @@ class Recipe(RecipeOptions):
         if plan.field == PLANES:
             content = planes.from_rgb(np.asarray(image), self.chroma)
         else:
-            content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
+            content = encode(image, plan.field, self._quality_for(data, field))
         view = Geometry((info.width, info.height), info.orientation, plan.size, plan.canvas)
         return _Converted(plan.field, content, image.size, notes, view)
+
+    def _quality_for(self, data: bytes, field: str) -> int | None:
+        """Return the quality of a changed image; None to keep a lossless WebP lossless."""
+        if (
+            field == "webp"
+            and self.encode == "keep"
+            and not self.quality
+            and webp_is_lossless(data)
+        ):
+            return None
+        return self.quality or DEFAULT_QUALITY
 
     def _header_notes(self, info: ImageInfo) -> dict[str, int]:
         """Return the notes on an image that its header decides."""

@@ -414,6 +414,33 @@ def test_png_is_lossless() -> None:
     np.testing.assert_array_equal(stored_pixels(encoded(kind="BMP"), encode="png"), pixels())
 
 
+WEBP: dict[str, tuple[dict[str, Any], bytes]] = {
+    "plain": ({"lossless": True}, b"VP8L"),
+    "metadata": ({"lossless": True, "exif": exif(1), "icc_profile": b"profile"}, b"VP8X"),
+    "animated": ({"lossless": True, "save_all": True}, b"VP8X"),
+    "lossy": ({"quality": 90}, b"VP8 "),
+    "lossy, animated": ({"quality": 90, "save_all": True}, b"VP8X"),
+}
+"""Files of WebP: options of Pillow, and the type of the first chunk."""
+
+
+@for_each("name", WEBP)
+def test_a_changed_webp_is_lossless_if_it_was(name: str) -> None:
+    options, chunk = WEBP[name]
+    image = picture(60, 40)
+    if "save_all" in options:
+        options = {**options, "append_images": [image.transpose(Image.Transpose.ROTATE_180)]}
+    data = encoded(image, "WEBP", **options)
+    assert data[12:16] == chunk
+    content = applied(data, resize=20).fields["webp"]
+    assert (content[12:16] == b"VP8L") is not name.startswith("lossy")
+    expected = plain(data, "shorter", box=(20, 20))
+    exact = np.array_equal(np.asarray(opened(content).convert("RGB")), expected)
+    assert exact is not name.startswith("lossy")
+    for lossy in ({"quality": 90}, {"encode": "webp"}):
+        assert applied(data, resize=20, **lossy).fields["webp"][12:16] == b"VP8 "
+
+
 def test_raw_holds_the_pixels() -> None:
     options: dict[str, Any] = {"encode": "raw", "resize": (16, 24), "resize_mode": "crop"}
     result = applied(png(24, 16), **options)
