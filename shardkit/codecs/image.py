@@ -369,13 +369,13 @@ def apply_orientation(image: Image.Image, orientation: int) -> Image.Image:
     return image if method is None else image.transpose(method)
 
 
-def encode(image: Image.Image, field: str, quality: int) -> bytes:
+def encode(image: Image.Image, field: str, quality: int | None) -> bytes:
     """Encode an RGB image without metadata.
 
     Args:
         image: The image, in mode RGB.
-        field: ``jpg`` (4:2:0, baseline), ``png``, ``webp`` (lossy) or ``raw`` (plain pixels).
-        quality: 1 to 100; for jpg and webp.
+        field: ``jpg`` (4:2:0, baseline), ``png``, ``webp`` or ``raw`` (plain pixels).
+        quality: 1 to 100; for jpg and webp. None stores webp without loss.
 
     Raises:
         BadImage: If the encoding does not support an image of this size.
@@ -384,10 +384,10 @@ def encode(image: Image.Image, field: str, quality: int) -> bytes:
         return image.tobytes()
     # Not simplejpeg: below quality 96 it uses libjpeg's fast DCT, which costs 0.06 dB.
     buffer = io.BytesIO()
-    options = {"png": {}}.get(field, {"quality": quality})
+    options = {"lossless": True} if quality is None else {"quality": quality}
     size = f"{image.width} x {image.height}"
     with as_bad_image(f"{size} pixels cannot be stored as {field}", image.width * image.height):
-        image.save(buffer, _PILLOW_NAMES[field], **options)
+        image.save(buffer, _PILLOW_NAMES[field], **({} if field == "png" else options))
     return buffer.getvalue()
 
 
