@@ -18,12 +18,11 @@ from pathlib import Path, PurePath
 
 from shardkit.contracts import Source
 from shardkit.conversion.disk import as_failure
-from shardkit.conversion.exchange import FolderExchange
+from shardkit.conversion.exchange import FolderExchange, files_of
 from shardkit.conversion.fingerprint import ConversionFingerprint, differences, saved_digest
 from shardkit.conversion.lock import locked
 from shardkit.dataset.index import INDEX_DIRECTORY
 from shardkit.dataset.manifest import (
-    FACTS_NAME,
     MANIFEST_NAME,
     is_of_layer,
     require_file_name,
@@ -226,9 +225,9 @@ class StagingDirectory:
         self.discard()
 
     def _move(self) -> None:
-        if self._exchanged():
-            return
         made = [PurePath(name).relative_to(DATASET) for name in self._files(DATASET)]
+        if self._exchanged(made):
+            return
         self._retire(made)
         folders = {self.target}
         for folder in {path.parent for path in made} - {PurePath()}:
@@ -242,16 +241,17 @@ class StagingDirectory:
             move(self.target, f"{DATASET}/{path}", str(path))
         _sync_all({*folders, self.target.parent, *self._above})
 
-    def _exchanged(self) -> bool:
+    def _exchanged(self, made: Collection[PurePath]) -> bool:
         """Replace an old dataset in one step; return whether that was possible."""
         if not self._exchange.is_done:
             if is_file(self.target, RETIRED):
                 return False  # an earlier run started to remove it file by file
-            old = _files_of(self.target)
+            old = files_of(self.target)
+            self._require_vacant(set(map(str, made)).difference(old))
             _require_removable(self.target, old)
             if not old or not self._exchange.carry_out(old):
                 return False
-        self._exchange.remove_old(old_files(self.target, self._exchange.listed))
+        self._exchange.remove_old(old_files(self.target, self._exchange.listed), _SCRATCH)
         return True
 
     def discard(self) -> None:
@@ -295,7 +295,7 @@ class StagingDirectory:
         """
         listed = self.target / RETIRED
         if not is_file(self.target, RETIRED):
-            entries = ([name, *_identity(self.target, name)] for name in _files_of(self.target))
+            entries = ([name, *_identity(self.target, name)] for name in files_of(self.target))
             write_atomically(listed, dump_json(list(entries)))
         old = old_files(self.target, RETIRED, pinned=True)
         self._require_vacant(set(map(str, made)).difference(old))
@@ -506,7 +506,7 @@ def check_target(target: Path, *, force: bool) -> None:
                 f"{target} already holds a dataset; force=True replaces it", where=target
             )
         # This fails for a damaged manifest, which cannot list the files to replace.
-        _require_removable(target, _files_of(target))
+        _require_removable(target, files_of(target))
     elif names and WORK_NAME not in names:
         some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
         raise UsageError(
@@ -545,18 +545,3 @@ def _refuse_split(target: Path) -> None:
             f"{target} is a split of the dataset in {parent}: convert or append to all of its "
             "splits at once, or choose another directory"
         )
-
-
-def _files_of(target: Path) -> list[str]:
-    """Return the files of the dataset in ``target``, if there is one, manifests first."""
-    if not exists(target / MANIFEST_NAME):
-        return []
-    manifests, others = [MANIFEST_NAME], []
-    for split in OpenedDirectory(target).splits.values():
-        if not exists(split.path / MANIFEST_NAME):
-            continue
-        manifests.append(split.prefix + MANIFEST_NAME)
-        others += [split.prefix + entry.name for entry in split.manifest.entries]
-        if is_file(split.path, FACTS_NAME):  # derived from the old dataset
-            others.append(split.prefix + FACTS_NAME)
-    return [*dict.fromkeys(manifests), *others]

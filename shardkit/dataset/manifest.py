@@ -516,7 +516,7 @@ def _lack(path: Path) -> str:
             "progress and the next command"
         )
     if any(path.parent.glob(".shardkit*")):
-        return "a conversion into it is unfinished; rerun the same convert command to resume"
+        return "a command that writes it is unfinished; rerun that command to resume"
     return f"it contains no {path.name}; make one of its files with `shardkit convert`"
 
 
