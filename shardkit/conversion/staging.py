@@ -29,7 +29,7 @@ from shardkit.dataset.manifest import (
 )
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.parts import PARTS
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import ConversionFailed, ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import (
     is_temporary,
@@ -209,9 +209,27 @@ class StagingDirectory:
         self._remove_temporaries(DATASET)  # of a run that was killed
         entries = walk(self.target, DATASET)
         _sync_all({self.dataset, *(self.target / name for name, is_folder in entries if is_folder)})
-        write_atomically(self.state / "ready", b"")
+        if not self.is_ready:
+            self._require_readable()
+            write_atomically(self.state / "ready", b"")
         self._move()
         self.discard()
+
+    def _require_readable(self) -> None:
+        """Read the manifests of the new dataset as readers will.
+
+        Raises:
+            ConversionFailed: If they would refuse it.
+        """
+        try:
+            new = OpenedDirectory(self.dataset)
+            new.manifests()
+            for split in new.splits.values():
+                _ = split.stored
+        except ShardkitError as error:
+            raise ConversionFailed(
+                f"{self.target} is unchanged, since readers would refuse the new dataset: {error}"
+            ) from error
 
     def _remove_temporaries(self, folder: str) -> None:
         """Remove the files that `published` left when it was killed."""
