@@ -6,9 +6,9 @@ these steps:
 1. ``state/sibling`` names a hidden folder next to the target.
 2. The finished dataset gets a work folder: links to the lock and the state.
 3. It moves to the hidden folder and gets ``state/exchanged``, which lists the files of the old
-   dataset.
+   dataset, and links to all other files in the target: they are the user's.
 4. The two folders are exchanged. Now the target holds the new dataset and ``state/exchanged``.
-5. The old dataset moves into the work folder and is removed there.
+5. The old dataset loses its links to the user's files, moves into the work folder and is removed.
 
 The next run undoes steps 1 to 3 (`FolderExchange.take_back`) or repeats step 5. It touches a hidden
 folder only if ``state/sibling`` is one file in both folders, by device and inode: anybody may have
@@ -18,15 +18,17 @@ written the name.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import re
 import secrets
 import stat
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 
+from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME
+from shardkit.dataset.opened import OpenedDirectory
 from shardkit.record import dump_json
 from shardkit.system.files import exchange, is_temporary, read_small, sync, write_atomically
 from shardkit.system.safe_paths import (
@@ -39,6 +41,7 @@ from shardkit.system.safe_paths import (
     remove,
     remove_empty,
     remove_tree,
+    require_removable,
     status_of,
     walk,
 )
@@ -81,17 +84,18 @@ class FolderExchange:
         """Exchange the folders if possible; return whether that was done.
 
         Args:
-            old: The files of the old dataset. A target with other files is not exchanged.
+            old: The files of the old dataset. The new one gets links to all others in the target.
 
         Raises:
             OSError: If the disk is full or fails.
         """
-        if not self._is_replaceable(old):
+        others = self._movable_others(old)
+        if others is None:
             return False
         name = f".shardkit-{secrets.token_hex(8)}"
         write_atomically(self._target / self._sibling, name.encode())
         try:
-            self._prepare(name, old)
+            self._prepare(name, old, others)
             exchange(self._above, self._name, name)
         except OSError as error:
             if error.errno not in _CANNOT:
@@ -101,24 +105,42 @@ class FolderExchange:
         sync(self._above)
         return True
 
-    def _is_replaceable(self, old: Iterable[str]) -> bool:
-        """Return whether the target holds only the old dataset, and is not the current folder."""
+    def _movable_others(self, old: Collection[str]) -> Others | None:
+        """Return what else is in the target; None if the target cannot be exchanged."""
         if sys.platform != "linux":  # pragma: no cover - only Linux can exchange
-            return False
+            return None
         here, place = Path.cwd(), self._above / self._name
         if here == place or place in here.parents:
-            return False  # this process would then be in the old dataset
-        known = {str(path) for name in old for path in (name, *PurePath(name).parents)}
+            return None  # this process would then be in the old dataset
         try:
-            names = [name for name, _ in walk(self._target)]
-        except (*UNFIT, PermissionError):  # a link, or a folder of another user
-            return False
-        return all(
-            name in known or name.split("/")[0] == self._work or is_temporary(name)
-            for name in names
-        )
+            others = self._others(self._name, old)
+            for name, is_folder in others:
+                inside = f"{name}/{self._work}" if is_folder else name
+                if not (self._target / name).is_symlink():
+                    require_removable(self._target, [inside])
+        except (*UNFIT, PermissionError):  # a folder of another user, or nested too deeply
+            return None
+        return others
 
-    def _prepare(self, name: str, old: Collection[str]) -> None:
+    def _others(self, folder: str, files: Iterable[str]) -> Others:
+        """Return all in a folder next to the target but a dataset and what shardkit may remove.
+
+        Args:
+            folder: Name of the folder.
+            files: The files of the dataset.
+        """
+        known = {str(path) for name in files for path in (name, *PurePath(name).parents)}
+        walked = walk(self._above, folder, any_kind=True)
+        found = ((name.partition("/")[2], is_folder) for name, is_folder in walked)
+        return [
+            (name, is_folder)
+            for name, is_folder in found
+            if name not in known
+            and name.split("/")[0] != self._work
+            and not (is_temporary(name) and str(PurePath(name).parent) in known)
+        ]
+
+    def _prepare(self, name: str, old: Collection[str], others: Others) -> None:
         """Move the new dataset to the hidden folder, complete that folder and sync it."""
         for folder in (self._work, self._state):
             make_folder(self._target, f"{self._made}/{folder}")
@@ -133,6 +155,7 @@ class FolderExchange:
             os.rename(PurePath(self._made).name, name, src_dir_fd=work, dst_dir_fd=above)
         new = self._above / name
         write_atomically(new / self.listed, dump_json(sorted(old)))
+        _link_others(others, self._target, new)
         with opened(self._target) as target, opened(new) as made:
             _copy_attributes(target, made)
         # Without these, a power cut could keep the exchange but lose some of the above.
@@ -145,6 +168,8 @@ class FolderExchange:
         if self.is_done or not is_file(self._target, self._sibling):
             return
         if name := self._sibling_name():
+            for other, is_folder in reversed(self._others(name, files_of(self._above / name))):
+                (remove_empty if is_folder else remove)(self._above, f"{name}/{other}")
             try:
                 with opened(self._above) as above, opened(self._target, self._work) as work:
                     made = PurePath(self._made).name
@@ -158,7 +183,7 @@ class FolderExchange:
             sync(path)
         remove(self._target, self._sibling)
 
-    def remove_old(self, old: Collection[str]) -> None:
+    def remove_old(self, old: Collection[str], scratch: str) -> None:
         """Remove the old dataset after the exchange.
 
         Files that were added to its folder at the last moment move to the target, unless they are
@@ -166,34 +191,32 @@ class FolderExchange:
 
         Args:
             old: The files of the old dataset.
+            scratch: The folder in the work folder that this process uses, which is kept.
         """
         if name := self._sibling_name():
+            self._return_others(name, old)
             with opened(self._above) as above, opened(self._target, self._work) as work:
                 moved = PurePath(self._old).name
                 os.rename(name, moved, src_dir_fd=above, dst_dir_fd=work)
             # Without these, a power cut could leave it next to the target, unnoticed.
             for path in (self._target / self._work, self._above):
                 sync(path)
-        for name in old:
-            remove(self._target, f"{self._old}/{name}")
-        folders = {folder for name in old for folder in PurePath(name).parents} - {PurePath()}
-        for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
-            remove_empty(self._target, f"{self._old}/{folder}")
-        remove_tree(self._target, f"{self._old}/{self._work}")
-        self._keep_others()
+        if not exists(self._target / scratch):  # else it is of the run that was interrupted
+            with suppress(FileNotFoundError):
+                move(self._target, f"{self._old}/{scratch}", scratch)
         remove_tree(self._target, self._old)
 
-    def _keep_others(self) -> None:
-        try:
-            names = [name for name, is_folder in walk(self._target, self._old) if not is_folder]
-        except FileNotFoundError:
-            return
-        for name in itertools.filterfalse(is_temporary, names):
-            goal = PurePath(name).relative_to(self._old)
-            if not exists(self._target / goal):
-                if goal.parent != PurePath():
-                    make_folder(self._target, str(goal.parent))
-                move(self._target, name, str(goal))
+    def _return_others(self, name: str, old: Collection[str]) -> None:
+        """Remove the user's files from the old dataset, or move those that the target lacks."""
+        for other, is_folder in reversed(self._others(name, old)):
+            here, there = f"{name}/{other}", f"{self._name}/{other}"
+            if is_folder:
+                remove_empty(self._above, here)
+            elif exists(self._target / other):
+                remove(self._above, here)
+            else:
+                make_folder(self._above, str(PurePath(there).parent))
+                move(self._above, here, there)
 
     def _sibling_name(self) -> str | None:
         """Return the name of the hidden folder of this run or an earlier one, if it is there."""
@@ -214,6 +237,47 @@ class FolderExchange:
         return self._sibling_name() is not None
 
 
+Others = Sequence[tuple[str, bool]]
+"""Names of files and folders, folders before what is in them, and whether each is a folder."""
+
+
+def files_of(target: Path) -> list[str]:
+    """Return the files of the dataset in ``target``, if there is one, manifests first."""
+    if not exists(target / MANIFEST_NAME):
+        return []
+    manifests, others = [MANIFEST_NAME], []
+    for split in OpenedDirectory(target).splits.values():
+        if not exists(split.path / MANIFEST_NAME):
+            continue
+        manifests.append(split.prefix + MANIFEST_NAME)
+        others += [split.prefix + entry.name for entry in split.manifest.entries]
+        if is_file(split.path, FACTS_NAME):  # derived from the old dataset
+            others.append(split.prefix + FACTS_NAME)
+    return [*dict.fromkeys(manifests), *others]
+
+
+def _link_others(others: Others, source: Path, goal: Path) -> None:
+    """Link the user's files into another folder, whose folders become like those of the user.
+
+    Raises:
+        OSError: If one cannot be linked, or is on another disk.
+    """
+    for name, is_folder in others:
+        above = str(PurePath(name).parent)
+        if (folder := name if is_folder else above) != ".":
+            make_folder(goal, folder)
+        if not is_folder:
+            with opened(source, above) as old, opened(goal, above) as new:
+                last = PurePath(name).name
+                os.link(last, last, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
+    for name, is_folder in reversed(others):
+        if is_folder:
+            with opened(source, name) as old, opened(goal, name) as new:
+                _copy_attributes(old, new)
+    for folder in {str(PurePath(name).parent) for name, _ in others}:
+        sync(goal / folder)
+
+
 def _link_files(source: int, goal: int) -> None:
     """Link the files of one open folder into another."""
     with os.scandir(source) as entries:
@@ -229,6 +293,8 @@ def _copy_attributes(folder: int, other: int) -> None:
         PermissionError: If this user may not, or other attributes differ.
     """
     status = os.fstat(folder)
+    if status.st_dev != os.fstat(other).st_dev:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
     os.fchown(other, status.st_uid, status.st_gid)
     os.fchmod(other, stat.S_IMODE(status.st_mode))
     if _attributes(folder) != _attributes(other):

@@ -177,6 +177,7 @@ def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
             for name in names:
                 if name not in manifest.fields_by_name:
                     raise UsageError(f"{directory} has no field {quoted(name)}; {_has(manifest)}")
+            next_name(manifest)  # before any work, if there is none
             if IMAGE in names or set(names) >= manifest.fields_by_name.keys():
                 raise UsageError("the image, or the last field, cannot be removed")
         request = change_request(datasets, REMOVE, names)

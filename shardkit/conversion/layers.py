@@ -33,10 +33,18 @@ from shardkit.record import LABEL, META_FIELD, image_field
 from shardkit.system.files import as_name, sha256_of
 from shardkit.system.safe_paths import is_file
 
+_LAST = 999_999
+"""The last number of a layer: names have six digits."""
+
 
 def next_name(manifest: Manifest) -> str:
     """Return the name of the next layer of a dataset."""
     last = max((int(layer.name) for layer in manifest.layers), default=0)
+    if last == _LAST:
+        raise UsageError(
+            f"the dataset has the layer {last}, and no more can be added: make a new dataset of it "
+            "with `shardkit convert dataset`"
+        )
     return f"{last + 1:06d}"
 
 

@@ -18,19 +18,18 @@ from pathlib import Path, PurePath
 
 from shardkit.contracts import Source
 from shardkit.conversion.disk import as_failure
-from shardkit.conversion.exchange import FolderExchange
+from shardkit.conversion.exchange import FolderExchange, files_of
 from shardkit.conversion.fingerprint import ConversionFingerprint, differences, saved_digest
 from shardkit.conversion.lock import locked
 from shardkit.dataset.index import INDEX_DIRECTORY
 from shardkit.dataset.manifest import (
-    FACTS_NAME,
     MANIFEST_NAME,
     is_of_layer,
     require_file_name,
 )
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.parts import PARTS
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import ConversionFailed, ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import (
     is_temporary,
@@ -210,9 +209,27 @@ class StagingDirectory:
         self._remove_temporaries(DATASET)  # of a run that was killed
         entries = walk(self.target, DATASET)
         _sync_all({self.dataset, *(self.target / name for name, is_folder in entries if is_folder)})
-        write_atomically(self.state / "ready", b"")
+        if not self.is_ready:
+            self._require_readable()
+            write_atomically(self.state / "ready", b"")
         self._move()
         self.discard()
+
+    def _require_readable(self) -> None:
+        """Read the manifests of the new dataset as readers will.
+
+        Raises:
+            ConversionFailed: If they would refuse it.
+        """
+        try:
+            new = OpenedDirectory(self.dataset)
+            new.manifests()
+            for split in new.splits.values():
+                _ = split.stored
+        except ShardkitError as error:
+            raise ConversionFailed(
+                f"{self.target} is unchanged, since readers would refuse the new dataset: {error}"
+            ) from error
 
     def _remove_temporaries(self, folder: str) -> None:
         """Remove the files that `published` left when it was killed."""
@@ -226,9 +243,9 @@ class StagingDirectory:
         self.discard()
 
     def _move(self) -> None:
-        if self._exchanged():
-            return
         made = [PurePath(name).relative_to(DATASET) for name in self._files(DATASET)]
+        if self._exchanged(made):
+            return
         self._retire(made)
         folders = {self.target}
         for folder in {path.parent for path in made} - {PurePath()}:
@@ -242,16 +259,17 @@ class StagingDirectory:
             move(self.target, f"{DATASET}/{path}", str(path))
         _sync_all({*folders, self.target.parent, *self._above})
 
-    def _exchanged(self) -> bool:
+    def _exchanged(self, made: Collection[PurePath]) -> bool:
         """Replace an old dataset in one step; return whether that was possible."""
         if not self._exchange.is_done:
             if is_file(self.target, RETIRED):
                 return False  # an earlier run started to remove it file by file
-            old = _files_of(self.target)
+            old = files_of(self.target)
+            self._require_vacant(set(map(str, made)).difference(old))
             _require_removable(self.target, old)
             if not old or not self._exchange.carry_out(old):
                 return False
-        self._exchange.remove_old(old_files(self.target, self._exchange.listed))
+        self._exchange.remove_old(old_files(self.target, self._exchange.listed), _SCRATCH)
         return True
 
     def discard(self) -> None:
@@ -295,7 +313,7 @@ class StagingDirectory:
         """
         listed = self.target / RETIRED
         if not is_file(self.target, RETIRED):
-            entries = ([name, *_identity(self.target, name)] for name in _files_of(self.target))
+            entries = ([name, *_identity(self.target, name)] for name in files_of(self.target))
             write_atomically(listed, dump_json(list(entries)))
         old = old_files(self.target, RETIRED, pinned=True)
         self._require_vacant(set(map(str, made)).difference(old))
@@ -506,7 +524,7 @@ def check_target(target: Path, *, force: bool) -> None:
                 f"{target} already holds a dataset; force=True replaces it", where=target
             )
         # This fails for a damaged manifest, which cannot list the files to replace.
-        _require_removable(target, _files_of(target))
+        _require_removable(target, files_of(target))
     elif names and WORK_NAME not in names:
         some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
         raise UsageError(
@@ -545,18 +563,3 @@ def _refuse_split(target: Path) -> None:
             f"{target} is a split of the dataset in {parent}: convert or append to all of its "
             "splits at once, or choose another directory"
         )
-
-
-def _files_of(target: Path) -> list[str]:
-    """Return the files of the dataset in ``target``, if there is one, manifests first."""
-    if not exists(target / MANIFEST_NAME):
-        return []
-    manifests, others = [MANIFEST_NAME], []
-    for split in OpenedDirectory(target).splits.values():
-        if not exists(split.path / MANIFEST_NAME):
-            continue
-        manifests.append(split.prefix + MANIFEST_NAME)
-        others += [split.prefix + entry.name for entry in split.manifest.entries]
-        if is_file(split.path, FACTS_NAME):  # derived from the old dataset
-            others.append(split.prefix + FACTS_NAME)
-    return [*dict.fromkeys(manifests), *others]

@@ -586,7 +586,7 @@ def save_index(
             for name in files.keys() - arrays.keys():  # all rows of the part have a value
                 files[name].append(np.ones(len(part.rows), np.bool_))
             rows += len(part.rows)
-    return [name for name in _files_of(schema) if name in files]
+    return [name for name in index_files(schema) if name in files]
 
 
 def _arrays(part: IndexPart) -> dict[str, npt.NDArray[Any]]:
@@ -604,7 +604,7 @@ def _arrays(part: IndexPart) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def _files_of(schema: Schema) -> list[str]:
+def index_files(schema: Schema) -> list[str]:
     """Return the files that an index may have."""
     entries = [entries_file(name) for name in (IMAGE, *apart_of(schema))]
     strings = [file for name in _STRINGS for file in string_files(name)]

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shardkit.dataset.index import index_files
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located
 from shardkit.kinds.field import Field, load_schema
 from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, is_planes, load_json
@@ -31,6 +32,12 @@ _PLAN = ".shardkit-work/state/jobs/plan.json"
 
 FACTS_NAME = "facts.npy"
 """The array of `shardkit report`: in a dataset's directory, but not part of the dataset."""
+
+SKIPPED = "skipped.jsonl"
+"""Report of bad files that were skipped."""
+
+IGNORED = "ignored.jsonl"
+"""Report of everything in the source that is not an image, and of images left out on request."""
 
 FORMAT_VERSION = 2
 """Increased when readers of an older version would misread new datasets. Version 2 has planes,
@@ -516,7 +523,7 @@ def _lack(path: Path) -> str:
             "progress and the next command"
         )
     if any(path.parent.glob(".shardkit*")):
-        return "a conversion into it is unfinished; rerun the same convert command to resume"
+        return "a command that writes it is unfinished; rerun that command to resume"
     return f"it contains no {path.name}; make one of its files with `shardkit convert`"
 
 
@@ -565,9 +572,8 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
         if not manifest.splits:
             raise ValueError("there are no splits")
         for name in manifest.splits:
-            require_file_name(name)
-            if "/" in name:
-                raise ValueError(f"the split {name!r} is not a folder name")
+            if len(parts_of(as_name(name))) > 1 or name.startswith((MANIFEST_NAME, ".shardkit")):
+                raise ValueError(f"{name!r} cannot be the folder of a split")
         return
     if manifest.rows != sum(shard.rows for shard in manifest.shards):
         raise ValueError("the rows of the shards do not add up to the rows of the dataset")
@@ -588,12 +594,17 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
 
 
 def _check_files(manifest: Manifest) -> None:
-    """Refuse names of files that lead elsewhere, or occur twice."""
+    """Refuse names of files that no conversion gives, or that occur twice.
+
+    Others could be those of files that shardkit writes next to them, such as `FACTS_NAME`.
+    """
     names = [entry.name for entry in manifest.entries]
-    for name in names:
-        require_file_name(name)
-    if any(_LAYER.match(entry.name) for entry in (*manifest.files, *manifest.shards)):
-        raise ValueError("a file of a layer is not listed with it")
+    known = {SKIPPED, IGNORED, *index_files(manifest.base.fields_by_name)}
+    for entry in manifest.files:
+        if entry.name not in known:
+            raise ValueError(f"{entry.name!r} cannot be a file of a dataset")
+    for entry in manifest.layer_files:
+        require_file_name(entry.name)
     if len(set(names)) != len(names):
         raise ValueError("two entries have the same file name")
     _check_shards([shard.name for shard in manifest.shards], manifest.archives)
@@ -627,11 +638,11 @@ def _check_layers(manifest: Manifest, layering: Layering) -> None:
 
 
 def _check_shards(names: list[str], archives: str | None) -> None:
-    """Refuse a shard in a folder, and archives outside of theirs, or two of one name."""
+    """Refuse shards of other names, and archives outside of their folder, or two of one name."""
     if archives is None:
         for name in names:
-            if "/" in name:
-                raise ValueError(f"the shard {name!r} is in a folder")
+            if not _SHARD.fullmatch(name):
+                raise ValueError(f"{name!r} cannot be a shard")
         return
     if not archives or "\0" in archives:
         raise ValueError(f"the folder {archives!r} cannot be one")
@@ -644,7 +655,10 @@ def _check_shards(names: list[str], archives: str | None) -> None:
 _LAYER = re.compile(rf"{LAYERS}/[0-9]{{6}}/")
 """The folder of a layer, as names of its files start."""
 
-_FOLDERS: tuple[list[str], ...] = ([], ["index"], ["index", "fields"], ["index", "columns"])
+_SHARD = re.compile(r"shard-[0-9]{6,}[^/\0]*")
+"""The name of a shard; each format has its own suffix."""
+
+_FOLDERS: tuple[list[str], ...] = (["index"], ["index", "fields"], ["index", "columns"])
 """Folders of a dataset's files."""
 
 
@@ -654,7 +668,7 @@ def is_of_layer(name: str) -> bool:
 
 
 def require_file_name(name: str) -> None:
-    """Refuse a name that no file of a dataset can have; only index and layers have own folders.
+    """Refuse a name that no file of a dataset can have but the manifest, except in a layer.
 
     Raises:
         ValueError: If ``name`` is one.
@@ -662,8 +676,9 @@ def require_file_name(name: str) -> None:
     layer = _LAYER.match(name)
     inside = name[layer.end() :] if layer else name
     *folders, last = parts_of(as_name(inside))
-    is_manifest = last == MANIFEST_NAME and not (layer and not folders)
-    if folders not in _FOLDERS or is_manifest or inside.startswith(".shardkit"):
+    known = (SKIPPED, IGNORED, *([MANIFEST_NAME] if layer else [FACTS_NAME]))
+    at_top = not folders and (last in known or _SHARD.fullmatch(last))
+    if not at_top and folders not in _FOLDERS:
         raise ValueError(f"{name!r} cannot be a file of a dataset")
 
 

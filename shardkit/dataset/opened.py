@@ -17,6 +17,7 @@ from shardkit.dataset.index import Index
 from shardkit.dataset.index_reader import index_of
 from shardkit.dataset.layered import load_layer
 from shardkit.dataset.manifest import (
+    IGNORED,
     MANIFEST_NAME,
     Layer,
     Manifest,
@@ -25,7 +26,7 @@ from shardkit.dataset.manifest import (
     load_manifest,
 )
 from shardkit.dataset.remote import CachedRanges, CachedShards, fetch_dataset, fetch_layer
-from shardkit.dataset.reports import IGNORED, StoredReport
+from shardkit.dataset.reports import StoredReport
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.stores.cache import open_cache
 from shardkit.stores.urls import as_local, as_url

@@ -124,7 +124,8 @@ class Hdf5Writer:
         _probe(self._path, sum(content.bytes for content in contents.values()))
         with (
             _disk_errors(self._path),
-            h5py.File(self._path, "x", libver=_WRITE_VERSIONS) as file,
+            # No other process knows the file yet, and some file systems have no locks.
+            h5py.File(self._path, "x", libver=_WRITE_VERSIONS, locking=False) as file,
         ):
             offsets = {name: content.place_in(file, name) for name, content in contents.items()}
         with self._path.open("r+b", buffering=0) as plain:

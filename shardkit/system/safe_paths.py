@@ -18,7 +18,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NO_PATH = (errno.ELOOP, errno.ENAMETOOLONG)
 """Errors of paths that can never name a file, such as a link to itself."""
 
-_DEEPEST = 16
+_DEEPEST = 64
 """Maximum nesting of folders below a work folder; no version of shardkit makes more than six."""
 
 
@@ -237,29 +237,34 @@ def make_folder(root: Path, name: str, mode: int = 0o777) -> None:
         pass
 
 
-def walk(root: Path, name: str = "") -> Iterator[tuple[str, bool]]:
+def walk(root: Path, name: str = "", *, any_kind: bool = False) -> Iterator[tuple[str, bool]]:
     """Yield the path below ``root`` of everything in ``name``, and whether each is a folder.
+
+    Args:
+        root: The folder.
+        name: A folder in it.
+        any_kind: Yield links, pipes and other such things, too.
 
     Raises:
         LinkRefused: At a symbolic link.
         OSError: At anything but a file or folder, or if folders are nested too deeply.
     """
-    yield from _walk(root, name, _DEEPEST)
+    yield from _walk(root, name, _DEEPEST, any_kind)
 
 
-def _walk(root: Path, name: str, deepest: int) -> Iterator[tuple[str, bool]]:
+def _walk(root: Path, name: str, deepest: int, any_kind: bool) -> Iterator[tuple[str, bool]]:
     with naming(root / name), opened(root, name) as folder:
         names = sorted(os.listdir(folder))
         kinds = [os.stat(child, dir_fd=folder, follow_symlinks=False).st_mode for child in names]
     for child, kind in zip(names, kinds, strict=True):
         below = f"{name}/{child}" if name else child
-        if stat.S_ISLNK(kind):
+        if stat.S_ISLNK(kind) and not any_kind:
             raise _link(root / below)
-        if not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)) or not deepest:
+        if not (any_kind or stat.S_ISDIR(kind) or stat.S_ISREG(kind)) or not deepest:
             raise Unfit(errno.EINVAL, "it is neither a file nor a folder", str(root / below))
         yield below, stat.S_ISDIR(kind)
         if stat.S_ISDIR(kind):
-            yield from _walk(root, below, deepest - 1)
+            yield from _walk(root, below, deepest - 1, any_kind)
 
 
 def require_removable(root: Path, names: Iterable[str]) -> None:

@@ -36,9 +36,15 @@ def shared_turn() -> Turn:
     """Return the file that this process locks, for `join_turn` in a process that it starts."""
     global _file  # noqa: PLW0603 - a turn is taken by processes
     if _file is None:
-        with tempfile.TemporaryFile() as file:
-            _file = Turn(os.dup(file.fileno()))
+        _file = Turn(_unnamed_file())
     return _file
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):  # the disk for temporary files may have no locks
+        return os.memfd_create("shardkit")
+    with tempfile.TemporaryFile() as file:  # pragma: no cover - macOS
+        return os.dup(file.fileno())
 
 
 def join_turn(turn: Turn) -> None:

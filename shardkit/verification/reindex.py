@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from shardkit.conversion.staging import scratch_folder
 from shardkit.dataset.index import INDEX_DIRECTORY, IndexPart, save_index
@@ -15,7 +15,7 @@ from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.registry import get_format
 from shardkit.system.files import has_sha256, sha256_of, sync
 from shardkit.system.pool import Progress, Report
-from shardkit.system.safe_paths import remove_tree
+from shardkit.system.safe_paths import make_folder, opened, remove_tree
 from shardkit.system.text import as_command
 
 
@@ -76,17 +76,22 @@ def rebuild_index(directory: Path, scratch: Path, *, on_progress: Report | None 
             f"the index built from the shards of {directory} differs from its manifest; "
             "convert again"
         )
-    _replace(directory / INDEX_DIRECTORY, scratch)
+    for name in names:
+        _replace(directory, name, scratch / name)
     return manifest.rows
 
 
-def _replace(old: Path, scratch: Path) -> None:
-    """Swap the new index in ``scratch`` with the old one."""
-    new = scratch / INDEX_DIRECTORY
-    for path in (*new.rglob("*"), new):
-        sync(path)
-    if os.path.lexists(old):
-        old.rename(scratch / "old")
-    new.rename(old)
-    sync(old.parent)
-    remove_tree(scratch, "old")
+def _replace(directory: Path, name: str, path: Path) -> None:
+    """Move a file of the new index into the dataset; other files in its folder stay."""
+    above = str(PurePath(name).parent)
+    for folder in (INDEX_DIRECTORY, above):
+        if not (directory / folder).is_dir() or (directory / folder).is_symlink():
+            remove_tree(directory, folder)  # of a link, only the link
+            make_folder(directory, folder)
+            sync((directory / folder).parent)
+    if (directory / name).is_dir():
+        remove_tree(directory, name)
+    sync(path)
+    with opened(directory, above) as descriptor:
+        os.replace(path, PurePath(name).name, dst_dir_fd=descriptor)
+        os.fsync(descriptor)

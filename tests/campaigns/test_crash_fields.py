@@ -64,7 +64,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.mark.parametrize(("verb", "to"), cases(itertools.product(VERBS, FORMATS), len(VERBS)))
 def test_a_killed_change_is_finished_by_the_same_command(bench: Bench, verb: str, to: str) -> None:
-    case = Case(name=verb, source="photos", options=(), shards=1, older=True, to=to)
+    case = Case(
+        name=verb, source="photos", options=(), shards=1, older=True, others="notes.txt", to=to
+    )
     oracle = FieldOracle(bench, case)
     for fault in kill_points(oracle, points(2, 20)):
         point = oracle.disturb(fault)

@@ -16,8 +16,20 @@ from typing import Any
 import pytest
 from campaign import cases
 from helpers import DEADLINE, FORMATS, make_dataset, make_folder, python, tree
+from no_locks import can_refuse_locks, refuse_locks
 
-from shardkit import CorruptDataset, UsageError, describe, make_loader, open_dataset, verify
+from shardkit import (
+    CorruptDataset,
+    UsageError,
+    add_fields,
+    append,
+    describe,
+    make_loader,
+    open_dataset,
+    reindex,
+    report,
+    verify,
+)
 from shardkit.dataset import handles
 from shardkit.testing.tools import call_in
 
@@ -164,20 +176,25 @@ def test_readers_ask_for_no_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -
         file.close()
 
 
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_conversion_without_locks_works_or_says_why(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
+def _written_without_locks(code: int, folder: Path, place: Path, to: str) -> dict[str, str]:
+    """Let the kernel refuse locks, also those of HDF5's and LMDB's libraries, and use each verb."""
+    refuse_locks(code)
+    make_dataset(folder, place, to=to)
+    append(place, make_folder(place.parent / "more", ["cow"]))
+    add_fields(place, {"score": list(range(9))})
+    report(place)
+    reindex(place)
+    return tree(place)
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    try:
-        make_dataset(folder, tmp_path / "made")
-    except UsageError as error:
-        assert str(tmp_path / "made") in str(error)  # noqa: PT017 - it may also work
-    else:
-        assert verify(tmp_path / "made").ok
+
+@pytest.mark.skipif(not can_refuse_locks(), reason="it needs Linux")
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_writers_need_no_locks(folder: Path, tmp_path: Path, to: str, code: int) -> None:
+    found = call_in("fork", _written_without_locks, code, folder, tmp_path / "made", to)
+    assert verify(tmp_path / "made").ok
+    assert {name for name in found if name.endswith("owner")} == set()
+    assert len(open_dataset(tmp_path / "made")) == 9
 
 
 # A network that gives less, later, or nothing.

@@ -49,8 +49,8 @@ class Case:
     shards: int
     older: bool = False
     """Whether it replaces a dataset of other options, with ``--force``."""
-    others: bool = False
-    """Whether the older dataset's folder holds another file, so that it cannot be exchanged."""
+    others: str = ""
+    """Path of another file in the older dataset's folder."""
     to: str = ""
     target: str = "out"
     """Where the dataset goes; the folders above it are made on the way."""
@@ -65,6 +65,9 @@ class Case:
 
 _FEW = ("--shard-samples", "4")
 
+TOO_DEEP = "/".join("d" * 70) + "/notes.txt"
+"""A file in so many folders that the dataset's folder is not exchanged."""
+
 CASES = (
     Case(name="one folder", source="photos", options=_FEW, shards=3),
     Case(name="splits", source="splits", options=_FEW, shards=4),
@@ -73,13 +76,16 @@ CASES = (
     Case(name="replaced", source="photos", options=(*_FEW, "--force"), shards=3, older=True),
     Case(name="deep", source="photos", options=_FEW, shards=3, target="new/folders/out"),
     Case(name="splits over", source="splits", options=(*_FEW, "--force"), shards=4, older=True),
-    Case(
-        name="file by file",
-        source="photos",
-        options=(*_FEW, "--force"),
-        shards=3,
-        older=True,
-        others=True,
+    *(
+        Case(
+            name=name,
+            source="photos",
+            options=(*_FEW, "--force"),
+            shards=3,
+            older=True,
+            others=others,
+        )
+        for name, others in (("other files", "more/notes.txt"), ("file by file", TOO_DEEP))
     ),
 )
 
@@ -124,6 +130,8 @@ class Oracle:
         make_sources(self._sources)
         self._before.mkdir(parents=True)
         self.prepare(self._before)
+        if case.others:
+            make_tree(self._before / "out", {case.others: b"not of the dataset"})
         self.older = tree(self._before / "out")
         self.reset()
         self.first = self.run(Fault(traced=True))
@@ -141,8 +149,6 @@ class Oracle:
             older = ["--to", "webdataset", "--shard-samples", "5", "--seed", "9"]
             source = self._sources / ("splits" if self.case.source == "photos" else "photos")
             self.make("convert", "imagefolder", source, before / "out", *older, "--no-splits")
-        if self.case.others:
-            (before / "out/notes.txt").write_text("not of the dataset")
 
     def make(self, *command: object) -> None:
         """Run a command that must succeed."""
@@ -196,7 +202,7 @@ class Oracle:
             if outcome.code < 0 and outcome.code not in _ASKED_FOR:
                 wrong.append(f"it crashed: {outcome.story()}")
         there = without_work(self.found())
-        if self.case.older and not self.case.others and MANIFEST_NAME not in there:
+        if self.case.older and self.case.others != TOO_DEEP and MANIFEST_NAME not in there:
             wrong.append("readers find no dataset")
         manifests = [name for name in there if Path(name).name == MANIFEST_NAME]
         if MANIFEST_NAME in there and there not in (self.older, self.expected):

@@ -10,12 +10,14 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from buckets import BUCKET, Bucket
+from forging import restate
 from helpers import invoke, make_dataset, make_folder, make_tree, png, tree
 from refusals import refused, refuses
 from stated import stated
@@ -628,3 +630,26 @@ def test_the_example_reads_layers_with_tarfile(
         f"{key} {sorted(['caption.txt', 'cls', 'latent.npy', path[-3:]])}"
         for key, path in kinds.items()
     ]
+
+
+def test_no_layer_follows_the_one_with_the_last_number(tmp_path: Path) -> None:
+    place = make_dataset(make_folder(tmp_path / "photos", each=1), tmp_path / "made")
+    add_fields(place, {"score": [1, 2]})
+
+    def renumbered(manifest: Any) -> Any:
+        (layer,) = manifest.layers
+        files = tuple(
+            replace(entry, name=entry.name.replace("000001", "999999")) for entry in layer.files
+        )
+        layers = (replace(layer, name="999999", files=files),)
+        return replace(manifest, layering=replace(manifest.layering, layers=layers))
+
+    restate(place, renumbered)
+    (place / "layers/000001").rename(place / "layers/999999")
+    assert verify(place).ok
+    before = tree(place)
+    with refused(UsageError, 999999, "shardkit convert dataset"):
+        add_fields(place, {"other": [1, 2]})
+    with refused(UsageError, 999999):
+        remove_fields(place, ["score"])
+    assert tree(place) == before

@@ -312,14 +312,7 @@ def test_a_run_stopped_at_any_step_can_be_repeated(  # noqa: PLR0917
         after += stride
 
 
-LOST_SCRATCH = pytest.mark.xfail(
-    raises=UsageError,
-    strict=True,
-    reason="the exchange of folders takes the list of images away; a second try succeeds",
-)
-
-
-@pytest.mark.parametrize("force", [False, pytest.param(True, marks=LOST_SCRATCH)])
+@pytest.mark.parametrize("force", [False, True])
 def test_any_command_finishes_an_interrupted_publication(
     folder: Path, tmp_path: Path, force: bool
 ) -> None:

@@ -149,27 +149,84 @@ def test_a_target_behind_a_link_is_exchanged_in_place(
     assert (tmp_path / "links/out").is_symlink()
 
 
+# --- other files in the target ---
+
+THEIRS = {"notes.txt": b"1", "more/deep/notes.txt": b"2", "index/notes.txt": b"3"}
+"""Files of the user in the dataset's folder."""
+
+
+def add_theirs(out: Path) -> Callable[[], None]:
+    """Add the user's files, a link and a pipe to a dataset; return a check that all are there."""
+    make_tree(out, THEIRS)
+    (out / "more").chmod(0o2750)
+    (out / "more/link").symlink_to("nowhere")
+    os.mkfifo(out / "more/pipe")
+    inodes = {name: (out / name).stat().st_ino for name in THEIRS}
+
+    def check() -> None:
+        assert {name: (out / name).read_bytes() for name in THEIRS} == THEIRS
+        assert {name: (out / name).stat().st_ino for name in THEIRS} == inodes
+        assert stat.S_IMODE((out / "more").stat().st_mode) == 0o2750
+        assert os.readlink(out / "more/link") == "nowhere"
+        assert stat.S_ISFIFO((out / "more/pipe").stat().st_mode)
+
+    return check
+
+
+def assert_only(out: Path, expected: dict[str, str]) -> None:
+    """Remove the link and the pipe; check that the dataset and the other files are all there is."""
+    for name in ("more/link", "more/pipe"):
+        (out / name).unlink()
+    assert tree(out).keys() == {*expected, *THEIRS, "more", "more/deep"}
+    assert expected.items() <= tree(out).items()
+    assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
+
+
+def test_a_dataset_with_other_files_is_readable_at_each_step_and_they_stay(
+    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = add_theirs(out)
+
+    def look() -> None:
+        check()
+        dataset = open_dataset(out, decode="bytes")
+        assert len({bytes(dataset[row][0]) for row in range(len(dataset))}) == 4
+
+    with at_each_step(monkeypatch, look) as steps:
+        into(photos, out, force=True)
+    assert steps.count("exchange") == 1
+    assert (out / "notes.txt").stat().st_nlink == 1
+    assert_only(out, expected)
+
+
+@pytest.mark.parametrize("name", ["_copy_attributes", "exchange", "remove_empty", "remove_tree"])
+def test_other_files_survive_an_exchange_that_was_interrupted(
+    photos: Path,
+    out: Path,
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """What the user changes before the rerun stays changed."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    check = add_theirs(out)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, stop)
+        with pytest.raises(KeyboardInterrupt):
+            into(photos, out, force=True)
+    check()
+    assert verify(out).ok
+    (out / "new.txt").write_bytes(b"new")
+    (out / "new.txt").replace(out / "notes.txt")
+    into(photos, out, force=True)
+    assert (out / "notes.txt").read_bytes() == b"new"
+    assert_only(out, expected)
+
+
 # --- the other way ---
-
-
-def test_other_files_stay_where_they_are(photos: Path, out: Path, expected: dict[str, str]) -> None:
-    make_tree(out, {"notes.txt": b"1", "more/notes.txt": b"2"})
-    before = out.stat().st_ino
-    into(photos, out, force=True)
-    assert out.stat().st_ino == before
-    assert (out / "notes.txt").read_bytes() == b"1"
-    assert (out / "more/notes.txt").read_bytes() == b"2"
-    assert verify(out).ok
-
-
-def test_a_target_with_a_link_is_not_exchanged(photos: Path, out: Path) -> None:
-    (out / "link").symlink_to(photos)
-    before, source = out.stat().st_ino, tree(photos)
-    into(photos, out, force=True)
-    assert out.stat().st_ino == before
-    assert (out / "link").is_symlink()
-    assert tree(photos) == source
-    assert verify(out).ok
 
 
 def test_a_target_whose_attributes_cannot_be_copied_is_not_exchanged(
@@ -355,7 +412,7 @@ def test_another_command_finishes_an_exchange_that_was_interrupted(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for name in ("exchange", "remove_empty"):  # before it, and after it
+    for name in ("exchange", "remove_tree"):  # before it, and after it
         into(photos, out, seed=1, force=True)
         with monkeypatch.context() as patch:
             patch.setattr(module, name, stop)

@@ -5,18 +5,20 @@ import fcntl
 import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import make_folder, make_tree, tree
 from refusals import refused
 
-from shardkit import ConversionFailed, CorruptDataset, ShardkitError, UsageError
+from shardkit import ConversionFailed, CorruptDataset, ShardkitError, UsageError, convert
 from shardkit.conversion import fingerprint, staging
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
@@ -29,7 +31,7 @@ from shardkit.conversion.staging import (
     check_target,
     open_staging,
 )
-from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 
 
 @pytest.fixture
@@ -254,12 +256,21 @@ def test_an_interrupted_publication_is_not_discarded(tmp_path: Path) -> None:
         assert (target / "a").read_bytes() == b"1"
 
 
+def complete(target: Path, dataset: Path) -> StagingDirectory:
+    """Return a staging directory with a copy of a dataset, which remains to be published."""
+    held = hold(target)
+    shutil.copytree(dataset, held.dataset, dirs_exist_ok=True)
+    return held
+
+
 def test_manifests_are_moved_last_and_the_top_one_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = hold(tmp_path / "out")
-    names = ["shardkit.json", "train/shardkit.json", "train/z", "val/a", "val/shardkit.json"]
-    make_tree(place.dataset, dict.fromkeys(names, b"x"))
+    for split in ("train", "val"):
+        make_folder(tmp_path / "splits" / split, each=1)
+    scan = scan_imagefolder(tmp_path / "splits")
+    convert_scan(scan, tmp_path / "made", ConvertOptions(to="webdataset"))
+    place = complete(tmp_path / "out", tmp_path / "made")
     moved: list[str] = []
     replace = os.replace
 
@@ -271,35 +282,54 @@ def test_manifests_are_moved_last_and_the_top_one_at_the_end(
 
     monkeypatch.setattr(os, "replace", note)
     place.publish()
-    assert set(moved[:2]) == {"train/z", "val/a"}
-    assert set(moved[2:4]) == {"train/shardkit.json", "val/shardkit.json"}
-    assert moved[4:] == ["shardkit.json"]
+    files = {name for name, kind in tree(tmp_path / "made").items() if kind != "folder"}
+    splits = {"train/shardkit.json", "val/shardkit.json"}
+    assert set(moved[:-3]) == files - splits - {"shardkit.json"}
+    assert set(moved[-3:-1]) == splits
+    assert moved[-1] == "shardkit.json"
 
 
-def test_publishing_leaves_out_what_a_killed_run_was_writing(tmp_path: Path) -> None:
-    held = hold(tmp_path / "out")
+def test_publishing_leaves_out_what_a_killed_run_was_writing(dataset: Path, tmp_path: Path) -> None:
+    held = complete(tmp_path / "new", dataset)
     names = (f".shardkit.json.{'0' * 16}.tmp", f"index/.rows.npy.{'f' * 16}.tmp")
-    make_tree(
-        held.dataset, {"shardkit.json": b"{}", "index/rows.npy": b"", **dict.fromkeys(names, b"")}
-    )
+    make_tree(held.dataset, dict.fromkeys(names, b""))
     held.publish()
-    assert sorted(tree(tmp_path / "out")) == ["index", "index/rows.npy", "shardkit.json"]
+    assert tree(tmp_path / "new") == tree(dataset)
 
 
 def test_work_that_cannot_be_removed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(root: Path, name: str) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(root / name))
 
-    held = hold(tmp_path / "out")
-    make_tree(held.dataset, {"shardkit.json": b"{}"})
+    held = complete(tmp_path / "new", dataset)
     monkeypatch.setattr(staging, "remove_tree", fail)
     held.publish()
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        f"{tmp_path / 'out' / '.shardkit-trash'} cannot be removed"
+        f"{tmp_path / 'new' / '.shardkit-trash'} cannot be removed"
     )
+
+
+class _Nested(ImageFolder):
+    """A source whose description is nested more deeply than manifests may be."""
+
+    def describe(self, split: str) -> dict[str, Any]:
+        return {"name": "photos", "history": json.loads("[" * 40 + "]" * 40)}
+
+
+def test_a_dataset_that_readers_would_refuse_is_not_published(
+    dataset: Path, tmp_path: Path
+) -> None:
+    before = tree(dataset)
+    for _ in range(2):
+        with refused(ConversionFailed, dataset, "nested"):
+            convert(_Nested(tmp_path / "old photos"), dataset, to="lmdb", workers=1, force=True)
+        assert {name: tree(dataset)[name] for name in before} == before
 
 
 def test_discarding_removes_only_what_it_created(tmp_path: Path) -> None:

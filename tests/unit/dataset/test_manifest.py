@@ -236,13 +236,18 @@ def test_the_version_is_the_lowest_that_has_all() -> None:
 ESCAPES = ["../x", "/x", "a/../../x", "..", ".", "", "a//b", "a/", "./a", "a\0b", "a/.."]
 
 
-RESERVED = ["folder/a.lmdb", "index/index/a.npy", MANIFEST_NAME, ".shardkit", ".shardkit-x/a"]
+RESERVED = [
+    *("folder/a.lmdb", "index/index/a.npy", MANIFEST_NAME, ".shardkit", ".shardkit-x/a"),
+    *("facts.npy", "notes.txt", f".facts.npy.{'0' * 16}.tmp", "index", "index/zzz.npy"),
+]
+"""Names that shardkit gives to other files, or that the user may."""
 
 
 def test_an_impossible_file_name_is_refused(tmp_path: Path) -> None:
     lone = "\ud800.lmdb"  # a lone surrogate, and no escaped byte
     names = [("shards", name) for name in [*ESCAPES, lone]]
-    names += [("files", name) for name in [*ESCAPES, *RESERVED]]
+    names += [("files", name) for name in [*ESCAPES, *RESERVED, "shard-000009.lmdb"]]
+    names += [("shards", name) for name in [*RESERVED, "index/keys.npy", "skipped.jsonl", "a.lmdb"]]
     for part, name in names:
         value = saved(tmp_path)
         value[part][0]["name"] = name

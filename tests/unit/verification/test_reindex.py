@@ -16,7 +16,7 @@ from pairwise import pairwise
 from refusals import refused
 from stated import being_written, shards_of
 
-from shardkit import CorruptDataset, UsageError, reindex, repair, verify
+from shardkit import CorruptDataset, UsageError, add_fields, reindex, repair, verify
 from shardkit.errors import CorruptShard
 
 
@@ -64,6 +64,29 @@ def test_a_damaged_index_is_rebuilt(place: Path, name: str, damage: str) -> None
     reindex(place)
     assert tree(place) == before
     assert verify(place).ok
+
+
+def test_other_files_in_the_folder_of_the_index_stay(place: Path) -> None:
+    make_tree(place, {"index/notes.txt": b"1", "index/fields/notes.txt": b"2"})
+    before = tree(place)
+    (place / "index/rows.npy").write_bytes(b"")
+    reindex(place)
+    assert tree(place) == before
+
+
+def test_a_file_or_link_in_place_of_a_folder_of_the_index_is_replaced(
+    folder: Path, tmp_path: Path
+) -> None:
+    place = make_dataset(folder, tmp_path / "made", to="lmdb")
+    add_fields(place, {"score": list(range(6))})
+    before, photos = tree(place), tree(folder)
+    columns = place / "layers/000001/index/columns"
+    for plant in (lambda: columns.write_bytes(b""), lambda: columns.symlink_to(folder)):
+        shutil.rmtree(columns)
+        plant()
+        reindex(place)
+        assert tree(place) == before
+    assert tree(folder) == photos
 
 
 def test_a_file_in_place_of_the_index_is_replaced(place: Path) -> None:
@@ -157,7 +180,7 @@ def kill_in_reindex(place: Path) -> None:
     """Kill a process that is about to move a file of the index into place."""
     child = os.fork()
     if not child:
-        Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        os.replace = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         reindex(place)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
