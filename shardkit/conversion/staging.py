@@ -25,11 +25,11 @@ from shardkit.dataset.index import INDEX_DIRECTORY
 from shardkit.dataset.manifest import (
     FACTS_NAME,
     MANIFEST_NAME,
+    PARTS,
     is_of_layer,
     require_file_name,
 )
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.dataset.parts import PARTS
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import (
