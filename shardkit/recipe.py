@@ -20,7 +20,6 @@ from PIL import Image, ImageColor
 from shardkit.codecs import planes
 from shardkit.codecs.geometry import Geometry, centered
 from shardkit.codecs.image import (
-    MAX_PIXELS,
     WHITE,
     Color,
     Decoding,
@@ -29,11 +28,11 @@ from shardkit.codecs.image import (
     apply_orientation,
     decode,
     encode,
-    in_turn_if_large,
     inspect,
 )
 from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType, TypedPixels
 from shardkit.codecs.jpeg_faults import jpeg_loss
+from shardkit.codecs.limits import MAX_PIXELS, in_turn_if_large
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.reduced import reduction
 from shardkit.codecs.structure import webp_is_lossless
