@@ -131,8 +131,8 @@ def bench(options: BenchArguments) -> BenchReport:
 def _compare_steps(options: BenchArguments, subjects: Sequence[Subject]) -> BenchReport:
     if len(subjects) > 1 or options.loaders or "warm" not in options.caches:
         raise UsageError(
-            "steps=True measures one dataset or folder from memory, with loaders of its own: give one "
-            "path, no loaders, and caches='warm'"
+            "steps=True measures one dataset or folder from memory, with loaders of its own: give "
+            "one path, no loaders, and caches='warm'"
         )
     candidates = step_candidates(
         subjects[0], options.step, batch_size=options.batch_size, seconds=options.seconds
