@@ -29,7 +29,6 @@ _CLIENTS = {
     **dict.fromkeys(("az", "gs", "s3"), "client:ObjectStore"),
     **dict.fromkeys(("http", "https"), "web:WebServer"),
 }
-_OTHERS = "filesystem:FileSystem"
 
 _Answer = TypeVar("_Answer")
 
@@ -203,6 +202,6 @@ def open_store(url: str) -> Store:
     Raises:
         ImportError: If a package is missing.
     """
-    module, _, name = _CLIENTS.get(url.partition(":")[0], _OTHERS).partition(":")
+    module, _, name = _CLIENTS[url.partition(":")[0]].partition(":")
     store: Store = getattr(import_module(f"{__package__}.{module}"), name)(url)
     return store
