@@ -78,7 +78,6 @@ class ShardSet:
         self._verify_given = self._verify_option = verify
         if dataset.cached is not None:
             self.files = RemoteShardFiles(dataset, dataset.cached)
-            self._verify_option = dataset.cached.verifies(verify)
         self._entries: dict[str, IndexRows] = {}
         self._columns: dict[str, StoredColumn] = {}
         self._layers: dict[str, ShardSet] = {}

@@ -136,11 +136,6 @@ class ReaderOptions:
         help='Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for the '
         "longest time are evicted. None means no limit.",
     )
-    fetch: str = option(
-        "shards",
-        help="``shards`` fetches whole shards, each verified by its SHA-256. ``ranges`` fetches "
-        "blocks of 4 MiB around the records that are read, verified by their checksums.",
-    )
     root: str | PathLike[str] | None = option(
         None,
         help="Folder of the archives of an attached dataset; None means where `shardkit.attach` "
@@ -167,7 +162,7 @@ class ReaderOptions:
         Raises:
             UsageError: If there are none, or an option is invalid.
         """
-        fetching = Fetching(self.cache, self.cache_limit, self.fetch)
+        fetching = Fetching(self.cache, self.cache_limit)
         return open_shards(
             self.path, self.split, verify=self.verify, root=self.root, fetching=fetching
         )
