@@ -111,12 +111,6 @@ class LoaderOptions:
         help="Whether a batch ends with its rows: int64 of shape (N,), -1 for padding. For a "
         "``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.",
     )
-    reuse_buffers: bool = option(
-        False,
-        help="Whether requesting the next batch overwrites the images of this one, even if they "
-        "are still referenced (thread engine). By default memory is reused only after its "
-        "last tensor is freed, so you can keep a batch as long as you like.",
-    )
     pin_memory: bool | None = option(
         None,
         help="Whether batches are in pinned memory. None pins them if a CUDA device is available. "

@@ -245,14 +245,6 @@ def test_a_released_batch_is_freed_before_the_next_one(device: str) -> None:
         del images
 
 
-def test_with_reused_buffers_no_batch_is_overwritten_early(root: Path, device: str) -> None:
-    loader = loader_of(root, reuse_buffers=True)
-    expected = list(loader_of(root))
-    found = DevicePrefetcher(loader, device)
-    for batch, wanted in zip(found, expected, strict=True):
-        assert same(batch, wanted)
-
-
 # State.
 
 

@@ -152,7 +152,7 @@ def test_it_takes_the_options_of_the_ordinary_loader(path: Path) -> None:
         {"rank": Rank(rank=1, world_size=3, remainder="exact"), "with_rows": True},
         {"rank": Rank(rank=2, world_size=3, remainder="pad"), "with_rows": True, "views": 2},
         {"num_workers": 2, "in_order": True, "views": 2, "prefetch_factor": 1},
-        {"reuse_buffers": True, "batch_size": 1},
+        {"batch_size": 1},
         {"batch_size": 100},
     )
     for options in given:
@@ -235,13 +235,6 @@ def test_a_changed_batch_does_not_change_the_dataset(path: Path) -> None:
         loader.set_epoch(0)
         for found, expected in zip(loader, make_loader(dataset, BATCH), strict=True):
             assert same(found, expected)
-
-
-def test_buffers_are_reused_on_request(path: Path) -> None:
-    dataset = open_dataset(path, decode=RandomCrop(8, flip=0))
-    loader = make_loader(dataset, BATCH, resident="cpu", reuse_buffers=True, drop_last=True)
-    kept = [images for images, _ in loader]
-    assert len({images.data_ptr() for images in kept}) == 1
 
 
 def test_a_run_continues_in_either_loader(path: Path) -> None:
