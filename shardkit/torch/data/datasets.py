@@ -37,7 +37,7 @@ from shardkit.torch.data.typed import TypedReader
 from shardkit.torch.data.values import move_arrays, read_apart, read_column
 from shardkit.torch.data.windows import WindowReader, Windows
 
-DECODES = ("pil", "numpy", "torch", "native", "bytes")
+DECODES = ("pil", "numpy", "torch", "bytes")
 JPEG_DECODING = ("exact", "fast")
 
 _ATTRIBUTES = {"transform", "target_transform", "decode", "jpeg", "windows", "view"}
@@ -78,9 +78,9 @@ class ReaderOptions:
         "pil",
         help="Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height, "
         "width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory, "
-        "``bytes`` for the stored bytes. ``native`` is another name of ``torch``. Images of other "
-        "types (``--pixels``) keep their channels and dtype, in operations, too; ``pil`` requires "
-        "a mode of Pillow. An `ImageOp`, such as ``RandomResizedCrop(224)``, "
+        "``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels "
+        "and dtype, in operations, too; ``pil`` requires a mode of Pillow. An `ImageOp`, such as "
+        "``RandomResizedCrop(224)``, "
         "crops while decoding and returns images as ``torch`` does; it selects one crop for "
         "all images, masks, boxes and keypoints of a row. A mapping sets each field "
         "separately; boxes and keypoints then follow ``image``. Masks have the shape "
@@ -203,7 +203,7 @@ class ShardDataset(Dataset[Sample]):
             decode, transform = transform, None
         self.transform: Function | Transforms | None = transform
         self.target_transform = options.target_transform
-        self.decode = _as_torch(decode)
+        self.decode = dict(decode) if isinstance(decode, Mapping) else decode
         self.jpeg = options.jpeg
         self._shards = options.open()
         self._opened_with = {
@@ -543,8 +543,6 @@ class ShardDataset(Dataset[Sample]):
         """Path and label of each row, as in ``ImageFolder``; a new list on each access."""
         return list(zip(self.paths, self.targets.tolist(), strict=True))
 
-    imgs = samples
-
     def sample_sizes(self, name: str) -> list[tuple[int, int]]:
         """Return the sizes of all samples of an image field, from the index alone.
 
@@ -767,13 +765,6 @@ class ShardDataset(Dataset[Sample]):
             )
         red, green, blue = color
         return Decoding((red, green, blue), fast=self.jpeg == "fast")
-
-
-def _as_torch(decode: Decode | Mapping[str, Decode]) -> Decode | dict[str, Decode]:
-    """Return ``decode`` with ``torch`` for its other name, ``native``."""
-    if isinstance(decode, Mapping):
-        return {name: "torch" if value == "native" else value for name, value in decode.items()}
-    return "torch" if decode == "native" else decode
 
 
 def _names(key: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -370,7 +370,7 @@ def test_the_error_of_the_wrong_class_names_open_dataset(root: Path) -> None:
 
 
 def test_wrong_arguments_are_refused(photos: Path) -> None:
-    with refused(UsageError, "'jpeg'", "pil, numpy, torch, native, bytes"):
+    with refused(UsageError, "'jpeg'", "pil, numpy, torch, bytes"):
         open_dataset(photos, decode="jpeg")
     with refused(UsageError, "decode=shardkit.CenterCrop"):  # an operation, without quotes
         open_dataset(photos, decode="RandomResizedCrop(64)")
