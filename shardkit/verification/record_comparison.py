@@ -61,6 +61,8 @@ class ComparisonResult:
 
     same: int = 0
     """Records that are identical, byte for byte."""
+    converted: int = 0
+    """Those of them whose image is not that of the source."""
     alike: int = 0
     """Records with similar pixels, encoded by other library versions."""
     least_psnr: float | None = None
@@ -73,6 +75,7 @@ class ComparisonResult:
     def add(self, other: ComparisonResult) -> None:
         """Add the result for other records."""
         self.same += other.same
+        self.converted += other.converted
         self.alike += other.alike
         self.bytes += other.bytes
         self.files.update(other.files)
@@ -112,6 +115,7 @@ class RecordComparison:
         self.result.bytes += len(data)
         if record == expected:
             self.result.same += 1
+            self.result.converted += _is_converted(record, original)
         elif other := (
             _other_fields(record, expected) or self._other_bytes(record, expected, original)
         ):
@@ -169,6 +173,14 @@ class RecordComparison:
         self.result.alike += 1
         self.result.least_psnr = min(psnr, self.result.least_psnr or psnr)
         return ""
+
+
+def _is_converted(record: Record, original: Record) -> bool:
+    """Return whether a record has an image that is not in its source."""
+    return any(
+        image_kind(name) in IMAGE_FIELDS and data not in original.fields.values()
+        for name, data in record.fields.items()
+    )
 
 
 def _other_fields(record: Record, expected: Record) -> str:
