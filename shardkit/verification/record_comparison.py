@@ -108,6 +108,7 @@ class RecordComparison:
             checked = record.meta.keys() & CHECK_NOTES
             recipe = self._against.recipe if checked else self._recipe
             expected = recipe.apply(original, self._against.schema)
+            wrong = self._other_pixels(expected if recipe.keeps_bytes else original, given)
         except BadImage as error:
             return f"its file cannot be converted: {error}"
         data = _content(original)
@@ -116,30 +117,26 @@ class RecordComparison:
         if record == expected:
             self.result.same += 1
             self.result.converted += _is_converted(record, original)
-        elif other := (
-            _other_fields(record, expected) or self._other_bytes(record, expected, original)
-        ):
-            return other
-        return self._other_pixels(record if self._recipe.keeps_bytes else original, given)
+            return wrong
+        other = _other_fields(record, expected)
+        return other or self._other_bytes(record, expected, original) or wrong
 
     def _other_pixels(self, record: Record, given: Mapping[str, Any]) -> str:
         """Return which image of a record lacks the pixels that were given in Python, or "".
 
         Args:
-            record: A record whose images are encoded, but otherwise unchanged.
+            record: The record to compare, whose images are encoded without loss.
             given: The values of its fields.
+
+        Raises:
+            BadImage: If an image cannot be decoded.
         """
         for name, value in given.items():
             field, stored = self._against.schema.get(name), image_field(record.fields, name)
             if field is None or stored is None or not is_given(field, value):
                 continue
-            try:
-                if has_pixels(field, value, record.fields[stored], image_kind(stored)):
-                    continue
-                reason = "differ from the given ones"
-            except BadImage as error:
-                reason = f"cannot be compared: {error}"
-            return f"the pixels of its {name} {reason}"
+            if not has_pixels(field, value, record.fields[stored], image_kind(stored)):
+                return f"the pixels of its {name} differ from the given ones"
         return ""
 
     def _other_bytes(self, record: Record, expected: Record, original: Record) -> str:
