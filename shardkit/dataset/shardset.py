@@ -45,7 +45,7 @@ from shardkit.record import (
     image_field,
 )
 from shardkit.registry import get_format
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
 
@@ -222,7 +222,7 @@ class ShardSet:
         field = self.schema.get(name)
         if field is None:
             raise UsageError(
-                f"{self.place} has no field {quoted(name)}; it has {', '.join(self.schema)}"
+                f"{self.place} has no field {quoted(name)}; it has {name_list(self.schema)}"
             )
         if field.type.stored_apart != apart:
             reason = (

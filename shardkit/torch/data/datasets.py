@@ -27,7 +27,7 @@ from shardkit.kinds.field import BFLOAT16, Field, Kind, Schema, get_kind
 from shardkit.options import about, option, options_of, require_valid, takes
 from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 from shardkit.torch.data.batch_rows import BatchRows, describe_row
 from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, SeveralViews, Values
 from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
@@ -878,8 +878,8 @@ def _require_field(schema: Schema, name: str, place: str) -> Field:
         UsageError: If it has no such field.
     """
     if name not in schema:
-        fields = ", ".join(f"{other} ({field.kind})" for other, field in schema.items())
-        raise UsageError(f"{place} has no field {name!r}; it has {fields}")
+        fields = name_list(f"{other} ({field.kind})" for other, field in schema.items())
+        raise UsageError(f"{place} has no field {quoted(name)}; it has {fields}")
     return schema[name]
 
 
@@ -887,7 +887,7 @@ def _require_known(option: str, names: Iterable[str], choices: Sequence[str]) ->
     for name in names:
         if name not in choices:
             raise UsageError(
-                f"{option}={{{name!r}: ...}}: choose from {', '.join(choices) or 'no field'}, of "
+                f"{option}={{{name!r}: ...}}: choose from {name_list(choices) or 'no field'}, of "
                 "the fields that are read"
             )
 
