@@ -273,7 +273,8 @@ def takes(kind: Callable[_P, _Options]) -> Takes[_P, _Options]:
     ``help`` lists them, and type checkers refuse other names.
 
     Args:
-        kind: The dataclass. All of its fields are options.
+        kind: The dataclass. All of its fields are options. Its attribute ``INSTEAD`` has the way to
+            do what options of other libraries do.
     """
     signature = inspect.signature(kind)
 
@@ -287,7 +288,9 @@ def takes(kind: Callable[_P, _Options]) -> Takes[_P, _Options]:
             try:
                 signature.bind(*args[count:], **kwargs)
             except TypeError as error:
-                raise TypeError(f"{function.__qualname__}() {error}") from None
+                ways = getattr(kind, "INSTEAD", {})
+                way = next((f": {ways[name]}" for name in kwargs if name in ways), "")
+                raise TypeError(f"{function.__qualname__}() {error}{way}") from None
             arguments = kind(*args[count:], **kwargs)
             _refuse_wrong_types(arguments)
             return function(*args[:count], arguments)

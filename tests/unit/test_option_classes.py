@@ -205,6 +205,18 @@ def test_a_misspelled_keyword_is_refused(tmp_path: Path) -> None:
     make_loader(dataset=[1], batch_size=1, engine="thread", num_workers=0)
 
 
+def test_an_option_of_a_data_loader_names_what_replaces_it() -> None:
+    for name, way in (
+        ("batch_sampler", "sampler="),
+        ("worker_init_fn", "shardkit.with_rng"),
+        ("generator", "seed="),
+        ("multiprocessing_context", "start_method="),
+        ("pin_memory_device", "DevicePrefetcher"),
+    ):
+        with refused(TypeError, f"make_loader() got an unexpected keyword argument {name!r}", way):
+            make_loader([1], 1, **dict[str, Any]({name: None}))
+
+
 def test_a_flag_is_true_or_false_and_a_message_is_short(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     values: list[Any] = ["yes", 1, [], "x" * 100_000]

@@ -241,8 +241,8 @@ AUTO = ("--batch-size", "auto")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (AUTO, "give --batch-size auto with --model"),
-        (("--memory", "4GiB"), "--memory belongs to it"),
+        (AUTO, "add --model"),
+        (("--memory", "4GiB"), "add that, or leave --memory out"),
         ((*AUTO, "--memory", "much"), "'much' is not a size such as 500MB or 4GiB"),
         (("--batch-size", "0"), "x>=1"),
         (("--batch-size", "many"), "'many' is neither a number of samples nor auto"),
