@@ -21,7 +21,7 @@ from shardkit.codecs.image_type import RGB
 from shardkit.codecs.turbo import available
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import Fetching
-from shardkit.dataset.shardset import ShardSet, open_shards, resolve_rows
+from shardkit.dataset.shardset import ShardSet, as_array, open_shards, resolve_rows
 from shardkit.errors import CorruptDataset, TransformFailed, UsageError
 from shardkit.kinds.field import BFLOAT16, Field, Kind, Schema, get_kind
 from shardkit.options import about, option, options_of, require_valid, takes
@@ -300,7 +300,7 @@ class ShardDataset(Dataset[Sample]):
     def __getitem__(self, row: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
         if isinstance(row, slice):
             return self.__getitems__(range(*row.indices(len(self))))
-        if np.ndim(row):
+        if as_array(row).ndim:
             return self.__getitems__(cast(Sequence[int], row))
         return self.__getitems__([cast(int, row)])[0]
 
@@ -356,7 +356,7 @@ class ShardDataset(Dataset[Sample]):
             IndexError: If a row is out of range, or a mask does not have one value for each row.
             UsageError: If ``rows`` are texts.
         """
-        places = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else np.asarray(rows)
+        places = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else as_array(rows)
         if places.dtype.kind == "U":
             raise UsageError(
                 f"select({quoted(rows)}): rows are numbers or a mask. Compare a column with a "
