@@ -24,7 +24,7 @@ from shardkit.recipe import Recipe
 from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, is_planes, load_json
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_local, write_atomically
 from shardkit.system.safe_paths import LinkRefused, Unfit, parts_of
-from shardkit.system.text import as_command, printable, quoted
+from shardkit.system.text import as_command, name_list, printable, quoted
 
 MANIFEST_NAME = DATASET_FILE
 
@@ -439,7 +439,7 @@ class SplitsManifest:
     def refusal(self, place: object, example: object) -> UsageError:
         """Return the error that ``place`` does not hold one dataset; ``example`` opens a split."""
         return UsageError(
-            f"{place} contains one dataset per split ({', '.join(self.splits)}); open one of "
+            f"{place} contains one dataset per split ({name_list(self.splits)}); open one of "
             f"them, for example {example}"
         )
 

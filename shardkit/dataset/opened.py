@@ -33,6 +33,7 @@ from shardkit.stores.urls import as_local, as_url
 from shardkit.system.files import as_name, require_local, state_folder, write_atomically
 from shardkit.system.formatting import parse_bytes
 from shardkit.system.safe_paths import NO_PATH, UNFIT, LinkRefused, require_no_link
+from shardkit.system.text import name_list
 
 _Loaded = TypeVar("_Loaded")
 
@@ -334,7 +335,7 @@ def open_one(
                 raise UsageError(f"{path} has no splits; leave split={split!r} out") from error
             if split not in splits:
                 raise UsageError(
-                    f"{path} has no split {split!r}; it has {', '.join(splits)}"
+                    f"{path} has no split {split!r}; it has {name_list(splits)}"
                 ) from error
         raise
     return opened

@@ -45,7 +45,7 @@ from shardkit.record import (
     image_field,
 )
 from shardkit.registry import get_format
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
 
@@ -221,7 +221,7 @@ class ShardSet:
         field = self.schema.get(name)
         if field is None:
             raise UsageError(
-                f"{self.place} has no field {quoted(name)}; it has {', '.join(self.schema)}"
+                f"{self.place} has no field {quoted(name)}; it has {name_list(self.schema)}"
             )
         if field.type.stored_apart != apart:
             reason = (
@@ -478,6 +478,18 @@ def open_shards(
     return ShardSet(open_one(path, split, root=root, fetching=fetching), verify=verify)
 
 
+def as_array(rows: object) -> npt.NDArray[Any]:
+    """Return rows, or a mask, as an array.
+
+    Raises:
+        IndexError: If they are lists of different lengths.
+    """
+    try:
+        return np.asarray(rows)
+    except ValueError:
+        raise IndexError(f"rows must be integers, not {quoted(rows)}") from None
+
+
 def resolve_rows(
     rows: Sequence[int] | npt.ArrayLike, count: int, what: str
 ) -> npt.NDArray[np.int64]:
@@ -491,10 +503,7 @@ def resolve_rows(
     Raises:
         IndexError: If a row is outside the dataset, or is not an integer.
     """
-    try:
-        array = np.asarray(rows)
-    except ValueError:
-        raise IndexError(f"rows must be integers, not {quoted(rows)}") from None
+    array = as_array(rows)
     if array.size and array.dtype.kind not in "iu":
         kind = "text" if array.dtype.kind in "US" else array.dtype
         raise IndexError(f"rows must be integers, not {kind}")

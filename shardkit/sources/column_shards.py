@@ -44,7 +44,7 @@ from shardkit.sources.labels import Value, checked_label, classes_option, read_c
 from shardkit.sources.unpacking import packing_of
 from shardkit.system import safe_paths
 from shardkit.system.files import read_small
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 _INDEX = "index.json"
 _MOST_INDEX = 1 << 27
@@ -209,7 +209,7 @@ class ColumnShards(ListedSource, AttachableSource):
         return columns, shards
 
     def _listed(self) -> str:
-        return ", ".join(map(str, self._columns.values()))
+        return name_list(map(str, self._columns.values()))
 
     def _choose_image(self, name: str | None) -> str:
         files = [column.name for column in self._columns.values() if column.holds == "image"]
@@ -225,7 +225,7 @@ class ColumnShards(ListedSource, AttachableSource):
         if len(names) > 1 and not usual:
             raise UsageError(
                 f"{self.path} has {len(names)} columns that may be images: choose with image= from "
-                f"{', '.join(names)}"
+                f"{name_list(names)}"
             )
         if not names:
             raise UsageError(

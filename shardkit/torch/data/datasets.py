@@ -21,13 +21,13 @@ from shardkit.codecs.image_type import RGB
 from shardkit.codecs.turbo import available
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import Fetching
-from shardkit.dataset.shardset import ShardSet, open_shards, resolve_rows
+from shardkit.dataset.shardset import ShardSet, as_array, open_shards, resolve_rows
 from shardkit.errors import CorruptDataset, TransformFailed, UsageError
 from shardkit.kinds.field import BFLOAT16, Field, Kind, Schema, get_kind
 from shardkit.options import about, option, options_of, require_valid, takes
 from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 from shardkit.torch.data.batch_rows import BatchRows, describe_row
 from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, SeveralViews, Values
 from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
@@ -295,7 +295,7 @@ class ShardDataset(Dataset[Sample]):
     def __getitem__(self, row: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
         if isinstance(row, slice):
             return self.__getitems__(range(*row.indices(len(self))))
-        if np.ndim(row):
+        if as_array(row).ndim:
             return self.__getitems__(cast(Sequence[int], row))
         return self.__getitems__([cast(int, row)])[0]
 
@@ -351,7 +351,7 @@ class ShardDataset(Dataset[Sample]):
             IndexError: If a row is out of range, or a mask does not have one value for each row.
             UsageError: If ``rows`` are texts.
         """
-        places = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else np.asarray(rows)
+        places = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else as_array(rows)
         if places.dtype.kind == "U":
             raise UsageError(
                 f"select({quoted(rows)}): rows are numbers or a mask. Compare a column with a "
@@ -864,8 +864,8 @@ def _require_field(schema: Schema, name: str, place: str) -> Field:
         UsageError: If it has no such field.
     """
     if name not in schema:
-        fields = ", ".join(f"{other} ({field.kind})" for other, field in schema.items())
-        raise UsageError(f"{place} has no field {name!r}; it has {fields}")
+        fields = name_list(f"{other} ({field.kind})" for other, field in schema.items())
+        raise UsageError(f"{place} has no field {quoted(name)}; it has {fields}")
     return schema[name]
 
 
@@ -873,7 +873,7 @@ def _require_known(option: str, names: Iterable[str], choices: Sequence[str]) ->
     for name in names:
         if name not in choices:
             raise UsageError(
-                f"{option}={{{name!r}: ...}}: choose from {', '.join(choices) or 'no field'}, of "
+                f"{option}={{{name!r}: ...}}: choose from {name_list(choices) or 'no field'}, of "
                 "the fields that are read"
             )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch.multiprocessing
 
@@ -51,6 +51,17 @@ class LoaderOptions:
     Raises:
         UsageError: If an option is unknown or out of range.
     """
+
+    INSTEAD: ClassVar[Mapping[str, str]] = {
+        "batch_sampler": "set the order with sampler= and the batches with batch_size= and "
+        "drop_last=, or pass it to torch.utils.data.DataLoader with collate_fn=shardkit.collate",
+        "worker_init_fn": "draw random numbers in a transform marked shardkit.with_rng, and create "
+        "what a worker needs when the transform is first called",
+        "generator": "seed= sets the order and all random numbers",
+        "multiprocessing_context": "use start_method=",
+        "pin_memory_device": "move batches with shardkit.DevicePrefetcher",
+    }
+    """What replaces the options of PyTorch's ``DataLoader`` that a loader lacks."""
 
     collate_fn: Callable[[Sequence[Any]], Any] | None = option(
         None,

@@ -37,6 +37,7 @@ from shardkit import (
     open_dataset,
     with_rng,
 )
+from shardkit.torch import prefetch
 from shardkit.torch.data.ops import Crop, ImageOp
 from shardkit.torch.engine import resident as module
 
@@ -323,10 +324,13 @@ def test_memory_that_pytorch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyP
         module._require_memory(801, device)
 
 
-def test_batches_on_the_device_are_not_moved_on_another_stream(path: Path) -> None:
+def test_batches_on_the_device_are_not_moved_on_another_stream(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing would make that stream wait for the batch."""
     loader = make_loader(open_dataset(path, decode="torch"), BATCH, resident="cpu")
     object.__setattr__(loader.options, "resident", "cuda")
+    monkeypatch.setattr(prefetch, "_require_device", torch.device)
     prefetcher = DevicePrefetcher(loader, "cuda")
     prefetcher.device = torch.device("cpu")
     prefetcher._side_stream = None  # type: ignore[assignment, method-assign]
