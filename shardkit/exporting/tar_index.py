@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +17,7 @@ from shardkit.exporting.output import OutputFolder
 from shardkit.record import dump_json
 from shardkit.registry import get_source
 from shardkit.sources.tar_samples import SampleFile, sample_files
+from shardkit.system.temporary import TemporaryFolder
 from shardkit.system.text import quoted
 
 _BLOCK = 512
@@ -47,7 +47,7 @@ def export_index(
 
     Args:
         directory: The dataset.
-        target: A folder that does not exist or is empty.
+        target: A folder that does not exist or is empty, or has exactly these files.
         tool: One of `TOOLS`.
         root: Folder of the archives; None means where `shardkit.attach` found them.
 
@@ -75,8 +75,8 @@ def export_index(
         _read(shards.files.path(number), shard.name)
         for number, shard in enumerate(shards.manifest.shards)
     ]
-    with staged(directory, target) as folder:
-        TOOLS[tool](archives, OutputFolder(folder))
+    with staged(directory, target) as output:
+        TOOLS[tool](archives, output)
     return sum(len(archive.samples) for archive in archives)
 
 
@@ -120,8 +120,8 @@ def _write_energon(archives: Sequence[Archive], output: OutputFolder) -> None:
             keys.add(sample[0].key)
     counts = {archive.name: len(archive.samples) for archive in archives}
     output.write(".nv-meta/.info.json", dump_json({"shard_counts": counts}))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "index.sqlite"
+    with TemporaryFolder() as folder:
+        path = folder / "index.sqlite"
         with closing(sqlite3.connect(path)) as database:
             _fill(database, archives)
         output.write(".nv-meta/index.sqlite", path.read_bytes())

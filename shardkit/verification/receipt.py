@@ -19,7 +19,7 @@ from shardkit.dataset.manifest import MANIFEST_NAME, build_typed
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
-from shardkit.system.files import as_text, read_small, write_atomically
+from shardkit.system.files import as_text, read_small, remove_leftovers, write_atomically
 from shardkit.system.text import quoted
 from shardkit.verification.shard_check import Finding
 from shardkit.verification.source_comparison import SourceReport
@@ -106,6 +106,7 @@ def save_receipt(path: Path, directory: Path, result: Verification) -> None:
     }
     text = json.dumps({**body, "digest": _digest(body)}, indent=1) + "\n"
     try:
+        remove_leftovers(path)
         write_atomically(path, text.encode())
     except OSError as error:
         raise ShardkitError(f"the receipt {path} cannot be written: {error.strerror}") from error
