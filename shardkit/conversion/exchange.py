@@ -195,9 +195,12 @@ class FolderExchange:
         """
         if name := self._sibling_name():
             self._return_others(name, old)
-            with opened(self._above) as above, opened(self._target, self._work) as work:
-                moved = PurePath(self._old).name
-                os.rename(name, moved, src_dir_fd=above, dst_dir_fd=work)
+            if exists(self._target / self._old):  # after a power cut the folder has both names
+                remove_tree(self._above, name)
+            else:
+                with opened(self._above) as above, opened(self._target, self._work) as work:
+                    moved = PurePath(self._old).name
+                    os.rename(name, moved, src_dir_fd=above, dst_dir_fd=work)
             # Without these, a power cut could leave it next to the target, unnoticed.
             for path in (self._target / self._work, self._above):
                 sync(path)
