@@ -153,6 +153,9 @@ class FolderExchange:
             sync(self._target / folder)  # the next run knows the hidden folder by the links
         with opened(self._above) as above, opened(self._target, self._work) as work:
             os.rename(PurePath(self._made).name, name, src_dir_fd=work, dst_dir_fd=above)
+        # Without these, a power cut could leave it in the work folder with the user's files.
+        for path in (self._target / self._work, self._above):
+            sync(path)
         new = self._above / name
         write_atomically(new / self.listed, dump_json(sorted(old)))
         _link_others(others, self._target, new)
