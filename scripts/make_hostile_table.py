@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     sys.path.insert(0, str(ROOT / "tests/support"))
-    from hostile.table import page
+    from hostile.page import page
 
     if not arguments:
         PAGE.write_text(page(), "utf-8")

@@ -130,7 +130,7 @@ def sample(mutants: Sequence[Mutation], size: int) -> list[Mutation]:
 
 
 def suites_of(file: str, root: Path) -> Iterator[list[str]]:
-    """Yield the tests of a file of the package in a tree: those of its name, then of its users."""
+    """Yield tests of a file in a tree: those of its name, of its users, then of all packages."""
     path = Path(file)
     folder = root / "tests/unit" / path.parent
     named = [str(test.relative_to(root)) for test in folder.glob(f"test_{path.stem}*.py")]
@@ -146,6 +146,8 @@ def suites_of(file: str, root: Path) -> Iterator[list[str]]:
     ]
     if others := sorted(set(users) - set(named)):
         yield others
+    # other tests need files of the repository that a copy lacks
+    yield ["-n", "auto", *sorted(str(p.relative_to(root)) for p in root.glob("tests/unit/*/"))]
 
 
 def copy_to(folder: Path) -> None:

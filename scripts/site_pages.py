@@ -1,14 +1,22 @@
-"""A hook of MkDocs: pages at the root of the repository, where their links start with ``docs/``.
+"""A hook of MkDocs: what the site shows in addition to ``docs``.
 
+Pages at the root of the repository, where links start with ``docs/``, and the help of each command.
 README.md is the first page of the site.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import click
+from click.testing import CliRunner
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from shardkit.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -21,6 +29,12 @@ PAGES = {
 }
 """File at the root of the repository -> its path in the site."""
 
+_WIDTH = 90
+"""Columns of help texts."""
+
+_FULL = {"convert": "imagefolder", "attach": "lmdb"}
+"""Of commands for kinds of sources: the kind with all options shown; others show their own."""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
@@ -30,8 +44,56 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Return a page of ``docs`` with links to pages at the root as they are in the site."""
+    for name, path in PAGES.items():
+        markdown = markdown.replace(f"](../{name}", f"]({path}")
+    return markdown + help_of_commands() if page.file.src_uri == "cli.md" else markdown
+
+
 def site_text(text: str) -> str:
     """Return a page from the root with its links as they are within ``docs``."""
     for name, path in PAGES.items():
         text = text.replace(f"]({name})", f"]({path})")
     return text.replace("](docs/", "](")
+
+
+def help_of_commands() -> str:
+    """Return a section for each command."""
+    parts = [""]
+    for words in _commands(cli, ()):
+        output = _help(words)
+        full = _FULL.get(words[0]) if len(words) == 2 else None
+        if full and words[1] != full:
+            output = _without(output, [words[0], full])
+        parts.append(f"## `{' '.join(['shardkit', *words])}`")
+        parts.append(f"```text\n{output}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _commands(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    yield words
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from _commands(inner, (*words, name))
+
+
+def _help(words: Sequence[str]) -> str:
+    shown = CliRunner().invoke(cli, [*words, "--help"], prog_name="shardkit", terminal_width=_WIDTH)
+    assert shown.exit_code == 0, shown.output
+    return shown.output.rstrip()
+
+
+def _without(output: str, full: Sequence[str]) -> str:
+    """Return a help text without the sections that another command of its kind shows."""
+    common = {*_sections(_help(full))}
+    sections = [section for section in _sections(output) if section not in common]
+    return "\n\n".join([*sections, f"... and the other options of `shardkit {' '.join(full)}`"])
+
+
+def _sections(output: str) -> list[str]:
+    """Divide a help text at its headings."""
+    return re.split(r"\n\n(?=[A-Z][a-z]+:\n)", output)

@@ -1,7 +1,7 @@
 """shardkit: convert image folders to open shards, prove every byte, and train from them.
 
 Names are imported on first use: ``import shardkit`` imports neither torch nor h5py nor lmdb.
-scripts/make_reference.py writes ``__init__.pyi``, for type checkers, from this module.
+scripts/make_stub.py writes ``__init__.pyi``, for type checkers, from this module.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-# Made by scripts/make_reference.py; edit the docstrings and help texts instead.
+# Made by scripts/make_stub.py from __init__.py.
 from shardkit._version import __version__ as __version__
 from shardkit.conversion.append import append as append
 from shardkit.conversion.attach import attach as attach

@@ -286,6 +286,16 @@ class Source(ABC):
             BadImage: If it cannot be read, is not an image or has changed since the scan.
         """
 
+    def read_given(self, split: str, entry: Entry) -> tuple[Record, Mapping[str, Any]]:
+        """Return the result of `read`, and the Python values that it was made from, by field.
+
+        Sources of files have no such values.
+
+        Raises:
+            BadImage: As for `read`.
+        """
+        return self.read(split, entry), {}
+
     @abstractmethod
     def locate(self, split: str, entry: Entry) -> str:
         """Return the location of an image, for messages."""
@@ -636,9 +646,6 @@ class Attaching:
 
     help: str
     """Help text, with ARCHIVES and INDEX_DIR for the arguments."""
-
-    is_tar: bool = False
-    """Whether the files are tar archives, of which other tools have indexes, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ import inspect
 import math
 import re
 import textwrap
+import types
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
@@ -211,7 +213,30 @@ def restored(kind: type[_Type], described: Mapping[str, Any]) -> _Type:
         name: tuple(value) if isinstance(value, list) else value
         for name, value in described.items()
     }
+    types_of = _types_of(kind)  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in types_of:
+            raise TypeError(f"{name!r} is unknown")
+        if not _is_of(value, types_of[name]):
+            raise TypeError(f"{name} cannot be {described[name]!r}")
     return kind(**values)
+
+
+@functools.cache
+def _types_of(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _is_of(value: object, kind: Any) -> bool:
+    """Return whether a value of JSON, whose lists are tuples, has a type."""
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return any(_is_of(value, option) for option in options)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple) or len(value) != len(options):
+            return False
+        return all(_is_of(part, option) for part, option in zip(value, options, strict=True))
+    return type(value) is kind
 
 
 def changed(values: Any) -> dict[str, Any]:

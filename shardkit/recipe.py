@@ -20,7 +20,6 @@ from PIL import Image, ImageColor
 from shardkit.codecs import planes
 from shardkit.codecs.geometry import Geometry, centered
 from shardkit.codecs.image import (
-    MAX_PIXELS,
     WHITE,
     Color,
     Decoding,
@@ -29,13 +28,14 @@ from shardkit.codecs.image import (
     apply_orientation,
     decode,
     encode,
-    in_turn_if_large,
     inspect,
 )
 from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType, TypedPixels
 from shardkit.codecs.jpeg_faults import jpeg_loss
+from shardkit.codecs.limits import MAX_PIXELS, in_turn_if_large
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.reduced import reduction
+from shardkit.codecs.structure import webp_is_lossless
 from shardkit.codecs.typed import (
     FILTERS,
     crop_or_pad,
@@ -105,6 +105,9 @@ than the requested size."""
 
 CHECK_NOTES = frozenset(("damaged", "odd"))
 """The `NOTES` that result from decoding an image."""
+
+_MOST_COLORS = 4
+"""Maximum channels of an image of 8 bits, with transparency."""
 
 RE_ENCODE = "which cannot be stored as it is; --encode jpeg, png or webp re-encodes it"
 
@@ -537,10 +540,7 @@ class Recipe(RecipeOptions):
         if typed is not None:
             return self._convert_typed(data, field, turned, typed)
         if field == ARRAY_IMAGE:
-            raise BadImage(
-                f"its values are {ImageType.of(decode_typed(data, field)).dtype}, not uint8 with 1 "
-                "to 4 channels: use --pixels keep, or a field of the kind array"
-            )
+            raise _not_rgb(decode_typed(data, field))
         info = self._inspect(data, field)
         if field == PLANES:
             info = replace(info, orientation=turned)
@@ -573,9 +573,20 @@ class Recipe(RecipeOptions):
         if plan.field == PLANES:
             content = planes.from_rgb(np.asarray(image), self.chroma)
         else:
-            content = encode(image, plan.field, self.quality or DEFAULT_QUALITY)
+            content = encode(image, plan.field, self._quality_for(data, field))
         view = Geometry((info.width, info.height), info.orientation, plan.size, plan.canvas)
         return _Converted(plan.field, content, image.size, notes, view)
+
+    def _quality_for(self, data: bytes, field: str) -> int | None:
+        """Return the quality of a changed image; None to keep a lossless WebP lossless."""
+        if (
+            field == "webp"
+            and self.encode == "keep"
+            and not self.quality
+            and webp_is_lossless(data)
+        ):
+            return None
+        return self.quality or DEFAULT_QUALITY
 
     def _header_notes(self, info: ImageInfo) -> dict[str, int]:
         """Return the notes on an image that its header decides."""
@@ -599,6 +610,8 @@ class Recipe(RecipeOptions):
     ) -> _Converted:
         """Check and change an image of the type that the schema states."""
         info, kind = inspect_typed(data, field)
+        if field == ARRAY_IMAGE and self.pixels == "gray" and kind != expected:
+            raise _not_rgb(decode_typed(data, field))
         if field == PLANES:
             info = replace(info, orientation=turned)
         if self.pixels == "keep" and kind != expected:
@@ -828,6 +841,28 @@ class _Change:
     canvas: _Size
 
 
+def _not_rgb(array: TypedPixels) -> BadImage:
+    """Return the error of an array that is no image of 8 bits; ``array`` has channels last."""
+    height, width, channels = array.shape
+    if moved := seems_moved(height, width, channels):
+        return BadImage(f"it has {moved}")
+    remedy = "store it with --pixels keep, or as a field of the kind array"
+    if channels > _MOST_COLORS:
+        return BadImage(f"it has {channels} channels, not 1 to 4: {remedy}")
+    example = ", as in (255 * x).round().astype('uint8')" if array.dtype.kind == "f" else ""
+    return BadImage(f"its values are {array.dtype}, not uint8: convert them{example}, or {remedy}")
+
+
+def seems_moved(height: int, width: int, channels: int) -> str:
+    """Return what is odd about an image whose channels are probably another axis, or ""."""
+    if channels <= _MOST_COLORS or min(height, width) > _MOST_COLORS:
+        return ""
+    expected = "arrays have channels last: numpy.moveaxis(array, 0, -1)"
+    if width < height:
+        expected = "tensors have channels first: tensor.permute(2, 0, 1)"
+    return f"{height} x {width} pixels and {channels} channels, but {expected}"
+
+
 def _scaling() -> Any:
     """Return the module that loads torch, only for recipes that need it."""
     return import_module("shardkit.codecs.scaling")
@@ -845,7 +880,7 @@ def _check_size(plan: _Change) -> None:
 def _crop_or_pad(image: Image.Image, canvas: _Size, background: Color) -> Image.Image:
     """Return an image of the canvas's size: the center of ``image``, or ``image`` centered."""
     left, top = centered(image.size, canvas)
-    if left >= 0 and top >= 0:
+    if canvas[0] <= image.width and canvas[1] <= image.height:
         with quiet():  # Pillow takes large pieces for decompression bombs
             return image.crop((left, top, left + canvas[0], top + canvas[1]))
     padded = Image.new("RGB", canvas, background)

@@ -4,8 +4,8 @@
 
 512 samples of 3 x 224 x 224 noise, a wait of 5 ms per fetch, batches of 32, 4 workers. See "Data
 Loading Optimization in PyTorch",
-docs.pytorch.org/tutorials/intermediate/intermediate_data_loading_tutorial.html. `shardkit ablation`
-takes the same steps with a dataset or an image folder.
+docs.pytorch.org/tutorials/intermediate/intermediate_data_loading_tutorial.html. `shardkit bench
+--steps` takes the same steps with a dataset or an image folder.
 """
 
 from __future__ import annotations

@@ -13,11 +13,10 @@ LIST = Path(__file__).with_suffix(".txt")
 WORDS = {
     "format": ("hdf5", "lmdb", "webdataset"),
     "layout": ("csv", "imagefolder", "parquet", "webdataset"),
-    "tool": ("dali", "energon", "webshart", "wids"),
     "engine": ("process", "thread"),
     "command": (
         *("append", "attach", "bench", "commit", "convert", "diff", "doctor", "export", "index"),
-        *("index-export", "info", "merge", "repair", "report", "show", "split", "tune"),
+        *("info", "merge", "repair", "report", "show", "split", "tune"),
         *("upload", "verify", "work"),
     ),
 }

@@ -62,11 +62,7 @@ class _Command(Command):
             argument("archives", type=LocalOrUrl()),
             argument("index_dir"),
             *click_options(kind.options),
-            *(
-                option
-                for option in click_options(AttachOptions)
-                if attaching.is_tar or option.name != "trust"
-            ),
+            *click_options(AttachOptions),
         ]
         super().__init__(
             kind.name,
@@ -123,8 +119,7 @@ class _Command(Command):
 
 def _show(archives: str, index_dir: Path, attached: Attached, seconds: float) -> None:
     manifest = attached.manifest
-    attaching = get_source(manifest.format).attaching
-    what = "archive" if attaching and attaching.is_tar else "file"
+    what = "archive" if manifest.format == DEFAULT_ATTACHED else "file"
     result = "already holds the index of" if attached.unchanged else "now reads"
     say(f"{index_dir} {result} {printable(archives)}")
     line(

@@ -84,6 +84,7 @@ def bench_command(
       shardkit bench photos dataset
       shardkit bench dataset --loader auto --loader process:num_workers=4 --cache warm
       shardkit bench photos dataset --transform augment:train --step-ms 40 --html bench.html
+      shardkit bench dataset --steps
     """
     with measuring_bar(run) as watch:
         report = bench(datasets, **{**vars(options), "watch": watch})

@@ -44,13 +44,11 @@ _COMMANDS: dict[str, dict[str, str]] = {
         "merge": "Merge datasets into one.",
         "split": "Divide a dataset into train, val and test.",
         "export": "Write a dataset as a folder of images, tables or tar archives.",
-        "index-export": "Write the tar indexes of other tools.",
     },
     "Measure": {
         "doctor": "Find out what limits loading, and what would help.",
         "tune": "Find the fastest loader settings on this machine.",
         "bench": "Compare the reading speed of datasets and image folders.",
-        "ablation": "Measure the speedup of each improvement to data loading.",
     },
 }
 """Names and help of the commands, by heading. Each is an object of a module of its own name."""

@@ -12,6 +12,7 @@ import click
 
 from shardkit.options import Option, option, options_of, same_option
 from shardkit.registry import format_hint, format_names
+from shardkit.system.formatting import parse_bytes
 from shardkit.system.machine import usable_cpus
 
 
@@ -163,12 +164,11 @@ class Workers(Options):
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
-_BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
 
 def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """Return a time in seconds above 0, from ``60``, ``60s``, ``2m`` or ``1h``."""
-    seconds = _quantity(value, _SECONDS)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([a-z]*)", value.strip().lower())
+    seconds = float(match[1]) * _SECONDS.get(match[2], 0) if match else 0
     if not seconds:
         raise click.BadParameter(f"{value!r} is not a time such as 60s or 2m", ctx, param)
     return seconds
@@ -176,17 +176,7 @@ def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 def byte_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Return a number of bytes, from ``500MB`` or ``4GiB``."""
-    if value is None:
-        return None
-    size = _quantity(value, _BYTES)
-    if size is None:
-        raise click.BadParameter(f"{value!r} is not a size such as 500MB or 4GiB", ctx, param)
-    return int(size)
-
-
-def _quantity(text: str, units: Mapping[str, float]) -> float | None:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([a-z]*)", text.strip().lower())
-    return float(match[1]) * units[match[2]] if match and match[2] in units else None
+    return None if value is None else parse_bytes(value, param.opts[0])
 
 
 def one_or_all(paths: Sequence[Path]) -> Path | list[Path] | None:

@@ -33,6 +33,7 @@ from shardkit.codecs.foreign import identify, open_foreign
 from shardkit.codecs.geometry import Mask
 from shardkit.codecs.jpeg_faults import is_warning, jpeg_loss
 from shardkit.codecs.libjpeg import JpegError
+from shardkit.codecs.limits import LEAST_PACKED, TIFF_RATIOS, check_size, in_turn_if_large
 from shardkit.codecs.quantizers import allow_fast_dct
 from shardkit.codecs.quiet import quiet, silence_libtiff
 from shardkit.codecs.structure import (
@@ -51,7 +52,6 @@ from shardkit.codecs.structure import (
 from shardkit.errors import BadImage
 from shardkit.record import FOREIGN_FIELD, PLANES
 from shardkit.system import compiled
-from shardkit.system.turns import in_turn
 
 Pixels = npt.NDArray[np.uint8]
 """RGB pixels: uint8, shape (height, width, 3)."""
@@ -95,12 +95,6 @@ _MAGIC = re.compile(
 
 SNIFF_BYTES = 32
 """Number of leading bytes that `sniff` needs."""
-
-MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
-"""Pixel limit, as in Pillow: larger images count as decompression bombs."""
-
-LARGE_PIXELS = 64_000_000
-"""Larger images are decoded one at a time over all workers: a WebP of 6 KB takes up to 2.7 GB."""
 
 _BAND = 1 << 22
 """Pixels converted to RGB at a time, with up to 20 bytes of memory each."""
@@ -192,12 +186,12 @@ def inspect(data: bytes, field: str) -> ImageInfo:
             # Pillow supports more kinds and gives better errors.
             with contextlib.suppress(JpegError):
                 width, height, _ = libjpeg.read_header(data)
-                _check_size(width, height)
+                check_size(width, height)
                 return ImageInfo(width, height)
     if field == PLANES:
         return ImageInfo(*stated_size(data, field))
     if field == "png" and (plain := plain_png(data)):
-        _check_size(plain.width, plain.height)
+        check_size(plain.width, plain.height)
         return ImageInfo(plain.width, plain.height, plain=plain)
     with opened(data, field) as image:
         with as_bad_image("its frames cannot be counted"):
@@ -207,7 +201,7 @@ def inspect(data: bytes, field: str) -> ImageInfo:
             kind = image.format or ""
             with as_bad_image("it cannot be decoded", image.width * image.height):
                 image.load()  # before this, icons state another size
-            _check_size(image.width, image.height)
+            check_size(image.width, image.height)
         turned = _orientation(image, data, field)
         return ImageInfo(image.width, image.height, turned, frames, kind)
 
@@ -223,7 +217,7 @@ def stated_size(data: bytes | memoryview, field: str) -> tuple[int, int]:
             return libjpeg.read_header(data)[:2]
     if field == PLANES:
         width, height = planes.stated_size(data)
-        _check_size(width, height)
+        check_size(width, height)
         return width, height
     with opened(data, field) as image:
         return image.size
@@ -369,13 +363,13 @@ def apply_orientation(image: Image.Image, orientation: int) -> Image.Image:
     return image if method is None else image.transpose(method)
 
 
-def encode(image: Image.Image, field: str, quality: int) -> bytes:
+def encode(image: Image.Image, field: str, quality: int | None) -> bytes:
     """Encode an RGB image without metadata.
 
     Args:
         image: The image, in mode RGB.
-        field: ``jpg`` (4:2:0, baseline), ``png``, ``webp`` (lossy) or ``raw`` (plain pixels).
-        quality: 1 to 100; for jpg and webp.
+        field: ``jpg`` (4:2:0, baseline), ``png``, ``webp`` or ``raw`` (plain pixels).
+        quality: 1 to 100; for jpg and webp. None stores webp without loss.
 
     Raises:
         BadImage: If the encoding does not support an image of this size.
@@ -384,10 +378,10 @@ def encode(image: Image.Image, field: str, quality: int) -> bytes:
         return image.tobytes()
     # Not simplejpeg: below quality 96 it uses libjpeg's fast DCT, which costs 0.06 dB.
     buffer = io.BytesIO()
-    options = {"png": {}}.get(field, {"quality": quality})
+    options = {"lossless": True} if quality is None else {"quality": quality}
     size = f"{image.width} x {image.height}"
     with as_bad_image(f"{size} pixels cannot be stored as {field}", image.width * image.height):
-        image.save(buffer, _PILLOW_NAMES[field], **options)
+        image.save(buffer, _PILLOW_NAMES[field], **({} if field == "png" else options))
     return buffer.getvalue()
 
 
@@ -481,7 +475,7 @@ def _decode_jpeg(
     """Decode with libjpeg; None means to use Pillow instead."""
     try:
         width, height, is_cmyk = libjpeg.read_header(data)
-        _check_size(width, height)
+        check_size(width, height)
         check_scans(data)
         with in_turn_if_large(width, height):
             pixels = libjpeg.decode_jpeg(
@@ -538,18 +532,10 @@ def opened(data: bytes | memoryview, field: str) -> Iterator[Image.Image]:
         yield image
 
 
-def in_turn_if_large(width: int, height: int) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which no other thread or process decodes an image as large as this one.
-
-    It can be nested, so that a caller can use the pixels there, too.
-    """
-    return in_turn() if width * height > LARGE_PIXELS else contextlib.nullcontext()
-
-
 def _open_image(data: bytes | memoryview, field: str) -> Image.Image:
     size = webp_size(data) if field == "webp" else None
     if size is not None:
-        _check_size(*size)
+        check_size(*size)
     if field not in _OPENERS:
         raise BadImage(f"it cannot be stored as {field}")
     if field == "jpg":
@@ -560,15 +546,21 @@ def _open_image(data: bytes | memoryview, field: str) -> Image.Image:
         silence_libtiff()
     with as_bad_image("it cannot be identified", size[0] * size[1] if size else 0):
         image = _OPENERS[field](io.BytesIO(data))
-    _check_size(image.width, image.height)
+    least = _least_packed(image, field)
+    check_size(image.width, image.height, packed=len(data), least_packed=least)
     if field == "tiff":
         _check_tiles(image)
     return image
 
 
-def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise BadImage(f"it states {width} x {height} pixels, over the limit of {MAX_PIXELS}")
+def _least_packed(image: Image.Image, field: str) -> float:
+    """Return the fewest packed bytes of a pixel; 0 for no limit."""
+    if field == "bmp":
+        return 0 if image.info.get("compression") else 1 / 8  # run lengths may skip pixels
+    if field == "tiff":
+        ratio = TIFF_RATIOS.get(image.tag_v2.get(259, 1))  # type: ignore[attr-defined]
+        return 1 / 8 / ratio if ratio else 0
+    return LEAST_PACKED.get(field, 0)
 
 
 def _check_tiles(image: Image.Image) -> None:

@@ -68,10 +68,6 @@ class ImageType:
         """Bytes of one pixel."""
         return self.channels * self.values.itemsize
 
-    def fits(self, width: int, height: int) -> bool:
-        """Return whether an image of this size is within `MOST_BYTES`."""
-        return width * height * self.bytes < MOST_BYTES
-
     def is_held_by(self, field: str) -> bool:
         """Return whether an encoding, such as ``png``, stores such pixels without changing them.
 

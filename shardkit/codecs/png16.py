@@ -58,6 +58,8 @@ def png_header(data: bytes | memoryview) -> PngHeader:
     width, height, depth, color, _, _, interlace = _HEAD.unpack_from(data, 16)
     if color not in PNG_CHANNELS:
         raise BadImage(f"it is damaged: its header states the color type {color}")
+    if not width * height:
+        raise BadImage(f"it is damaged: its header states {width} x {height} pixels")
     key = b""
     for _, kind, content in png_chunks(memoryview(data)):
         if kind == b"IDAT":

@@ -341,6 +341,23 @@ def webp_size(data: bytes | memoryview) -> tuple[int, int] | None:
     return None
 
 
+def webp_is_lossless(data: bytes | memoryview) -> bool:
+    """Return whether the image of a WebP file, or its first frame, is coded without loss."""
+    view, start = memoryview(data), 12
+    while start + 8 <= len(view):
+        kind = bytes(view[start : start + 4])
+        if kind in (b"VP8L", b"VP8 "):
+            return kind == b"VP8L"
+        length = int.from_bytes(view[start + 4 : start + 8], "little")
+        # The chunks of a frame follow its position, size and duration; lengths are even.
+        start += 8 + (_WEBP_FRAME if kind == b"ANMF" else length + length % 2)
+    return False
+
+
+_WEBP_FRAME = 16
+"""Bytes of a frame before its chunks."""
+
+
 def check_ppm(data: bytes | memoryview) -> None:
     """Check the header of a Netpbm file, in which Pillow reads comments byte by byte.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import resource
 from collections.abc import Callable
@@ -18,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.image import loaded, opened
-from shardkit.codecs.tiff_structure import TiffPage, tiff_pages
+from shardkit.codecs.limits import in_turn_if_large
+from shardkit.codecs.tiff_structure import TiffPage, check_tiff_size, tiff_pages
 from shardkit.errors import BadImage
 from shardkit.system.helper import Helper, Library
 from shardkit.system.npy import npy_header, read_npy
@@ -39,10 +41,11 @@ _KNOWN = {
 _CONVERTED = (3, 5)
 """What values of palettes and of CMYK mean, as `TiffPage.photometric`."""
 
-_SECONDS = 120.0
-_LEAST_MEMORY = 1 << 30
-_MEMORY_PER_BYTE = 4
-"""A call may use so many bytes of memory, and so many for each byte of pixels."""
+_SECONDS = 120
+"""Limit of a call's CPU time."""
+_LEAST_MEMORY = 256 << 20
+_COPIES = 3
+"""A call may use so much memory, two copies of the file, and so many copies of its pixels."""
 
 
 def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any] | None:
@@ -62,18 +65,25 @@ def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any] | None:
         raise BadImage("it has no page but reduced versions and masks")
     if len({(page.width, page.height, page.dtype) for page in pages}) > 1:
         raise BadImage(f"its {len(pages)} pages differ in size or type: convert each by itself")
+    check_tiff_size(pages, len(data))
     if len(pages) == 1 and (pages[0].photometric in _CONVERTED or pages[0].bits == 1):
         return None
+    with in_turn_if_large(*pages[0][:2], sum(page.pixel_bytes for page in pages)):
+        return _decode_pages(data, pages)
+
+
+def _decode_pages(data: bytes | memoryview, pages: list[TiffPage]) -> npt.NDArray[Any]:
+    """Return the pixels of pages of one size and type."""
     if len(pages) == 1 and _is_known(data, pages[0]):
         with loaded(data, "tiff") as image:
             values = np.asarray(image)
         return values.reshape(image.height, image.width, -1)
     if find_spec("tifffile") is None or find_spec("imagecodecs") is None:
         raise BadImage("Pillow cannot read this kind of TIFF file: pip install 'shardkit[tiff]'")
-    needed = _LEAST_MEMORY + _MEMORY_PER_BYTE * sum(page.bytes for page in pages)
-    values = read_npy(_HELPER.call(_decode, bytes(data), needed))
-    channels = sum(page.samples for page in pages)
-    if values.shape != (pages[0].height, pages[0].width, channels):
+    shape = pages[0].height, pages[0].width, sum(page.samples for page in pages)
+    size = shape[0] * shape[1] * sum(page.pixel_bytes for page in pages)
+    values = read_npy(_HELPER.call(_decode, bytes(data), shape, size))
+    if values.shape != shape:
         raise BadImage(f"its pixels have the shape {values.shape}, which it does not state")
     return values
 
@@ -92,15 +102,24 @@ def _is_known(data: bytes | memoryview, page: TiffPage) -> bool:
 _tifffile = Library("tifffile")
 
 
-def _decode(data: bytes, _: int) -> bytes:
+def _decode(data: bytes, shape: tuple[int, int, int], _: int) -> bytearray:
     """Return the pixels of a file as an .npy file; `_run` calls this in the child."""
+    content, at = bytearray(), 0
     with _tifffile.TiffFile(io.BytesIO(data)) as file:
         # Bit 0 is a reduced version, bit 2 a mask.
-        pages = [page for page in file.pages if not page.subfiletype & 5]
-        planes = [_with_channels(page.asarray(maxworkers=1), page.axes) for page in pages]
-    values = np.ascontiguousarray(np.concatenate(planes, axis=2))
-    values = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    return npy_header(values.shape, values.dtype) + values.tobytes()
+        for page in (page for page in file.pages if not page.subfiletype & 5):
+            plane = _with_channels(page.asarray(maxworkers=1), page.axes)
+            if not content:
+                header = npy_header(shape, plane.dtype.newbyteorder("<"))
+                content = bytearray(len(header) + math.prod(shape) * plane.itemsize)
+                content[: len(header)] = header
+            values = np.ndarray(shape, plane.dtype.newbyteorder("<"), content, len(header))
+            values[:, :, at : at + plane.shape[2]] = plane
+            at += plane.shape[2]
+            del plane  # there is memory for one
+    if at != shape[2]:
+        raise BadImage(f"it has {at} channels, and states {shape[2]}")
+    return content
 
 
 def _with_channels(values: npt.NDArray[Any], axes: str) -> npt.NDArray[Any]:
@@ -112,15 +131,16 @@ def _with_channels(values: npt.NDArray[Any], axes: str) -> npt.NDArray[Any]:
     return values if axes == "YXS" else np.moveaxis(values, 0, 2)
 
 
-def _run(function: Callable[..., _R], data: bytes, needed: int) -> _R:
+def _run(function: Callable[..., _R], data: bytes, shape: tuple[int, ...], size: int) -> _R:
     """Call a function within a memory limit; what a library raises is the fault of the file."""
+    needed = _LEAST_MEMORY + 2 * len(data) + _COPIES * size
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm", "rb") as pages:
         used = int(pages.read().split()[5]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (used + needed, hard))
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
-        return function(data, needed)
+        return function(data, shape, size)
     except BadImage:
         raise
     except Exception as error:
@@ -131,4 +151,4 @@ def _damaged(ending: str) -> BadImage:
     return BadImage(f"tifffile {ending}: the file is damaged")
 
 
-_HELPER = Helper(_run, _damaged, seconds=_SECONDS)
+_HELPER = Helper(_run, _damaged, cpu_seconds=_SECONDS)

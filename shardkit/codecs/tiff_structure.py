@@ -9,12 +9,11 @@ import math
 import struct
 from typing import NamedTuple
 
+from shardkit.codecs.limits import TIFF_RATIOS, check_size
 from shardkit.errors import BadImage
 
 MAX_PAGES = 4096
 """Maximum pages of a file."""
-MAX_BYTES = 1 << 31
-"""Maximum bytes of the decoded pixels of all pages."""
 
 _MAX_ENTRIES = 1024
 """Maximum tags of a page; real ones have 10 to 60."""
@@ -54,6 +53,7 @@ class TiffPage(NamedTuple):
     """What values mean: 0 and 1 are gray, 2 is RGB, 3 a palette."""
     is_secondary: bool = False
     """Whether it is a reduced version of another page, or a mask."""
+    compression: int = 1
 
     @property
     def dtype(self) -> str:
@@ -61,9 +61,15 @@ class TiffPage(NamedTuple):
         return f"{self.kind}{self.bits}"
 
     @property
-    def bytes(self) -> int:
-        """Bytes of the decoded pixels, with each value in whole bytes."""
-        return self.width * self.height * self.samples * -(-self.bits // 8)
+    def pixel_bytes(self) -> int:
+        """Bytes of a decoded pixel, with each value in whole bytes."""
+        return self.samples * -(-self.bits // 8)
+
+    @property
+    def least_packed(self) -> float:
+        """Fewest packed bytes of a pixel, which is 0 if its compression has no limit."""
+        ratio = TIFF_RATIOS.get(self.compression)
+        return self.samples * self.bits / 8 / ratio if ratio else 0.0
 
 
 def tiff_pages(data: bytes | memoryview) -> list[TiffPage]:
@@ -73,13 +79,13 @@ def tiff_pages(data: bytes | memoryview) -> list[TiffPage]:
 
     Raises:
         BadImage: If it is truncated, its pages form a cycle, anything is outside the file, or it
-            states more than `MAX_PAGES` pages or `MAX_BYTES` of pixels.
+            states more than `MAX_PAGES` pages, or a page over the limits of `check_size`.
     """
     data = memoryview(data).cast("B")
     layout = _layout(data)
     pages: list[TiffPage] = []
     seen: set[int] = set()
-    total, numbers, at = 0, 0, layout.first
+    numbers, at = 0, layout.first
     while at:
         if at in seen:
             raise BadImage("its pages form a cycle")
@@ -88,11 +94,7 @@ def tiff_pages(data: bytes | memoryview) -> list[TiffPage]:
         seen.add(at)
         tags, at = _read_page(data, layout, at, _MAX_NUMBERS - numbers)
         numbers += sum(map(len, tags.values()))
-        page = _check_page(data, tags)
-        total += page.bytes
-        if total > MAX_BYTES:
-            raise BadImage(f"it states {total} bytes of pixels, over the limit of {MAX_BYTES}")
-        pages.append(page)
+        pages.append(_check_page(data, tags))
     if not pages:
         raise BadImage("it has no page")
     return pages
@@ -163,11 +165,11 @@ def _check_page(data: memoryview, tags: Tags) -> TiffPage:
         kind=_FORMATS.get(sample_format, f"numbers of format {sample_format}, "),
         photometric=_one(tags, _PHOTOMETRIC, 0),
         is_secondary=bool(_one(tags, _SUBFILE, 0) & 5),
+        compression=_one(tags, _COMPRESSION, 1),
     )
     if not 0 < page.bits <= 64 or 0 in page[:4]:
         raise BadImage(f"it states {width} x {height} pixels of {samples} x {page.bits} bits")
-    if page.bytes > MAX_BYTES:
-        raise BadImage(f"it states {page.bytes} bytes of pixels, over the limit of {MAX_BYTES}")
+    check_tiff_size([page], len(data))
     if _TILE_WIDTH in tags or _TILE_OFFSETS in tags:
         sides = _one(tags, _TILE_WIDTH), _one(tags, _TILE_HEIGHT)
         for tile, side in zip(sides, (width, height), strict=True):
@@ -185,9 +187,27 @@ def _check_page(data: memoryview, tags: Tags) -> TiffPage:
     if any(start + size > len(data) for start, size in zip(offsets, counts, strict=True)):
         raise BadImage("its pixels are outside the file: it is truncated or damaged")
     packed = -(-width * samples * page.bits // 8) * height
-    if _one(tags, _COMPRESSION, 1) == 1 and sum(counts) < packed:
+    if sum(counts) > len(data) + 2 * width * height * page.pixel_bytes:
+        raise BadImage(f"its strips or tiles share bytes: together they have {sum(counts)}")
+    if page.compression == 1 and sum(counts) < packed:
         raise BadImage(f"it has {sum(counts)} bytes of pixels, and its size needs {packed}")
     return page
+
+
+def check_tiff_size(pages: list[TiffPage], packed: int) -> None:
+    """Refuse pages of one size that are together over the limits of `check_size`.
+
+    Pages and strips may share bytes, so the file's ``packed`` bytes count for all of them.
+
+    Raises:
+        BadImage: If they are.
+    """
+    check_size(
+        *pages[0][:2],
+        pixel_bytes=sum(page.pixel_bytes for page in pages),
+        packed=packed,
+        least_packed=sum(page.least_packed for page in pages),
+    )
 
 
 def _one(tags: Tags, tag: int, default: int | None = None) -> int:

@@ -16,17 +16,16 @@ from PIL import Image
 from shardkit.codecs.decode_errors import as_bad_image
 from shardkit.codecs.geometry import upright
 from shardkit.codecs.image import (
-    MAX_PIXELS,
     Decoding,
     ImageInfo,
     Pixels,
     decode,
-    in_turn_if_large,
     inspect,
     loaded,
     opened,
 )
 from shardkit.codecs.image_type import DTYPES, GRAY, MOST_BYTES, RGB, ImageType, TypedPixels
+from shardkit.codecs.limits import LEAST_PACKED, check_size, in_turn_if_large
 from shardkit.codecs.png16 import decode_png16, encode_png16, png_header
 from shardkit.codecs.tiff import decode_tiff
 from shardkit.errors import BadImage
@@ -79,7 +78,7 @@ def inspect_typed(data: bytes, field: str) -> tuple[ImageInfo, ImageType]:
         return ImageInfo(pixels.shape[1], pixels.shape[0]), ImageType.of(pixels)
     info = inspect(data, field)
     kind = _stated_type(data, field)
-    _require_fitting(kind, info.width, info.height)
+    check_size(info.width, info.height, pixel_bytes=kind.bytes)
     return info, kind
 
 
@@ -112,10 +111,12 @@ def decode_typed(
     if field in ("jpg", PLANES):
         pixels = decode(data, field, warnings=warnings)
         return np.ascontiguousarray(pixels[:, :, :1]) if kind == GRAY else pixels
-    with loaded(data, field) as image:
-        _require_fitting(kind, image.width, image.height)
-        with as_bad_image("it cannot be decoded", image.width * image.height):
-            values = np.asarray(_converted(image, kind))
+    # Pillow's types have up to four bytes, so its pixels are under the limit of bytes.
+    with (
+        loaded(data, field) as image,
+        as_bad_image("it cannot be decoded", image.width * image.height),
+    ):
+        values = np.asarray(_converted(image, kind))
     return values.reshape(*values.shape[:2], kind.channels).astype(kind.dtype)
 
 
@@ -295,8 +296,11 @@ def _converted(image: Image.Image, kind: ImageType) -> Image.Image:
 
 def _decode_png16(data: bytes | memoryview) -> TypedPixels:
     header = png_header(data)
-    _require_fitting(ImageType(header.channels, "uint16"), header.width, header.height)
-    with in_turn_if_large(header.width, header.height):
+    size = header.width, header.height
+    kind = ImageType(header.channels, "uint16")
+    least = LEAST_PACKED["png"]
+    check_size(*size, pixel_bytes=kind.bytes, packed=len(data), least_packed=least)
+    with in_turn_if_large(*size, kind.bytes):
         return decode_png16(data, header)
 
 
@@ -318,14 +322,7 @@ def _as_image(array: npt.NDArray[Any]) -> TypedPixels:
         kind = ImageType.of(array)
     except ValueError as error:
         raise BadImage(str(error)) from error
-    _require_fitting(kind, array.shape[1], array.shape[0])
+    check_size(array.shape[1], array.shape[0])
+    if array.nbytes >= MOST_BYTES:  # they are in the file, so they need no other limit
+        raise BadImage(f"it has {array.nbytes} bytes of {kind}, over the limit of {MOST_BYTES}")
     return np.ascontiguousarray(array)
-
-
-def _require_fitting(kind: ImageType, width: int, height: int) -> None:
-    """Refuse images of too many pixels or bytes."""
-    if width < 1 or height < 1 or width * height > MAX_PIXELS or not kind.fits(width, height):
-        raise BadImage(
-            f"it states {width} x {height} pixels of {kind}, over the limit of {MAX_PIXELS} pixels "
-            f"and {MOST_BYTES} bytes"
-        )

@@ -42,13 +42,12 @@ from shardkit.conversion.staging import (
 )
 from shardkit.conversion.typed import with_types
 from shardkit.dataset.index import Index
-from shardkit.dataset.manifest import Manifest
+from shardkit.dataset.manifest import Manifest, PartEntry
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.parts import PartEntry, dataset_parts, entries_of, source_of
+from shardkit.dataset.parts import dataset_parts, entries_of, source_of
 from shardkit.dataset.reports import excluded_paths
 from shardkit.errors import UsageError
 from shardkit.options import about, option, part, require_valid, same_option, takes
-from shardkit.recipe import Recipe
 from shardkit.record import LABEL
 from shardkit.registry import get_source
 from shardkit.sources.divided import Divided, is_divided, reopen
@@ -143,7 +142,7 @@ def append(arguments: AppendArguments) -> Appended:
             first = next(iter(manifests.values()))
             options = ConvertOptions(
                 to=first.format,
-                recipe=Recipe.restored(first.recipe),
+                recipe=first.made_with,
                 shard_size=arguments.shard_size,
                 shard_samples=arguments.shard_samples,
                 on_error=arguments.on_error,
@@ -255,7 +254,7 @@ def _new_images(
         sizes, keys = existing[split]
         bad = {problem.path for problem in manifest.skipped}
         bad |= excluded_paths(directory / as_name(split), manifest.files) or set()
-        exact = scan.exact_sizes and Recipe.restored(manifest.recipe).keeps_bytes
+        exact = scan.exact_sizes and manifest.made_with.keeps_bytes
         rows = array("q")
         for row, entry in enumerate(images.entries):
             if entry.path not in sizes and entry.key not in keys and entry.path not in bad:

@@ -26,7 +26,6 @@ from shardkit.conversion.engine import Work, publishing, run
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.staging import StagingDirectory, open_staging, refuse_overlap
 from shardkit.conversion.task import ShardResult, Task, finish_part, new_part
-from shardkit.conversion.trusted import Trust
 from shardkit.dataset.index import Index, IndexPart, save_index
 from shardkit.dataset.index_builder import ShardRecords, join_indexed
 from shardkit.dataset.manifest import (
@@ -46,7 +45,7 @@ from shardkit.record import (
     Record,
     dump_json,
 )
-from shardkit.registry import DEFAULT_ATTACHED, get_source, open_source
+from shardkit.registry import DEFAULT_ATTACHED, open_source
 from shardkit.sources.webdataset import WebDatasetOptions
 from shardkit.system.files import (
     as_text,
@@ -99,18 +98,10 @@ class AttachOptions:
     quick: bool = option(
         False, help="Identify archives by size and modification time instead of SHA-256."
     )
-    trust: str | None = option(
-        None,
-        help="Compare the index of energon, dali or webshart, next to the archives or in DIR, with "
-        "them; differences are findings.",
-        metavar="TOOL[=DIR]",
-    )
     force: bool = option(False, help="Replace the dataset in INDEX_DIR and index everything again.")
 
     def __post_init__(self) -> None:
         require_valid(self)
-        if self.trust:
-            Trust.parse(self.trust)
 
 
 @dataclass(frozen=True)
@@ -179,9 +170,6 @@ def attach_source(
     """
     if not isinstance(source, AttachableSource):
         raise UsageError(f"a source of kind {source.kind} cannot be attached: convert it")
-    attaching = get_source(source.kind).attaching
-    if options.trust and not (attaching and attaching.is_tar):
-        raise UsageError(f"a source of kind {source.kind} has no indexes to compare: omit trust")
     target = Path(target)
     old = None if options.force else _attached_before(target)
     scan = source.scan(old.classes if old else None)
@@ -189,11 +177,6 @@ def attach_source(
     plan = _plan(source, scan, target, options)
     if old:
         _require_same(old, plan, target)
-    if options.trust:
-        (images,) = scan.splits.values()
-        archives = [path for path, _ in source.by_file(images)]
-        findings = Trust.parse(options.trust).compare(archives, workers=workers)
-        scan.problems.setdefault("", []).extend(findings)
     if on_progress:
         on_progress(Progress(total=sum(len(task.source) for task in plan.tasks)))
     builder = Builder(workers=workers, on_progress=on_progress)
@@ -379,7 +362,7 @@ def _fingerprint(plan: _AttachPlan) -> ConversionFingerprint:
     The archives themselves may change before the next run: it compares each part with them.
     """
     settings = {f"--{name}": value for name, value in asdict(plan.options).items()}
-    del settings["--force"], settings["--on_error"], settings["--trust"]
+    del settings["--force"], settings["--on_error"]
     for name in plan.source.keys() - {"name", "images"}:
         settings[f"--{_option(name)}"] = plan.source[name]
     return ConversionFingerprint(

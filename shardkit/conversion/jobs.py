@@ -589,7 +589,7 @@ def _describe_options(options: ConvertOptions) -> dict[str, Any]:
 def _restored_options(described: dict[str, Any]) -> ConvertOptions:
     """Return the options that `_describe_options` described."""
     values = {**described, "recipe": Recipe.restored(described["recipe"])}
-    return ConvertOptions(shard_size=values.pop("shard_bytes"), **values)
+    return ConvertOptions(shard_size=f"{values.pop('shard_bytes')}B", **values)
 
 
 def _entries(target: Path, first: int, cuts: Sequence[int]) -> StoredEntries:

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
@@ -28,6 +29,7 @@ from shardkit.record import IMAGE, LABEL, dump_json
 from shardkit.registry import get_format
 from shardkit.system import formatting
 from shardkit.system.files import SMALL_BYTES
+from shardkit.system.formatting import parse_bytes
 from shardkit.system.text import printable
 
 DEFAULT_SHARD_BYTES = 256 << 20
@@ -43,23 +45,9 @@ _INDEX_BYTES = 150
 """Approximate bytes of a record in the index: a row, its key and its path."""
 
 
-def parse_bytes(size: int | str) -> int:
-    """Return a number of bytes, given as a number or a text such as ``256MiB`` or ``1GB``.
-
-    Raises:
-        UsageError: If it is not a size.
-    """
-    count = formatting.parse_bytes(size)
-    if count is None:
-        raise UsageError(
-            f"shard_size={str(size)[:40]!r} is not a size such as 256MiB, 1GB or 500000"
-        )
-    return count
-
-
 def spell_bytes(size: int) -> str:
     """Return the text that `parse_bytes` parses."""
-    return str(size) if size % (1 << 20) else f"{size >> 20}MiB"
+    return f"{size}B" if size % (1 << 20) else f"{size >> 20}MiB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +66,7 @@ class ConvertOptions:
         DEFAULT_SHARD_BYTES,
         help="Approximate bytes of images per shard, such as 256MiB.",
         metavar="SIZE",
-        parse=parse_bytes,
+        parse=partial(parse_bytes, option="shard_size"),
         spell=spell_bytes,
     )
     shard_samples: int | None = option(
@@ -113,7 +101,7 @@ class ConvertOptions:
     @property
     def shard_bytes(self) -> int:
         """The bytes of `shard_size`."""
-        return parse_bytes(self.shard_size)
+        return parse_bytes(self.shard_size, "shard_size")
 
 
 @dataclass(frozen=True, kw_only=True)

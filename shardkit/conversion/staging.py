@@ -24,11 +24,11 @@ from shardkit.conversion.lock import locked
 from shardkit.dataset.index import INDEX_DIRECTORY
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
+    PARTS,
     is_of_layer,
     require_file_name,
 )
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.dataset.parts import PARTS
 from shardkit.errors import ConversionFailed, ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import (

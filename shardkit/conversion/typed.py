@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
 from shardkit.codecs.image_type import GRAY, RGB, ImageType
@@ -12,8 +13,8 @@ from shardkit.codecs.typed import inspect_typed
 from shardkit.contracts import Images, Scan
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field, Schema
-from shardkit.recipe import Recipe
-from shardkit.record import FOREIGN_FIELD, IMAGE, Record, image_field, image_kind
+from shardkit.recipe import Recipe, seems_moved
+from shardkit.record import ARRAY_IMAGE, FOREIGN_FIELD, IMAGE, Record, image_field, image_kind
 
 _TRIES = 1000
 """Records to read at most, until one has each image."""
@@ -44,14 +45,11 @@ def typed_scan(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> Scan:
                 "pixels='gray', to change them"
             )
         return scan
-    if recipe.pixels == "gray":
-        kinds = dict.fromkeys(images, GRAY)
-    else:
-        kinds = _kinds(images, itertools.islice(_records(sources), _TRIES))
+    kinds = dict.fromkeys(images, GRAY) if recipe.pixels == "gray" else _kinds(images, sources)
     if missing := [name for name in images if name not in kinds]:
         raise UsageError(
             f"pixels='keep' takes channels and dtype from the first {missing[0]}, and none of the "
-            f"first {_TRIES} records has one that can be read: repair {scan.source}"
+            f"first {_TRIES} records of {scan.source} has one"
         )
     fields = {name: Field("image", kind.dtype, (kind.channels,)) for name, kind in kinds.items()}
     words = {name: str(field) for name, field in fields.items()}
@@ -85,26 +83,45 @@ def with_types(scan: Scan, schema: Schema) -> Scan:
     return replace(scan, fields={**scan.schema, **stated}) if stated else scan
 
 
-def _kinds(images: Schema, records: Iterable[Record]) -> dict[str, ImageType]:
-    """Return the type of each image: that of the schema, or of the first record that has it."""
+def _kinds(images: Schema, sources: Iterable[Images]) -> dict[str, ImageType]:
+    """Return the type of each image: that of the schema, or of the first record that has it.
+
+    Bad images are reported when their shards are built.
+
+    Raises:
+        UsageError: If an image has no type because records cannot be read.
+    """
     kinds = {name: field.pixels for name, field in images.items() if field.pixels is not None}
-    if len(kinds) == len(images):
-        return kinds
-    for record in records:
-        for name in images.keys() - kinds.keys():
-            other = FOREIGN_FIELD if name == IMAGE else ""
-            stored = image_field(record.fields, name) or other
-            if stored in record.fields:
-                with suppress(BadImage):  # reported when its shard is built
-                    kinds[name] = inspect_typed(record.fields[stored], image_kind(stored))[1]
+    rows = ((source, row) for source in sources for row in range(len(source)))
+    reasons: list[str] = []
+    for source, row in itertools.islice(rows, _TRIES):
         if len(kinds) == len(images):
-            break
+            return kinds
+        with _bad_images(reasons, source, row):
+            (record,) = source.read([row])
+            for name in images.keys() - kinds.keys():
+                with _bad_images(reasons, source, row):
+                    _take_kind(kinds, name, record)
+    if reasons and len(kinds) < len(images):
+        raise UsageError(f"pixels='keep' finds no image that can be read: {reasons[0]}")
     return kinds
 
 
-def _records(sources: Iterable[Images]) -> Iterator[Record]:
-    """Yield the records of all splits in order, without those that cannot be read."""
-    for images in sources:
-        for row in range(len(images)):
-            with suppress(BadImage):
-                yield from images.read([row])
+@contextmanager
+def _bad_images(reasons: list[str], source: Images, row: int) -> Iterator[None]:
+    """Return a context that notes why an image is bad."""
+    try:
+        yield
+    except BadImage as error:
+        reasons.append(f"{source.source.locate(source.split, source.entries[row])}: {error}")
+
+
+def _take_kind(kinds: dict[str, ImageType], name: str, record: Record) -> None:
+    """Add the type of a record's image, if it has one."""
+    stored = image_field(record.fields, name) or (FOREIGN_FIELD if name == IMAGE else "")
+    if stored not in record.fields:
+        return
+    info, kinds[name] = inspect_typed(record.fields[stored], image_kind(stored))
+    is_array = image_kind(stored) == ARRAY_IMAGE
+    if is_array and (moved := seems_moved(info.height, info.width, kinds[name].channels)):
+        warnings.warn(f"{name} has {moved}", stacklevel=6)

@@ -10,7 +10,6 @@ import numpy as np
 from shardkit.codecs import planes
 from shardkit.codecs.image import (
     EXACT,
-    MAX_PIXELS,
     Decoding,
     Pixels,
     WrongSizeError,
@@ -18,6 +17,7 @@ from shardkit.codecs.image import (
     stated_size,
 )
 from shardkit.codecs.image_type import ImageType, TypedPixels
+from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.codecs.reduced import reduced_side, reduction, sufficient_eighths
 from shardkit.codecs.turbo import Region, available, decode_region
 from shardkit.codecs.typed import decode_typed, display, inspect_typed

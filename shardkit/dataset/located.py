@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.decode_errors import raise_interruption
-from shardkit.codecs.image import MAX_PIXELS
 from shardkit.codecs.image_type import MOST_BYTES, RGB, ImageType
+from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.dataset.handles import ShardFile
 from shardkit.dataset.index import HEAD, ROW, Rows, checksum, damaged_rows
 from shardkit.errors import CorruptRecord, CorruptShard

@@ -20,10 +20,11 @@ from typing import Any, TypeVar
 from shardkit.dataset.index import index_files
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located
 from shardkit.kinds.field import Field, load_schema
+from shardkit.recipe import Recipe
 from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, is_planes, load_json
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_local, write_atomically
 from shardkit.system.safe_paths import LinkRefused, Unfit, parts_of
-from shardkit.system.text import as_command
+from shardkit.system.text import as_command, printable, quoted
 
 MANIFEST_NAME = DATASET_FILE
 
@@ -132,6 +133,28 @@ class FieldEntry:
             classes=classes,
             rows=rows,
         )
+
+
+PARTS = "parts"
+"""The ``kind`` of a manifest's ``source`` that lists parts, and the name of the list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartEntry:
+    """One part of a dataset, as the manifest states it."""
+
+    shards: int
+    """Number of shards; those of the parts follow one another."""
+    first: int
+    """The number that the metadata of its first shard state."""
+    classes: int | None
+    """Number of classes that its shards know, the first of the dataset; None without labels."""
+    skipped: int
+    """Number of bad files that its conversion skipped."""
+    source: dict[str, Any]
+    """The ``source`` of its manifest."""
+    software: dict[str, str]
+    """The ``software`` of its manifest."""
 
 
 LAYERS = "layers"
@@ -254,6 +277,40 @@ class Manifest:
     """Versions of the libraries that wrote the pixels and the files."""
     layering: Layering | None = None
     """Fields added, replaced or removed after the conversion; None, and not stored, without any."""
+
+    @functools.cached_property
+    def made_with(self) -> Recipe:
+        """The recipe.
+
+        Raises:
+            TypeError, UsageError: If ``recipe`` describes none, unlike that of a loaded manifest.
+        """
+        return Recipe.restored(self.recipe)
+
+    @functools.cached_property
+    def stated_parts(self) -> tuple[PartEntry, ...]:
+        """The parts of a dataset that was appended to or merged; none for any other.
+
+        Raises:
+            TypeError, ValueError: If there are none that fit the dataset.
+        """
+        check_source(self.source)
+        if self.source["kind"] != PARTS:
+            return ()
+        entries = _convert(tuple[Any, ...], self.source.get(PARTS), PARTS)
+        parts = tuple(build_typed(PartEntry, entry) for entry in entries)
+        if not parts or sum(entry.shards for entry in parts) != len(self.shards):
+            raise ValueError("the shards of the parts do not add up")
+        if sum(entry.skipped for entry in parts) != len(self.skipped):
+            raise ValueError("the skipped files of the parts do not add up")
+        labels = -1 if self.classes is None else len(self.classes)
+        if any((-1 if entry.classes is None else entry.classes) > labels for entry in parts):
+            raise ValueError("a part has more classes than the dataset")
+        for entry in parts:
+            check_source(entry.source)
+            if entry.source["kind"] == PARTS:
+                raise ValueError("a part has parts")
+        return parts
 
     @functools.cached_property
     def base(self) -> Manifest:
@@ -452,8 +509,9 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
         if version != _version(manifest):
             raise ValueError(f"it does not have the format version {version}")
         _check(manifest)
-    except (TypeError, ValueError) as error:
-        raise CorruptDataset(f"{path} is not a valid manifest: {error}") from error
+    except (TypeError, ValueError, UsageError) as error:
+        reason = printable(str(error))
+        raise CorruptDataset(f"{path} is not a valid manifest: {reason}") from error
     return manifest
 
 
@@ -581,10 +639,35 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
     pixels = manifest.fields_by_name[IMAGE].pixels if IMAGE in manifest.fields_by_name else None
     if pixels and manifest.raw_shape and manifest.raw_shape[2] != pixels.channels:
         raise ValueError("raw_shape has another number of channels than the image")
+    _ = manifest.made_with, manifest.stated_parts  # raise an error
     _check_files(manifest)
     if manifest.layering is not None:
         _check(manifest.base)
         _check_layers(manifest, manifest.layering)
+
+
+_SOURCE: Mapping[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "name": (str,),
+    "images": (int,),
+    "order": (str,),
+    "limit": (int, types.NoneType),
+    "seed": (int, types.NoneType),
+}
+"""Types of the entries that each source has. `shardkit.contracts.SourceOptions` checks its own."""
+
+
+def check_source(source: Mapping[str, Any]) -> None:
+    """Refuse a description of a source with values of wrong types.
+
+    Raises:
+        TypeError: If it has one, or no kind.
+    """
+    for name in _SOURCE.keys() & {"kind", *source}:
+        if type(source.get(name)) not in _SOURCE[name]:
+            raise TypeError(f"source.{name} cannot be {quoted(source.get(name))}")
+    if not 0 <= source.get("images", 0) < _TOO_MANY:
+        raise TypeError("source.images must be a count")
 
 
 def _check_files(manifest: Manifest) -> None:

@@ -358,9 +358,7 @@ def open_remote(url: str, fetching: Fetching) -> OpenedDataset:
         ShardkitError: If the store cannot be read.
     """
     cache, limit, fetch = fetching
-    most = None if limit is None else parse_bytes(limit)
-    if limit is not None and most is None:
-        raise UsageError(f"cache_limit={limit!r} is not a size such as '50GB'")
+    most = None if limit is None else parse_bytes(limit, "cache_limit")
     if cache is None:
         raise UsageError(
             f"{url} is read through a local cache: open_dataset({url!r}, cache=DIR, "

@@ -11,29 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, build_typed
+from shardkit.dataset.manifest import MANIFEST_NAME, PARTS, Manifest, PartEntry
 from shardkit.errors import CorruptDataset
-
-PARTS = "parts"
-"""The ``kind`` of a manifest's ``source`` that lists parts, and the name of the list."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartEntry:
-    """One part, as the manifest states it."""
-
-    shards: int
-    """Number of shards; those of the parts follow one another."""
-    first: int
-    """The number that the metadata of its first shard state."""
-    classes: int | None
-    """Number of classes that its shards know, the first of the dataset; None without labels."""
-    skipped: int
-    """Number of bad files that its conversion skipped."""
-    source: dict[str, Any]
-    """The ``source`` of its manifest."""
-    software: dict[str, str]
-    """The ``software`` of its manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,30 +44,23 @@ def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
     """
     manifest = manifest.base
     source = manifest.source
-    if source.get("kind") != PARTS:
-        classes = None if manifest.classes is None else len(manifest.classes)
-        return [
-            PartEntry(
-                shards=len(manifest.shards),
-                first=first,
-                classes=classes,
-                skipped=len(manifest.skipped),
-                source=source,
-                software=manifest.software,
-            )
-        ]
     try:
-        entries = [build_typed(PartEntry, entry) for entry in source[PARTS]]
-        if sum(entry.shards for entry in entries) != len(manifest.shards):
-            raise ValueError("the shards of the parts do not add up")
-        if sum(entry.skipped for entry in entries) != len(manifest.skipped):
-            raise ValueError("the skipped files of the parts do not add up")
-        labels = -1 if manifest.classes is None else len(manifest.classes)
-        if any((-1 if entry.classes is None else entry.classes) > labels for entry in entries):
-            raise ValueError("a part has more classes than the dataset")
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptDataset(f"{MANIFEST_NAME} describes no parts: {error!r}") from error
-    return entries
+        parts = manifest.stated_parts
+    except (TypeError, ValueError) as error:
+        raise CorruptDataset(f"{MANIFEST_NAME} describes no parts: {error}") from error
+    if parts:
+        return list(parts)
+    classes = None if manifest.classes is None else len(manifest.classes)
+    return [
+        PartEntry(
+            shards=len(manifest.shards),
+            first=first,
+            classes=classes,
+            skipped=len(manifest.skipped),
+            source=source,
+            software=manifest.software,
+        )
+    ]
 
 
 def dataset_parts(manifest: Manifest) -> list[Part]:

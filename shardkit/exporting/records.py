@@ -19,7 +19,6 @@ from shardkit.dataset.index_builder import IndexedRecord, open_records
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptShard, UsageError
 from shardkit.kinds.field import Field, uniform_arrays
-from shardkit.recipe import Recipe
 from shardkit.record import (
     IMAGE,
     IMAGE_FIELDS,
@@ -172,7 +171,7 @@ class Exporting:
     def _keeps_names(self) -> bool:
         """Whether images are the files of a folder, whose names are right by definition."""
         manifest = self.shards.manifest
-        kept = Recipe.restored(manifest.recipe).keeps_bytes
+        kept = manifest.made_with.keeps_bytes
         return kept and manifest.source.get("kind") == DEFAULT_SOURCE
 
     def file_name(self, record: Record, stored: str) -> str:

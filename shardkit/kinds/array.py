@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.kinds.field import BFLOAT16, Field, Kind, Need
-from shardkit.kinds.values import BFloat16, as_numpy
+from shardkit.kinds.values import BFloat16, as_bits
 from shardkit.system.npy import npy_header, read_npy
 from shardkit.system.text import shortened
 
@@ -37,7 +37,7 @@ class _Array(Kind):
 
     def pack(self, name: str, field: Field, value: Any) -> tuple[str, bytes]:
         """Return the stored name and values of an array or tensor, or of an .npy file's path."""
-        array = as_numpy(value)
+        array = as_bits(value)
         if isinstance(array, (str, Path)):
             array = np.load(array, allow_pickle=False)
         array = np.asanyarray(array)

@@ -17,6 +17,11 @@ from shardkit.record import ARRAY_IMAGE
 
 _MOST_PNG_CHANNELS = 4
 
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+
+_WITH_ALPHA = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
+"""What Pillow's other modes with transparency become; those without become RGB."""
+
 
 class _Image(Picture):
     name = "image"
@@ -48,17 +53,31 @@ class _Image(Picture):
     def encode(self, value: Any) -> tuple[str, bytes]:
         """Return the kind and the content of the file of an image.
 
-        A PIL image, or uint8 of shape (height, width[, channels]) with 1 to 4 channels, is a PNG
-        file. Other arrays are .npy files, which only conversions to typed images accept.
+        A PIL image of 8 or 16 bits, or uint8 of shape (height, width[, channels]) with 1 to 4
+        channels, is a PNG file. Others are .npy files, which only conversions to typed images
+        accept.
         """
         if isinstance(value, Image.Image):
-            return "png", as_png(value)
+            if value.mode not in ("I", "F"):
+                return "png", as_png(_in_png_mode(value))
+            value = np.asarray(value)
         typed = value[..., None] if value.ndim == 2 else value
         if typed.ndim != 3 or 0 in typed.shape:
             raise ValueError(f"an image cannot be an array of shape {value.shape}")
         if typed.dtype == np.uint8 and typed.shape[2] <= _MOST_PNG_CHANNELS:
-            return "png", as_png(Image.fromarray(value[..., 0] if typed.shape[2] == 1 else value))
+            return "png", as_png(Image.fromarray(typed[..., 0] if typed.shape[2] == 1 else typed))
         return ARRAY_IMAGE, encode_typed(typed, ARRAY_IMAGE)
+
+
+def _in_png_mode(image: Image.Image) -> Image.Image:
+    """Return an image in a mode that PNG has, with the same pixels."""
+    if image.mode in _PNG_MODES:
+        return image
+    if image.mode.startswith("I;16"):
+        return Image.fromarray(np.asarray(image).astype(np.uint16))
+    converted = image.convert(_WITH_ALPHA.get(image.mode, "RGB"))
+    converted.info.pop("icc_profile", None)  # of the old mode; for LAB, Pillow's has the time
+    return converted
 
 
 KIND = _Image()

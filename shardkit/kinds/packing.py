@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema, all_kinds
-from shardkit.kinds.values import as_numpy
+from shardkit.kinds.values import as_bits, as_numpy
 from shardkit.record import META_FIELD, Record, dump_json
 from shardkit.system.text import shortened
 
@@ -22,7 +24,8 @@ def infer_field(name: str, value: Any) -> Field | None:
     Raises:
         ValueError: If no field can store it.
     """
-    value = as_numpy(value)
+    bits = as_bits(value)
+    value = bits if np.ndim(bits) else as_numpy(value)  # a number of bfloat16 is a float32
     for kind in all_kinds():
         if kind.is_named_so and kind.name == name:
             return Field(name)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from shardkit.codecs.image import image_field_of
 from shardkit.kinds.field import Field, Kind
-from shardkit.kinds.values import as_numpy
+from shardkit.kinds.values import as_numpy, is_tensor
 from shardkit.record import image_field, image_name
 
 
@@ -31,7 +31,7 @@ class Picture(Kind):
         """Return the stored name and the file of an image.
 
         A file's bytes and the file at a path are stored unchanged. PIL images, arrays (height,
-        width, channels) and tensors (channels, height, width) become PNG files,
+        width[, channels]) and tensors ([channels, ]height, width) become PNG files,
         or .npy files where PNG does not hold them.
         """
         if isinstance(value, (str, Path)):
@@ -41,9 +41,7 @@ class Picture(Kind):
             return image_name(name, image_field_of(io.BytesIO(data))), data
         if not isinstance(value, Image.Image):
             array = np.asarray(as_numpy(value))
-            if array is not value and not isinstance(value, np.ndarray) and array.ndim == 3:
-                array = np.moveaxis(array, 0, -1)  # tensors have channels first
-            value = array
+            value = np.moveaxis(array, 0, -1) if is_tensor(value) and array.ndim == 3 else array
         kind, content = self.encode(value)
         return image_name(name, kind), content
 

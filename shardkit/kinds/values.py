@@ -20,14 +20,31 @@ class BFloat16(np.ndarray):
 
 
 def as_numpy(value: Any) -> Any:
-    """Return a tensor as an array, and anything else unchanged."""
-    if not (hasattr(value, "detach") and hasattr(value, "cpu")):
+    """Return a tensor as an array of its values, and anything else unchanged.
+
+    NumPy has no bfloat16: such values become float32, which holds them exactly.
+    """
+    if not is_tensor(value):
         return value
     tensor = value.detach().cpu().contiguous()
-    if str(tensor.dtype) == "torch.bfloat16":
-        bits = tensor.view(sys.modules["torch"].int16).numpy()
-        return bits.view(np.uint16).view(BFloat16)
-    return tensor.numpy()
+    return (tensor.float() if _is_bfloat16(tensor) else tensor).numpy()
+
+
+def as_bits(value: Any) -> Any:
+    """Return what `as_numpy` returns, except for bfloat16, which stays as `BFloat16`."""
+    if not is_tensor(value) or not _is_bfloat16(value):
+        return as_numpy(value)
+    bits = value.detach().cpu().contiguous().view(sys.modules["torch"].int16).numpy()
+    return bits.view(np.uint16).view(BFloat16)
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor of PyTorch."""
+    return hasattr(value, "detach") and hasattr(value, "cpu")
+
+
+def _is_bfloat16(tensor: Any) -> bool:
+    return str(tensor.dtype) == "torch.bfloat16"
 
 
 def as_list(value: Any) -> list[Any]:

@@ -18,7 +18,7 @@ enum sk_code {
     SK_MEMORY,
 };
 
-/* Pixels of an image, as MAX_PIXELS in shardkit/codecs/image.py. */
+/* Pixels of an image, as MAX_PIXELS in shardkit/codecs/limits.py. */
 #define SK_MOST_PIXELS ((uint64_t)2 * 89478485)
 
 /* A rectangle in pixels. */

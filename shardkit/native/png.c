@@ -12,7 +12,7 @@
 #define MOST_BYTES ((uint64_t)64 << 20) /* of the file, and of its rows: see MAX_TEXT_MEMORY of Pillow */
 #define MOST_TEXT 4096
 #define MOST_PROFILE ((size_t)1 << 20) /* MAX_TEXT_CHUNK of Pillow */
-/* LARGE_PIXELS in shardkit/codecs/image.py: larger images are decoded one at a time. */
+/* LARGE_PIXELS in shardkit/codecs/limits.py: larger images are decoded one at a time. */
 #define MOST_PIXELS ((uint64_t)64000000)
 
 static uint32_t big(const uint8_t *at) {

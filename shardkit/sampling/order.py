@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import UsageError
+from shardkit.system.text import quoted
 
 Positions = npt.NDArray[np.int64]
 """Positions in an epoch, from 0 on; int64 of shape (N,)."""
@@ -216,7 +217,7 @@ def check_integer(name: str, value: object, least: int) -> int:
         number = least - 1
     if isinstance(value, bool) or not least <= number < 2**63:
         start = "of 64 bits" if least < 0 else f"from {least} on"
-        raise UsageError(f"{name}={value!r} is not an integer {start}")
+        raise UsageError(f"{name}={quoted(value)} is not an integer {start}")
     return number
 
 

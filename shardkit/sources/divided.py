@@ -259,6 +259,10 @@ class Divided(Source):
         """Return the record of an image; see `shardkit.contracts.Source.read`."""
         return self._source.read("", entry)
 
+    def read_given(self, split: str, entry: Entry) -> tuple[Record, Mapping[str, Any]]:
+        """Return a record and its values; see `shardkit.contracts.Source.read_given`."""
+        return self._source.read_given("", entry)
+
     def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
         """Return the file of each image; see `shardkit.contracts.Source.files`."""
         return self._source.files("", entries)

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardkit.codecs.image import MAX_PIXELS, encode, image_field_of, sniff
+from shardkit.codecs.image import encode, image_field_of, sniff
+from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage
 from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json

@@ -71,7 +71,7 @@ def _damaged(ending: str) -> BadImage:
     return BadImage(f"the library that reads it {ending}: the file is damaged")
 
 
-HELPER = Helper(_run, _damaged, seconds=120.0)  # the slowest reads a chunk of rows from a disk
+HELPER = Helper(_run, _damaged, cpu_seconds=120)  # the slowest unpacks a chunk of rows
 
 call = HELPER.call
 """Call a function whose first argument is the path of the file to read; return its bytes or JSON.

@@ -144,6 +144,10 @@ class Samples(Source):
         Raises:
             BadImage: If it cannot be read, or a value is not one of its field.
         """
+        return self.read_given(split, entry)[0]
+
+    def read_given(self, split: str, entry: Entry) -> tuple[Record, Mapping[str, Any]]:
+        """Return the record of a sample and its values; the sample is read once."""
         key, values = self._values(int(entry.path))
         fields: dict[str, bytes] = {}
         meta: dict[str, Any] = {"path": entry.path}
@@ -157,7 +161,7 @@ class Samples(Source):
                 fields[stored] = content
             else:
                 meta[name] = content
-        return Record(key or entry.key, {**fields, META_FIELD: dump_json(meta)})
+        return Record(key or entry.key, {**fields, META_FIELD: dump_json(meta)}), values
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the number of a sample."""

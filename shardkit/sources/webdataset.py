@@ -432,7 +432,6 @@ SOURCE = SourceKind(
           shardkit attach 'laion/{00000..00099}.tar' laion-index
           shardkit attach laion laion-index --label json:/class --keep caption=txt --workers 8
         """,
-        is_tar=True,
     ),
     source=WebDataset,
 )

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from shardkit.errors import UsageError
 from shardkit.system.text import printable
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
@@ -16,12 +17,36 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | 
 }
 
 
-def parse_bytes(text: int | str) -> int | None:
-    """Return a number of bytes, given as one or as ``256MiB`` or ``1GB``; None if it is neither."""
-    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\s*", str(text).lower())
+_LEAST_BYTES = 64 << 10
+"""Minimum of a number without a unit: whoever writes ``256`` means MiB."""
+
+
+class ByteCount(int):
+    """A number of bytes that was parsed, of any size."""
+
+
+def parse_bytes(size: int | str, option: str) -> ByteCount:
+    """Return a number of bytes, given as one or as ``256MiB`` or ``1GB``.
+
+    Args:
+        size: The number or text.
+        option: Name of the option in errors.
+
+    Raises:
+        UsageError: If it is neither, or a number under 64 KiB without a unit.
+    """
+    if isinstance(size, ByteCount):
+        return size
+    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\s*", str(size).lower())
     if match is None or match[2] not in _UNITS:
-        return None
-    return int(float(match[1]) * _UNITS[match[2]])
+        raise UsageError(f"{option}={str(size)[:40]!r} is not a size such as 256MiB, 1GB or 500000")
+    number, unit = match.groups()
+    count = ByteCount(float(number) * _UNITS[unit])
+    if not unit and 0 < count < _LEAST_BYTES:
+        raise UsageError(
+            f"{option}={size!r} is {number} bytes: give a unit, as in {number}MiB or {number}B"
+        )
+    return count
 
 
 def size(count: float) -> str:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -92,7 +93,7 @@ class Helper:
         run: Callable[..., Any] | None = None,
         ended: Callable[[str], ShardkitError] | None = None,
         *,
-        seconds: float | None = None,
+        cpu_seconds: int | None = None,
         follows: tuple[str, ...] = (),
         log: int | IO[bytes] = subprocess.DEVNULL,
     ) -> None:
@@ -103,11 +104,13 @@ class Helper:
                 arguments. It turns what the function raises into a `ShardkitError`.
             ended: Returns the error to raise if the child ends, given how; None raises
                 `HelperEnded`.
-            seconds: Time limit of a call.
+            cpu_seconds: Limit of the CPU time of a call, which other processes do not affect.
             follows: Prefixes of environment variables; a change of one restarts the child.
             log: A file for what the child prints.
         """
-        self.seconds = seconds
+        self.seconds: float | None = None
+        """Time limit of a call, which a busy machine may exceed."""
+        self.cpu_seconds = cpu_seconds
         self._run = run
         self._ended = ended
         self._follows = follows
@@ -166,7 +169,7 @@ class Helper:
     def _write(
         self, kind: bytes, function: Callable[..., object], args: object, kwargs: dict[str, Any]
     ) -> Connection:
-        data = pickle.dumps((self._run, partial(function, **kwargs), args))
+        data = pickle.dumps((self._run, partial(function, **kwargs), args, self.cpu_seconds))
         caller = self._caller()
         with caller.writing:
             child = self._start(caller) if kind == _CALL or not caller.child else caller.child
@@ -177,6 +180,8 @@ class Helper:
         how = f"ended with status {status}"
         if late:
             how = f"did not answer in {self.seconds:.0f} s"
+        elif status == -signal.SIGXCPU:
+            how = f"used more than {self.cpu_seconds} s of CPU time"
         elif status < 0:
             how = f"crashed ({signal.Signals(-status).name})"
         if self._ended is not None:
@@ -271,11 +276,12 @@ def serve(descriptor: int, parent: int) -> None:
     receive.start()
     while call := calls.get():
         answer = _answer(call)
-        if isinstance(answer, bytes):
+        if isinstance(answer, bytes | bytearray):
             connection.send_bytes(b'["bytes"]')
             connection.send_bytes(answer)
         else:
             connection.send_bytes(answer.encode())
+        del answer  # it may be large
         sys.stderr.flush()
 
 
@@ -293,11 +299,13 @@ def _receive(connection: Connection, calls: SimpleQueue[bytes]) -> None:
     os._exit(0)  # it hangs, or fetches what nobody needs
 
 
-def _answer(message: bytes) -> bytes | str:
+def _answer(message: bytes) -> bytes | bytearray | str:
     try:
-        run, function, arguments = pickle.loads(message[1:])  # noqa: S301 - the parent's
+        run, function, arguments, seconds = pickle.loads(message[1:])  # noqa: S301 - the parent's
+        if seconds is not None:
+            _limit_cpu(seconds)
         encoded = partial(_encoded, function)
-        answer: bytes | str = run(encoded, *arguments) if run else encoded(*arguments)
+        answer: bytes | bytearray | str = run(encoded, *arguments) if run else encoded(*arguments)
     except Exception as error:
         if isinstance(error, OSError) and error.errno and not isinstance(error, ShardkitError):
             return json.dumps(["errno", error.errno, error.filename])
@@ -308,6 +316,15 @@ def _answer(message: bytes) -> bytes | str:
     return answer
 
 
-def _encoded(function: Callable[..., Any], *arguments: object) -> bytes | str:
+def _limit_cpu(seconds: int) -> None:
+    """Let this process use so much more CPU time; then a signal ends it."""
+    limit = int(time.process_time()) + 1 + seconds
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    if most != resource.RLIM_INFINITY:
+        limit = min(limit, most)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
+
+
+def _encoded(function: Callable[..., Any], *arguments: object) -> bytes | bytearray | str:
     result = function(*arguments)
-    return result if isinstance(result, bytes) else json.dumps(["value", result])
+    return result if isinstance(result, bytes | bytearray) else json.dumps(["value", result])

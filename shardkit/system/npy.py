@@ -57,7 +57,7 @@ def npy_values(content: bytes) -> tuple[int, tuple[int, ...]]:
     return len(header), shape
 
 
-def read_npy(content: bytes | memoryview) -> npt.NDArray[Any]:
+def read_npy(content: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
     """Return the array of a complete .npy file of version 1.0 or 2.0, as a copy.
 
     Raises:

@@ -47,7 +47,10 @@ def quoted(value: object) -> str:
     """Return the `repr` of a name or value from a file, in at most 80 printable characters."""
     if isinstance(value, str | bytes) and len(value) > 2 * _LONGEST:  # repr needs 4 times as much
         value = value[:_LONGEST] + value[-_LONGEST:]  # type: ignore[operator]
-    return shortened(repr(value), _LONGEST)
+    try:
+        return shortened(repr(value), _LONGEST)
+    except ValueError:  # Python does not convert integers of thousands of digits
+        return f"<{type(value).__name__} of too many digits>"
 
 
 def is_within(path: str, places: Collection[str]) -> bool:

@@ -22,6 +22,7 @@ from shardkit.errors import MeasurementTimeout, UsageError
 from shardkit.sampling.order import check_integer
 from shardkit.system import formatting
 from shardkit.system.bootstrap import guard_helpers
+from shardkit.system.formatting import parse_bytes
 from shardkit.system.pool import end_with_parent
 
 MARGIN = 0.1
@@ -84,7 +85,7 @@ def find_batch_size(
     if memory is None and not torch.cuda.is_available():
         raise UsageError("there is no CUDA device: set the main memory to use, such as 4 GiB")
     if memory is not None:
-        memory = check_integer("memory", memory, 1)
+        memory = check_integer("memory", parse_bytes(memory, "memory"), 1)
     with contextlib.closing(_Trials(make, memory, patience)) as trials:
         size = search(trials.fits, most)
         if not size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from os import PathLike
@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 
-from shardkit.errors import UsageError
+from shardkit.errors import StateMismatch, UsageError
 from shardkit.options import about, option, part, takes
 from shardkit.sampling.order import BlockShuffle
 from shardkit.sampling.ranks import Rank
+from shardkit.system.text import quoted
 from shardkit.torch.data.datasets import open_dataset
 from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.engine.options import LoaderOptions
@@ -109,8 +110,15 @@ class ShardDataModule(pl.LightningDataModule):
         return self._training.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make the next training loader resume from the checkpoint."""
-        self._loaded = state_dict
+        """Make the next training loader resume from the checkpoint.
+
+        Raises:
+            StateMismatch: If ``state_dict`` is not a mapping. Its values are checked when the
+                training loader is made.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise StateMismatch(f"the checkpoint has no state of a loader: {quoted(state_dict)}")
+        self._loaded = dict(state_dict)
 
     def val_dataloader(self) -> Any:
         """Return a new loader of the validation dataset, or an empty list without one."""

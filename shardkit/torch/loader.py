@@ -275,7 +275,7 @@ class Loader:
             return
         problem = self._engine.start_problem()
         if problem is not None:
-            _warn_of_threads(self.options.engine, self.engine, problem, stacklevel=4)
+            _warn_of_threads(self.engine, problem, stacklevel=4)
             self.engine, self.reason = "thread", f"{self.reason}, but {problem}"
             self._engine = self._new_threads()
 
@@ -287,13 +287,7 @@ def _choose_engine(fetch: Fetch, settings: Settings, by: str) -> tuple[str, str]
         return "thread", f"the decoded dataset is in memory ({resident})"
     engine, reason = asked, by
     if asked == "auto":
-        # Another function may make tensors on the device.
-        launches = (
-            settings.num_workers > 0 and torch.cuda.is_available() and fetch.collate is collate
-        )
-        engine, reason = preflight.suited_engine(
-            preflight.why_processes(fetch.dataset), launches_kernels=launches
-        )
+        engine, reason = preflight.suited_engine(preflight.why_processes(fetch.dataset))
     if engine == "thread":
         return engine, reason
     is_free = asked == "auto" and engine == "process"
@@ -304,7 +298,7 @@ def _choose_engine(fetch: Fetch, settings: Settings, by: str) -> tuple[str, str]
     if asked == "process":
         warnings.warn(f"loading may fail: {problem}", RuntimeWarning, stacklevel=_USER)
         return engine, reason
-    _warn_of_threads(asked, engine, problem, stacklevel=_USER + 1)
+    _warn_of_threads(engine, problem, stacklevel=_USER + 1)
     return "thread", f"{reason}, but {problem}"
 
 
@@ -321,11 +315,10 @@ def _process_problem(engine: str, fetch: Fetch, settings: Settings) -> str | Non
     return problem or workers.start_problem(settings.options.start_method, fetch)
 
 
-def _warn_of_threads(asked: str, engine: str, problem: str, *, stacklevel: int) -> None:
+def _warn_of_threads(engine: str, problem: str, *, stacklevel: int) -> None:
     """Warn that threads are used instead; between threads here and in a helper, only speed differs.
 
     Args:
-        asked: The requested engine.
         engine: The engine that cannot run.
         problem: Why it cannot.
         stacklevel: As for ``warnings.warn``.
@@ -336,6 +329,4 @@ def _warn_of_threads(asked: str, engine: str, problem: str, *, stacklevel: int) 
             "; in threads a transform without shardkit.with_rng does not draw repeatable random "
             "numbers"
         )
-    elif asked == "auto":
-        return
     warnings.warn(told, RuntimeWarning, stacklevel=stacklevel)

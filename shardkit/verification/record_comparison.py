@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,17 @@ from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
 from shardkit.recipe import CHECK_NOTES, Recipe
-from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL_FIELD, META_FIELD, Record, dump_json
+from shardkit.record import (
+    IMAGE,
+    IMAGE_FIELDS,
+    LABEL_FIELD,
+    META_FIELD,
+    Record,
+    dump_json,
+    image_field,
+    image_kind,
+)
+from shardkit.verification.given_pixels import has_pixels, is_given
 
 ALIKE_PSNR = 40.0
 """Minimum peak signal-to-noise ratio, in decibels, for two images to count as the same picture.
@@ -90,7 +101,7 @@ class RecordComparison:
         if entry is None:
             return "the source does not contain its file"
         try:
-            original = self._against.source.read(self._against.split, entry)
+            original, given = self._against.source.read_given(self._against.split, entry)
             checked = record.meta.keys() & CHECK_NOTES
             recipe = self._against.recipe if checked else self._recipe
             expected = recipe.apply(original, self._against.schema)
@@ -101,8 +112,31 @@ class RecordComparison:
         self.result.bytes += len(data)
         if record == expected:
             self.result.same += 1
-            return ""
-        return _other_fields(record, expected) or self._other_bytes(record, expected, original)
+        elif other := (
+            _other_fields(record, expected) or self._other_bytes(record, expected, original)
+        ):
+            return other
+        return self._other_pixels(record if self._recipe.keeps_bytes else original, given)
+
+    def _other_pixels(self, record: Record, given: Mapping[str, Any]) -> str:
+        """Return which image of a record lacks the pixels that were given in Python, or "".
+
+        Args:
+            record: A record whose images are encoded, but otherwise unchanged.
+            given: The values of its fields.
+        """
+        for name, value in given.items():
+            field, stored = self._against.schema.get(name), image_field(record.fields, name)
+            if field is None or stored is None or not is_given(field, value):
+                continue
+            try:
+                if has_pixels(field, value, record.fields[stored], image_kind(stored)):
+                    continue
+                reason = "differ from the given ones"
+            except BadImage as error:
+                reason = f"cannot be compared: {error}"
+            return f"the pixels of its {name} {reason}"
+        return ""
 
     def _other_bytes(self, record: Record, expected: Record, original: Record) -> str:
         """Return which field of a record differs from its file, unless it is a similar image."""

@@ -18,7 +18,6 @@ from shardkit.dataset.manifest import FileEntry, Layer, ShardEntry
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import CorruptDataset, Problem, UsageError
-from shardkit.recipe import Recipe
 from shardkit.system.files import has_sha256, move_into, sha256_of
 from shardkit.system.pool import Meter, Report, run_tasks
 from shardkit.verification.layer_source import divide_sources
@@ -196,7 +195,7 @@ class _Repair:
             return
         ends = [0, *itertools.accumulate(shard.rows for shard in manifest.shards)]
         number = [shard.name for shard in manifest.shards].index(name)
-        recipe = Recipe.restored(manifest.recipe)
+        recipe = manifest.made_with
         task = ShardTask(
             split=dataset.split,
             number=number,

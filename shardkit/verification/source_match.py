@@ -355,21 +355,15 @@ def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
     """Return recipe, seed and limit of a conversion.
 
     Raises:
-        CorruptDataset: If the manifest does not state them, or does not name a source.
+        CorruptDataset: If the manifest does not state them, or names no source.
     """
-    try:
-        for name in ("kind", "name", "order"):
-            if not isinstance(manifest.source[name], str):
-                raise TypeError(f"{name} is not a text")
-        seed, limit = manifest.source["seed"], manifest.source["limit"]
-        for value in (seed, limit):
-            if value is not None and type(value) is not int:
-                raise ValueError(f"{value!r} is not an integer")
-        return Recipe.restored(manifest.recipe), seed, limit
-    except (KeyError, TypeError, ValueError, UsageError) as error:
+    lacking = {"name", "order", "seed", "limit"} - manifest.source.keys()
+    if lacking:
         raise CorruptDataset(
-            f"the manifest does not state how the dataset was made: {error!r}"
-        ) from error
+            "the manifest does not state how the dataset was made: its source has no "
+            f"{', '.join(sorted(lacking))}"
+        )
+    return manifest.made_with, manifest.source["seed"], manifest.source["limit"]
 
 
 def _stored_texts(

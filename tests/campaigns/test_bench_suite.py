@@ -88,19 +88,6 @@ common = ["--rounds", "1", "--copies", "1", "--work", work, "--results", results
 run.main([photos, "--only", name, *common])
 """
 
-_LAUNCHES = """
-import sys
-
-import launches
-
-# In this process: imports would take most of the time.
-launches.fresh = lambda calls: [call() for call in calls]
-photos, work, results = sys.argv[1:]
-options = ["--rounds", "1", "--steps", "2", "--workers", "1", "--copies", "1", "--seconds", "0.01"]
-engines = ["--engines", "thread", "helper"]  # a helper is a process engine
-launches.main([photos, "--work", work, "--results", results, *options, *engines])
-"""
-
 _WORKLOADS = ("crop", "raw", "arrays", "random", "cold", "convert", "options", "scaling", "monitor")
 
 _WRONG = {
@@ -253,34 +240,6 @@ def test_every_workload_measures_all_candidates_that_are_installed(
     missing = ("not installed: ", "RuntimeError: TurboJPEG 3 is not installed")
     assert len(unmeasured) < len(results)
     assert not {name: note for name, note in unmeasured.items() if not note.startswith(missing)}
-
-
-def test_launches_measures_every_load_with_the_engines_asked_for(
-    twenty: Path, smoke_work: Path, tmp_path: Path
-) -> None:
-    done = _run_smoke(_LAUNCHES, twenty, smoke_work, tmp_path / "launches.json")
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "launches.json").read_text("utf-8"))
-    (phases,), (rates,) = results["rounds"], results["contention"]
-    jpeg, engines = "JPEG, random crop", ("thread", "helper")
-    loads = (jpeg, "raw 224 x 224", "Python transform")
-    workers = [f"{engine}, 1 worker{low}" for engine in engines for low in ("", ", low priority")]
-    alone = {"no loader", *(f"{load}, {name}" for load in loads for name in workers)}
-    disturbed = {"no loader", *(f"{jpeg}, {name}" for name in workers)}
-    assert set(phases) == alone | {f"{name}, busy process" for name in disturbed}
-    for name, phase in phases.items():
-        assert len(phase["launch"]) == len(phase["wait"]) == 2
-        assert min(phase["launch"]) > 0
-        assert phase["gil"].keys() >= {"MainThread"}
-        assert f"| {name} | " in done.stdout
-    assert phases["Python transform, thread, 1 worker"]["gil"]["shardkit-decode"] > 0
-
-    situations = ("alone", "CPU training", "two ranks", "a busy process")
-    cases = {f"{situation}, {engine}" for situation in situations for engine in engines}
-    priorities = ("normal priority", "low priority")
-    assert rates.keys() == {f"{case}, {priority}" for case in cases for priority in priorities}
-    assert min(rates.values()) > 0
-    assert all(f"| {case} | " in done.stdout for case in cases)
 
 
 def _run_smoke(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import bombs
 import numpy as np
 import pytest
-from forging import make_jpegs, restate
 from helpers import make_dataset
+from hostile import bombs
+from hostile.forging import make_jpegs, restate
 
 from shardkit import verify
 from shardkit.dataset.index import ROW

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from campaign import cases, draw, points
-from damage import Damage, Outcome, Stock, damages, place_of
 from helpers import (
     DEADLINE,
     FORMATS,
@@ -31,6 +30,7 @@ from helpers import (
     png,
     png_chunk,
 )
+from hostile.damage import Damage, Outcome, Stock, damages, place_of
 
 from shardkit import CorruptDataset, ShardkitError, UsageError, make_loader, open_dataset, verify
 from shardkit.errors import CorruptRecord, CorruptShard

@@ -20,8 +20,8 @@ import h5py
 import numpy as np
 import pytest
 from campaign import cases
-from damage import EDITS, edit
 from helpers import FORMATS, make_dataset, make_folder
+from hostile.damage import EDITS, edit
 
 from scripts.fuzzing.targets import make
 from shardkit import CorruptDataset, UsageError, open_dataset, verify

@@ -1,6 +1,6 @@
 """Each odd and hostile file becomes what is written down for it, and its neighbours are stored.
 
-The files and their outcomes stand in ``tests/hostile/``.
+The files and their outcomes are in `tests/support/hostile/images.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from campaign import cases
 from helpers import FORMATS, Pixels, encoded
-from hostile import CASES
 from hostile.cases import LEVELS, Case, Ignored, Outcome, Problem, Rejected, Stored, at_level
 from hostile.folder import NEIGHBOURS, make_source
+from hostile.images import CASES
 from PIL import Image
 
 from shardkit import ShardDataset, make_loader, open_dataset, verify

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from campaign import cases
-from damage import edit
 from helpers import (
     DEADLINE,
     encoded,
@@ -24,13 +23,16 @@ from helpers import (
     python,
     shardkit_command,
 )
-from hostile import CASES
+from hostile.damage import edit
 from hostile.folder import NEIGHBOURS, make_source
+from hostile.images import CASES
 from PIL import Image
 from refusals import refused
 
 from shardkit.codecs import image as codec
-from shardkit.codecs.image import MAX_PIXELS, Decoding, decode, inspect
+from shardkit.codecs import limits
+from shardkit.codecs.image import Decoding, decode, inspect
+from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.errors import BadImage
 from shardkit.recipe import Recipe
 from shardkit.record import Record
@@ -167,11 +169,11 @@ def test_a_strip_is_not_enlarged_beyond_the_limit(mode: str) -> None:
 def test_the_limit_of_pixels_counts_for_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real bombs, small enough to be unpacked if the limit failed; just below it they are good."""
     for field, data in SAMPLES.items():
-        monkeypatch.setattr(codec, "MAX_PIXELS", 24 * 16 - 1)
+        monkeypatch.setattr(limits, "MAX_PIXELS", 24 * 16 - 1)
         for function in (inspect, decode):
             with refused(BadImage, "24", "16", "383"):
                 function(data, field)
-        monkeypatch.setattr(codec, "MAX_PIXELS", 24 * 16)
+        monkeypatch.setattr(limits, "MAX_PIXELS", 24 * 16)
         assert inspect(data, field).upright == (24, 16)
         assert decode(data, field).shape == (16, 24, 3)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from campaign import cases
-from damage import edit
 from helpers import make_dataset, make_folder, make_tree, tree
+from hostile.damage import edit
 from refusals import refused
 
 from shardkit import (

@@ -24,14 +24,14 @@ import pytest
 import zstandard
 from campaign import cases
 from foreign import write_lmdb
-from foreign_shards import (
+from helpers import png, run_main
+from hostile.foreign_shards import (
     old_sparse_member,
     pax_header,
     sparse_member,
     tfrecord_record,
     write_mds,
 )
-from helpers import png, run_main
 from refusals import refused
 
 from shardkit import ConversionFailed

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from foreign_shards import (
+from hostile.foreign_shards import (
     BetonColumn,
     Sample,
     image_at,

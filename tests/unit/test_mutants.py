@@ -71,10 +71,11 @@ def test_mutations_of_the_package_are_valid_source() -> None:
 
 
 def test_tests_of_the_same_name_come_first() -> None:
-    named, users = mutate.suites_of("dataset/handles.py", mutate.ROOT)
+    named, users, packages = mutate.suites_of("dataset/handles.py", mutate.ROOT)
 
     assert named == ["tests/unit/dataset/test_handles.py"]
     assert "tests/unit/dataset/test_shardset.py" in users
     assert not set(named) & set(users)
+    assert "tests/unit/conversion" in packages
     for file in {mutant.file for mutant in mutate.chosen(["stores"])}:
         assert next(mutate.suites_of(file, mutate.ROOT), None), file

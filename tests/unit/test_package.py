@@ -56,7 +56,7 @@ def test_the_public_names_are_few() -> None:
 
 def test_the_types_of_public_functions_are_documented() -> None:
     """Types of parameters and results."""
-    documented = re.findall(r"^### (\w+)$", (ROOT / "docs" / "api.md").read_text("utf-8"), re.M)
+    documented = re.findall(r"^::: .*?(\w+)$", (ROOT / "docs" / "api.md").read_text("utf-8"), re.M)
     functions = [getattr(shardkit, name) for name in shardkit.__all__]
     functions = [function for function in functions if inspect.isfunction(function)]
     names = {kind.__name__ for function in functions for kind in types_of(function)}

@@ -265,21 +265,58 @@ def test_sixteen_bits_become_eight() -> None:
     assert (got == 0x12).all()
 
 
-def plain(data: bytes, mode: str, name: str = "bicubic") -> Pixels:
-    """Return a JPEG decoded, rotated, resized to 40x48 and cropped or padded by Pillow."""
-    image, box = ImageOps.exif_transpose(opened(data)).convert("RGB"), (48, 40)
-    if mode == "stretch":
-        return np.asarray(image.resize(box, FILTERS[name]))
+def plain(
+    data: bytes,
+    mode: str,
+    name: str = "bicubic",
+    *,
+    box: tuple[int, int] = (48, 40),
+    enlarge: bool = True,
+    color: str | tuple[int, int, int] = "white",
+) -> Pixels:
+    """Return an image decoded, rotated, resized to a box and cropped or padded by Pillow."""
+    image = ImageOps.exif_transpose(opened(data)).convert("RGB")
     sides = zip(box, image.size, strict=True)
     scale = (max if mode in ("shorter", "crop") else min)(new / old for new, old in sides)
-    size = (int(image.width * scale + 1e-6), int(image.height * scale + 1e-6))
-    image = image.resize(size, FILTERS[name])
-    if mode in ("crop", "pad"):
-        left, top = (round((have - want) / 2) for have, want in zip(size, box, strict=True))
-        canvas = Image.new("RGB", box, "white")
-        canvas.paste(image, (-left, -top))
-        image = canvas
-    return np.asarray(image)
+    width, height = (max(1, int(side * scale + 1e-6)) for side in image.size)
+    if mode == "stretch":
+        width, height = box if enlarge else map(min, box, image.size)
+    elif scale > 1 and not enlarge:
+        width, height = image.size
+    image = image.resize((width, height), FILTERS[name])
+    canvas = {"pad": box, "crop": (min(width, box[0]), min(height, box[1]))}.get(mode, image.size)
+    drawn = Image.new("RGB", canvas, color)
+    left, top = (round((want - have) / 2) for have, want in zip(image.size, canvas, strict=True))
+    drawn.paste(image, (left, top))
+    return np.asarray(drawn)
+
+
+NEAR = [(12 + wider, 10 + higher) for wider in range(-2, 3) for higher in range(-2, 3)]
+"""Sizes that differ from 12 x 10 by 0, 1 and 2."""
+
+
+@for_each("mode", RESIZE_MODES)
+@for_each("enlarge", [False, True])
+@for_each(("size", "box"), [*((size, (12, 10)) for size in NEAR), ((72, 22), (50, 16))])
+def test_sizes_near_the_target_are_resized_as_by_pillow(
+    mode: str, enlarge: bool, size: tuple[int, int], box: tuple[int, int]
+) -> None:
+    data = png(*size)
+    options = {"resize": box[::-1], "resize_mode": mode, "enlarge": enlarge}
+    got = stored_pixels(data, background=GREEN, **options)
+    expected = plain(data, mode, box=box, enlarge=enlarge, color=GREEN)
+    np.testing.assert_array_equal(got, expected)
+
+
+@for_each("size", NEAR)
+def test_padding_of_gray_images_is_the_background(size: tuple[int, int]) -> None:
+    recipe = Recipe(pixels="gray", resize=(12, 14), resize_mode="pad", background=(50, 50, 50))
+    gray = encoded(opened(png(*size)).convert("L"), "PNG")
+    result = recipe.apply(record(gray), {"image": Field("image", "uint8", (1,))})
+    expected = Image.new("L", (14, 12), 50)
+    left, top = (round((have - want) / 2) for have, want in zip((14, 12), size, strict=True))
+    expected.paste(opened(gray), (left, top))
+    np.testing.assert_array_equal(opened(result.fields["png"]), expected)
 
 
 @for_each(
@@ -375,6 +412,33 @@ def test_any_type_is_encoded_as_requested(kind: str, encoding: str, field: str) 
 
 def test_png_is_lossless() -> None:
     np.testing.assert_array_equal(stored_pixels(encoded(kind="BMP"), encode="png"), pixels())
+
+
+WEBP: dict[str, tuple[dict[str, Any], bytes]] = {
+    "plain": ({"lossless": True}, b"VP8L"),
+    "metadata": ({"lossless": True, "exif": exif(1), "icc_profile": b"profile"}, b"VP8X"),
+    "animated": ({"lossless": True, "save_all": True}, b"VP8X"),
+    "lossy": ({"quality": 90}, b"VP8 "),
+    "lossy, animated": ({"quality": 90, "save_all": True}, b"VP8X"),
+}
+"""Files of WebP: options of Pillow, and the type of the first chunk."""
+
+
+@for_each("name", WEBP)
+def test_a_changed_webp_is_lossless_if_it_was(name: str) -> None:
+    options, chunk = WEBP[name]
+    image = picture(60, 40)
+    if "save_all" in options:
+        options = {**options, "append_images": [image.transpose(Image.Transpose.ROTATE_180)]}
+    data = encoded(image, "WEBP", **options)
+    assert data[12:16] == chunk
+    content = applied(data, resize=20).fields["webp"]
+    assert (content[12:16] == b"VP8L") is not name.startswith("lossy")
+    expected = plain(data, "shorter", box=(20, 20))
+    exact = np.array_equal(np.asarray(opened(content).convert("RGB")), expected)
+    assert exact is not name.startswith("lossy")
+    for lossy in ({"quality": 90}, {"encode": "webp"}):
+        assert applied(data, resize=20, **lossy).fields["webp"][12:16] == b"VP8 "
 
 
 def test_raw_holds_the_pixels() -> None:

@@ -8,7 +8,7 @@ import struct
 from itertools import accumulate
 from typing import Any
 
-from foreign_shards import pil_value, write_litdata, write_mds
+from hostile.foreign_shards import pil_value, write_litdata, write_mds
 
 from scripts.fuzzing.target import broken
 from scripts.fuzzing.targets.sources import GIF, SourceTarget

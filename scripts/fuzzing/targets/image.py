@@ -10,7 +10,8 @@ from pathlib import Path
 from scripts.fuzzing.material import pictures
 from scripts.fuzzing.pngs import outcome, random_png
 from scripts.fuzzing.target import Target, broken
-from shardkit.codecs.image import MAX_PIXELS, Decoding, ImageInfo, decode, inspect, sniff
+from shardkit.codecs.image import Decoding, ImageInfo, decode, inspect, sniff
+from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.codecs.reduced import reduction
 from shardkit.codecs.turbo import VARIABLE, Region, available
 from shardkit.dataset.decode import decode_part

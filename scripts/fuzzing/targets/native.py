@@ -18,7 +18,8 @@ from scripts.fuzzing.material import RAW_SHAPE, encoded, pictures
 from scripts.fuzzing.pieces import mutated_jpeg
 from scripts.fuzzing.pngs import mutated_png
 from scripts.fuzzing.target import Target, broken
-from shardkit.codecs.image import MAX_PIXELS, Decoding, Pixels, inspect
+from shardkit.codecs.image import Decoding, Pixels, inspect
+from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.codecs.planes import from_rgb
 from shardkit.codecs.quiet import silence_libtiff
 from shardkit.codecs.turbo import available

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from foreign_shards import (
+from hostile.foreign_shards import (
     BetonColumn,
     beton_of,
     old_sparse_member,

@@ -1,1 +1,1 @@
-"""Candidates side by side: tables, pages and plots; and the ablation of a loader."""
+"""Candidates side by side: tables, pages and plots."""

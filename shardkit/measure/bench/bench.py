@@ -8,10 +8,11 @@ from os import PathLike, fspath
 
 from shardkit.errors import UsageError
 from shardkit.measure.bench.report import BenchReport, Line, line_of
+from shardkit.measure.bench.steps import EPOCHS, lines_of_steps, step_candidates
 from shardkit.measure.runner.environment import environment
 from shardkit.measure.runner.material import SubjectInfo, is_dataset
 from shardkit.measure.runner.rounds import CACHES, Candidate, Result, Watch, run_interleaved
-from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StopCondition, parse_loader
+from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StopCondition, Subject, parse_loader
 from shardkit.measure.runner.workload import Workload
 from shardkit.options import about, option, takes
 from shardkit.system.machine import other_load, usable_cpus
@@ -32,6 +33,11 @@ class BenchOptions(Workload):
         help="Loaders such as ``thread`` or ``plain:num_workers=4``. By default, PyTorch's "
         "DataLoader with one worker per CPU, and for datasets also ``auto``.",
     )
+    steps: bool = option(
+        False,
+        help="Improve PyTorch's loader of one dataset or folder step by step, and show what each "
+        "step gains.",
+    )
     caches: Sequence[str] = option(
         CACHES, help="``warm``: files in memory; ``cold``: files on disk."
     )
@@ -43,7 +49,8 @@ class BenchOptions(Workload):
     )
     seconds: float = option(
         1.0,
-        help="Length of a warm measurement. A cold one is an epoch, at most 10x as long.",
+        help="Length of a warm measurement. A cold one is an epoch, at most 10x as long; one of a "
+        "step is 3 epochs, each as long for the first loader.",
         metavar="T",
         is_positive=True,
     )
@@ -88,6 +95,9 @@ def bench(options: BenchArguments) -> BenchReport:
     names = [fspath(path) for path in options.paths]
     if not names:
         raise UsageError("there is nothing to measure: give a dataset, or a folder of images")
+    subjects = options.subjects(names, options.limit)
+    if options.steps:
+        return _compare_steps(options, subjects)
     # PyTorch's loader keeps its workers: their start would cost too much of a short epoch.
     auto = LoaderSpec(batch_size=batch_size)
     plain = replace(auto, engine=PLAIN, num_workers=usable_cpus(), persistent_workers=True)
@@ -105,7 +115,7 @@ def bench(options: BenchArguments) -> BenchReport:
             cache=cache,
             step=options.step,
         )
-        for subject in options.subjects(names, options.limit)
+        for subject in subjects
         for spec in specs or usual[subject.path]
         for cache in caches
     ]
@@ -114,6 +124,24 @@ def bench(options: BenchArguments) -> BenchReport:
         lines_of,
         rounds=options.rounds,
         length=f"{seconds:g} s",
+        watch=options.watch,
+    )
+
+
+def _compare_steps(options: BenchArguments, subjects: Sequence[Subject]) -> BenchReport:
+    if len(subjects) > 1 or options.loaders or "warm" not in options.caches:
+        raise UsageError(
+            "steps=True measures one dataset or folder from memory, with loaders of its own: give "
+            "one path, no loaders, and caches='warm'"
+        )
+    candidates = step_candidates(
+        subjects[0], options.step, batch_size=options.batch_size, seconds=options.seconds
+    )
+    return compare(
+        [*candidates.values()],
+        lambda results: lines_of_steps([*candidates], results),
+        rounds=options.rounds,
+        length=f"{EPOCHS} epochs",
         watch=options.watch,
     )
 

@@ -26,7 +26,7 @@ from shardkit.measure.runner.timing import measure
 from shardkit.recipe import Recipe
 from shardkit.system.machine import free_memory
 from shardkit.torch.data.collate import collate
-from shardkit.torch.data.datasets import ShardDataset, open_dataset
+from shardkit.torch.data.datasets import ReaderOptions, ShardDataset, open_dataset
 from shardkit.torch.engine.options import ENGINE_KINDS, EngineKind, LoaderOptions
 from shardkit.torch.engine.resident import resident_bytes
 from shardkit.torch.loader import Loader, make_loader
@@ -183,18 +183,10 @@ class Pipeline:
         Its stacks are sampled into the folder ``sampled``, if there is one.
         """
         dataset, size = self.dataset, self.setup.batch_size
-        if data or remedy.jpeg:
-            inner: Any = innermost(dataset)
-            dataset = open_dataset(
-                data or inner.path,
-                transform=getattr(inner, "transform", None),
-                decode=(
-                    inner.decode
-                    if isinstance(inner, ShardDataset | PlainFolder)
-                    else parse_decode(remedy.decode or "pil")
-                ),
-                jpeg=remedy.jpeg or self.setup.jpeg or "exact",
-            )
+        if data:
+            dataset = _converted(innermost(dataset), data, remedy)
+        elif remedy.jpeg:
+            dataset = _with_jpeg(dataset, remedy.jpeg)
         rows = range(len(dataset)) if data else rows
         if self.setup.mapped and len(rows):
             count = min(max(len(self.dataset), _EPOCH_BATCHES * size // 8), _EPOCH_BATCHES * size)
@@ -224,6 +216,30 @@ class Pipeline:
         elif not self.collects and not isinstance(dataset, IterableDataset):
             changed["sampler"] = self.stock.sampler
         return DataLoader(dataset, size if self.collects else None, **changed)
+
+
+def _converted(dataset: Any, data: str, remedy: Remedy) -> ShardDataset:
+    """Return the converted dataset at ``data``, with the options of another dataset.
+
+    Raises:
+        UsageError: If it has not the fields that these read.
+    """
+    if isinstance(dataset, ShardDataset):
+        options = replace(dataset.options, path=data, split=None, root=None)
+        options = replace(options, cache=None, cache_limit=None, fetch="shards")
+    else:
+        has_decode = isinstance(dataset, PlainFolder)
+        decode = dataset.decode if has_decode else parse_decode(remedy.decode or "pil")
+        transform = getattr(dataset, "transform", None)
+        options = ReaderOptions(data, transform=transform, decode=decode)
+    return open_dataset(**vars(replace(options, jpeg=remedy.jpeg or options.jpeg)))
+
+
+def _with_jpeg(dataset: Any, jpeg: str) -> Any:
+    """Return a dataset of shardkit, within any ``Subset``, with another ``jpeg=``."""
+    if type(dataset) is Subset:
+        return Subset(_with_jpeg(dataset.dataset, jpeg), dataset.indices)
+    return dataset.with_jpeg(jpeg)
 
 
 def _sampled(loader: Any) -> int:

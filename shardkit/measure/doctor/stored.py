@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, PLANES
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.machine import usable_cpus
-from shardkit.torch.data.datasets import ShardDataset, open_dataset
+from shardkit.torch.data.datasets import ReaderOptions, ShardDataset, open_dataset
 
 FORMAT = "lmdb"
 """Format of the samples, and of what a folder is converted to."""
@@ -34,6 +34,10 @@ _LARGEST = 0.1
 
 _MOST_IMAGES, _LEAST_TIME, _RATIO, _TIE = 0.4, 0.5, 2.0, 0.05
 """Most images of a group, least time, and its time per image; groups within the last are tied."""
+
+
+_SAMPLES = ("transform", "target_transform", "decode", "fields", "follow", "as_dict", "windows")
+"""Options of a dataset that make its samples of the stored bytes."""
 
 
 class Header(NamedTuple):
@@ -89,7 +93,10 @@ def stored_images(dataset: Any) -> Any:
     if isinstance(dataset, ShardDataset):
         if IMAGE in dataset.schema and dataset.schema[IMAGE].own_pixels:
             return None  # remedies are for RGB
-        return open_dataset(dataset.path, decode="bytes")
+        plain = ReaderOptions(path="", decode="bytes")
+        how = {name: getattr(plain, name) for name in _SAMPLES}
+        stored = open_dataset(**vars(replace(dataset.options, **how)))
+        return stored if dataset.selected is None else stored.select(dataset.selected)
     samples = getattr(dataset, "samples", None)
     # A list of (path, label) makes it an image folder, as in torchvision.
     if isinstance(samples, list) and samples and isinstance(samples[0], tuple):

@@ -282,10 +282,7 @@ def tune(options: TuneArguments) -> TuneReport:
         trials = _Trials(process, budget, options.watch)
         opened = process.open()
         cached = trials.warm()
-        usual, _ = suited_engine(
-            opened.processes or None, launches_kernels=torch.cuda.is_available()
-        )
-        here = ("thread",) if usual == "helper" else ()
+        usual, _ = suited_engine(opened.processes or None)
         default = LoaderSpec(engine=usual, batch_size=batch_size, num_workers=workers)
         step_seconds = step.milliseconds / 1000 or None
         if step.model is not None:
@@ -293,7 +290,7 @@ def tune(options: TuneArguments) -> TuneReport:
         busy, for_loop = trials.busy(default), _LOOP_PART * budget * (step.model is not None)
         plan = Plan(
             default=default,
-            engines=tuple(dict.fromkeys((usual, *here, "process"))),
+            engines=tuple(dict.fromkeys((usual, "process"))),
             needed=batch_size / step_seconds if step_seconds else None,
             budget=max(1.0, trials.remaining - for_loop),
             images=opened.images,

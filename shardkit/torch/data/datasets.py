@@ -24,7 +24,7 @@ from shardkit.dataset.opened import Fetching
 from shardkit.dataset.shardset import ShardSet, open_shards, resolve_rows
 from shardkit.errors import CorruptDataset, TransformFailed, UsageError
 from shardkit.kinds.field import BFLOAT16, Field, Kind, Schema, get_kind
-from shardkit.options import about, option, require_valid, takes
+from shardkit.options import about, option, options_of, require_valid, takes
 from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer
 from shardkit.system.text import quoted
@@ -39,6 +39,9 @@ from shardkit.torch.data.windows import WindowReader, Windows
 
 DECODES = ("pil", "numpy", "torch", "native", "bytes")
 JPEG_DECODING = ("exact", "fast")
+
+_ATTRIBUTES = {"transform", "target_transform", "decode", "jpeg", "windows", "view"}
+"""Options that a dataset has as attributes."""
 
 _ENTRIES_AT_ONCE = 1 << 18
 """Entries of the index to read at once, which bounds memory."""
@@ -208,6 +211,13 @@ class ShardDataset(Dataset[Sample]):
         self.decode = _as_torch(decode)
         self.jpeg = options.jpeg
         self._shards = options.open()
+        self._opened_with = {
+            item.name: getattr(options, item.name)
+            for item in options_of(ReaderOptions)
+            if item.name not in _ATTRIBUTES and getattr(options, item.name) is not item.default
+        }
+        if self._shards.dataset.cached is None:  # the folder, wherever this process changes to
+            self._opened_with |= {"path": self._shards.directory, "split": None}
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
         self.windows = options.windows
@@ -232,6 +242,12 @@ class ShardDataset(Dataset[Sample]):
                 f"{type(self).__name__} reads {self.format!r}. shardkit.open_dataset opens any "
                 "format."
             )
+
+    @property
+    def options(self) -> ReaderOptions:
+        """The options of this dataset, to open it, or a copy at another ``path``, alike."""
+        attributes = {name: getattr(self, name) for name in _ATTRIBUTES}
+        return ReaderOptions(**self._opened_with, **attributes)
 
     def _windowed_fields(self, windows: Windows, fields: Sequence[str] | None) -> Sequence[str]:
         """Return the fields to read: those with windows unless others are given too.
@@ -383,10 +399,17 @@ class ShardDataset(Dataset[Sample]):
                 f"views= and Buckets set an operation for images, and the dataset reads none: "
                 f"fields= is {self.fields}"
             )
-        changed = copy.copy(self)
-        vars(changed).pop("_followers", None)
-        changed.decode = op
-        return changed
+        other = copy.copy(self)
+        vars(other).pop("_followers", None)
+        other.decode = op
+        return other
+
+    def with_jpeg(self: _Self, jpeg: str) -> _Self:
+        """Return this dataset with another ``jpeg=``; both have the same epoch."""
+        other = copy.copy(self)
+        vars(other).pop("_decoding", None)
+        other.jpeg = jpeg
+        return other
 
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
         """Set the epoch, so that random operations depend on (seed, epoch, view, row) only.

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -14,6 +14,7 @@ from shardkit.errors import StateMismatch, UsageError
 from shardkit.options import about, changed, option, options_of, part, takes
 from shardkit.sampling.order import Order
 from shardkit.sampling.ranks import Rank
+from shardkit.system.text import quoted
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import (
     HDF5Dataset,
@@ -26,7 +27,7 @@ from shardkit.torch.data.datasets import (
 from shardkit.torch.data.nested import row_repeats
 from shardkit.torch.data.order_options import OrderOptions, RowOrder
 from shardkit.torch.data.read_context import ReadContext, read_at_once
-from shardkit.torch.data.resume import ResumeState
+from shardkit.torch.data.resume import ResumeState, Run, is_count
 from shardkit.torch.data.schedule import BatchSchedule, Request
 
 _READ_AT_ONCE = 64
@@ -49,6 +50,16 @@ class IterableOptions(RowOrder, ReaderOptions):
         RowOrder.__post_init__(self)
         if not isinstance(self.path, ShardDataset):
             ReaderOptions.__post_init__(self)
+
+
+class _Start(NamedTuple):
+    """Where an iteration starts in this process."""
+
+    run: Run
+    given: int
+    """Items of this worker that came before."""
+    num_workers: int | None
+    """Workers of the state that it resumes; None if any number will do."""
 
 
 class IterableShardDataset(IterableDataset[Any]):
@@ -96,30 +107,63 @@ class IterableShardDataset(IterableDataset[Any]):
         self._schedule.lookahead = self.dataset.lookahead
         self._resume = ResumeState(self.dataset, self._schedule)
         self._loaded: Mapping[str, Any] | None = None
+        self._started: _Start | None = None
+        """The latest iteration in this process; None if `set_epoch` or a state came after it."""
         self._given = 0
+        """Items of it that this worker has yielded."""
 
     def __len__(self) -> int:
         return len(self._schedule)
 
     def __iter__(self) -> Iterator[Any]:
+        # Starts here, not with the first item: torchdata asks for the state of a worker before it.
+        return self._items(self._start())
+
+    def _items(self, start: _Start) -> Iterator[Any]:
+        if self._started is None:  # the epoch was set since
+            start = self._start()
+        run, skip, saved = start
         worker = get_worker_info()
         number, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
         self._schedule.require_same_group()
-        skip = self._restore(num_workers)
-        run = self._resume.begin()
+        if saved not in (None, num_workers):
+            raise StateMismatch(
+                f"the state is that of one of {saved} workers, but this loader has "
+                f"{num_workers}. The state of a loader of make_loader works with any number."
+            )
         requests = itertools.islice(
             self._schedule.requests(run.epoch, run.consumed),
             number + skip * num_workers,
             None,
             num_workers,
         )
-        self._given = skip
         read = self._batches if self._batched else self._samples
-        for request, item in read(requests):
-            self._given += 1
-            if num_workers == 1:
-                self._resume.advance(run, request.consumed)
+        for given, (request, item) in enumerate(read(requests), skip + 1):
+            if self._started is start:
+                self._given = given
+                if num_workers == 1:
+                    self._resume.advance(run, request.consumed)
             yield item
+
+    def _start(self) -> _Start:
+        """Start the next iteration."""
+        state = self._seek() or {}
+        self._loaded = None
+        self._started = _Start(self._resume.begin(), self._given, state.get("num_workers"))
+        return self._started
+
+    def _seek(self) -> Mapping[str, Any] | None:
+        """Go to where the next iteration starts; return the loaded state if it resumes that."""
+        state, epoch = self._loaded, self.dataset.epoch
+        # torchdata loads a state after its user set the epoch, which is the one to read.
+        if state is None or epoch not in (None, state["epoch"]):
+            self._resume.restart(epoch or 0)
+            self._given = 0
+            return None
+        self._resume.load(state, of_worker=True)
+        self._resume.keep_epoch()
+        self._given = state.get("given", 0)
+        return state
 
     def completed(self, order: OrderOptions) -> OrderOptions:
         """Return options of a loader, with those of this dataset where they are None."""
@@ -138,15 +182,18 @@ class IterableShardDataset(IterableDataset[Any]):
             UsageError: If ``epoch`` is not an integer from 0 on.
         """
         self.dataset.set_epoch(epoch, self.order.seed)
+        self._started = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest iteration in this process, as JSON values.
 
-        In a ``DataLoader`` worker it covers that worker's part; ``torchdata``'s
-        ``StatefulDataLoader`` collects it from each worker.
+        After `set_epoch` or `load_state_dict` it is the start of the next iteration. In a
+        ``DataLoader`` worker it covers that worker's part; ``torchdata``'s ``StatefulDataLoader``
+        collects it from each worker.
         """
-        worker = get_worker_info()
-        state = self._resume.state()
+        if self._started is None and (loaded := self._seek()) is not None:
+            return dict(loaded)
+        state, worker = self._resume.state(), get_worker_info()
         if worker is not None and worker.num_workers > 1:
             state |= {
                 "worker": worker.id,
@@ -161,30 +208,14 @@ class IterableShardDataset(IterableDataset[Any]):
         Raises:
             StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
         """
-        self._resume.load(state, of_worker=True)
+        self._resume.check(state, of_worker=True)
         items, num_workers = state.get("given", 0), state.get("num_workers", 1)
-        valid = type(items) is int and type(num_workers) is int and items >= 0 and num_workers >= 1
-        if not valid:
+        valid = is_count(items) and items <= self._schedule.size and is_count(num_workers)
+        if not valid or num_workers == 0:
             raise StateMismatch(
-                f"the state is damaged: given {items!r}, num_workers {num_workers!r}"
+                f"the state is damaged: given {quoted(items)}, num_workers {quoted(num_workers)}"
             )
-        self._loaded, self._given = dict(state), items  # torchdata may ask before the first item
-
-    def _restore(self, num_workers: int) -> int:
-        """Apply a loaded state; return the number of this worker's items to skip."""
-        epoch, loaded, self._loaded = self.dataset.epoch, self._loaded, None
-        # torchdata loads a state after its user set the epoch, which is the one to read.
-        if loaded is not None and epoch in (None, loaded["epoch"]):
-            saved = loaded.get("num_workers", num_workers)
-            if saved != num_workers:
-                raise StateMismatch(
-                    f"the state is that of one of {saved} workers, but this loader has "
-                    f"{num_workers}. The state of a loader of make_loader works with any number."
-                )
-            self._resume.set_epoch(loaded["epoch"])
-            return int(loaded.get("given", 0))
-        self._resume.restart(epoch or 0)
-        return 0
+        self._loaded, self._started = dict(state), None
 
     def _batches(self, requests: Iterator[Request]) -> Iterator[tuple[Request, Any]]:
         for request in requests:

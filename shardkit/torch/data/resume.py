@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from shardkit.errors import StateMismatch
 from shardkit.sampling.order import check_integer
+from shardkit.system.text import quoted
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.schedule import BatchSchedule
 
@@ -131,15 +133,19 @@ class ResumeState:
         Raises:
             StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
         """
+        self.check(state, of_worker=of_worker)
+        self._epoch, self._consumed = state["epoch"], state["consumed"]
+        self._ready, self._selected = True, False
+        self._run += 1
+
+    def check(self, state: Mapping[str, Any], *, of_worker: bool = False) -> None:
+        """Raise `StateMismatch` unless `load` accepts ``state``."""
         _require_state(state, self._identity)
         if "num_workers" in state and not of_worker:
             raise StateMismatch(
                 "this is the state of one worker of an iterable dataset: load it into that "
                 "dataset, in a DataLoader with the same number of workers"
             )
-        self._epoch, self._consumed = state["epoch"], state["consumed"]
-        self._ready, self._selected = True, False
-        self._run += 1
 
     @property
     def _is_exhausted(self) -> bool:
@@ -171,27 +177,35 @@ def fingerprint(dataset: Any) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _require_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    numbers = ("epoch", "consumed")
+def is_count(value: object) -> TypeGuard[int]:
+    """Return whether a value of a state is an integer from 0 on that fits 64 bits."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _require_state(state: object, identity: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping) or not all(
-        type(state.get(name)) is int and state[name] >= 0 for name in numbers
+        is_count(state.get(name)) for name in ("epoch", "consumed")
     ):
         raise StateMismatch(
             f"this is not the state of a shardkit loader: {_show(state)}. Pass the value that its "
             "state_dict() returned, not a whole checkpoint or JSON text."
         )
-    if state.get("version") != identity["version"]:
+    # Values of other types may be arrays, whose comparisons have no truth value.
+    wrong = [
+        n for n, own in identity.items() if type(state.get(n)) is not type(own) or state[n] != own
+    ]
+    if "version" in wrong:
         raise StateMismatch(
-            f"the state has version {state.get('version')!r}, and this shardkit reads version "
-            f"{identity['version']}: resume with the shardkit that saved it"
+            f"the state has version {quoted(state.get('version'))}, and this shardkit reads "
+            f"version {identity['version']}: resume with the shardkit that saved it"
         )
-    for name, ours in identity.items():
-        if state.get(name) != ours:
-            raise StateMismatch(
-                f"the state does not fit: its {name} is {state.get(name)!r}, this loader's is "
-                f"{ours!r}. Dataset, order and seed must be those it was saved with; "
-                "ranks, workers, engine and batch size may differ."
-            )
+    if wrong:
+        name = wrong[0]
+        raise StateMismatch(
+            f"the state does not fit: its {name} is {quoted(state.get(name))}, this loader's is "
+            f"{identity[name]!r}. Dataset, order and seed must be those it was saved with; "
+            "ranks, workers, engine and batch size may differ."
+        )
     if state["consumed"] > identity["samples"]:
         raise StateMismatch(
             f"the state is damaged: it counts {state['consumed']} of {identity['samples']} samples "
@@ -202,5 +216,6 @@ def _require_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
 def _show(state: object) -> str:
     """Return a short description of a value, which may be a checkpoint with a whole model."""
     if isinstance(state, Mapping):
-        return f"a mapping with {', '.join(map(repr, list(state)[:6])) or 'nothing'}"
-    return repr(state)[:80]
+        names = ", ".join(quoted(name) for name in itertools.islice(state, 6))
+        return f"a mapping with {names or 'nothing'}"
+    return quoted(state)

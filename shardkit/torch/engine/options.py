@@ -63,8 +63,7 @@ class LoaderOptions:
         "``helper`` runs these threads in one child process, so that they do not delay the kernel "
         "launches of the training loop. ``process`` uses a PyTorch ``DataLoader`` with worker "
         "processes, for transforms that hold the GIL. ``auto`` uses processes if something in the "
-        "dataset may hold the GIL, else the helper if a CUDA device is available, else threads; "
-        "``Loader.reason`` gives the reason.",
+        "dataset may hold the GIL, else threads; ``Loader.reason`` gives the reason.",
         choices=ENGINES,
     )
     resident: str | None = option(

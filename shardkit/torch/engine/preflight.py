@@ -42,17 +42,11 @@ def why_processes(dataset: Any) -> str | None:
     return None
 
 
-def suited_engine(why_processes: str | None, *, launches_kernels: bool) -> tuple[str, str]:
-    """Return the engine that ``auto`` means, and why.
-
-    Args:
-        why_processes: Why a dataset needs processes, or None.
-        launches_kernels: Whether the training loop launches kernels of a GPU from this process.
-    """
+def suited_engine(why_processes: str | None) -> tuple[str, str]:
+    """Return the engine that ``auto`` means, and why; given why a dataset needs processes."""
+    # The helper may suit a training loop on a GPU better than threads: not measured yet.
     if why_processes is not None:
         return "process", why_processes
-    if launches_kernels:
-        return "helper", "a GPU waits for kernel launches, which threads of this process delay"
     return "thread", "nothing in this dataset holds the GIL for long"
 
 

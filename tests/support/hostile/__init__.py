@@ -1,16 +1,8 @@
-"""The corpus of odd and hostile files, each with its expected outcome."""
+"""The catalog of hostile input, for unit tests, campaigns and fuzzing.
 
-from __future__ import annotations
-
-from dataclasses import replace
-
-from hostile import animations, files, jpegs, pngs, rasters
-from hostile.cases import Case
-
-CASES: tuple[Case, ...] = tuple(
-    replace(case, folder=f"{number:03d}")
-    for number, case in enumerate(
-        (*jpegs.CASES, *pngs.CASES, *animations.CASES, *rasters.CASES, *files.CASES)
-    )
-)
-"""All cases, in the order of the table in the docs."""
+- `images`: odd and damaged image files, each with its expected outcome
+- `forging`: consistent datasets with wrong content
+- `damage`: damage to datasets by disks, copies and users, each with the expected findings
+- `bombs`: small files that need much memory or time
+- `foreign_shards`: files of other programs, written byte by byte
+"""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helpers import jpeg, make_tree, png
 
-from hostile import CASES
+from hostile.images import CASES
 
 NEIGHBOURS = {
     f"{name}/{number:02d}.{kind}": (jpeg if kind == "jpg" else png)(23, 17, 500 + number)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forging import forge, restate, with_image
 from helpers import jpeg, make_folder, make_tree, run_main, tree
+from hostile.forging import forge, restate, with_image
 from refusals import refuses
 
 from shardkit import convert

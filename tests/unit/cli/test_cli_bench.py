@@ -1,4 +1,4 @@
-"""``shardkit bench`` and ``shardkit ablation``: real runs, and refusals."""
+"""``shardkit bench``: real runs, and refusals."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_a_run_measures_each_line(place: Path) -> None:
 
 
 @pytest.mark.measures
-def test_an_ablation_measures_a_folder(tmp_path: Path) -> None:
+def test_the_steps_of_a_folder_are_measured(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", each=40)
-    given = "--rounds 1 --seconds 0.05 --workers 1 --batch-size 4 --decode CenterCrop(8) --json"
+    given = "--steps --rounds 1 --seconds 0.02 --batch-size 4 --decode CenterCrop(8) --json"
 
-    done = run_main("ablation", tmp_path / "photos", *given.split())
+    done = run_main("bench", tmp_path / "photos", *given.split())
 
     report = json.loads(done.stdout)
     assert done.returncode == 0
@@ -136,8 +136,10 @@ def test_invalid_requests_are_refused_before_anything_is_measured(
         "bench made --html nowhere/page.html": ("nowhere",),
         "bench made --html one.svg --plot one.svg": ("--html", "--plot"),
         "bench made --step-ms 5 --model small": ("step", "model"),
-        "ablation nowhere": ("nowhere",),
-        "ablation --decode pil .": ("decode pil", "transform"),
+        "bench --steps nowhere": ("nowhere",),
+        "bench --steps made photos": ("one path",),
+        "bench --steps made --loader thread": ("loaders",),
+        "bench --steps made --cache cold": ("warm",),
     }.items():
         assert refuses(2, *words.split(), facts=facts).stdout == ""
     assert stage.events == []

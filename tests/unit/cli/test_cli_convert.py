@@ -206,9 +206,9 @@ def test_shards_are_limited_by_samples_or_by_size(folder: Path) -> None:
         "--shard-samples=2": 3,
         "--shard-size=1B": 6,
         **dict.fromkeys(
-            [f"--shard-size={t}" for t in ("4608", "4.5KiB", "4.608 kb", " 4608b ")], 2
+            [f"--shard-size={t}" for t in ("4608B", "4.5KiB", "4.608 kb", " 4608b ")], 2
         ),
-        **dict.fromkeys([f"--shard-size={text}" for text in ("1MB", "2tib", "500000")], 1),
+        **dict.fromkeys([f"--shard-size={text}" for text in ("1MB", "2tib", "65536")], 1),
     }.items():
         assert planned(folder, options)["shards"] == shards, options
 
@@ -274,6 +274,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "--dct-scaling --resize 8 --resizer torch": ("dct_scaling", "pillow"),
     "--resizer torch --resize 8 --filter lanczos": ("torch", "lanczos"),
     "--shard-size 0": ("shard size 0",),
+    "--shard-size 256": ("--shard-size 256", "256MiB", "256B"),
+    "--shard-size 65535": ("65535 bytes",),
     "--shard-size 1MB --shard-samples 4": ("--shard-size", "--shard-samples"),
     "--dry-run --plan-only": ("--dry-run", "--plan-only"),
     "--background transparentish": ("transparentish",),

@@ -43,6 +43,12 @@ def test_a_dataset_is_described(folder: Path, tmp_path: Path, to: str) -> None:
     assert told(place) == json.loads(json.dumps(describe(place)))
 
 
+def test_the_dtype_of_images_that_are_not_rgb_is_shown(folder: Path, tmp_path: Path) -> None:
+    for pixels, shown in (("rgb", False), ("gray", True)):
+        convert(folder, tmp_path / pixels, to="lmdb", pixels=pixels, workers=1)
+        assert ("uint8" in info(tmp_path / pixels)) == shown
+
+
 def test_a_plan_is_described_with_the_next_command(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "a plan"
     run_main("convert", "imagefolder", folder, place, "--to", "lmdb", "--plan-only")

@@ -101,7 +101,6 @@ TABLE = {
     "merge": Row("IN/made IN/other OUT", "rows shards", "IN/made IN/bad OUT"),
     "split": Row("IN/made --val 0.4 --stratify --out OUT", "splits", "IN/bad --val 0.4 --out OUT"),
     "export": Row("IN/made OUT", "records files bytes left_out", "IN/damaged OUT", "CorruptShard"),
-    "index-export": Row("IN/attached OUT --as dali", "tool samples path", "IN/bad OUT --as dali"),
     "doctor": Row("", "findings diagnosis profile", "IN/bad"),
     "tune": Row(
         f"IN/made {CROP} --batch-size 2 --budget 1s", "ranking paste", "IN/bad", mark="measures"
@@ -111,12 +110,6 @@ TABLE = {
         "shardkit_bench headline",
         "IN/bad",
         mark="slow",
-    ),
-    "ablation": Row(
-        f"IN/made {CROP} --rounds 1 --seconds 0.05 --workers 1 --batch-size 2",
-        "shardkit_bench headline",
-        "IN/bad",
-        mark="measures",
     ),
 }
 

@@ -111,7 +111,6 @@ def test_unknown_names_are_refused_and_a_similar_one_is_suggested() -> None:
         "doctor --budget 0s": ("'--budget'",),
         "tune x --budget 0": ("'--budget'",),
         "bench x --seconds 0": ("'--seconds'",),
-        "ablation x --seconds -1": ("'--seconds'",),
         "doctor x --step-ms 0": ("'--step-ms'",),
     }.items():
         done = run_main(*words.split())

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import forge, with_meta
 from helpers import DEADLINE, make_folder, make_tree, run_main, shardkit_command
+from hostile.forging import forge, with_meta
 from repairing import flip
 
 from shardkit import convert

@@ -26,8 +26,9 @@ from helpers import (
     png_chunk,
     png_file,
 )
+from hostile import rasters
 from pairwise import pairwise
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from refusals import refused
 from table import for_each
 
@@ -45,6 +46,7 @@ from shardkit.codecs.image import (
     to_rgb,
 )
 from shardkit.codecs.structure import MAX_SCANS
+from shardkit.codecs.typed import decode_typed
 from shardkit.errors import BadImage
 from shardkit.system import compiled, native
 
@@ -577,19 +579,22 @@ def test_the_reason_contains_no_address() -> None:
     assert "BytesIO" not in str(caught.value)
 
 
-def bomb(kind: str) -> bytes:
+def bomb(kind: str, side: int = 60_000) -> bytes:
     if kind == "png":
-        return png_file(struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0), b"")
+        return png_file(struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0), b"")
     if kind == "bmp":
         data = bytearray(SAMPLES["bmp"])
-        data[18:26] = struct.pack("<II", 60_000, 60_000)
+        data[18:26] = struct.pack("<II", side, side)
         return bytes(data)
+    if kind == "tiff":
+        strip = zlib.compress(bytes(9))
+        return rasters.tiff(strip, size=(side, side), packing=8)
     if kind == "gif":
         data = bytearray(SAMPLES["gif"])
         data[6:10] = struct.pack("<HH", 60_000, 60_000)
         return bytes(data)
     if kind == "ppm":
-        return b"P6 60000 60000 255\n" + bytes(100)
+        return b"P6 %d %d 255\n" % (side, side) + bytes(100)
     return jpeg_stating(16_000, 16_000)
 
 
@@ -603,6 +608,29 @@ def test_a_bomb_is_refused_by_its_header(kind: str, function: object) -> None:
         with pytest.raises(BadImage):
             function(data, kind)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@for_each("kind", ["png", "bmp", "ppm", "tiff"])
+@for_each("function", [inspect, decode, decode_mask])
+def test_pixels_that_the_data_cannot_unpack_to_are_refused_by_the_header(
+    kind: str, function: object
+) -> None:
+    assert callable(function)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(ImageFile.ImageFile, "load")
+        with refused(BadImage, "13000 x 13000"):  # under the limit of pixels
+            function(bomb(kind, 13_000), kind)
+
+
+def test_a_sixteen_bit_png_is_refused_by_its_header() -> None:
+    header = struct.pack(">IIBBBBB", 9000, 9000, 16, 6, 0, 0, 0)
+    tracemalloc.start()
+    try:
+        with refused(BadImage, "9000 x 9000"):
+            decode_typed(png_file(header, bytes(100)), "png")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
 

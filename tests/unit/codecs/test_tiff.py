@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from refusals import refused
 from table import for_each
 
 from shardkit import convert, open_dataset, verify
-from shardkit.codecs import tiff
+from shardkit.codecs import limits, tiff
 from shardkit.codecs.typed import decode_typed, inspect_typed
 from shardkit.errors import BadImage
 
@@ -154,6 +156,79 @@ def test_a_bomb_is_refused() -> None:
         changed[tag + 8 : tag + 12] = value.to_bytes(4, "little")
     with refused(BadImage):
         decode_typed(bytes(changed) + bomb, "tiff")
+
+
+def forged(data: bytes, **tags: int) -> bytes:
+    """Return a TIFF file with other numbers in tags of its first page."""
+    changed = bytearray(data)
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        for name, value in tags.items():
+            at = file.pages[0].tags[name].offset  # type: ignore[union-attr]
+            changed[at + 2 : at + 4] = (4).to_bytes(2, "little")  # a number of 32 bits
+            changed[at + 8 : at + 12] = value.to_bytes(4, "little")
+    return bytes(changed)
+
+
+@for_each(
+    ("shape", "compression", "said"),
+    [
+        ((13_000, 14_000, 2), "zlib", "178956970"),  # over the limit of pixels
+        ((10_000, 10_000, 9), None, "894784850"),  # and of bytes
+        ((1000, 1100, 2), None, "damaged"),
+        ((1000, 1100, 2), "zlib", "damaged"),
+        ((1000, 1000, 300), "lzw", "damaged"),
+    ],
+)
+def test_a_size_that_the_file_cannot_have_is_refused_before_decoding(
+    shape: tuple[int, int, int], compression: str | None, said: str
+) -> None:
+    # One strip, whose data are those of 2 x 2 pixels.
+    data = written(np.zeros((2, 2, shape[2]), np.uint8), compression=compression)
+    data = forged(data, ImageLength=shape[0], ImageWidth=shape[1], RowsPerStrip=shape[0])
+    with pytest.MonkeyPatch.context() as patch:
+        for decoder in ("opened", "loaded", "_HELPER"):
+            patch.delattr(tiff, decoder)
+        for read in (decode_typed, inspect_typed):
+            with refused(BadImage, said):
+                read(data, "tiff")
+
+
+def test_strips_that_share_bytes_count_once() -> None:
+    """500 strips of one row, each of which has all bytes of the file."""
+    data = written(np.zeros((500, 4, 5), np.uint8), compression="zlib", rowsperstrip=1)
+    changed = bytearray(data)
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        for name, value in (("StripOffsets", 0), ("StripByteCounts", len(data))):
+            tag = file.pages[0].tags[name]  # type: ignore[union-attr]
+            kind = {3: "<u2", 4: "<u4"}[int(tag.dtype)]
+            values = np.full(500, value, kind).tobytes()
+            changed[tag.valueoffset : tag.valueoffset + len(values)] = values
+    with refused(BadImage, "share"):
+        decode_typed(bytes(changed), "tiff")
+
+
+@for_each("pages", [1, 5])
+def test_large_images_are_decoded_by_one_process_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """Their child, too, has the memory for one image."""
+    turns = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        turns.append("waits")
+        yield
+        turns.append("ends")
+
+    monkeypatch.setattr(limits, "in_turn", turn)
+    monkeypatch.setattr(limits, "_LARGE_BYTES", pages * 40 * 40 * 8 - 1)
+    pixels = values("float64", pages, 40, 40)
+    data = written(pixels, planarconfig=None)
+    decode_typed(data, "tiff")
+    assert turns == ["waits", "ends"]
+    monkeypatch.setattr(limits, "_LARGE_BYTES", pages * 40 * 40 * 8)
+    decode_typed(data, "tiff")
+    assert len(turns) == 2
 
 
 @pytest.mark.parametrize("to", ["lmdb", "webdataset"])

@@ -451,11 +451,17 @@ def test_attached_archives_are_refused(tmp_path: Path, more: Path) -> None:
 
 def test_forged_parts_are_refused(place: Path, folder: Path, more: Path) -> None:
     append(place, more)
-    for change in ({"shards": 9}, {"classes": 9}, {"skipped": 1}, {"first": "x"}, {"more": 1}):
+    other = make_dataset(more, place.parent / "other")
+    sources: tuple[Any, ...] = ({"kind": "parts"}, {"kind": "imagefolder", "images": "x"}, {}, None)
+    changes: list[dict[str, Any]] = [{"source": source} for source in sources]
+    changes += [{"shards": 9}, {"classes": 9}, {"skipped": 1}, {"first": "x"}, {"more": 1}]
+    for change in changes:
         plain = (place / "shardkit.json").read_bytes()
         restate_json(place, lambda value: value["source"]["parts"][0].update(change))  # noqa: B023
         with refused(CorruptDataset, "shardkit.json"):
-            verify(place, against=[folder, more])
+            open_dataset(place)
+        with refused(CorruptDataset, "shardkit.json"):
+            merge([place, other], place.parent / "merged")
         (place / "shardkit.json").write_bytes(plain)
     assert verify(place, against=[folder, more]).ok
 

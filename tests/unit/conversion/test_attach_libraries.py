@@ -20,7 +20,6 @@ from refusals import refused
 from shardkit import ConversionFailed, UsageError, attach, convert, open_dataset, verify
 from shardkit.conversion.attach import attach_source
 from shardkit.errors import CorruptRecord, CorruptShard
-from shardkit.exporting.tar_index import export_index
 from shardkit.registry import get_source
 from shardkit.sources import lmdb_reader
 
@@ -192,12 +191,8 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
     with refused(UsageError):
         attach(source, index, image="png")
     with refused(UsageError):
-        attach(source, index, trust="dali")
-    with refused(UsageError):
         attach_source(get_source("imagefolder").open(tmp_path), index, None)  # type: ignore[arg-type]
     attach(source, index)
-    with refused(UsageError):
-        export_index(index, tmp_path / "out", "dali")
     with refused(UsageError, "label=", "force=True"):
         attach(get_source("lmdb").open(environment, label="folder"), index)
 

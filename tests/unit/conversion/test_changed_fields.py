@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from buckets import BUCKET, Bucket
-from forging import restate
 from helpers import invoke, make_dataset, make_folder, make_tree, png, tree
+from hostile.forging import restate
 from refusals import refused, refuses
 from stated import stated
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forging import restate
+from hostile.forging import restate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinds import FIELDS, SAMPLES, SCHEMA, array, content, contents, png, same

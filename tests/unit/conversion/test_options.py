@@ -8,8 +8,9 @@ import pytest
 from refusals import refused
 
 from shardkit import UsageError
-from shardkit.conversion.plan import parse_bytes, spell_bytes
+from shardkit.conversion.plan import spell_bytes
 from shardkit.recipe import Recipe, parse_color, parse_size, spell_color, spell_size
+from shardkit.system.formatting import parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -22,10 +23,22 @@ def test_sizes_of_images(given: int | tuple[int, int] | str, expected: object) -
 
 
 def test_sizes_of_shards() -> None:
-    assert parse_bytes(500) == 500
-    assert parse_bytes("256MiB") == 256 << 20
-    assert parse_bytes(" 1.5 gb ") == 1_500_000_000
-    assert [spell_bytes(256 << 20), spell_bytes(500)] == ["256MiB", "500"]
+    sizes: dict[int | str, int] = {
+        0: 0,
+        65536: 65536,
+        "500000": 500_000,
+        "256MiB": 256 << 20,
+        " 1.5 gb ": 1_500_000_000,
+        "500B": 500,
+    }
+    for given, count in sizes.items():
+        assert parse_bytes(given, "size") == count
+        assert parse_bytes(parse_bytes(given, "size"), "size") == count
+        assert parse_bytes(spell_bytes(count), "size") == count
+    bare: int | str
+    for bare in (1, 256, 65535, "256", "1.5"):
+        with refused(UsageError, f"size={bare!r}", f"{bare}MiB", f"{bare}B"):
+            parse_bytes(bare, "size")
 
 
 def test_colors() -> None:
@@ -41,7 +54,7 @@ def test_other_texts_are_refused() -> None:
             parse_size(size)
     for size in ("large", "-1", "1 XB"):
         with refused(UsageError):
-            parse_bytes(size)
+            parse_bytes(size, "shard_size")
     with refused(UsageError):
         parse_color("whitish")
 

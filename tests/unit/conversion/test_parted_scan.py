@@ -66,7 +66,7 @@ def source(tmp_path: Path) -> Path:
 OPTIONS: dict[str, dict[str, Any]] = {
     "shuffled": {},
     "in order": {"shuffle": False},
-    "by size": {"shard_samples": None, "shard_size": 2000},
+    "by size": {"shard_samples": None, "shard_size": "2000B"},
     "limited": {"limit": 9},
     "limited in order": {"limit": 9, "shuffle": False},
     "another seed": {"seed": 7},

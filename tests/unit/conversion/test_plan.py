@@ -75,7 +75,7 @@ GOLDEN_1 = [2, 1, 3, 0, 4]
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 120))
 def test_shards_hold_at_most_their_size_or_one_image(sizes: list[int], room: int) -> None:
-    cuts = planned(sizes, shard_size=room, shuffle=False).splits[0].cuts
+    cuts = planned(sizes, shard_size=f"{room}B", shuffle=False).splits[0].cuts
     assert cuts[0] == 0
     assert cuts[-1] == len(sizes)
     assert list(cuts) == sorted(cuts)
@@ -96,7 +96,7 @@ def test_shards_hold_exactly_the_requested_number_of_images(images: int, samples
 
 
 def test_shards_contain_all_images_in_order() -> None:
-    split = planned([10] * 25, shard_size=70).splits[0]
+    split = planned([10] * 25, shard_size="70B").splits[0]
     parts = [entry for shard in range(split.shards) for entry in split.shard_source(shard).entries]
     assert parts == list(split.source.entries)
     assert split.shards == 4
@@ -218,6 +218,8 @@ def test_the_software_is_recorded(tmp_path: Path) -> None:
     [
         ({"to": "zip"}, "unknown format 'zip'; choose from hdf5, lmdb, webdataset"),
         ({"shard_size": 0}, "shard size 0"),
+        ({"shard_size": 256}, "shard_size=256"),
+        ({"shard_size": "256"}, "shard_size='256'"),
         ({"shard_samples": 0}, "shard_samples=0"),
         ({"limit": -1}, "limit=-1"),
         ({"on_error": "ignore"}, "on_error='ignore'"),

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from forging import restate
 from helpers import encoded, invoke, jpeg, make_dataset, make_tree, picture, png
+from hostile.forging import restate
 from PIL import Image
 from refusals import refused, refuses
 from stated import done, restate_json, stated

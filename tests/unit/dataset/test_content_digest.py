@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import edit
 from fields import SCHEMA, make_fields, sample_of
 from helpers import FORMATS, png
+from hostile.damage import edit
 
 from shardkit import (
     BlockShuffle,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import edit
 from helpers import make_dataset, make_folder
+from hostile.damage import edit
 from refusals import refused
 
 from shardkit import CorruptDataset, UsageError, add_fields, open_dataset, remove_fields, verify

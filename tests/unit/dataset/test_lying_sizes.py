@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damage import edit, restate_files, with_checks
 from helpers import jpeg, make_dataset, make_tree, png
+from hostile.damage import edit, restate_files, with_checks
 from refusals import refused
 
 from shardkit import CenterCrop, CorruptDataset, RandomResizedCrop, Resize, open_dataset

@@ -209,7 +209,7 @@ def test_wrong_bytes_of_a_range_are_fetched_again(
         list(far[:])
 
     assert list(far[:]) == list(near[:])
-    small = remote(tmp_path / "small", fetch="ranges", cache_limit=1)
+    small = remote(tmp_path / "small", fetch="ranges", cache_limit="1B")
     assert [small[row] for row in (0, 6, 12)] == [near[row] for row in (0, 6, 12)]
 
 
@@ -305,6 +305,7 @@ def test_wrong_uses_are_refused(bucket: Bucket, dataset: Path, tmp_path: Path) -
     wrong: list[tuple[dict[str, Any], tuple[object, ...]]] = [
         ({}, ("cache=",)),
         ({**cache, "cache_limit": "much"}, ("cache_limit='much'",)),
+        ({**cache, "cache_limit": 50}, ("cache_limit=50", "50MiB")),
         ({**cache, "fetch": "parts"}, ("fetch='parts'", "shards", "ranges")),
         ({**cache, "fetch": "ranges", "verify": False}, ("verify=",)),
     ]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damage import restate_files, with_checks
 from helpers import FORMATS, make_dataset, make_folder
+from hostile.damage import restate_files, with_checks
 from refusals import refused
 
 from shardkit import CorruptDataset, ShardDataset, UsageError, open_dataset

@@ -67,7 +67,6 @@ def test_it_converts_attaches_and_is_built_by_jobs(pack: Path, tmp_path: Path) -
     assert "Convert the images in .pack files." in run("convert", "--help")
     assert "Files of images end to end." in run("attach", "--help")
     assert "--prefix" in run("attach", "pack", "--help")
-    assert "--trust" not in run("attach", "pack", "--help")
 
     own, more = ("--prefix", "cat/"), ("--to", "lmdb", "--shard-samples", 2, "--quiet")
     made, jobs, index = tmp_path / "made", tmp_path / "jobs", tmp_path / "index"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from foreign import beton_images, make_beton, pixels_of, png_of
-from foreign_shards import BetonColumn, write_beton
 from helpers import invoke, png
+from hostile.foreign_shards import BetonColumn, write_beton
 from refusals import refused
 from table import for_each
 

@@ -26,7 +26,7 @@ from refusals import refused
 from table import for_each
 from torch.utils.data import IterableDataset
 
-from shardkit import Field, Sample, UsageError, convert, verify
+from shardkit import Field, Sample, UsageError, convert, open_dataset, verify
 from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import BadImage, BadImages
 from shardkit.sources.samples import Samples
@@ -182,6 +182,27 @@ def test_values_come_back(tmp_path: Path) -> None:
 def test_a_key_that_is_no_text_is_refused(key: Any) -> None:
     with refused(UsageError, "key="):
         Sample(key=key)
+
+
+def test_bfloat16_tensors_give_their_values(tmp_path: Path) -> None:
+    sample = {
+        "score": torch.tensor(1.5),
+        "boxes": torch.tensor([[1.0, 2, 3, 4.5]]),
+        "keypoints": torch.tensor([[1.0, 2, 1]]),
+        "points": torch.tensor([0.5, -2]),
+        "mask": torch.tensor([[1.0, 2]]),
+    }
+    narrow = {name: value.bfloat16() for name, value in sample.items()}
+    with refused(BadImages, "mask of float32"):
+        convert([narrow], tmp_path / "out", to="lmdb", workers=1)
+    del narrow["mask"]
+    convert([narrow], tmp_path / "out", to="lmdb", workers=1)
+    dataset = open_dataset(tmp_path / "out", fields=[*narrow], decode="torch")
+    score, boxes, keypoints, points = dataset[0]
+    assert score == 1.5
+    assert boxes.tolist() == [[1, 2, 3, 4.5]]
+    assert keypoints.tolist() == [[1, 2, 1]]
+    assert points.tolist() == [0.5, -2]
 
 
 def test_samples_may_have_keys(tmp_path: Path) -> None:

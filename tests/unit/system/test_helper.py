@@ -15,7 +15,18 @@ import forked
 import helper_calls
 import psutil
 import pytest
-from helper_calls import double, evil, fail, guarded, main_thread, shout, touch, variable, wait_for
+from helper_calls import (
+    cpu_left,
+    double,
+    evil,
+    fail,
+    guarded,
+    main_thread,
+    shout,
+    touch,
+    variable,
+    wait_for,
+)
 from helpers import DEADLINE, wait_until
 from refusals import refused
 
@@ -65,6 +76,15 @@ def test_it_is_started_again(helper: Helper, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PLANTED_TOKEN", "new")
     assert helper.call(variable, "PLANTED_TOKEN") == "new"
     assert process.poll() == -signal.SIGKILL
+
+
+def test_a_call_is_limited_by_its_own_cpu_time_not_by_that_of_others(helper: Helper) -> None:
+    helper.cpu_seconds = 70
+    assert helper.call(cpu_left) == 71
+    assert helper.seconds is None
+    with pytest.raises(HelperEnded, match="70 s of CPU time"):
+        helper.call(signal.raise_signal, signal.SIGXCPU)
+    assert helper.call(cpu_left) == 71
 
 
 def test_advice_runs_while_a_call_does(helper: Helper, tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ def test_a_long_name_shows_its_start_and_end() -> None:
     assert len(text) == 80
 
 
+def test_an_integer_too_large_for_text_is_quoted_by_its_type() -> None:
+    assert quoted(10**5000) == "<int of too many digits>"
+    assert quoted([10**5000]) == "<list of too many digits>"
+
+
 def test_quoting_a_giant_name_takes_little_memory() -> None:
     giant = b"\0" * (8 << 20)
     tracemalloc.start()

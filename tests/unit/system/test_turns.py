@@ -16,7 +16,7 @@ from helpers import encoded, jpeg, make_tree, picture, png
 from PIL import Image
 
 from shardkit import convert, make_loader, open_dataset
-from shardkit.codecs import image as codec
+from shardkit.codecs import limits
 from shardkit.codecs.image import decode, decode_mask, inspect
 from shardkit.recipe import Recipe
 from shardkit.record import FOREIGN_FIELD, Record
@@ -85,7 +85,7 @@ def test_large_images_are_decoded_in_turn(field: str, monkeypatch: pytest.Monkey
         yield
         depth -= 1
 
-    monkeypatch.setattr(codec, "in_turn", turn)
+    monkeypatch.setattr(limits, "in_turn", turn)
     data = LARGE[field]
     recipe = Recipe(encode="png", resize=8)
     steps = (
@@ -97,7 +97,7 @@ def test_large_images_are_decoded_in_turn(field: str, monkeypatch: pytest.Monkey
     for step in steps:
         step()
     assert turns == 0
-    monkeypatch.setattr(codec, "LARGE_PIXELS", 1599)
+    monkeypatch.setattr(limits, "LARGE_PIXELS", 1599)
     resize = Image.Image.resize
     monkeypatch.setattr("shardkit.system.compiled.resize", lambda *_: None)
     # It has the same limit, and leaves larger images to Python.

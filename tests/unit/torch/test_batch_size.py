@@ -115,6 +115,7 @@ def test_what_cannot_work_is_an_error() -> None:
     [
         ({}, ("CUDA",)),
         ({"memory": 0}, ("memory=0", "1")),
+        ({"memory": 64}, ("memory=64", "64MiB")),
         ({"memory": 1, "most": 0}, ("most=0",)),
     ],
 )
@@ -243,7 +244,8 @@ AUTO = ("--batch-size", "auto")
     [
         (AUTO, "give --batch-size auto with --model"),
         (("--memory", "4GiB"), "--memory belongs to it"),
-        ((*AUTO, "--memory", "much"), "'much' is not a size such as 500MB or 4GiB"),
+        ((*AUTO, "--memory", "much"), "--memory='much' is not a size"),
+        ((*AUTO, "--memory", "4"), "--memory='4' is 4 bytes"),
         (("--batch-size", "0"), "x>=1"),
         (("--batch-size", "many"), "'many' is neither a number of samples nor auto"),
     ],

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from engines import LOADERS, Numbers, opened
 from helpers import FORMATS
 from loading import (
@@ -35,7 +36,13 @@ from loading import (
 from refusals import refused
 from torch.utils.data import ConcatDataset, Subset
 
-from shardkit import BlockShuffle, make_loader, open_dataset
+from shardkit import (
+    BlockShuffle,
+    EpochBatchSampler,
+    IterableShardDataset,
+    make_loader,
+    open_dataset,
+)
 from shardkit.errors import StateMismatch
 
 pytestmark = [
@@ -309,6 +316,39 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
         assert loader.state_dict() == state
     loader.load_state_dict(state)
     assert prints_of(loader) == run[0][1:]
+
+
+HOSTILE: tuple[Any, ...] = (
+    10**5000,  # Python does not convert as many digits
+    10**400,
+    [10**5000],
+    np.arange(3),
+    np.array([[1, 2], [3, 4]]),
+    torch.ones(2, 2),
+    float("nan"),
+    "x" * 100_000,
+    b"x" * 100_000,
+    list(range(100_000)),
+    "\n\x1b[31m",
+)
+
+
+def test_hostile_values_of_a_state_are_refused_in_a_short_line(root: Path) -> None:
+    targets = [
+        loader_of(root / "lmdb"),
+        EpochBatchSampler(open_dataset(root / "lmdb"), BATCH),
+        IterableShardDataset(root / "lmdb", batch_size=BATCH),
+    ]
+    for target in targets:
+        state = target.state_dict()
+        states = [state | {name: value} for name in state for value in HOSTILE]
+        states += [state | {"epoch": 2**63}, {"x" * 100_000: 1, 10**5000: 2}, *HOSTILE]
+        for hostile in states:
+            with pytest.raises(StateMismatch) as caught:
+                target.load_state_dict(hostile)
+            assert len(str(caught.value)) < 600
+            assert str(caught.value).isprintable()
+        assert target.state_dict() == state
 
 
 def test_states_distinguish_datasets(root: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from helpers import DEADLINE, FORMATS
 from loading import CROP, ITERABLE, ROWS, SEED, Print, Prints, make_datasets, prints, prints_of
@@ -21,7 +22,16 @@ from refusals import refused
 from torch.utils.data import Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardkit import BlockShuffle, EpochBatchSampler, Rank, collate, make_loader, open_dataset
+from shardkit import (
+    BlockShuffle,
+    EpochBatchSampler,
+    Field,
+    Rank,
+    collate,
+    convert,
+    make_loader,
+    open_dataset,
+)
 from shardkit.errors import StateMismatch
 
 pytestmark = [
@@ -223,6 +233,82 @@ def test_an_epoch_without_set_epoch_resumes(root: Path, way: Way) -> None:
     assert take(iter(loader), 3) == expected[:3]
     again, _ = start(root / "lmdb", way, loader.state_dict())
     assert prints_of(again) == expected[3:]
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset in each format whose labels are its rows: so an epoch has each label once."""
+    root = tmp_path_factory.mktemp("numbered")
+    samples = [{"image": np.full((4, 4, 3), n, np.uint8), "label": n} for n in range(NUMBERS)]
+    schema = {"label": Field("label", classes=NUMBERS)}
+    for to in FORMATS:
+        convert(samples, root / to, to=to, pixels="rgb", schema=schema)
+    return root
+
+
+NUMBERS = 29
+
+
+class Stop(NamedTuple):
+    """A run of one rank that stops early."""
+
+    to: str
+    way: Way
+    epoch: int
+    batches: int
+    place: tuple[int, int] = (0, 1)
+    """Rank and number of ranks."""
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        Stop("lmdb", Way("batches", 2), 1, 1),
+        Stop("hdf5", Way("samples", 2), 2, 1, (1, 2)),
+        Stop("webdataset", Way("samples", 1), 1, 0),
+        Stop("lmdb", Way("batches", 2, persistent=True), 2, 0, (0, 2)),
+        *(
+            pytest.param(
+                Stop(to, Way(kind, workers, True, persistent and workers > 0), epoch, stop, place),
+                marks=pytest.mark.slow,
+            )
+            for to, kind, workers, persistent, epoch, stop, place in pairwise(
+                FORMATS,
+                ("batches", "samples"),
+                [0, 1, 2],
+                [False, True],
+                [0, 1, 2],
+                [0, 1, 2],
+                [(0, 1), (0, 2), (1, 2), (2, 3)],
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_state_saved_before_each_worker_has_yielded_loses_and_repeats_nothing(
+    numbered: Path, stop: Stop
+) -> None:
+    """It resumes without ``set_epoch``; all ranks together read each label once."""
+    path, epoch, (rank, world_size) = numbered / stop.to, stop.epoch, stop.place
+    labels: list[int] = []
+    for this in range(world_size):
+        this_rank = Rank(rank=this, world_size=world_size, remainder="exact")
+        loader, named = start(path, stop.way, this_rank=this_rank)
+        if this != rank:
+            named.set_epoch(epoch)
+            labels += itertools.chain(*(batch[1].tolist() for batch in loader))
+            continue
+        if stop.way.persistent and epoch:  # its workers have read another epoch before
+            named.set_epoch(epoch - 1)
+            assert len(list(loader)) > 0
+        named.set_epoch(epoch)
+        batches = iter(loader)
+        labels += itertools.chain(*(b[1].tolist() for b in itertools.islice(batches, stop.batches)))
+        state = loader.state_dict()
+        del batches, loader
+        again, _ = start(path, stop.way, state, this_rank)
+        labels += itertools.chain(*(batch[1].tolist() for batch in again))
+    assert sorted(labels) == list(range(NUMBERS))
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forging import forge
 from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, png, run_main
+from hostile.forging import forge
 from refusals import refused, refuses
 
 from shardkit import CorruptDataset, Field, UsageError, convert, diff

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forging import restate
 from helpers import make_dataset, make_tree, png
+from hostile.forging import restate
 from refusals import refused
 
 from shardkit import CorruptDataset, diff, verify

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import restate
 from helpers import FORMATS, invoke, jpeg, make_dataset, make_folder, make_tree, tree
+from hostile.forging import restate
 from refusals import refuses
 from stated import done, stated
 

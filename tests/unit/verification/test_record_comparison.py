@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forging import (
+from helpers import FORMATS, encoded, exif, jpeg, make_dataset, make_tree, picture, png, tree
+from hostile.forging import (
     blamed,
     forge,
     make_jpegs,
@@ -21,7 +22,6 @@ from forging import (
     with_meta,
     with_other_pillow,
 )
-from helpers import FORMATS, encoded, exif, jpeg, make_dataset, make_tree, picture, png, tree
 from stated import stated
 
 from shardkit import verify

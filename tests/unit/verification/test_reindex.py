@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import restate
 from helpers import FORMATS, make_dataset, make_folder, make_tree, tree
+from hostile.forging import restate
 from pairwise import pairwise
 from refusals import refused
 from stated import being_written, shards_of

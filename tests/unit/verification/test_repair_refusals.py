@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import forge, restate, with_meta
 from helpers import jpeg, make_folder, make_tree, tree
+from hostile.forging import forge, restate, with_meta
 from refusals import refused
 from repairing import cut, files_of, flip, healed, make, make_each, make_source
 from stated import being_written, stated

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import blamed, make_jpegs, make_truths, proved, restate
 from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png, tree
+from hostile.forging import blamed, make_jpegs, make_truths, proved, restate
 from refusals import refused
 
 from shardkit import UsageError, verify

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import blamed, proved, restate
 from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png
+from hostile.forging import blamed, proved, restate
 from pairwise import pairwise
-from refusals import refused
+from refusals import refused, refuses
 from stated import restate_json, stated
 
-from shardkit import CorruptDataset, UsageError, verify
+from shardkit import CorruptDataset, UsageError, open_dataset, verify
 
 
 def sources(root: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -163,6 +163,9 @@ ODD_MANIFESTS: dict[str, dict[str, dict[str, Any]]] = {
     "a resize of three": {"recipe": {"resize": [1, 2, 3]}},
     "a quality that is a text": {"recipe": {"quality": "90"}},
     "a background that is a text": {"recipe": {"background": "white"}},
+    "no background": {"recipe": {"background": None}},
+    "a number of images that is a text": {"source": {"images": "x"}},
+    "fewer images than none": {"source": {"images": -1}},
 }
 
 
@@ -178,11 +181,18 @@ def with_values(
 def test_a_manifest_without_recipe_or_source_is_refused(folder: Path, tmp_path: Path) -> None:
     place = make_dataset(folder, tmp_path / "made")
     plain = (place / "shardkit.json").read_bytes()
-    changes = [partial(with_values, values=odd) for odd in ODD_MANIFESTS.values()]
-    changes += [partial(with_values, lost=name) for name in ("seed", "limit")]
-    for change in changes:
-        restate(place, change)
-        with refused(CorruptDataset, "manifest"):
+    for odd in ODD_MANIFESTS.values():
+        restate(place, partial(with_values, values=odd))
+        with refused(CorruptDataset, place / "shardkit.json"):
+            open_dataset(place)
+        assert [finding.file for finding in verify(place, against=folder).findings] == [
+            "shardkit.json"
+        ]
+        refuses(1, "export", place, tmp_path / "exported", facts=(place / "shardkit.json",))
+        (place / "shardkit.json").write_bytes(plain)
+    for name in ("seed", "limit"):
+        restate(place, partial(with_values, lost=name))
+        with refused(CorruptDataset, "manifest", name):
             verify(place, against=folder)
         (place / "shardkit.json").write_bytes(plain)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forging import forge, restate, with_meta
 from helpers import FORMATS, jpeg, limit_memory, make_dataset, make_folder, make_tree, png
+from hostile.forging import forge, restate, with_meta
 from refusals import refused
 from stated import shards_of, stated
 

@@ -28,7 +28,12 @@ from shardkit.measure.doctor import pipeline as pipeline_module
 from shardkit.measure.doctor import profile as profile_module
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Remedy, Trial, measure_rate
 from shardkit.measure.doctor.profile import Profile, profile
-from shardkit.measure.doctor.stored import convert_images, loaded_provenance, write_images
+from shardkit.measure.doctor.stored import (
+    convert_images,
+    innermost,
+    loaded_provenance,
+    write_images,
+)
 from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import StepSpec, Subject
 from shardkit.recipe import Recipe
@@ -191,6 +196,31 @@ def test_a_remedy_keeps_everything_else() -> None:
     changed = Remedy(options={"num_workers": 2, "engine": "thread"})
     threads: Any = pipeline.loader(changed, "", [0])
     assert (threads.engine, threads.num_workers, threads.collate_fn) == ("thread", 2, joined)
+
+
+def negative(label: int) -> int:
+    return -label
+
+
+def test_a_trial_keeps_the_options_and_rows_of_the_dataset(made: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"fields": ("label", "image"), "as_dict": True, "decode": "torch"}
+    dataset = LMDBDataset(made, target_transform=negative, **options)
+    loader = make_loader(Subset(dataset.select([3, 0, 4]), [2, 0]), 2, num_workers=1)
+    pipeline = Pipeline(session(loader), Loading())
+    expected = {-int(label) for label in dataset.targets[[4, 3]]}
+
+    for remedy in (Remedy(), Remedy(jpeg="fast")):
+        trial: Any = pipeline.loader(remedy, "", [0, 1])
+        batch = next(iter(trial))
+        assert list(batch) == ["label", "image"]
+        assert {*batch["label"].tolist()} == expected
+        assert innermost(trial.dataset).jpeg == (remedy.jpeg or "exact")
+    assert dataset.jpeg == "exact"
+
+    write_images(session(loader), rows=[0], files=(), folder=tmp_path / "source")
+    convert_images(tmp_path / "source", tmp_path / "copy", Recipe())
+    copy: Any = pipeline.loader(Remedy(), str(tmp_path / "copy"), [0])
+    assert list(next(iter(copy))) == ["label", "image"]
 
 
 def test_a_loader_of_another_kind_is_refused() -> None:

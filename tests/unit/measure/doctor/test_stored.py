@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helpers import jpeg, make_tree
+from helpers import jpeg, make_dataset, make_tree
 from torch.utils.data import Dataset, Subset
 
+from shardkit import attach, open_dataset
 from shardkit.measure.doctor.stored import Group, Header, headers, slowest_group, stored_images
 
 USUAL = [Header("jpg", 400, 300, 9000, n % 4) for n in range(90)]
@@ -66,3 +68,29 @@ def test_the_files_of_an_image_folder_are_known(tmp_path: Path) -> None:
         ("jpg", 64, 2),
     ]
     assert stored_images(Folder([])) is None
+
+
+def test_the_stored_images_of_a_selection_are_those_of_its_rows(tmp_path: Path) -> None:
+    files = {f"a/{n}.jpg": jpeg(64, 48, n) for n in range(5)}
+    photos = make_tree(tmp_path / "photos", {**files})
+    made = make_dataset(photos, tmp_path / "made")
+    dataset = open_dataset(made, fields=("image",), as_dict=True, decode="torch").select([4, 1])
+
+    paths = open_dataset(made).paths
+    expected = [(photos / paths[row]).read_bytes() for row in (4, 1)]
+    assert [data for data, _ in stored_images(dataset)[:]] == expected
+
+
+def test_the_stored_images_of_an_attached_dataset_are_found_where_it_was_opened(
+    tmp_path: Path,
+) -> None:
+    image = jpeg(64, 48, 1)
+    files = make_tree(tmp_path / "files", {"0.jpg": image, "0.cls": b"0"})
+    (tmp_path / "old").mkdir()
+    with tarfile.open(tmp_path / "old/a.tar", "w") as archive:
+        archive.add(files, "")
+    attach(tmp_path / "old", tmp_path / "attached")
+    moved = (tmp_path / "old").rename(tmp_path / "new")
+
+    dataset = open_dataset(tmp_path / "attached", root=moved)
+    assert stored_images(dataset)[0][0] == image

@@ -266,6 +266,39 @@ def _named(dataset: IterableShardDataset, epoch: int) -> IterableShardDataset:
     return dataset
 
 
+def test_a_state_starts_the_epoch_that_was_set(root: Path) -> None:
+    def position(dataset: IterableShardDataset) -> tuple[int, int]:
+        state = dataset.state_dict()
+        return state["epoch"], state["consumed"]
+
+    dataset = new(root / "lmdb")
+    assert position(dataset) == (0, 0)
+    dataset.set_epoch(2)
+    assert position(dataset) == (2, 0)
+    items = iter(dataset)
+    assert position(dataset) == (2, 0)
+    next(items)
+    assert position(dataset) == (2, BATCH)
+    middle = dataset.state_dict()
+    dataset.set_epoch(3)
+    assert position(dataset) == (3, 0)
+    next(items)  # an iteration that was overtaken changes nothing
+    assert position(dataset) == (3, 0)
+    dataset.load_state_dict(middle)
+    assert position(dataset) == (3, 0)  # which is set: load_state_dict says so
+    dataset.set_epoch(2)
+    assert position(dataset) == (2, BATCH)
+    assert prints_of(dataset) == by_loader(root / "lmdb", 2)[1:]
+    assert position(dataset) == (2, ROWS)
+
+
+def test_an_epoch_set_before_the_first_item_is_read(root: Path) -> None:
+    dataset = new(root / "lmdb")
+    items = iter(dataset)
+    dataset.set_epoch(2)
+    assert prints_of(items) == by_loader(root / "lmdb", 2)
+
+
 def test_setting_another_epoch_than_the_loaded_one_reads_all_of_it(root: Path) -> None:
     first = _named(new(root / "lmdb"), 4)
     next(iter(first))
@@ -368,6 +401,9 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(root: Path) ->
         {**part, "given": 1.0},
         {**part, "num_workers": 0},
         {**part, "num_workers": "2"},
+        {**part, "num_workers": 2**64},
+        {**part, "given": ROWS + 1},
+        {**part, "given": 10**5000},
     ):
         with pytest.raises(StateMismatch):
             dataset.load_state_dict(wrong)

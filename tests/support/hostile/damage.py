@@ -469,7 +469,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], bool]] = {
     "the format": (_other_format, False),
     "rows without end": (_endless_rows, True),
     "bytes without end": (_endless_bytes, True),
-    "the background": (_odd_background, False),
+    "the background": (_odd_background, True),
     "a name that climbs": (_named("../secret"), True),
     "a name that climbs inside": (_named("index/../../secret"), True),
     "an absolute name": (_named("/etc/passwd"), True),

@@ -1,0 +1,85 @@
+"""Limits of images, compared with what a file states before a decoder allocates it."""
+
+from __future__ import annotations
+
+import contextlib
+
+from PIL import Image
+
+from shardkit.errors import BadImage
+from shardkit.system.turns import in_turn
+
+MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
+"""Pixel limit, as in Pillow: larger images count as decompression bombs."""
+
+MAX_BYTES = 5 * MAX_PIXELS
+"""Limit of a compressed image's decoded bytes. Decoding has three copies at most, which are 15
+bytes for each of `MAX_PIXELS`."""
+
+LARGE_PIXELS = 64_000_000
+"""Larger images are decoded one at a time over all workers: a WebP of 6 KB takes up to 2.7 GB."""
+
+_LARGE_BYTES = 5 * LARGE_PIXELS
+_SMALL_BYTES = 1 << 20
+"""An image of fewer bytes may be packed by any ratio: sparse TIFF files leave out whole tiles."""
+
+_DEFLATE = 1032
+"""A match of 258 bytes takes at least two bits."""
+
+LEAST_PACKED = {"png": 1 / 8 / _DEFLATE, "ppm": 1 / 8}
+"""Fewest packed bytes of a pixel. Other types have no limit: arithmetic coding needs next to no
+bits, and the canvas of a GIF may be larger than its images."""
+
+TIFF_RATIOS = {
+    1: 1,
+    5: 2731,
+    8: _DEFLATE,
+    32946: _DEFLATE,
+    32773: 64,
+    34925: 1 << 14,
+    50000: 1 << 15,
+}
+"""Highest number of bytes by packed byte, by compression: none, LZW (a string of 4,095 bytes takes
+12 bits), deflate, PackBits, LZMA and Zstandard. Others have no limit."""
+
+
+def check_size(
+    width: int,
+    height: int,
+    *,
+    pixel_bytes: int = 1,
+    packed: int = 0,
+    least_packed: float = 0,
+) -> None:
+    """Refuse an image that states a size over a limit, or one that its data cannot unpack to.
+
+    Args:
+        width: Its width, and ``height`` its height.
+        height: See ``width``.
+        pixel_bytes: Bytes of a decoded pixel.
+        packed: Bytes of the file.
+        least_packed: Fewest packed bytes of a pixel; 0 if its compression has no limit.
+
+    Raises:
+        BadImage: If it is over a limit.
+    """
+    pixels = width * height
+    stated = f"it states {width} x {height} pixels"
+    if pixels > MAX_PIXELS:
+        raise BadImage(f"{stated}, over the limit of {MAX_PIXELS}")
+    if pixels * pixel_bytes > MAX_BYTES:
+        raise BadImage(f"{stated} of {pixel_bytes} bytes, over the limit of {MAX_BYTES} bytes")
+    if pixels * pixel_bytes > _SMALL_BYTES and pixels * least_packed > packed:
+        raise BadImage(f"{stated}, which do not fit in its {packed} bytes: it is damaged")
+
+
+def in_turn_if_large(
+    width: int, height: int, pixel_bytes: int = 1
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which no other thread or process decodes an image as large as this one.
+
+    It can be nested, so that a caller can use the pixels there, too.
+    """
+    pixels = width * height
+    is_large = pixels > LARGE_PIXELS or pixels * pixel_bytes > _LARGE_BYTES
+    return in_turn() if is_large else contextlib.nullcontext()

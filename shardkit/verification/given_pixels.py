@@ -1,0 +1,71 @@
+"""Compare stored images with the pixels that a user gave in Python.
+
+Nothing here is used to store them: a mistake in `shardkit.kinds` must show.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from shardkit.codecs.image import decode_mask
+from shardkit.codecs.typed import decode_typed
+from shardkit.kinds.field import Field
+
+_FILES = (str, Path, bytes, bytearray, memoryview)
+"""Types of values that are image files or their paths."""
+
+_Pixels = npt.NDArray[Any]
+
+
+def is_given(field: Field, value: Any) -> bool:
+    """Return whether a value is the pixels of an image or mask, rather than its file."""
+    return field.type.is_picture and value is not None and not isinstance(value, _FILES)
+
+
+def has_pixels(field: Field, value: Any, content: bytes, kind: str) -> bool:
+    """Return whether a file has the pixels that a user gave.
+
+    Args:
+        field: The field of an image or mask.
+        value: A PIL image, or an array or tensor.
+        content: The file, stored without loss.
+        kind: Its kind, such as ``png``.
+
+    Raises:
+        BadImage: If it cannot be decoded.
+    """
+    if field.type.follows:
+        return _equal(_with_channels(_array(value)), _with_channels(decode_mask(content, kind)))
+    if isinstance(value, Image.Image) and value.mode[0] not in "IF":
+        # Palettes, transparent colors and modes that PNG lacks: as Pillow shows both.
+        with Image.open(io.BytesIO(content)) as stored:
+            return _equal(_rgba(value), _rgba(stored))
+    return _equal(_with_channels(_array(value)), decode_typed(content, kind))
+
+
+def _array(value: Any) -> _Pixels:
+    """Return the pixels that were given, with channels last."""
+    if not (hasattr(value, "permute") and hasattr(value, "is_floating_point")):
+        return np.asarray(value)
+    tensor = value.detach().cpu()
+    if tensor.is_floating_point():
+        tensor = tensor.double()
+    return np.asarray(tensor.permute(1, 2, 0) if tensor.ndim == 3 else tensor)
+
+
+def _with_channels(pixels: _Pixels) -> _Pixels:
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _rgba(image: Image.Image) -> _Pixels:
+    return np.asarray((image.convert("LA") if image.mode == "La" else image).convert("RGBA"))
+
+
+def _equal(one: _Pixels, other: _Pixels) -> bool:
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
