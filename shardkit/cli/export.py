@@ -54,8 +54,9 @@ def export_command(run: Run, options: ExportOptions, *, dataset: Path, folder: P
 
 
 def _show(dataset: Path, folder: Path, exported: Exported, seconds: float) -> None:
+    exported_to = "are already in" if exported.unchanged else "exported to"
     say(
-        f"{dataset}: {amount(exported.records, 'record')} exported to {folder}: "
+        f"{dataset}: {amount(exported.records, 'record')} {exported_to} {folder}: "
         f"{amount(exported.files, 'file')}, {size(exported.bytes)} ({seconds:.1f} s)"
     )
     for reason, count in exported.left_out.items():

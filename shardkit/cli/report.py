@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from shardkit.cli.printing import line, progress_bar
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
 from shardkit.errors import UsageError
-from shardkit.reporting.findings import KINDS
+from shardkit.reporting.findings import KINDS, Findings
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import DatasetReport, report, require_examined
 from shardkit.reporting.similar import DISTANCE
@@ -132,16 +133,20 @@ def report_command(
                 line(name, f"written to {path}")
         if lists:
             line("exclude", f"{amount(len(lists), 'list')} written to {exclude}")
-        if failed:
-            counts = ", ".join(
-                f"{kind.kind} ({amount(kind.rows, 'image')})" for kind in failed if kind.judged
-            )
-            if counts:
-                say(f"shardkit: --fail-on: found {counts}", err=True)
-            for kind in failed:
-                if not kind.judged:
-                    say(f"shardkit: --fail-on: {kind.kind}: {kind.note}", err=True)
+    if failed and not run.output.json:
+        _show_failed(failed)
     return 1 if failed else 0
+
+
+def _show_failed(failed: Sequence[Findings]) -> None:
+    counts = ", ".join(
+        f"{kind.kind} ({amount(kind.rows, 'image')})" for kind in failed if kind.judged
+    )
+    if counts:
+        say(f"shardkit: --fail-on: found {counts}", err=True)
+    for kind in failed:
+        if not kind.judged:
+            say(f"shardkit: --fail-on: {kind.kind}: {kind.note}", err=True)
 
 
 def _show(measured: DatasetReport, seconds: float) -> None:

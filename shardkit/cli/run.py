@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
@@ -21,7 +22,9 @@ class Output:
 
     HEADING: ClassVar[str] = "Output"
 
-    quiet: bool = option(False, help="Print only errors, and the object of --json.")
+    quiet: bool = option(
+        False, help="Print only errors, findings of a failed check, and the object of --json."
+    )
     json: bool = option(False, help="Print the result, or the error, as one JSON object.")
 
 
@@ -37,6 +40,8 @@ class Run:
         self._started = time.monotonic()
         self._fields: dict[str, Any] = {}
         self._ended = False
+        self._hidden: list[Callable[[], object]] = []
+        """What prints the results that `Output.quiet` hides."""
 
     @property
     def seconds(self) -> float:
@@ -54,8 +59,16 @@ class Run:
         """Print a result as text, or add its fields to the JSON object that `end` prints."""
         if self.output.json:
             self._fields |= fields()
-        elif not self.output.quiet:
+        elif self.output.quiet:
+            self._hidden.append(show)
+        else:
             show()
+
+    def show_hidden(self) -> None:
+        """Print the results that were hidden, as errors: they say why a check has failed."""
+        with contextlib.redirect_stdout(sys.stderr):
+            for show in self._hidden:
+                show()
 
     def end(self, code: int, error: Mapping[str, Any] | None = None) -> None:
         """Print the JSON object, once. Fields called like the common ones are left out."""

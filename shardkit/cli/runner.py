@@ -68,6 +68,8 @@ class Command(click.Command):
                 _report_bad(run, error.problems)
             error.args = (with_flags(str(error), ctx),)
             raise
+        if code:
+            run.show_hidden()
         run.end(code)
         ctx.exit(code)
 

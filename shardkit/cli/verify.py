@@ -88,7 +88,7 @@ def verify_command(
     if options.check_receipt is not None:
         receipt = load_receipt(options.check_receipt)
     if written is not None:
-        require_new(written)
+        require_new(written, dataset)
     sources = one_or_all([copied(run, source, copies, dataset) for source in options.against])
     with progress_bar(run, "verifying", total=_count(dataset)) as tally:
         result = verify(

@@ -14,8 +14,6 @@ import numpy as np
 from shardkit.conversion.build import repeated_key, repeated_keys
 from shardkit.dataset.index import Index, IndexPart, save_index
 from shardkit.dataset.manifest import (
-    IGNORED,
-    SKIPPED,
     AttachedManifest,
     FieldEntry,
     FileEntry,
@@ -24,7 +22,7 @@ from shardkit.dataset.manifest import (
     SplitsManifest,
     save_manifest,
 )
-from shardkit.dataset.reports import report_lines
+from shardkit.dataset.reports import IGNORED, SKIPPED, report_lines
 from shardkit.errors import Problem, UsageError
 from shardkit.kinds.field import Schema
 from shardkit.record import ABSENT, IMAGE, LABEL, LABEL_FIELD, META_FIELD, STORED_KINDS, image_name

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from shardkit.conversion.assemble import Piece
 from shardkit.dataset.index import INDEX_DIRECTORY, IndexPart
-from shardkit.dataset.manifest import FACTS_NAME, IGNORED, Manifest
+from shardkit.dataset.manifest import FACTS_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
+from shardkit.dataset.reports import IGNORED
 from shardkit.errors import CorruptDataset, CorruptShard, Problem, UsageError
 from shardkit.kinds.field import Field, Schema, describe_schema
 from shardkit.record import LABEL

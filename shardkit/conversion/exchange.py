@@ -153,6 +153,9 @@ class FolderExchange:
             sync(self._target / folder)  # the next run knows the hidden folder by the links
         with opened(self._above) as above, opened(self._target, self._work) as work:
             os.rename(PurePath(self._made).name, name, src_dir_fd=work, dst_dir_fd=above)
+        # Without these, a power cut could leave it in the work folder with the user's files.
+        for path in (self._target / self._work, self._above):
+            sync(path)
         new = self._above / name
         write_atomically(new / self.listed, dump_json(sorted(old)))
         _link_others(others, self._target, new)
@@ -195,9 +198,12 @@ class FolderExchange:
         """
         if name := self._sibling_name():
             self._return_others(name, old)
-            with opened(self._above) as above, opened(self._target, self._work) as work:
-                moved = PurePath(self._old).name
-                os.rename(name, moved, src_dir_fd=above, dst_dir_fd=work)
+            if exists(self._target / self._old):  # after a power cut the folder has both names
+                remove_tree(self._above, name)
+            else:
+                with opened(self._above) as above, opened(self._target, self._work) as work:
+                    moved = PurePath(self._old).name
+                    os.rename(name, moved, src_dir_fd=above, dst_dir_fd=work)
             # Without these, a power cut could leave it next to the target, unnoticed.
             for path in (self._target / self._work, self._above):
                 sync(path)

@@ -7,10 +7,7 @@ In a folder, these are below the work folder of the target; in an object store, 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +23,8 @@ from shardkit.dataset.manifest import (
 )
 from shardkit.errors import UsageError
 from shardkit.stores.urls import as_url
-from shardkit.system.safe_paths import UNFIT, opened, remove, remove_tree, walk
+from shardkit.system.safe_paths import UNFIT, remove, walk
+from shardkit.system.temporary import TemporaryFolder
 from shardkit.transfer.bucket import BucketPlan
 
 FOLDER_CLAIMS = f"{STATE}/claims"
@@ -209,13 +207,11 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
         UsageError: If it cannot be created.
         DiskFull: If the disk is full within the block.
     """
-    above, prefix = Path(staging or tempfile.gettempdir()), f"shardkit-jobs-{socket.gethostname()}-"
+    above = Path(staging or tempfile.gettempdir())
     with contextlib.ExitStack() as folders:
         try:
             above.mkdir(parents=True, exist_ok=True)
-            for left in above.glob(f"{prefix}*"):
-                _remove_abandoned(left)
-            place = _locked_folder(above, prefix, folders)
+            place = folders.enter_context(TemporaryFolder(above))
         except OSError as error:
             raise UsageError(
                 f"no folder can be created in {above}: {error.strerror}. Name another one with "
@@ -227,27 +223,6 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
             if error.errno in FULL:
                 raise as_failure(error, above) from error
             raise
-
-
-def _locked_folder(above: Path, prefix: str, folders: contextlib.ExitStack) -> Path:
-    """Create a folder, which ``folders`` will remove, and lock it."""
-    while True:
-        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=above, ignore_cleanup_errors=True)
-        place = Path(folders.enter_context(folder))
-        with contextlib.suppress(FileNotFoundError):  # taken for abandoned before it was locked
-            descriptor = folders.enter_context(opened(place))
-            with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(descriptor), os.lstat(place)):
-                return place
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder of this user, unless a process holds its lock."""
-    with contextlib.suppress(OSError), opened(folder.parent, folder.name) as descriptor:
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(folder.parent, folder.name)
 
 
 def shard_name(task: ShardTask) -> str:

@@ -15,7 +15,7 @@ from shardkit.dataset.source import DatasetSource
 from shardkit.errors import UsageError
 from shardkit.options import about, option, part, takes
 from shardkit.sources.divided import SIDES, Divided, Division, DivisionOptions
-from shardkit.system.files import is_temporary, remove_leftovers, require_local, write_atomically
+from shardkit.system.files import is_temporary, require_local, write_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +89,7 @@ def save_rows(
         for path, text in texts.items():
             if not force and path.exists() and path.read_bytes() != text.encode():
                 raise UsageError(f"{path} exists already, with other rows; force=True replaces it")
-        for path, text in texts.items():
-            remove_leftovers(path)
-            write_atomically(path, text.encode())
-        for path in former:
-            path.unlink()
+        write_together({path: text.encode() for path, text in texts.items()}, former)
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from error
     return dict(zip(rows, texts, strict=True))

@@ -34,12 +34,6 @@ _PLAN = ".shardkit-work/state/jobs/plan.json"
 FACTS_NAME = "facts.npy"
 """The array of `shardkit report`: in a dataset's directory, but not part of the dataset."""
 
-SKIPPED = "skipped.jsonl"
-"""Report of bad files that were skipped."""
-
-IGNORED = "ignored.jsonl"
-"""Report of everything in the source that is not an image, and of images left out on request."""
-
 FORMAT_VERSION = 2
 """Increased when readers of an older version would misread new datasets. Version 2 has planes,
 typed images and layers; a dataset without them is of version 1."""
@@ -682,9 +676,9 @@ def _check_files(manifest: Manifest) -> None:
     Others could be those of files that shardkit writes next to them, such as `FACTS_NAME`.
     """
     names = [entry.name for entry in manifest.entries]
-    known = {SKIPPED, IGNORED, *index_files(manifest.base.fields_by_name)}
+    known = index_files(manifest.base.fields_by_name)
     for entry in manifest.files:
-        if entry.name not in known:
+        if entry.name not in known and not _REPORT.fullmatch(entry.name):
             raise ValueError(f"{entry.name!r} cannot be a file of a dataset")
     for entry in manifest.layer_files:
         require_file_name(entry.name)
@@ -741,6 +735,9 @@ _LAYER = re.compile(rf"{LAYERS}/[0-9]{{6}}/")
 _SHARD = re.compile(r"shard-[0-9]{6,}[^/\0]*")
 """The name of a shard; each format has its own suffix."""
 
+_REPORT = re.compile(r"[a-z0-9_-]+\.jsonl")
+"""The name of a report, perhaps of a newer version."""
+
 _FOLDERS: tuple[list[str], ...] = (["index"], ["index", "fields"], ["index", "columns"])
 """Folders of a dataset's files."""
 
@@ -759,9 +756,9 @@ def require_file_name(name: str) -> None:
     layer = _LAYER.match(name)
     inside = name[layer.end() :] if layer else name
     *folders, last = parts_of(as_name(inside))
-    known = (SKIPPED, IGNORED, *([MANIFEST_NAME] if layer else [FACTS_NAME]))
-    at_top = not folders and (last in known or _SHARD.fullmatch(last))
-    if not at_top and folders not in _FOLDERS:
+    known = MANIFEST_NAME if layer else FACTS_NAME
+    at_top = not folders and (last == known or _SHARD.fullmatch(last) or _REPORT.fullmatch(last))
+    if not at_top and not (folders in _FOLDERS and last.endswith(".npy")):
         raise ValueError(f"{name!r} cannot be a file of a dataset")
 
 

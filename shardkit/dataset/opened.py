@@ -17,7 +17,6 @@ from shardkit.dataset.index import Index
 from shardkit.dataset.index_reader import index_of
 from shardkit.dataset.layered import load_layer
 from shardkit.dataset.manifest import (
-    IGNORED,
     MANIFEST_NAME,
     Layer,
     Manifest,
@@ -26,11 +25,17 @@ from shardkit.dataset.manifest import (
     load_manifest,
 )
 from shardkit.dataset.remote import CachedShards, fetch_dataset, fetch_layer
-from shardkit.dataset.reports import StoredReport
+from shardkit.dataset.reports import IGNORED, StoredReport
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.stores.cache import open_cache
 from shardkit.stores.urls import as_local, as_url
-from shardkit.system.files import as_name, require_local, state_folder, write_atomically
+from shardkit.system.files import (
+    as_name,
+    remove_leftovers,
+    require_local,
+    state_folder,
+    write_atomically,
+)
 from shardkit.system.formatting import parse_bytes
 from shardkit.system.safe_paths import NO_PATH, UNFIT, LinkRefused, require_no_link
 from shardkit.system.text import name_list
@@ -365,6 +370,7 @@ def remember(directory: Path, manifest: Manifest) -> bool:
     mark = _mark(directory, manifest)
     try:
         mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remove_leftovers(mark)
         write_atomically(mark, os.fsencode(os.path.realpath(directory)) + b"\n")
     except OSError:
         return False

@@ -8,11 +8,17 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from shardkit.dataset.manifest import IGNORED, FileEntry
+from shardkit.dataset.manifest import FileEntry
 from shardkit.errors import Problem, UsageError
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import open_regular, read_small
 from shardkit.system.safe_paths import UNFIT
+
+SKIPPED = "skipped.jsonl"
+"""Report of bad files that were skipped."""
+
+IGNORED = "ignored.jsonl"
+"""Report of everything in the source that is not an image, and of images left out on request."""
 
 EXCLUDED = "excluded by --exclude"
 """Reason of the images that a conversion left out because a list names them."""

@@ -41,6 +41,8 @@ class Exported:
     """Bytes of all files."""
     left_out: dict[str, int]
     """Files of the source that the dataset does not have, by reason: ``ignored``, ``skipped``."""
+    unchanged: bool
+    """Whether ``target`` had exactly these files already."""
 
 
 def export(
@@ -55,11 +57,11 @@ def export(
 
     Every image has the bytes that the dataset stores, and is compared with its checksum. The files
     appear in ``target`` all at once, when they are complete; rerun an interrupted call to start
-    over.
+    over. Repeating a finished call compares the files and changes nothing.
 
     Args:
         directory: The dataset, perhaps of splits.
-        target: A folder that does not exist or is empty.
+        target: A folder that does not exist or is empty, or has exactly these files.
         layout: ``imagefolder``: a folder for each class, with the file names of the source;
             ``csv``: a folder of images and ``metadata.csv``; ``parquet``: for ``load_dataset`` of
             Hugging Face, needs pyarrow; ``webdataset``: tar archives.
@@ -84,8 +86,7 @@ def export(
     ]
     if on_progress:
         on_progress(Progress(total=sum(len(exporting.shards) for exporting in exportings)))
-    with staged(directory, target) as folder:
-        output = OutputFolder(folder)
+    with staged(directory, target) as output:
         for exporting in exportings:
             write(exporting, output)
     manifests = [exporting.shards.manifest for exporting in exportings]
@@ -97,6 +98,7 @@ def export(
             "ignored": sum(sum(manifest.ignored.values()) for manifest in manifests),
             "skipped": sum(len(manifest.skipped) for manifest in manifests),
         },
+        unchanged=output.is_compared,
     )
 
 
@@ -120,10 +122,11 @@ def get_layout(name: str) -> Write:
 
 
 @contextlib.contextmanager
-def staged(directory: Path, target: Path) -> Iterator[Path]:
+def staged(directory: Path, target: Path) -> Iterator[OutputFolder]:
     """Yield a new folder next to ``target``, and rename it to ``target`` in the end.
 
-    A killed run leaves it behind; the next one to the same target removes it.
+    A killed run leaves it behind; the next one to the same target removes it. If ``target`` is not
+    empty, it must have the same files: an earlier run, perhaps killed at the end, has made them.
     """
     work = _work_folder(target)
     with locked(work, lambda: _check(directory, target)):
@@ -132,7 +135,11 @@ def staged(directory: Path, target: Path) -> Iterator[Path]:
                 shutil.rmtree(work / name)
             folder = work / "made"
             folder.mkdir()
-            yield folder
+            output = OutputFolder(folder, target if _names(target) else None)
+            yield output
+            if output.is_compared:
+                output.require_same()
+                return
             os.sync()  # one call for all files: syncing each would take longer than writing them
             _check(directory, target)
             folder.rename(target)  # replaces only an empty folder
@@ -156,12 +163,13 @@ def _check(directory: Path, target: Path) -> None:
         raise UsageError(f"{target} and the dataset {directory} overlap; choose another folder")
     if os.path.islink(target):
         raise UsageError(f"{target} is a symbolic link; name a new folder")
+    _names(target)
+
+
+def _names(target: Path) -> list[str]:
     try:
-        names = sorted(os.listdir(target))
+        return os.listdir(target)
     except FileNotFoundError:
-        return
+        return []
     except NotADirectoryError:
         raise UsageError(f"{target} is a file, not a folder") from None
-    if names:
-        listing = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
-        raise UsageError(f"{target} is not empty ({listing}); choose a new folder")

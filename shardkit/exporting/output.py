@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardkit.errors import UsageError
-from shardkit.system.files import as_name
-from shardkit.system.safe_paths import make_folder, opened, parts_of
+from shardkit.system.files import as_name, sha256_of
+from shardkit.system.safe_paths import UNFIT, exists, make_folder, opened, parts_of, walk
 from shardkit.system.text import quoted
 
 
@@ -19,10 +19,12 @@ class OutputFolder:
 
     Args:
         root: The folder, which exists and is empty.
+        same: A folder that should have the same files.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, same: Path | None = None) -> None:
         self.root = root
+        self._same = same
         self.files = 0
         """Number of complete files."""
         self.bytes = 0
@@ -30,6 +32,20 @@ class OutputFolder:
         self._folders: set[str] = {""}
         self._written: dict[str, str] = {}
         """Each name by its form without regard to case and composition."""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether there is a folder that should have the same files."""
+        return self._same is not None
+
+    def require_same(self) -> None:
+        """Compare all files with those of the other folder.
+
+        Raises:
+            UsageError: If they differ.
+        """
+        if self._same is not None and not _are_same(self.root, self._same):
+            raise _not_empty(self._same)
 
     def write(self, name: str, content: bytes) -> None:
         """Create a file.
@@ -52,6 +68,8 @@ class OutputFolder:
                 f"a record has the source path {quoted(name)}, which is not a plain relative path: "
                 "it cannot be exported as a file"
             ) from error
+        if self._same is not None and not exists(self._same / as_name(name)):
+            raise _not_empty(self._same)  # at the first file
         above, _, last = as_name(name).rpartition("/")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -87,6 +105,24 @@ class OutputFolder:
             f"the names {quoted(twin)} and {quoted(name)} are equal for this file system, which "
             "ignores case or Unicode composition; export to another one"
         )
+
+
+def _are_same(one: Path, other: Path) -> bool:
+    """Return whether two folders have the same files with the same content, and nothing else."""
+    try:
+        names = list(walk(one))
+        return names == list(walk(other)) and all(
+            is_folder or sha256_of(one / name, one) == sha256_of(other / name, other)
+            for name, is_folder in names
+        )
+    except UNFIT:
+        return False
+
+
+def _not_empty(target: Path) -> UsageError:
+    names = sorted(os.listdir(target))
+    listing = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+    return UsageError(f"{target} is not empty ({listing}); choose a new folder")
 
 
 def _folded(name: str) -> str:

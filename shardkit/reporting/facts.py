@@ -17,8 +17,8 @@ from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.record import ABSENT, STORED_KINDS
-from shardkit.system.files import published, remove_leftovers
-from shardkit.system.npy import StoredValues, save_npy
+from shardkit.system.files import published_file, remove_leftovers
+from shardkit.system.npy import StoredValues, write_npy
 from shardkit.system.pool import Meter, Report, run_tasks
 
 _ROWS = 128
@@ -52,8 +52,8 @@ def load_facts(shards: ShardSet, *, workers: int = 1, on_progress: Report | None
     # A dataset that cannot be written is measured each time.
     with contextlib.suppress(OSError):
         remove_leftovers(path)
-        with published(path) as temporary:
-            save_npy(temporary, facts)
+        with published_file(path) as file:
+            write_npy(file, facts)
     return facts
 
 

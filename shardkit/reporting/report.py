@@ -20,7 +20,7 @@ from shardkit.reporting.embeddings import find_by_embedding
 from shardkit.reporting.fields import describe_fields
 from shardkit.reporting.findings import BY_EMBEDDING, KINDS, Findings, Group, find_all
 from shardkit.reporting.similar import DISTANCE
-from shardkit.system.files import write_result
+from shardkit.system.files import write_together
 from shardkit.system.pool import Report
 
 _BINS = 24
@@ -148,15 +148,13 @@ class DatasetReport:
         parts = [part.name for part in self.images.parts]
         names = {self.list_name(Findings(kind), part) for kind in KINDS for part in parts}
         try:
-            for path in (folder / name for name in names - {*lists}):
-                if path.is_file():
-                    path.unlink()
             if lists:
                 folder.mkdir(parents=True, exist_ok=True)
+            contents = {folder / name: text.encode() for name, text in lists.items()}
+            old = [folder / name for name in names if (folder / name).is_file()]
+            write_together(contents, old)
         except OSError as error:
             raise ShardkitError(f"{error.filename} cannot be changed: {error.strerror}") from error
-        for name, text in lists.items():
-            write_result(folder / name, text.encode())
         return [folder / name for name in lists]
 
     def as_dict(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from shardkit.stores import whole
 from shardkit.stores.process import call
 from shardkit.stores.urls import as_url
 from shardkit.system.files import require_local
-from shardkit.system.temporary import full_disk_named
+from shardkit.system.temporary import TemporaryFolder, full_disk_named
 
 _TOGETHER = 1 << 20
 """Bytes of objects that the helper process sends at a time, which costs less than one by one."""
@@ -129,10 +128,12 @@ class BucketFolder(Place):
             UsageError: If the folder has two objects whose names differ in a slash at the end.
         """
         skip = len(self._below) + 1 if self._below else 0
-        with full_disk_named(), tempfile.NamedTemporaryFile("r", encoding="utf-8") as lines:
-            folder = self._path(top) if top else self._below
-            call(whole.listing, self.url, folder, deep, Path(lines.name))
-            objects = [(name[skip:], size, stamp) for name, size, stamp in map(json.loads, lines)]
+        with full_disk_named(), TemporaryFolder() as folder:
+            listing = folder / "objects"
+            call(whole.listing, self.url, self._path(top) if top else self._below, deep, listing)
+            with listing.open(encoding="utf-8") as lines:
+                found = map(json.loads, lines)
+                objects = [(name[skip:], size, stamp) for name, size, stamp in found]
         objects.sort(key=lambda item: walk_order(item[0]))
         for (name, *_), (following, *_) in itertools.pairwise(objects):
             if name == following:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import io
 import os
@@ -17,8 +18,9 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.system.safe_paths import UNFIT, Unfit, naming, open_plain, opened
@@ -44,10 +46,31 @@ _PIECES = 512
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``; a crash leaves either all of it or the previous content."""
-    with published(path) as temporary:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | _NEW, 0o666)
-        with open(descriptor, "wb", buffering=0) as file:
-            write_all(file.fileno(), content)
+    with published_file(path) as file:
+        file.write(content)
+
+
+def write_together(contents: Mapping[Path, bytes], old: Iterable[Path]) -> None:
+    """Write files that belong together, and remove old ones that do not belong to them.
+
+    A crash leaves some or all of the new files, or of those before, but never some of both.
+
+    Args:
+        contents: The content of each file.
+        old: More files to remove.
+    """
+    before = {*contents, *old}
+    with contextlib.ExitStack() as written:
+        for path, content in contents.items():
+            remove_leftovers(path)
+            file = written.enter_context(published_file(path))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        for path in before:
+            path.unlink(missing_ok=True)
+        for folder in {path.parent for path in before}:
+            sync(folder)
 
 
 def write_result(path: Path, content: bytes) -> None:
@@ -102,7 +125,7 @@ def published(path: Path) -> Iterator[Path]:
     The block creates the file. Its name is random, so nobody can plant a file there. If the block
     raises, the file is removed and ``path`` keeps its content. A kill leaves the file behind: a
     conversion removes all that are in its work folder or in the dataset that it replaces, and
-    `write_result` those of the same path.
+    `remove_leftovers` those of the same path that `published_file` made.
     """
     # Names are limited to 255 bytes; the start is enough to recognize the file.
     temporary = path.with_name(f".{_start_of(path)}.{secrets.token_hex(8)}.tmp")
@@ -116,6 +139,21 @@ def published(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextlib.contextmanager
+def published_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that becomes ``path`` on exit, as for `published`.
+
+    It is locked meanwhile, which tells it from those of processes that were killed.
+    """
+    with contextlib.ExitStack() as held, published(path) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | _NEW, 0o666)
+        file = held.enter_context(open(descriptor, "wb"))
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield file
+        file.flush()
+
+
 def _start_of(path: Path) -> str:
     return os.fsdecode(os.fsencode(path.name)[:200])
 
@@ -126,14 +164,27 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove this user's files, ten minutes old or older, that a killed `published` left."""
+    """Remove this user's files that a killed `published_file` left.
+
+    On a file system without locks, these are the ones that are ten minutes old or older.
+    """
     pattern = re.compile(re.escape(f".{_start_of(path)}.") + r"[0-9a-f]{16}\.tmp")
     for entry in os.scandir(path.parent):
         if pattern.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-            status = entry.stat(follow_symlinks=False)
-            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _OLD:
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), open_regular(Path(entry.path)) as file:
+                status = os.fstat(file.fileno())
+                if status.st_uid == os.geteuid() and _is_abandoned(file.fileno(), status):
                     os.unlink(entry.path)
+
+
+def _is_abandoned(descriptor: int, status: os.stat_result) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return time.time() - status.st_mtime > _OLD
+    return True
 
 
 def move_into(path: Path, folder: Path, name: str) -> None:

@@ -14,7 +14,7 @@ import struct
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -84,8 +84,13 @@ def read_npy(content: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
 def save_npy(path: Path, values: npt.NDArray[Any]) -> None:
     """Write a one-dimensional array."""
     with path.open("wb") as file:
-        file.write(npy_header(values.shape, values.dtype))
-        file.write(np.ascontiguousarray(values).data)
+        write_npy(file, values)
+
+
+def write_npy(file: BinaryIO, values: npt.NDArray[Any]) -> None:
+    """Write a one-dimensional array to an open file."""
+    file.write(npy_header(values.shape, values.dtype))
+    file.write(np.ascontiguousarray(values).data)
 
 
 class NpyWriter:

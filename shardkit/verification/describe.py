@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -22,6 +21,7 @@ from shardkit.errors import NotPublished, UsageError
 from shardkit.record import ABSENT, STORED_KINDS
 from shardkit.sampling.buckets import BucketSizes, parse_buckets
 from shardkit.stores.urls import as_url
+from shardkit.system.temporary import TemporaryFolder
 from shardkit.system.text import as_command
 from shardkit.verification.source_match import how_made
 
@@ -53,7 +53,7 @@ def describe(directory: str | Path, buckets: str | None = None) -> dict[str, dic
     sizes = None if buckets is None else parse_buckets(buckets)
     url = as_url(directory)
     if url is not None:
-        with tempfile.TemporaryDirectory(prefix="shardkit-info-") as cache:
+        with TemporaryFolder() as cache:
             try:
                 urls = fetch_splits(url)
             except UsageError as error:

@@ -19,7 +19,7 @@ from shardkit.dataset.manifest import MANIFEST_NAME, build_typed
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
-from shardkit.system.files import as_text, read_small, write_atomically
+from shardkit.system.files import as_text, read_small, remove_leftovers, write_atomically
 from shardkit.system.text import quoted
 from shardkit.verification.shard_check import Finding
 from shardkit.verification.source_comparison import SourceReport
@@ -55,17 +55,23 @@ class _Receipt:
     source: SourceReport
 
 
-def require_new(path: Path) -> None:
+def require_new(path: Path, directory: Path) -> None:
     """Refuse a path for a new receipt that exists or cannot be written.
+
+    A receipt of this dataset is accepted: an earlier run of the same command may have written it.
 
     Raises:
         UsageError: If ``path`` is one.
     """
     if os.path.lexists(path):
-        raise UsageError(
-            f"{path} exists already; choose another file, or check that receipt with "
-            f"--check-receipt {path}"
-        )
+        try:
+            receipt = load_receipt(path)
+            dataset = _describe(OpenedDirectory(directory))
+        except ShardkitError:
+            raise _exists(path) from None
+        if receipt["dataset"] != dataset:
+            raise _exists(path)
+        return
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -73,11 +79,18 @@ def require_new(path: Path) -> None:
         raise UsageError(f"the receipt {path} cannot be written: {error.strerror}") from error
 
 
+def _exists(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} exists already; choose another file, or check that receipt with "
+        f"--check-receipt {path}"
+    )
+
+
 def save_receipt(path: Path, directory: Path, result: Verification) -> None:
     """Write a receipt of a successful comparison with the source.
 
     Args:
-        path: The new receipt: JSON with its own digest.
+        path: The new receipt: JSON with its own digest. One that states the same stays.
         directory: The dataset.
         result: A verification against a source, without findings.
 
@@ -94,7 +107,7 @@ def save_receipt(path: Path, directory: Path, result: Verification) -> None:
             f"{directory} was rewritten during the verification, so no receipt was written; verify "
             "it again"
         )
-    require_new(path)
+    require_new(path, directory)
     body = {
         "kind": _KIND,
         "version": _VERSION,
@@ -104,8 +117,14 @@ def save_receipt(path: Path, directory: Path, result: Verification) -> None:
         "dataset": dataset,
         "source": asdict(result.source),
     }
+    if os.path.lexists(path):
+        earlier = load_receipt(path)
+        if any(earlier[name] != body[name] for name in ("level", "dataset", "source")):
+            raise _exists(path)
+        return
     text = json.dumps({**body, "digest": _digest(body)}, indent=1) + "\n"
     try:
+        remove_leftovers(path)
         write_atomically(path, text.encode())
     except OSError as error:
         raise ShardkitError(f"the receipt {path} cannot be written: {error.strerror}") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from shardkit.system.safe_paths import (
     opened,
     parts_of,
 )
+from shardkit.system.temporary import TemporaryFolder
 from shardkit.verification.shard_check import CheckedShard, Finding, ShardCheck, check_shard
 
 _ATTEMPTS = 3
@@ -80,8 +80,7 @@ def mirrored(url: str) -> Iterator[Path]:
         raise UsageError(f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME}")
     if len(sizes) > _MOST:
         raise ShardkitError(f"{url} holds {len(sizes):,} files, more than a dataset can have")
-    with tempfile.TemporaryDirectory(prefix="shardkit-verify-") as folder:
-        mirror = Path(folder)
+    with TemporaryFolder() as mirror:
         for name, size in sizes.items():
             try:
                 _make(mirror, name, size)

@@ -14,9 +14,9 @@ from shardkit.conversion.plan import shard_meta
 from shardkit.conversion.staging import scratch_folder
 from shardkit.conversion.task import carry_out, load_part
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME
-from shardkit.dataset.manifest import IGNORED, SKIPPED, FileEntry, Layer, ShardEntry
+from shardkit.dataset.manifest import FileEntry, Layer, ShardEntry
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.dataset.reports import render_report
+from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.system.files import has_sha256, move_into, sha256_of
 from shardkit.system.pool import Meter, Report, run_tasks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -40,6 +39,7 @@ from shardkit.measure.runner.spec import StepSpec, Subject
 from shardkit.measure.runner.workload import Workload
 from shardkit.options import option, same_option, takes
 from shardkit.system.machine import CpuMeter, OtherLoad
+from shardkit.system.temporary import TemporaryFolder
 
 Watch = Callable[[str], None]
 """Receives what is done next."""
@@ -137,12 +137,10 @@ def doctor(options: DoctorArguments) -> DoctorReport:
     meter = CpuMeter()
     with (
         MeasurementProcess(subject) as process,
-        tempfile.TemporaryDirectory(prefix="shardkit-doctor-") as scratch,
+        TemporaryFolder() as scratch,
     ):
         loading = Loading(batch_size=1 << 30 if loader else options.batch_size, workers=workers)
-        examination = _Examination(
-            process, loading, Path(scratch), options.watch or (lambda _: None)
-        )
+        examination = _Examination(process, loading, scratch, options.watch or (lambda _: None))
         report = examination.run(step, options.budget)
     return replace(report, load=meter.other_load())
 

@@ -26,8 +26,13 @@ from tqdm import tqdm
 import shardkit
 from shardkit.cli.main import main
 
-COMMANDS = ("append", "attach", "commit", "convert", "fields", "info", "repair", "verify", "work")
-LOADED = ("conversion", "dataset", "formats", "sources", "reporting", "verification")
+COMMANDS = (
+    *("append", "attach", "commit", "convert", "export", "fields", "info", "repair", "report"),
+    *("split", "verify", "work"),
+)
+LOADED = (
+    *("conversion", "dataset", "exporting", "formats", "sources", "reporting", "verification"),
+)
 """What these commands import when they begin; with PyTorch, it would take seconds."""
 
 

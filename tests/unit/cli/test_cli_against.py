@@ -145,6 +145,12 @@ def test_one_run_checks_a_receipt_and_writes_another(
     verify(place, "--check-receipt", new)
     assert verify(place, *both[:2], "--write-receipt", tmp_path / "r", "--quiet") == ("", "")
     assert (tmp_path / "r").exists()
+    before = (tmp_path / "r").read_bytes()
+    verify(place, *both[:2], "--write-receipt", tmp_path / "r")  # it is done
+    assert (tmp_path / "r").read_bytes() == before
+    for words in (("--level", "decode"), ("--against", folder / "cat")):
+        verify(place, *both[:2], "--write-receipt", tmp_path / "r", *words, code=2)
+    assert (tmp_path / "r").read_bytes() == before
 
     (place / "shard-000000.lmdb").write_bytes(b"")
     said, _ = verify(place, "--check-receipt", receipt, code=DAMAGED)
@@ -183,7 +189,7 @@ def test_what_cannot_be_done_is_one_line(
         (USAGE, ("--check-receipt", other), ("/x",)),
         (USAGE, ("--check-receipt", tmp_path), ("not a file",)),
         (USAGE, ("--write-receipt", tmp_path / "new"), ("--write-receipt", "--against SRC")),
-        (USAGE, ("--against", folder, "--write-receipt", receipt), ("/receipt.json",)),
+        (USAGE, ("--against", folder, "--write-receipt", edited), ("/edited",)),
         (DAMAGED, ("--check-receipt", edited), ("/edited",)),
     ]
     for code, options, facts in cases:

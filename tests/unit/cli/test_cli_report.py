@@ -93,10 +93,13 @@ def test_a_conversion_may_report(dataset: Path, tmp_path: Path) -> None:
     ("kinds", "code"), [("leak,label-conflict", 0), ("leak, exact-duplicate", 1)]
 )
 def test_findings_may_fail_the_command(dataset: Path, kinds: str, code: int) -> None:
-    done = run_main("report", dataset, "--workers", 1, "--fail-on", kinds)
+    for quiet in ((), ("--quiet",)):
+        done = run_main("report", dataset, "--workers", 1, "--fail-on", kinds, *quiet)
 
-    assert done.returncode == code
-    assert ("exact-duplicate (2 images)" in done.stderr) == bool(code)
+        assert done.returncode == code
+        assert ("exact-duplicate (2 images)" in done.stderr) == bool(code)
+    assert done.stdout == ""
+    assert bool(done.stderr) == bool(code)
 
 
 def test_a_list_of_too_many_pairs_is_called_incomplete(

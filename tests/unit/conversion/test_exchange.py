@@ -18,6 +18,7 @@ from refusals import refused
 
 from shardkit import ConversionFailed, CorruptDataset, UsageError, convert, open_dataset, verify
 from shardkit.conversion import exchange as module
+from shardkit.conversion.exchange import FolderExchange
 from shardkit.conversion.staging import WORK_NAME, StagingDirectory
 from shardkit.system import files
 
@@ -402,6 +403,24 @@ def test_a_power_cut_may_leave_the_new_dataset_in_both_places(
                 into(photos, out, force=True)
         assert hidden.exists()
     into(photos, out, force=True)
+    assert tree(out) == expected
+    assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
+
+
+def test_a_power_cut_may_leave_the_old_dataset_in_both_places(
+    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderExchange, "_return_others", stop)
+        with pytest.raises(KeyboardInterrupt):
+            into(photos, out, force=True)
+    (hidden,) = out.parent.glob(".shardkit-*")
+    shutil.copytree(hidden, out / WORK_NAME / "old", copy_function=os.link)
+    with refused(UsageError):
+        into(photos, out, seed=2)
     assert tree(out) == expected
     assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
 

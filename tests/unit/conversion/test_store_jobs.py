@@ -20,7 +20,6 @@ from helpers import invoke, make_dataset, make_folder, tree
 from refusals import refused, refuses
 
 from shardkit import ConversionFailed, ShardkitError, UsageError, convert, describe, upload
-from shardkit.conversion import ledger
 from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.jobs import open_jobs, receive_results
 from shardkit.conversion.ledger import BucketLedger, Ledger, local_folder
@@ -28,6 +27,7 @@ from shardkit.conversion.plan import Plan
 from shardkit.errors import BadImages, DiskFull
 from shardkit.stores import objects
 from shardkit.stores.process import call
+from shardkit.system import temporary
 from shardkit.transfer import bucket as bucket_module
 from shardkit.transfer import upload as upload_module
 from shardkit.transfer.upload import CLAIM
@@ -144,11 +144,13 @@ def test_splits_and_left_out_images(bucket: Bucket, tmp_path: Path) -> None:
 
 def test_what_killed_jobs_left_here_is_removed(tmp_path: Path) -> None:
     with local_folder(tmp_path) as used:
-        abandoned = used.with_name(f"{used.name}2")
-        (abandoned / "jobs").mkdir(parents=True)  # a moment ago
+        digit = "10"[used.name[-1] == "1"]
+        abandoned, theirs = (used.with_name(used.name[:-1] + end) for end in (digit, "-mine"))
+        for folder in (abandoned, theirs):
+            (folder / "jobs").mkdir(parents=True)  # a moment ago
         os.utime(used, (0, 0))
         with local_folder(tmp_path) as other:
-            assert set(tmp_path.iterdir()) == {used, other}
+            assert set(tmp_path.iterdir()) == {used, other, theirs}
 
 
 def test_a_folder_that_is_taken_for_abandoned_is_created_again(
@@ -162,7 +164,7 @@ def test_a_folder_that_is_taken_for_abandoned_is_created_again(
         if kind == fcntl.LOCK_EX and len(created) < 2:
             (folder,) = tmp_path.iterdir()
             created.append(folder)
-            ledger._remove_abandoned(folder)
+            temporary._remove_abandoned(folder.parent, folder.name)
         real(descriptor, kind)
 
     monkeypatch.setattr(fcntl, "flock", flock)

@@ -8,11 +8,14 @@ import io
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -261,6 +264,57 @@ def test_a_killed_export_leaves_nothing_in_place_and_a_rerun_completes(
     assert shown.stdout.startswith(f"{place}: 6 records exported to {tmp_path / 'files'}: 6 files")
     assert tree(tmp_path / "files") == tree(folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "made", "photos"]
+
+
+@pytest.mark.parametrize("layout", ["imagefolder", "csv", "parquet", "webdataset"])
+def test_an_export_killed_after_its_last_step_is_done(
+    folder: Path, tmp_path: Path, layout: str
+) -> None:
+    place = make_dataset(folder, tmp_path / "made")
+    command = ("export", place, tmp_path / "files", "--layout", layout)
+    child = os.fork()
+    if not child:
+        _kill_after_rename()
+        export(place, tmp_path / "files", layout=layout)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    before = tree(tmp_path / "files")
+    for _ in range(2):
+        done = run_main(*command)
+        assert done.returncode == 0, done.stderr
+        assert "already" in done.stdout
+        assert tree(tmp_path / "files") == before
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "made", "photos"]
+
+
+def test_a_folder_that_differs_from_the_export_is_refused(folder: Path, tmp_path: Path) -> None:
+    place = make_dataset(folder, tmp_path / "made")
+    target = tmp_path / "files"
+    changes: list[Callable[[], object]] = [
+        lambda: (target / "cat/000.jpg").write_bytes(b""),
+        lambda: (target / "dog/more.jpg").write_bytes(b""),
+        (target / "cat/000.jpg").unlink,
+        lambda: (target / "link").symlink_to("cat"),
+        (target / "empty").mkdir,
+    ]
+    for change in changes:
+        export(place, target)
+        change()
+        before = tree(tmp_path)
+        refuses(2, "export", place, target, facts=(target,))
+        assert tree(tmp_path) == before
+        shutil.rmtree(target)
+
+
+def _kill_after_rename() -> None:
+    """Kill this process when the folder has its name."""
+    rename = os.rename
+
+    def call(*names: Any) -> None:
+        rename(*names)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    os.rename = call  # type: ignore[assignment]
 
 
 def _kill_at_rename() -> None:

@@ -126,7 +126,7 @@ def test_a_dataset_that_cannot_be_written_has_facts(
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(facts_module, "save_npy", refuse)
+    monkeypatch.setattr(facts_module, "write_npy", refuse)
 
     assert (load_facts(open_shards(dataset))["state"] == MEASURED).all()
     assert not (dataset / FACTS_NAME).exists()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import invoke, jpeg, make_tree, png, run_main, tree
+from interrupted import stopped_at_any_step
 from refusals import refused
 from table import for_each
 
@@ -157,6 +159,32 @@ def test_samples_are_divided_by_a_column(tmp_path: Path) -> None:
         convert(samples, tmp_path / "x", to="lmdb", val=0.3, stratify=True)
     convert(samples, tmp_path / "divided", to="lmdb", val=0.3, workers=2)
     assert verify(tmp_path / "divided", against=samples).findings == []
+
+
+def test_lists_of_two_divisions_are_never_together(photos: Path, tmp_path: Path) -> None:
+    """However early a run ends that replaces them."""
+    place, out = whole(photos, tmp_path), tmp_path / "out"
+    command = ("split", place, "--out", out, "--force", "--val", 0.5, "--seed")
+    former = shardkit.split(place, val=0.2, test=0.2, seed=5)
+    rows = shardkit.split(place, val=0.5, seed=6)
+    states = []
+    for after in itertools.count():
+        assert run_main(*command[:-2], 0.2, "--test", 0.2, "--seed", 5).returncode == 0
+        with stopped_at_any_step(after):
+            done = run_main(*command, 6)
+        lists = {file.stem: np.loadtxt(file, dtype=int).tolist() for file in out.glob("*.txt")}
+        states.append(
+            [
+                all(name in each and lists[name] == each[name].tolist() for name in lists)
+                for each in (former, rows)
+            ]
+        )
+        assert any(states[-1]), after
+        if done.returncode == 0:
+            break
+        assert run_main(*command, 6).returncode == 0
+        assert sorted(os.listdir(out)) == ["train.txt", "val.txt"]
+    assert len(states) > 5
 
 
 def test_lists_select_rows_again(photos: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -193,16 +194,31 @@ def test_urls_are_told_from_local_paths_and_refused(
 
 
 def test_a_requested_file_is_written_and_what_a_kill_left_is_removed(tmp_path: Path) -> None:
-    old, new, other = (
-        tmp_path / f".{name}.tmp" for name in ("r." + "0" * 16, "r." + "1" * 16, "s." + "2" * 16)
-    )
-    for path in (old, new, other):
+    left, other = (tmp_path / f".{name}.tmp" for name in ("r." + "0" * 16, "s." + "2" * 16))
+    for path in (left, other):
         path.write_bytes(b"")
-    for path in (old, other):
-        os.utime(path, (0, 0))
+    with files.published_file(tmp_path / "r") as file:  # of a process that runs
+        file.write(b"later")
+        write_result(tmp_path / "r", b"text")
+        assert (tmp_path / "r").read_bytes() == b"text"
+        assert not left.exists()
+    assert (tmp_path / "r").read_bytes() == b"later"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["r", other.name])
+
+
+def test_without_locks_only_an_old_file_counts_as_left_by_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    old, new = (tmp_path / f".r.{digit * 16}.tmp" for digit in "01")
+    for path in (old, new):
+        path.write_bytes(b"")
+    os.utime(old, (0, 0))
     write_result(tmp_path / "r", b"text")
-    assert (tmp_path / "r").read_bytes() == b"text"
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["r", new.name, other.name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["r", new.name])
 
 
 def test_a_requested_file_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import tempfile
+from pathlib import Path
 
 import pytest
+from helpers import make_tree
 from refusals import refused
 
 from shardkit.errors import DiskFull
@@ -19,6 +23,23 @@ def test_a_folder_is_removed_with_its_object() -> None:
     assert path.stat().st_mode & 0o077 == 0
     del folder
     assert not path.exists()
+
+
+def test_folders_of_killed_processes_are_removed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    theirs = make_tree(tmp_path, {"shardkit-training/x": b"1"}) / "shardkit-training"
+    used = TemporaryFolder()
+    child = os.fork()
+    if not child:
+        make_tree(TemporaryFolder().path, {"deep/file": b"2"})
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(os.listdir(tmp_path)) == 3
+    with TemporaryFolder() as folder:
+        assert set(tmp_path.iterdir()) == {theirs, used.path, folder}
+    assert set(tmp_path.iterdir()) == {theirs, used.path}
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])

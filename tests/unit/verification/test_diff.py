@@ -136,6 +136,9 @@ def test_the_command_reports_and_exits_with_1(place: Path, folder: Path, tmp_pat
         "  changed   1 record: image 1",
         "    cat/000  image",
     ]
+    quiet = run_main("diff", place, other, "--quiet")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (1, "", shown.stdout)
+    assert run_main("diff", place, place, "--quiet").stderr == ""
     value = json.loads(invoke("diff", place, other, "--bytes", "--json").stdout)
     assert value["equal"] is False
     assert value["bytes_read"] is True

@@ -155,7 +155,7 @@ def test_a_dataset_with_other_shards_is_another_one(
 def test_changed_files_are_listed(place: Path, receipt: Path) -> None:
     def change(manifest: Any) -> Any:
         first, *others = manifest.shards
-        more = replace(others[-1], name="shard-more.lmdb", rows=0)
+        more = replace(others[-1], name="shard-000009.lmdb", rows=0)
         return replace(manifest, shards=(replace(first, sha256="0" * 64), *others, more))
 
     restate(place, change)
@@ -163,7 +163,7 @@ def test_changed_files_are_listed(place: Path, receipt: Path) -> None:
     assert checked(place, receipt) == {
         "shardkit.json": f"it was changed since the receipt of {time}",
         "shard-000000.lmdb": "it was changed since the receipt",
-        "shard-more.lmdb": "it was added since the receipt",
+        "shard-000009.lmdb": "it was added since the receipt",
     }
 
 
