@@ -136,7 +136,10 @@ def show_converted(
         lost: Workers of a cluster that died.
     """
     if converted.unchanged or converted.plan is None:
-        say(f"{dst} already holds the result of this command; nothing to do")
+        if src is None:
+            say(f"{dst} holds a complete dataset and no plan; nothing to commit")
+        else:
+            say(f"{dst} already holds the result of this command; nothing to do")
         return
     say(f"converted {src} to {dst}" if src else f"published {dst}")
     for name, manifest in converted.manifests.items():

@@ -5,6 +5,7 @@ Nothing here knows a format by name or decodes.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -30,7 +31,7 @@ from shardkit.dataset.remote import CachedShards
 from shardkit.dataset.shard_files import RemoteShardFiles, ShardFiles
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
 from shardkit.kinds.column import Column
-from shardkit.kinds.field import Field, Schema, apart_of, columns_of
+from shardkit.kinds.field import Field, Schema, apart_of, columns_of, uniform_arrays
 from shardkit.kinds.packing import with_fields
 from shardkit.record import (
     ABSENT,
@@ -43,6 +44,7 @@ from shardkit.record import (
     Record,
     dump_json,
     image_field,
+    is_raw,
 )
 from shardkit.registry import get_format
 from shardkit.system.text import name_list, quoted
@@ -386,12 +388,30 @@ class ShardSet:
             reader = self.files.reader(shard, partial(shard_records, storage), "records")
             (stored,) = reader.read([place])
             part = self.part(np.array([row]))
-            reason = difference(stored, 0, part)[0]
+            reason = difference(stored, 0, part)[0] or self.shape_fault(stored.record)
         except (CorruptShard, IndexError) as error:
             reason = str(error)
         if reason:
             raise self.corrupt(row, int(self.entries.read(np.array([row]))["offset"][0]), reason)
         return stored.record
+
+    def shape_fault(self, record: Record) -> str:
+        """Return which array or raw pixels have not the shape that the manifest states, or ""."""
+        for name, data in record.fields.items():
+            size = self._sizes.get(name, self._raw_bytes if is_raw(name) else len(data))
+            if len(data) != size:
+                return f"{name} has {len(data)} bytes, its shape in the manifest {size}"
+        return ""
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each array of a stated shape, by stored name."""
+        arrays = uniform_arrays(self.schema, self.manifest.raw_shape)
+        return {name: field.bytes for name, field in arrays.items()}
+
+    @cached_property
+    def _raw_bytes(self) -> int:
+        return math.prod(self.manifest.raw_shape or (0,))
 
     def _layered(self, row: int) -> Record:
         """Return the record of a row with the fields of all layers."""
