@@ -245,7 +245,7 @@ AUTO = ("--batch-size", "auto")
         (AUTO, "give --batch-size auto with --model"),
         (("--memory", "4GiB"), "--memory belongs to it"),
         ((*AUTO, "--memory", "much"), "--memory='much' is not a size"),
-        ((*AUTO, "--memory", "4"), "--memory='4' is 4 bytes"),
+        ((*AUTO, "--memory", "4"), "--memory='4' means bytes"),
         (("--batch-size", "0"), "x>=1"),
         (("--batch-size", "many"), "'many' is neither a number of samples nor auto"),
     ],
