@@ -11,7 +11,7 @@ import click
 
 from shardkit.cli.console import say
 from shardkit.cli.options import LocalOrUrl, Workers, argument, click_options
-from shardkit.cli.printing import ignored_counts, line, progress_bar, records, show_notes
+from shardkit.cli.printing import ignored_counts, line, progress_bar, record_noun, show_notes
 from shardkit.cli.run import Run
 from shardkit.cli.runner import Command
 from shardkit.contracts import Attaching, SourceKind
@@ -124,7 +124,7 @@ def _show(archives: str, index_dir: Path, attached: Attached, seconds: float) ->
     say(f"{index_dir} {result} {printable(archives)}")
     line(
         "dataset",
-        f"{records(manifest.rows, manifest.fields_by_name)} in "
+        f"{amount(manifest.rows, record_noun(manifest.fields_by_name))} in "
         f"{amount(len(manifest.shards), what)}, {size(manifest.bytes)}",
     )
     show_notes(manifest.notes, manifest.recipe)

@@ -15,7 +15,7 @@ from shardkit.cli.printing import (
     ignored_counts,
     line,
     problem_lines,
-    records,
+    record_noun,
     show_notes,
     some,
     table,
@@ -49,7 +49,7 @@ def show_plan(src: Path | str, dst: Path | str, plan: Plan) -> None:
     for term, text in plan.scan.understood.items():
         line(term, printable(text))
     for split in plan.splits:
-        images = records(len(split.source), plan.scan.schema)
+        images = amount(len(split.source), record_noun(plan.scan.schema))
         say(
             f"  {split.name + ': ' if split.name else ''}{images}, "
             f"{amount(split.shards, 'shard')}, about {size(split.estimated_bytes)}"
@@ -154,7 +154,7 @@ def show_converted(
         line("lost", f"{some(sorted(lost))}; other workers built their shards")
     seconds, rates = tally.seconds, ""
     if tally.images:
-        images = records(round(tally.images / seconds), converted.plan.scan.schema)
+        images = amount(round(tally.images / seconds), record_noun(converted.plan.scan.schema))
         rates = f", {images}/s, {tally.bytes / 1e6 / seconds:,.1f} MB/s read"
     line("time", f"{seconds:.1f} s{rates}")
     line("next", f"shardkit verify {shlex.quote(str(dst))}")
@@ -167,7 +167,7 @@ def _show_dataset(name: str, manifest: Manifest, ignored: Collection[Problem] | 
     classes = f"in {amount(len(manifest.classes or ()), 'class')}" if labeled else "without labels"
     line(
         name or "dataset",
-        f"{records(manifest.rows, manifest.fields_by_name)} {classes}, "
+        f"{amount(manifest.rows, record_noun(manifest.fields_by_name))} {classes}, "
         f"{amount(len(manifest.shards), 'shard')} of {manifest.format}, {size(manifest.bytes)}",
     )
     if manifest.recipe.get("encode") == "planes":

@@ -68,9 +68,9 @@ def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
         say(part)
 
 
-def records(count: int, schema: Schema) -> str:
-    """Return a number of images, or of records without one: "20 images", "20 records"."""
-    return amount(count, "image" if IMAGE in schema else "record")
+def record_noun(schema: Schema) -> str:
+    """Return what users call a record: an image, unless it has none."""
+    return "image" if IMAGE in schema else "record"
 
 
 def some(names: Sequence[str], limit: int = 8, *, counted: bool = True) -> str:

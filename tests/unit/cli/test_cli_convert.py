@@ -297,7 +297,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "--resizer torch --resize 8 --filter lanczos": ("torch", "lanczos"),
     "--shard-size 0": ("shard size 0",),
     "--shard-size 256": ("--shard-size 256", "256MiB", "256B"),
-    "--shard-size 65535": ("65535 bytes",),
+    "--shard-size 65535": ("65535MiB",),
     "--shard-size 1MB --shard-samples 4": ("--shard-size", "--shard-samples"),
     "--dry-run --plan-only": ("--dry-run", "--plan-only"),
     "--background transparentish": ("transparentish",),

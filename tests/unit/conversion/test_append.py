@@ -162,7 +162,7 @@ def test_a_finished_command_does_nothing_again(place: Path, more: Path) -> None:
     before = tree(place)
     assert append(place, more).images == 0
     shown = invoke("append", place, "--from", more)
-    assert shown.stdout.startswith(f"{place}: nothing to append: the dataset has all of them")
+    assert shown.stdout.startswith(f"{place}: nothing to append: all images are in the dataset")
     assert tree(place) == before
 
 

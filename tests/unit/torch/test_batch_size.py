@@ -244,8 +244,8 @@ AUTO = ("--batch-size", "auto")
     [
         (AUTO, "add --model"),
         (("--memory", "4GiB"), "add that, or leave --memory out"),
-        ((*AUTO, "--memory", "much"), "'much' is not a size such as 500MB or 4GiB"),
-        ((*AUTO, "--memory", "4"), "--memory='4' is 4 bytes"),
+        ((*AUTO, "--memory", "much"), "--memory='much' is not a size"),
+        ((*AUTO, "--memory", "4"), "--memory='4' means bytes"),
         (("--batch-size", "0"), "x>=1"),
         (("--batch-size", "many"), "'many' is neither a number of samples nor auto"),
     ],
