@@ -12,20 +12,17 @@ from typing import Any
 
 from shardkit.contracts import Images, PartedSource, Scan, Source
 from shardkit.conversion.assemble import save_manifests
-from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.combine import (
-    Shape,
-    common_schema,
-    in_several,
-    link_shards,
-    load_splits,
-    open_splits,
-    other_fields,
-    shape_of,
-)
+from shardkit.conversion.combine import load_splits, open_splits
 from shardkit.conversion.disk import as_failure
-from shardkit.conversion.engine import Work, assembly, build, prepare, publishing
+from shardkit.conversion.engine import build, prepare, publishing
+from shardkit.conversion.extend import (
+    Extension,
+    extended,
+    joint_schema,
+    scan_of_base,
+    without_empty_shards,
+)
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.parted_scan import scan_in_parts
 from shardkit.conversion.plan import (
@@ -44,9 +41,10 @@ from shardkit.conversion.typed import with_types
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.parts import PartEntry, dataset_parts, entries_of, source_of
+from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.reports import excluded_paths
 from shardkit.errors import UsageError
+from shardkit.kinds.field import Field, Schema
 from shardkit.options import about, option, part, require_valid, same_option, takes
 from shardkit.recipe import Recipe
 from shardkit.record import LABEL
@@ -82,6 +80,11 @@ class AppendOptions:
         False,
         help="Leave out images whose path or key is in DATASET already, such as the old ones of a "
         "folder that has grown.",
+    )
+    missing: str = option(
+        "fail",
+        help="fail: append nothing if SRC lacks fields of DATASET. skip: the new images lack them.",
+        choices=("fail", "skip"),
     )
     on_error: str = same_option(ConvertOptions, "on_error")
     shard_size: int | str = same_option(ConvertOptions, "shard_size")
@@ -138,6 +141,7 @@ def append(arguments: AppendArguments) -> Appended:
         with full_disk_named():
             scan = _scan(opened, manifests, temporary.path, part(arguments, Builder))
         scan = with_types(scan, next(iter(manifests.values())).fields_by_name)
+        _require_alike(directory, manifests, scan, missing=arguments.missing)
         new = _new_images(directory, manifests, scan, skip_existing=arguments.skip_existing)
         if new.images or any(new.scan.problems.values()):
             first = next(iter(manifests.values()))
@@ -149,7 +153,7 @@ def append(arguments: AppendArguments) -> Appended:
                 on_error=arguments.on_error,
                 **_order(first),
             )
-            plan = _without_empty_shards(make_plan(new.scan, options))
+            plan = without_empty_shards(make_plan(scan_of_base(new.scan, first), options))
             builder = part(arguments, Builder)
             if builder.on_progress:
                 builder.on_progress(Progress(total=new.images))
@@ -162,23 +166,12 @@ def append(arguments: AppendArguments) -> Appended:
                 if {name: dataset.manifest for name, dataset in datasets.items()} != manifests:
                     raise UsageError(f"another process has changed {directory}: rerun the command")
                 if is_needed:
-                    _make(datasets, plan, staging, builder)
+                    _make(datasets, plan, new.scan, staging, builder)
     except OSError as error:
         raise as_failure(error, directory) from error
     after = load_splits(directory)
     rows = [sum(manifest.rows for manifest in splits.values()) for splits in (manifests, after)]
     return Appended(manifests=after, images=rows[1] - rows[0], left_out=sorted(new.left_out))
-
-
-def _without_empty_shards(plan: Plan) -> Plan:
-    """Return a plan without shards for splits that get no images."""
-    return replace(
-        plan,
-        splits=tuple(
-            split if len(split.source) else replace(split, cuts=(0,), shard_bytes=())
-            for split in plan.splits
-        ),
-    )
 
 
 def _open(
@@ -246,7 +239,6 @@ def _new_images(
         UsageError: If it does not go with the dataset, or existing images may not be left out.
     """
     source = scan.source
-    _require_alike(directory, manifests, scan)
     splits, left_out, changed = dict[str, Images](), list[str](), list[str]()
     problems, ignored = dict(scan.problems), dict(scan.ignored)
     existing = _existing(directory, manifests, scan)
@@ -333,7 +325,14 @@ def _is_last(manifests: Mapping[str, Manifest], left_out: list[str], source: Sou
     return count == len(left_out)
 
 
-def _require_alike(directory: Path, manifests: Mapping[str, Manifest], scan: Scan) -> None:
+def _require_alike(
+    directory: Path, manifests: Mapping[str, Manifest], scan: Scan, *, missing: str
+) -> None:
+    """Refuse images whose splits or fields are not those of the dataset.
+
+    Raises:
+        UsageError: If they are not.
+    """
     unknown = sorted(scan.splits.keys() - manifests.keys())
     if unknown and is_divided(_first_sources(manifests)):
         raise UsageError(
@@ -345,18 +344,32 @@ def _require_alike(directory: Path, manifests: Mapping[str, Manifest], scan: Sca
             f"{scan.source} has {_splits(scan.splits)}, and {directory} has {_splits(manifests)}; "
             "append a source with folders or splits of these names"
         )
-    schema = next(iter(manifests.values())).fields_by_name
-    if other_fields(schema) != other_fields(scan.schema) or (
-        any(map(len, scan.splits.values())) and (LABEL in schema) != (LABEL in scan.schema)
+    manifest = next(iter(manifests.values()))
+    schema, is_empty = manifest.fields_by_name, not any(map(len, scan.splits.values()))
+    given = {
+        name: field
+        for name, field in scan.schema.items()
+        if name in schema or name not in manifest.removed
+    }
+    lacking = [name for name in schema if name not in given and not (is_empty and name == LABEL)]
+    if all(
+        _fits(name, field, schema) or (is_empty and name == LABEL) for name, field in given.items()
     ):
-        before, now = (
-            ", ".join(f"{name} ({field})" for name, field in fields.items())
-            for fields in (schema, scan.schema)
-        )
-        raise UsageError(
-            f"{scan.source} has the fields {now}, and {directory} has {before}: the fields of "
-            "all records must be the same"
-        )
+        if not lacking or missing == "skip":
+            return
+        remedy = f"missing='skip' appends images without {' and '.join(lacking)}"
+    else:
+        remedy = "the fields of all records must be the same"
+    before, now = (
+        ", ".join(f"{name} ({field})" for name, field in fields.items())
+        for fields in (schema, scan.schema)
+    )
+    raise UsageError(f"{scan.source} has the fields {now}, and {directory} has {before}: {remedy}")
+
+
+def _fits(name: str, field: Field, schema: Schema) -> bool:
+    """Return whether a field is one of a schema; the classes of labels may grow."""
+    return name in schema and (name == LABEL or schema[name] == field)
 
 
 def _prefix(split: str) -> str:
@@ -368,46 +381,25 @@ def _splits(names: Mapping[str, Any]) -> str:
 
 
 def _make(
-    datasets: Mapping[str, OpenedDataset], plan: Plan, staging: StagingDirectory, builder: Builder
+    datasets: Mapping[str, OpenedDataset],
+    plan: Plan,
+    scan: Scan,
+    staging: StagingDirectory,
+    builder: Builder,
 ) -> None:
     """Build the new shards, link the others, and write the files of both together."""
-    old = {split: dataset.manifest for split, dataset in datasets.items()}
+    old = {split: dataset.base for split, dataset in datasets.items()}
     works = [
-        prepare(split, plan, staging, first=len(old[split.name].shards)) for split in plan.splits
+        prepare(split, plan, staging, first=len(old[split.name].manifest.shards))
+        for split in plan.splits
     ]
-    schemas = {
-        work.split: common_schema([shape_of(datasets[work.split]), _shape(work, plan)])
-        for work in works
-    }
+    for work in works:
+        joint_schema(work, plan, old[work.split])
     build(works, plan, staging, builder)
-    manifests = {}
-    for work, split in zip(works, plan.splits, strict=True):
-        dataset, new = datasets[work.split], work.piece()
-        pieces = [link_shards(dataset, work.folder), new]
-        part = PartEntry(
-            shards=len(new.shards),
-            first=len(dataset.manifest.shards),
-            classes=None if plan.scan.classes is None else len(plan.scan.classes),
-            skipped=len(new.skipped),
-            source=split.meta["source"],
-            software=plan.software,
-        )
-        combined = replace(
-            assembly(work, plan),
-            schema=schemas[work.split],
-            source=source_of([*entries_of(dataset.manifest), part]),
-        )
-        repeated = partial(in_several, [dataset.path, work.folder])
-        manifests[work.split] = combined.finish(pieces, repeated)
+    manifests = {work.split: extended(work, plan, old[work.split]) for work in works}
+    if any(dataset.manifest.layers for dataset in datasets.values()):
+        manifests = Extension(datasets, plan, scan).layers(manifests, staging, builder)
     save_manifests(manifests, staging.dataset)
-
-
-def _shape(work: Work[ShardTask], plan: Plan) -> Shape:
-    """Return what the new shards have in common with those of the dataset."""
-    recipe = plan.options.recipe
-    return Shape(
-        work.folder, plan.options.to, recipe.describe(), recipe.raw_shape, plan.scan.schema
-    )
 
 
 def _fingerprint(plan: Plan, manifests: Mapping[str, Manifest]) -> ConversionFingerprint:

@@ -17,12 +17,12 @@ from shardkit.dataset.manifest import FACTS_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.reports import IGNORED
 from shardkit.errors import CorruptDataset, CorruptShard, Problem, UsageError
-from shardkit.kinds.field import Field, Schema, describe_schema
+from shardkit.kinds.field import Field, Schema
 from shardkit.record import LABEL
 from shardkit.registry import get_format
 from shardkit.system.files import has_sha256, open_regular, sync
 from shardkit.system.safe_paths import LinkRefused, is_file
-from shardkit.system.text import as_command, quoted
+from shardkit.system.text import quoted
 
 _CANNOT_LINK = (
     *(errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK),
@@ -63,19 +63,13 @@ def open_splits(directory: Path) -> dict[str, OpenedDataset]:
     """Return the dataset of each split, or the only one as "".
 
     Raises:
-        UsageError: If there is no dataset, or it has layers, or no shards of its own.
+        UsageError: If there is no dataset, or it has no shards of its own.
         CorruptDataset: If a manifest is damaged, or of another dataset.
     """
-    splits = OpenedDirectory(directory).own_splits(
+    return OpenedDirectory(directory).own_splits(
         f"{directory} reads archives of another program in place; first make a dataset with "
         "shards of its own: shardkit convert dataset"
     )
-    if any(dataset.manifest.layers for dataset in splits.values()):
-        raise UsageError(
-            f"fields of {directory} were changed after the conversion; first merge them into its "
-            f"shards: {as_command('fields', 'compact', directory)}"
-        )
-    return splits
 
 
 def load_splits(directory: Path) -> dict[str, Manifest]:
@@ -123,11 +117,6 @@ def _fields(shape: Shape) -> dict[str, object]:
         for name, field in shape.schema.items()
         if name != LABEL
     }
-
-
-def other_fields(schema: Schema) -> dict[str, dict[str, Any]]:
-    """Return all fields but the label, whose classes may grow, as JSON values by name."""
-    return {value["name"]: value for value in describe_schema(schema) if value["name"] != LABEL}
 
 
 def _common_classes(shapes: Sequence[Shape]) -> tuple[str, ...] | None:

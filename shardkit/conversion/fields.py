@@ -31,10 +31,11 @@ from shardkit.conversion.layers import (
     is_last_change,
     manifests_of,
     next_name,
+    plan_layers,
     require_same_rows,
     with_layer,
 )
-from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
+from shardkit.conversion.plan import Plan
 from shardkit.conversion.staging import StagingDirectory, check_target, finish_interrupted
 from shardkit.dataset.manifest import ADD, LAYERS, REMOVE, REPLACE, Layer, Manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
@@ -249,10 +250,6 @@ def _change(arguments: FieldArguments, operation: str) -> Changed:
         return replace(result, manifests=change.run(force=arguments.force), written=True)
 
 
-_MOST_ROWS = 1 << 16
-"""Maximum rows of a shard of small values: building one takes about 1.5 KB of memory for each."""
-
-
 class _Planned(NamedTuple):
     """A plan for the layers of all splits, and everything that determines the result."""
 
@@ -304,9 +301,7 @@ class _Change:
         scan = LayerSource(splits, self.values).scan()
         to = next(iter(self.datasets.values())).manifest.format
         to = to if to in format_names() else DEFAULT_ATTACHED
-        plan = make_plan(scan, ConvertOptions(to=to))
-        if any(len(split.source) > _MOST_ROWS * split.shards for split in plan.splits):
-            plan = make_plan(scan, ConvertOptions(to=to, shard_samples=_MOST_ROWS))
+        plan = plan_layers(scan, to)
         planned = plan.fingerprint()
         change = change_request(self.datasets, self.operation, tuple(scan.schema), again=again)
         settings = {**planned.settings, **change.settings}

@@ -18,6 +18,20 @@ PARTS = "parts"
 """The ``kind`` of a manifest's ``source`` that lists parts, and the name of the list."""
 
 
+CHANGED = "changed"
+"""The entry of a ``source`` with the names of fields that did not come from it."""
+
+
+def changed_fields(source: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of fields that did not come from a source: they were changed later."""
+    names = source.get(CHANGED)
+    return (
+        frozenset(name for name in names if isinstance(name, str))
+        if isinstance(names, list)
+        else frozenset()
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartEntry:
     """One part, as the manifest states it."""

@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from shardkit.contracts import Entry, Images, Scan
+from shardkit.conversion.extend import Provided
 from shardkit.conversion.plan import as_stored, software_of
 from shardkit.dataset.index import string_files
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.parts import Part, dataset_parts
+from shardkit.dataset.parts import Part, changed_fields, dataset_parts
 from shardkit.dataset.reports import EXCLUDED, excluded_paths
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.kinds.field import Schema
 from shardkit.recipe import Recipe
+from shardkit.record import LABEL
 from shardkit.registry import get_format, get_source, source_names
 from shardkit.sources.divided import reopen
 from shardkit.sources.samples import SampleOptions, Samples
@@ -89,7 +91,16 @@ def scan_source(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
         )
     described = {split: manifest.source for split, manifest in manifests.items()}
     source = reopen(partial(get_source(kind).find, Path(root)), described)
-    return source.scan(classes[0] if classes else ())
+    return _unchanged(source.scan(classes[0] if classes else ()), described)
+
+
+def _unchanged(scan: Scan, described: Mapping[str, Mapping[str, Any]]) -> Scan:
+    """Return a scan without the fields that were changed after the conversion."""
+    changed = changed_fields(next(iter(described.values())))
+    if changed.isdisjoint(scan.schema):
+        return scan
+    scan = Provided.of(scan, scan.schema.keys() - changed)
+    return replace(scan, classes=None) if LABEL in changed else scan
 
 
 def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) -> Scan:
@@ -112,7 +123,7 @@ def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) ->
     options = SampleOptions(schema=manifest.fields_by_name, fields=names)
     opened = Samples(samples, options)
     described = {split: manifest.source for split, manifest in manifests.items()}
-    return reopen(lambda _: opened, described).scan(manifest.classes)
+    return _unchanged(reopen(lambda _: opened, described).scan(manifest.classes), described)
 
 
 def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[dict[str, SourceMatch]]:
