@@ -43,6 +43,7 @@ from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.reports import excluded_paths
+from shardkit.dataset.source import DatasetSource, is_dataset
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Field, Schema
 from shardkit.options import about, option, part, require_valid, same_option, takes
@@ -145,15 +146,15 @@ def append(arguments: AppendArguments) -> Appended:
         new = _new_images(directory, manifests, scan, skip_existing=arguments.skip_existing)
         if new.images or any(new.scan.problems.values()):
             first = next(iter(manifests.values()))
+            of_base = _with_originals(scan_of_base(new.scan, first), first)
             options = ConvertOptions(
                 to=first.format,
-                recipe=Recipe.restored(first.recipe),
                 shard_size=arguments.shard_size,
                 shard_samples=arguments.shard_samples,
                 on_error=arguments.on_error,
-                **_order(first),
+                **({} if of_base.originals else _way(first)),
             )
-            plan = without_empty_shards(make_plan(scan_of_base(new.scan, first), options))
+            plan = without_empty_shards(make_plan(of_base, options))
             builder = part(arguments, Builder)
             if builder.on_progress:
                 builder.on_progress(Progress(total=new.images))
@@ -174,6 +175,14 @@ def append(arguments: AppendArguments) -> Appended:
     return Appended(manifests=after, images=rows[1] - rows[0], left_out=sorted(new.left_out))
 
 
+def _with_originals(scan: Scan, manifest: Manifest) -> Scan:
+    """Return a scan that states how its dataset was made, if the other one was made so, too."""
+    originals = scan.originals.values()
+    if all(original.recipe == manifest.recipe for original in originals):
+        return scan
+    return replace(scan, originals={})
+
+
 def _open(
     directory: Path, source: str | Path | Source, manifests: Mapping[str, Manifest]
 ) -> Source:
@@ -185,6 +194,8 @@ def _open(
         return source
     described = _first_sources(manifests)
     kind = {str(description.get("kind")) for description in described.values()}.pop()
+    if is_dataset(source) and kind != DatasetSource.kind:
+        return DatasetSource(source)
     find = partial(get_source(kind).find, Path(source))
     try:
         opened = reopen(find, described)
@@ -201,10 +212,11 @@ def _has_folders(source: str | Path, names: Collection[str]) -> bool:
     return bool(folders) and folders <= set(names)
 
 
-def _order(manifest: Manifest) -> dict[str, Any]:
-    """Return the order of rows in the dataset, as options."""
+def _way(manifest: Manifest) -> dict[str, Any]:
+    """Return the recipe of a dataset and the order of its rows, as options."""
     seed = dataset_parts(manifest)[0].manifest.source.get("seed")
-    return {"shuffle": seed is not None, "seed": seed or 0}
+    recipe = Recipe.restored(manifest.recipe)
+    return {"recipe": recipe, "shuffle": seed is not None, "seed": seed or 0}
 
 
 @dataclass(frozen=True)

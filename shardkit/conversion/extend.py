@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry, Images, Scan, Source
+from shardkit.contracts import Entry, Images, Original, Scan, Source
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.combine import Shape, common_schema, in_several, link_shards, shape_of
-from shardkit.conversion.engine import Work, assembly, prepare, require_good, run
+from shardkit.conversion.engine import Work, assembly, parts_of, prepare, require_good, run
 from shardkit.conversion.layers import (
     as_layer,
     described,
@@ -24,7 +24,7 @@ from shardkit.conversion.plan import Plan
 from shardkit.conversion.staging import StagingDirectory
 from shardkit.dataset.manifest import Layer, Manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.parts import CHANGED, PartEntry, entries_of, source_of
+from shardkit.dataset.parts import entries_of, source_of, with_changed
 from shardkit.errors import Problem
 from shardkit.kinds.field import Field, Schema
 from shardkit.recipe import Recipe
@@ -67,7 +67,7 @@ class Provided(Source):
         """Return the description of the source, with the names of the other fields."""
         others = self.schema.keys() - self.names
         described = self.source.describe(self.splits[split])
-        return {**described, CHANGED: sorted(others)} if others else described
+        return with_changed(described, others, "")
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image with the wanted fields alone.
@@ -105,8 +105,22 @@ class Provided(Source):
     def of(cls, scan: Scan, names: Collection[str], labels: Sequence[int] | None = None) -> Scan:
         """Return a scan with some of its fields."""
         source = cls(scan.source, scan.schema, names, {s: s for s in scan.splits}, labels=labels)
-        splits = {split: replace(each, source=source) for split, each in scan.splits.items()}
-        return replace(scan, source=source, splits=splits, exact_sizes=False)
+        return replace(
+            scan,
+            source=source,
+            splits={split: replace(each, source=source) for split, each in scan.splits.items()},
+            originals={
+                split: _without(original, scan.schema.keys() - names)
+                for split, original in scan.originals.items()
+            },
+            exact_sizes=False,
+        )
+
+
+def _without(original: Original, names: Collection[str]) -> Original:
+    """Return what a dataset states of its conversion, for a copy without some fields."""
+    parts = [part._replace(source=with_changed(part.source, names, "")) for part in original.parts]
+    return original._replace(parts=parts)
 
 
 def with_fields(record: Record, schema: Schema, names: Collection[str]) -> Record:
@@ -166,10 +180,9 @@ def joint_schema(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> S
     Raises:
         UsageError: If these do not go with it.
     """
-    recipe = plan.options.recipe
-    shape = Shape(
-        work.folder, plan.options.to, recipe.describe(), recipe.raw_shape, plan.scan.schema
-    )
+    (split,) = (split for split in plan.splits if split.name == work.split)
+    raw_shape = plan.options.recipe.raw_shape
+    shape = Shape(work.folder, plan.options.to, split.recipe, raw_shape, plan.scan.schema)
     return common_schema([shape_of(dataset), shape])
 
 
@@ -184,23 +197,14 @@ def extended(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> Manif
     Returns:
         The manifest to save with them.
     """
-    (split,) = (split for split in plan.splits if split.name == work.split)
-    new = work.piece()
-    part = PartEntry(
-        shards=len(new.shards),
-        first=len(dataset.manifest.shards),
-        classes=None if plan.scan.classes is None else len(plan.scan.classes),
-        skipped=len(new.skipped),
-        source=split.meta["source"],
-        software=plan.software,
-    )
+    pieces, entries = parts_of(work, plan, first=len(dataset.manifest.shards))
     combined = replace(
         assembly(work, plan),
         schema=joint_schema(work, plan, dataset),
-        source=source_of([*entries_of(dataset.manifest), part]),
+        source=source_of([*entries_of(dataset.manifest), *entries]),
     )
     repeated = partial(in_several, [dataset.path, work.folder])
-    return combined.finish([link_shards(dataset, work.folder), new], repeated)
+    return combined.finish([link_shards(dataset, work.folder), *pieces], repeated)
 
 
 @dataclass(frozen=True)

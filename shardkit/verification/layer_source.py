@@ -106,6 +106,7 @@ def compared_with(task: ShardCheck, images: Images) -> ShardCheck:
         entries=list(entries),
         recipe=Recipe.restored(task.meta["recipe"]),
         schema=task.schema,
+        changed=(),
         exact=True,
     )
     return replace(task, against=against)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -13,12 +13,13 @@ from typing import Any
 
 from shardkit.contracts import Entry, Images, Scan
 from shardkit.conversion.extend import Provided
-from shardkit.conversion.plan import as_stored, software_of
+from shardkit.conversion.plan import as_stored, copying, software_of
 from shardkit.dataset.index import string_files
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import Part, changed_fields, dataset_parts
 from shardkit.dataset.reports import EXCLUDED, excluded_paths
+from shardkit.dataset.source import DatasetSource, is_dataset
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.kinds.field import Schema
 from shardkit.recipe import Recipe
@@ -52,6 +53,8 @@ class SourceMatch:
     recipe: Recipe
     schema: Schema
     """The fields of all records."""
+    changed: frozenset[str]
+    """Names of those that did not come from the source."""
     changed_software: dict[str, tuple[str, str]]
     """Versions then and now of each changed library that affects the dataset's bytes."""
     exact: bool
@@ -82,6 +85,8 @@ def scan_source(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     if len(kinds) != 1:
         raise UsageError(f"the splits come from sources of different kinds: {sorted(kinds)}")
     (kind,) = kinds
+    if is_dataset(root) and kind != DatasetSource.kind:  # a dataset with the same records
+        return DatasetSource(root).scan(classes[0] if classes else ())
     if not isinstance(root, (str, Path)) or kind == Samples.kind:
         return _scan_samples(root, kind, manifests)
     if kind not in source_names():
@@ -99,8 +104,7 @@ def _unchanged(scan: Scan, described: Mapping[str, Mapping[str, Any]]) -> Scan:
     changed = changed_fields(next(iter(described.values())))
     if changed.isdisjoint(scan.schema):
         return scan
-    scan = Provided.of(scan, scan.schema.keys() - changed)
-    return replace(scan, classes=None) if LABEL in changed else scan
+    return Provided.of(scan, scan.schema.keys() - changed)
 
 
 def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) -> Scan:
@@ -279,11 +283,18 @@ def _find_origin(
 ) -> SourceMatch:
     manifest, split, prefix = part.manifest, dataset.split, dataset.prefix
     recipe, seed, limit = how_made(manifest)
+    changed = changed_fields(manifest.source)
+    if scan.records and manifest.source["kind"] != scan.source.kind:
+        recipe, seed, limit, changed = copying(Recipe(), scan), None, None, frozenset()
     findings = []
     if split not in scan.splits and manifest.shards:
         findings.append(Finding(file=split, reason="the source does not have this split"))
     source = scan.splits.get(split, Images(scan.source, split, ()))
-    if (manifest.classes is None) != (scan.classes is None) and len(source):
+    if (
+        LABEL not in changed
+        and (manifest.classes is None) != (scan.classes is None)
+        and len(source)
+    ):
         reason = "only one of source and dataset has classes"
         findings.append(Finding(file=prefix + MANIFEST_NAME, reason=reason))
     bad = {problem.path for problem in manifest.skipped}
@@ -313,7 +324,7 @@ def _find_origin(
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
     storage = get_format(manifest.format)
     then, now = manifest.software, software_of(storage, recipe)
-    changed = {
+    other_software = {
         name: (then.get(name, "absent"), now.get(name, "absent"))
         for name in sorted(then.keys() | now.keys())
         if then.get(name, "absent") != now.get(name, "absent")
@@ -330,8 +341,9 @@ def _find_origin(
         ],
         recipe=recipe,
         schema=manifest.fields_by_name,
-        changed_software=changed,
-        exact=changed.keys() <= set(storage.libraries),
+        changed=changed,
+        changed_software=other_software,
+        exact=other_software.keys() <= set(storage.libraries),
         stored=stored,
         keys=here.keys,
         findings=findings,
