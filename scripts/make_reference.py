@@ -56,7 +56,6 @@ TASKS = {
             "replace_fields",
             "remove_fields",
             "undo_fields",
-            "compact_fields",
             "conversion.fields.Changed",
             "Field",
             "Sample",

@@ -13,10 +13,10 @@ from shardkit.cli.options import Options, argument, click_options, command_optio
 from shardkit.cli.printing import line, progress_bar, some
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
-from shardkit.conversion.compact import CompactOptions, compact_fields
 from shardkit.conversion.fields import (
     Changed,
     FieldOptions,
+    ReplaceOptions,
     add_fields,
     remove_fields,
     replace_fields,
@@ -66,11 +66,15 @@ def add_command(run: Run, options: CommandOptions, *, dataset: Path, **words: An
     _change(run, dataset, options.source, words, "added")
 
 
-@command("replace", argument("dataset"), *click_options(FieldOptions), options=(CommandOptions,))
+@command("replace", argument("dataset"), *click_options(ReplaceOptions), options=(CommandOptions,))
 def replace_command(run: Run, options: CommandOptions, *, dataset: Path, **words: Any) -> None:
-    """Replace fields of DATASET, such as its labels; new classes follow the existing ones.
+    """Replace fields of DATASET, such as its labels, which get the classes of the new values.
 
-    The shards keep the old values until `fields compact`, so lmdb, h5py and tarfile return those.
+    Existing classes keep their order, and new ones follow. Labels that are numbers are positions
+    of the existing classes, and keep all of these.
+
+    The shards keep the old values, so lmdb, h5py and tarfile return those; `convert dataset` makes
+    a dataset without them.
 
     \b
     Examples:
@@ -82,7 +86,7 @@ def replace_command(run: Run, options: CommandOptions, *, dataset: Path, **words
 
 @command("remove", argument("dataset"), argument("names", nargs=-1, required=True, type=str))
 def remove_command(run: Run, *, dataset: Path, names: tuple[str, ...]) -> None:
-    """Remove the fields NAMES from DATASET. Only `fields compact` erases their values.
+    """Remove the fields NAMES from DATASET. A copy by `convert dataset` lacks their values.
 
     \b
     Example:
@@ -102,24 +106,7 @@ def undo_command(run: Run, *, dataset: Path) -> None:
     _report(run, dataset, undo_fields(dataset), "the last change was taken back")
 
 
-@command("compact", argument("dataset"), *click_options(CompactOptions))
-def compact_command(run: Run, *, dataset: Path, **words: Any) -> None:
-    """Merge all changes into new shards, which replace those of DATASET; erase old values.
-
-    This rewrites the whole dataset; its content digest stays the same. `convert dataset` does so
-    into another directory.
-
-    \b
-    Example:
-      shardkit fields compact dataset
-    """
-    with progress_bar(run, "merging") as tally:
-        words["workers"] = words["workers"] or usable_cpus()
-        changed = compact_fields(dataset, **words, on_progress=tally)
-    _report(run, dataset, changed, "all changes are merged into the shards")
-
-
-for _command in (add_command, replace_command, remove_command, undo_command, compact_command):
+for _command in (add_command, replace_command, remove_command, undo_command):
     fields_command.add_command(_command)
 
 
@@ -147,6 +134,7 @@ def _as_json(changed: Changed) -> dict[str, Any]:
         "written": changed.written,
         "fields": [field.describe(name) for name, field in changed.schema.items()],
         "new_classes": list(changed.new_classes),
+        "lost_classes": list(changed.lost_classes),
         "matched": None if matched is None else matched._asdict(),
         "rows": {name: manifest.rows for name, manifest in changed.manifests.items()},
         "digests": {name: manifest.digest for name, manifest in changed.manifests.items()},
@@ -161,6 +149,9 @@ def _show(dataset: Path, changed: Changed, text: str, run: Run, *, dry: bool) ->
         line("field", f"{name}: {field}")
     if changed.new_classes:
         line("classes", f"{len(changed.new_classes)} new: {some(changed.new_classes)}")
+    if changed.lost_classes:
+        text = f"{len(changed.lost_classes)} without a label left out: {some(changed.lost_classes)}"
+        line("classes", f"{text} (--keep-classes keeps them)")
     if (matched := changed.matched) is not None:
         rows = sum(manifest.rows for manifest in changed.manifests.values())
         line("matched", f"{rows - matched.missing_count:,} of {amount(rows, 'row')}")

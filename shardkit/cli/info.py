@@ -166,7 +166,7 @@ def _show_layers(value: dict[str, Any]) -> None:
             text += f", {size(layer['bytes'])} in layers/{layer['name']}{kept}"
         line("change", text)
     if any(layer["operation"] != "add" for layer in value.get("layers", ())):
-        line("", "the shards keep replaced and removed values; `fields compact` erases them")
+        line("", "the shards keep replaced and removed values; `convert dataset` leaves them out")
 
 
 def _division(division: dict[str, Any]) -> str:

@@ -51,6 +51,7 @@ from shardkit.recipe import Recipe
 from shardkit.record import LABEL
 from shardkit.registry import get_source
 from shardkit.sources.divided import Divided, is_divided, reopen
+from shardkit.sources.samples import FIRST, SampleOptions, Samples
 from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
@@ -103,10 +104,11 @@ class AppendArguments(AppendOptions):
     """The arguments of `append`."""
 
     directory: str | Path = field(metadata=about("The dataset, perhaps of splits."))
-    source: str | Path | Source = field(
+    source: Any = field(
         metadata=about(
-            "A path of the same kind as that of the dataset, read with the same options; or a "
-            "source of any kind, with the splits of the dataset."
+            "A path of the same kind as that of the dataset, read with the same options; Python "
+            "samples with keys of their own; or a source of any kind, with the splits of the "
+            "dataset."
         )
     )
 
@@ -136,7 +138,7 @@ def append(arguments: AppendArguments) -> Appended:
         finish_interrupted(directory)
         manifests = load_splits(directory)
         check_target(directory, force=True)
-        opened = _open(directory, arguments.source, manifests)
+        opened = _open(directory, arguments.source, manifests, missing=arguments.missing)
         refuse_overlap(opened, directory)
         temporary = TemporaryFolder()  # for the list of images, while the plan is used
         with full_disk_named():
@@ -184,14 +186,16 @@ def _with_originals(scan: Scan, manifest: Manifest) -> Scan:
 
 
 def _open(
-    directory: Path, source: str | Path | Source, manifests: Mapping[str, Manifest]
+    directory: Path, source: Any, manifests: Mapping[str, Manifest], *, missing: str
 ) -> Source:
-    """Open a path as the source that the dataset was first made from.
+    """Open a path as the source that the dataset was first made from, or Python samples.
 
     If that was divided into splits, so is this one, unless it has folders for these splits.
     """
-    if not isinstance(source, (str, Path)):
+    if isinstance(source, Source):
         return source
+    if not isinstance(source, (str, Path)):
+        return _samples(source, manifests, missing=missing)
     described = _first_sources(manifests)
     kind = {str(description.get("kind")) for description in described.values()}.pop()
     if is_dataset(source) and kind != DatasetSource.kind:
@@ -204,6 +208,17 @@ def _open(
     except UsageError as error:
         raise UsageError(f"{directory} was made with `convert {kind}`, and {error}") from error
     return opened
+
+
+def _samples(samples: Any, manifests: Mapping[str, Manifest], *, missing: str) -> Source:
+    """Return Python samples with the fields of the dataset, divided as that was."""
+    manifest, described = next(iter(manifests.values())), _first_sources(manifests)
+    names = next(iter(described.values())).get("fields")
+    opened = Samples(samples, SampleOptions(schema=manifest.fields_by_name, fields=names))
+    rows = sum(each.rows + len(each.skipped) for each in manifests.values())
+    optional = manifest.fields_by_name if missing == "skip" else manifest.lacking
+    opened = opened.after(rows, with_keys=True, optional=optional)
+    return reopen(lambda _: opened, described)
 
 
 def _has_folders(source: str | Path, names: Collection[str]) -> bool:
@@ -253,6 +268,7 @@ def _new_images(
     source = scan.source
     splits, left_out, changed = dict[str, Images](), list[str](), list[str]()
     problems, ignored = dict(scan.problems), dict(scan.ignored)
+    by_key = scan.records or source.kind == Samples.kind  # paths may be numbers of samples
     existing = _existing(directory, manifests, scan)
     for split, manifest in manifests.items():
         images, prefix = scan.splits.get(split, Images(source, split, ())), _prefix(split)
@@ -262,10 +278,11 @@ def _new_images(
         exact = scan.exact_sizes and Recipe.restored(manifest.recipe).keeps_bytes
         rows = array("q")
         for row, entry in enumerate(images.entries):
-            if entry.path not in sizes and entry.key not in keys and entry.path not in bad:
+            path = "" if by_key else entry.path
+            if path not in sizes and entry.key not in keys and path not in bad:
                 rows.append(row)
                 continue
-            left_out.append(prefix + entry.path)
+            left_out.append(prefix + (path or entry.key))
             if exact and sizes.get(entry.path, entry.bytes) != entry.bytes:
                 changed.append(prefix + entry.path)
         splits[split] = images if len(rows) == len(images) else images.take(rows)
@@ -280,10 +297,13 @@ def _new_images(
             f"{len(changed)} images of {source} have the names of images in {directory} and other "
             f"content ({_some(changed)}): rename them, or convert everything again"
         )
-    if left_out and not skip_existing and (new.images or not _is_last(manifests, left_out, source)):
+    remedy = "skip_existing=True leaves these out"
+    if source.kind == Samples.kind:
+        remedy += "; give samples keys of their own (key=) to append others"
+    if left_out and not skip_existing and (new.images or not _is_last(manifests, left_out, scan)):
         raise UsageError(
             f"{directory} already has {len(left_out)} of the images of {source} by path or key "
-            f"({_some(left_out)}): skip_existing=True leaves these out"
+            f"({_some(left_out)}): {remedy}"
         )
     return new
 
@@ -325,16 +345,23 @@ def _first_sources(manifests: Mapping[str, Manifest]) -> dict[str, dict[str, Any
     }
 
 
-def _is_last(manifests: Mapping[str, Manifest], left_out: list[str], source: Source) -> bool:
+def _is_last(manifests: Mapping[str, Manifest], left_out: list[str], scan: Scan) -> bool:
     """Return whether an earlier run has appended exactly these images."""
     count = 0
     for split, manifest in manifests.items():
-        last = dataset_parts(manifest)[-1].manifest
-        count += last.rows + len(last.skipped)
-        described = {**source.describe(split), "kind": source.kind}
-        if any(last.source.get(name) != value for name, value in described.items()):
+        original = scan.originals.get(split)
+        described = {**scan.source.describe(split), "kind": scan.source.kind}
+        described.pop(FIRST, None)  # an earlier run has added to that number
+        made = [part.source for part in original.parts] if original else [described]
+        last = [part.manifest for part in dataset_parts(manifest)[-len(made) :]]
+        if len(last) < len(made) or not all(map(_states, last, made)):
             return False
+        count += sum(part.rows + (0 if original else len(part.skipped)) for part in last)
     return count == len(left_out)
+
+
+def _states(manifest: Manifest, source: Mapping[str, Any]) -> bool:
+    return all(manifest.source.get(name) == value for name, value in source.items())
 
 
 def _require_alike(

@@ -26,8 +26,8 @@ from shardkit.recipe import Recipe
 from shardkit.record import LABEL
 from shardkit.registry import get_format, get_source, source_names
 from shardkit.sources.divided import reopen
-from shardkit.sources.samples import SampleOptions, Samples
-from shardkit.system.files import has_sha256
+from shardkit.sources.samples import FIRST, SampleOptions, Samples
+from shardkit.system.files import has_sha256, overlap
 from shardkit.system.text import is_within, quoted
 from shardkit.verification.shard_check import Finding
 
@@ -123,9 +123,9 @@ def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) ->
             "shardkit.verify(dataset, against=samples)"
         )
     manifest = next(iter(manifests.values()))
-    names = manifest.source.get("fields")
+    names, first = manifest.source.get("fields"), manifest.source.get(FIRST, 0)
     options = SampleOptions(schema=manifest.fields_by_name, fields=names)
-    opened = Samples(samples, options)
+    opened = Samples(samples, options).after(first if type(first) is int else 0)
     described = {split: manifest.source for split, manifest in manifests.items()}
     return _unchanged(reopen(lambda _: opened, described).scan(manifest.classes), described)
 
@@ -159,6 +159,8 @@ def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[dict
     }
     matches = []
     for number, root in enumerate(sources):
+        if is_dataset(root) and overlap(Path(root), _top(splits)):
+            raise UsageError(f"{root} is the dataset itself: name what it was made from")
         at_number = {
             split: split_parts[number]
             for split, split_parts in parts.items()
