@@ -92,7 +92,9 @@ def remove_command(run: Run, *, dataset: Path, names: tuple[str, ...]) -> None:
     Example:
       shardkit fields remove dataset caption
     """
-    _report(run, dataset, remove_fields(dataset, names), f"{', '.join(names)} removed")
+    changed = remove_fields(dataset, names)
+    already = "" if changed.written else " already, nothing to do"
+    _report(run, dataset, changed, f"{', '.join(names)} removed{already}")
 
 
 @command("undo", argument("dataset"))
@@ -103,7 +105,11 @@ def undo_command(run: Run, *, dataset: Path) -> None:
     Example:
       shardkit fields undo dataset
     """
-    _report(run, dataset, undo_fields(dataset), "the last change was taken back")
+    changed = undo_fields(dataset)
+    text = "the last change was taken back"
+    if not changed.written:
+        text = "nothing to undo: the last change was taken back already, or there was none"
+    _report(run, dataset, changed, text)
 
 
 for _command in (add_command, replace_command, remove_command, undo_command):
@@ -121,11 +127,11 @@ def _change(run: Run, dataset: Path, source: Path, words: dict[str, Any], verb: 
         text = "nothing was written (--dry-run)"
     elif not changed.written:
         text = f"{', '.join(changed.schema)}: {verb} already, nothing to do"
-    _report(run, dataset, changed, text, dry=words["dry_run"])
+    _report(run, dataset, changed, text)
 
 
-def _report(run: Run, dataset: Path, changed: Changed, text: str, *, dry: bool = False) -> None:
-    run.report(lambda: _as_json(changed), lambda: _show(dataset, changed, text, run, dry=dry))
+def _report(run: Run, dataset: Path, changed: Changed, text: str) -> None:
+    run.report(lambda: _as_json(changed), lambda: _show(dataset, changed, text, run))
 
 
 def _as_json(changed: Changed) -> dict[str, Any]:
@@ -141,9 +147,7 @@ def _as_json(changed: Changed) -> dict[str, Any]:
     }
 
 
-def _show(dataset: Path, changed: Changed, text: str, run: Run, *, dry: bool) -> None:
-    if not changed.written and not changed.schema and not dry:
-        text = f"{text}: done already"
+def _show(dataset: Path, changed: Changed, text: str, run: Run) -> None:
     say(f"{dataset}: {text} ({run.seconds:.1f} s)")
     for name, field in changed.schema.items():
         line("field", f"{name}: {field}")

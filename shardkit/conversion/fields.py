@@ -212,28 +212,25 @@ def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
 
 
 def undo_fields(directory: str | Path) -> Changed:
-    """Take back the last change of the fields of a dataset, once.
+    """Take back the last change of the fields of a dataset, once. Another call does nothing.
 
     Args:
         directory: The dataset, perhaps of splits.
 
     Raises:
-        UsageError: If there is no dataset, or no change to take back.
+        UsageError: If there is no dataset.
         CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
     directory = Path(directory)
     with _opened(directory) as datasets:
-        for dataset in datasets.values():
-            if not dataset.manifest.can_undo:
-                raise UsageError(
-                    f"{directory} has no change to undo: you can take back only the last one, once"
-                )
+        if not any(dataset.manifest.can_undo for dataset in datasets.values()):
+            return Changed(manifests=manifests_of(datasets), written=False)
         request = change_request(datasets, "undo", ())
 
         def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
             layering = manifest.layering
-            assert layering is not None
+            assert layering is not None  # all splits have the same changes
             return layering.layers[: layering.before], layering.before
 
         return Changed(manifests=Publication(directory, datasets, request).run(layers_of))

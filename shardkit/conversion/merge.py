@@ -20,7 +20,7 @@ from shardkit.conversion.engine import publishing
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.layers import as_layer, described, needed_layers, require_same_rows
 from shardkit.conversion.staging import StagingDirectory, clear_trash, open_staging
-from shardkit.dataset.manifest import Manifest, save_manifest
+from shardkit.dataset.manifest import Layer, Manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import entries_of, source_of
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
@@ -91,14 +91,15 @@ def _make(merged: Mapping[str, Sequence[OpenedDataset]], staging: StagingDirecto
     for split, datasets in merged.items():
         folder, first = staging.dataset / as_name(split), datasets[0].manifest
         base = _linked([dataset.base for dataset in datasets], folder)
-        layers = needed_layers(first)
-        for number, layer in enumerate(layers):
-            if layer.files:
-                place = folder / layer.folder
-                manifest = _linked([d.layer(d.manifest.layers[number]) for d in datasets], place)
-                require_same_rows(base, manifest)
-                save_manifest(manifest, place)
-                layers[number] = as_layer(manifest, place, layer.operation)
+        extended = dict[str, Layer]()
+        for used in zip(*map(_used_layers, datasets), strict=True):
+            place = folder / used[0].folder
+            opened = [d.layer(layer) for d, layer in zip(datasets, used, strict=True)]
+            manifest = _linked(opened, place)
+            require_same_rows(base, manifest)
+            save_manifest(manifest, place)
+            extended[used[0].name] = as_layer(manifest, place, used[0].operation)
+        layers = [extended.get(layer.name, layer) for layer in needed_layers(first)]
         manifests[split] = described(base, layers, len(layers), folder)
     save_manifests(manifests, staging.dataset)
 
@@ -134,14 +135,23 @@ def _require_same_layers(datasets: Sequence[OpenedDataset]) -> None:
             layered = other if other.manifest.layers else first
             raise UsageError(
                 f"fields of {layered.path} were changed after the conversion, and those of "
-                f"{(first if layered is other else other).path} were not, or in other steps: merge "
-                "copies of them, as `shardkit convert dataset` makes them"
+                f"{(first if layered is other else other).path} were not, or in other layers: "
+                "merge copies, as `shardkit convert dataset` makes them"
             )
 
 
-def _layers(manifest: Manifest) -> list[tuple[str, tuple[str, ...], bool]]:
-    """Return what each layer of a dataset does, and whether fields come from it."""
-    return [(layer.operation, layer.fields, bool(layer.files)) for layer in needed_layers(manifest)]
+def _used_layers(dataset: OpenedDataset) -> list[Layer]:
+    """Return the layers that fields of a dataset come from."""
+    return [layer for layer in needed_layers(dataset.manifest) if layer.files]
+
+
+def _layers(manifest: Manifest) -> list[list[str]]:
+    """Return the fields of each layer that some come from, and of the dataset itself."""
+    sources = [None, *(layer for layer in needed_layers(manifest) if layer.files)]
+    return [
+        [name for name in manifest.fields_by_name if manifest.layer_of(name) == source]
+        for source in sources
+    ]
 
 
 def _named(splits: Collection[str]) -> str:

@@ -234,7 +234,8 @@ def test_a_stratified_division_is_not_extended(tmp_path: Path, more: Path) -> No
 
 
 def test_another_kind_of_source_is_refused_by_name(place: Path, more: Path, tmp_path: Path) -> None:
-    convert(open_source("dataset", place), tmp_path / "copy", to="lmdb", workers=1)
+    source = open_source("dataset", place, where="label == 'cat'")
+    convert(source, tmp_path / "copy", to="lmdb", workers=1)
     with refused(UsageError, "`convert dataset`"):
         append(tmp_path / "copy", more)
 
