@@ -24,7 +24,7 @@ from shardkit.conversion.fields import (
 )
 from shardkit.system.formatting import amount, size
 from shardkit.system.machine import usable_cpus
-from shardkit.system.text import as_command, printable
+from shardkit.system.text import as_command
 
 
 @click.group("fields")
@@ -173,4 +173,4 @@ def _show(dataset: Path, changed: Changed, text: str, run: Run) -> None:
 
 
 def _undo(dataset: Path) -> str:
-    return printable(as_command("fields", "undo", dataset))
+    return as_command("fields", "undo", dataset)

@@ -22,7 +22,7 @@ from shardkit.record import LABEL
 from shardkit.registry import get_format
 from shardkit.system.files import has_sha256, open_regular, sync
 from shardkit.system.safe_paths import LinkRefused, is_file
-from shardkit.system.text import quoted
+from shardkit.system.text import as_command, quoted
 
 _CANNOT_LINK = (
     *(errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK),
@@ -174,7 +174,7 @@ def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> No
     try:
         with open_regular(path) as file:
             if size is not None and os.fstat(file.fileno()).st_size != size:
-                raise CorruptShard(f"{path} is damaged: run `shardkit verify {place}`")
+                raise CorruptShard(f"{path} is damaged: run {as_command('verify', place)}")
             with contextlib.suppress(FileNotFoundError):
                 goal.unlink()
             try:
@@ -187,7 +187,7 @@ def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> No
                 sync(goal)
     except (FileNotFoundError, LinkRefused) as error:
         raise CorruptShard(
-            f"{path}: {error.strerror}. For details, run `shardkit verify {place}`"
+            f"{path}: {error.strerror}. For details, run {as_command('verify', place)}"
         ) from error
 
 
@@ -197,7 +197,7 @@ def _index(dataset: OpenedDataset) -> Iterator[IndexPart]:
     for file in manifest.files:
         inside = file.name.startswith(f"{INDEX_DIRECTORY}/")
         if inside and not has_sha256(path / file.name, file.sha256, path):
-            raise CorruptDataset(f"{path / file.name} is damaged: run `shardkit index {path}`")
+            raise CorruptDataset(f"{path / file.name} is damaged: run {as_command('index', path)}")
     yield from dataset.index.pieces()
 
 
@@ -207,7 +207,7 @@ def _ignored(dataset: OpenedDataset) -> Iterator[Problem]:
     for file in dataset.manifest.files:
         if file.name == IGNORED:
             if not has_sha256(path, file.sha256, dataset.path):
-                raise CorruptDataset(f"{path} is damaged: run `shardkit verify {dataset.path}`")
+                raise CorruptDataset(f"{path} is damaged: run {as_command('verify', dataset.path)}")
             yield from dataset.ignored
 
 

@@ -32,6 +32,7 @@ from shardkit.stores.urls import as_local, as_url
 from shardkit.system.files import as_name, require_local, state_folder, write_atomically
 from shardkit.system.formatting import parse_bytes
 from shardkit.system.safe_paths import NO_PATH, UNFIT, LinkRefused, require_no_link
+from shardkit.system.text import as_command
 
 _FETCHES = {"shards": CachedShards, "ranges": CachedRanges}
 
@@ -206,7 +207,7 @@ class OpenedDataset:
             raise UsageError(
                 f"{self.path} reads archives in {folder}, but you have not attached them here. If "
                 "you trust it, name their folder (root= in Python, --root of `shardkit verify`), "
-                f"or name the archives: `shardkit attach ARCHIVES {self.path}`"
+                f"or name the archives: {as_command('attach', 'ARCHIVES', self.path)}"
             )
         return folder
 

@@ -559,6 +559,23 @@ def test_verify_compares_layers_with_their_files(made: Path, folder: Path, tmp_p
     assert len(verify(made, against=files[1]).findings) == 6
 
 
+def test_a_record_counts_once_with_all_its_layers(made: Path) -> None:
+    add_fields(made, {"number": list(range(6))})
+    add_fields(made, {"other": list(range(6))})
+    assert verify(made).records == 6
+
+
+def test_names_of_images_and_commands_with_line_breaks_are_plain(
+    made: Path, tmp_path: Path
+) -> None:
+    file = captions(made, tmp_path)
+    given = ("--from", file, "--field", "image=caption")
+    refuses(2, "fields", "add", made, *given, facts=("'image'", "another name"))
+    odd = made.rename(tmp_path / "two\nlines")
+    told = invoke("fields", "add", odd, "--from", file, "--field", "caption")
+    assert f"shardkit fields undo $'{tmp_path}/two\\x0alines'" in told.output
+
+
 def test_verify_compares_the_images_with_their_source(made: Path, folder: Path) -> None:
     add_fields(made, {"number": list(range(6))})
     verification = verify(made, against=folder)
