@@ -283,7 +283,7 @@ def _new_images(
                 rows.append(row)
                 continue
             left_out.append(prefix + (path or entry.key))
-            if exact and sizes.get(entry.path, entry.bytes) != entry.bytes:
+            if path and exact and sizes.get(path, entry.bytes) != entry.bytes:
                 changed.append(prefix + entry.path)
         splits[split] = images if len(rows) == len(images) else images.take(rows)
         if skip_existing:
