@@ -125,7 +125,9 @@ def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) ->
     manifest = next(iter(manifests.values()))
     names, first = manifest.source.get("fields"), manifest.source.get(FIRST, 0)
     options = SampleOptions(schema=manifest.fields_by_name, fields=names)
-    opened = Samples(samples, options).after(first if type(first) is int else 0)
+    if type(first) is not int or first < 0:
+        raise CorruptDataset(f"the manifest states {quoted(first)} samples before others")
+    opened = Samples(samples, options).after(first, with_keys=first > 0)  # some may be left out
     described = {split: manifest.source for split, manifest in manifests.items()}
     return _unchanged(reopen(lambda _: opened, described).scan(manifest.classes), described)
 
