@@ -13,7 +13,6 @@ from shardkit._version import __version__ as __version__
 _PUBLIC = {
     "conversion.append": "append",
     "conversion.attach": "attach",
-    "conversion.compact": "compact_fields",
     "conversion.convert": "convert",
     "conversion.fields": "add_fields remove_fields replace_fields undo_fields",
     "conversion.merge": "merge",

@@ -2,7 +2,6 @@
 from shardkit._version import __version__ as __version__
 from shardkit.conversion.append import append as append
 from shardkit.conversion.attach import attach as attach
-from shardkit.conversion.compact import compact_fields as compact_fields
 from shardkit.conversion.convert import convert as convert
 from shardkit.conversion.fields import add_fields as add_fields
 from shardkit.conversion.fields import remove_fields as remove_fields

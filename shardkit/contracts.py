@@ -518,6 +518,32 @@ class Images:
         return self.entries[row]
 
 
+class OriginalPart(NamedTuple):
+    """Rows of a dataset that were made from one source."""
+
+    rows: int
+    source: dict[str, Any]
+    """The description of the source."""
+    software: Mapping[str, str]
+    """Versions of the libraries that wrote the images."""
+    skipped: Sequence[Problem]
+    """Bad files of the source that were left out."""
+
+
+class Original(NamedTuple):
+    """What a dataset states about its conversion, and so does a copy of all its records."""
+
+    content_digest: str
+    """Digest of the dataset's records."""
+    source: dict[str, Any]
+    """The description of its source, or of all its sources."""
+    recipe: dict[str, Any]
+    """The changes made to the images."""
+    parts: Sequence[OriginalPart]
+    ignored: Collection[Problem]
+    """Ignored files of the sources."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scan:
     """The images of a source, listed."""
@@ -546,6 +572,8 @@ class Scan:
     whole: bool = True
     """Whether a dataset made from the source has all of these images, not a selection that the
     source does not know."""
+    originals: Mapping[str, Original] = field(default_factory=dict)
+    """The dataset that a split has all rows of, in order, if `records` are unchanged."""
     exact_sizes: bool = True
     """Whether `Entry.bytes` is the size of the record's image, unlike where the source encodes it
     from pixels."""

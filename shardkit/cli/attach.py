@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from shardkit.errors import UsageError
 from shardkit.options import make
 from shardkit.registry import DEFAULT_ATTACHED, attachable_sources, get_source, open_source
 from shardkit.system.formatting import amount, size
-from shardkit.system.text import printable, quoted, suggestion
+from shardkit.system.text import printable, quoted, shell, suggestion
 from shardkit.verification.describe import summarize
 
 
@@ -93,7 +92,7 @@ class _Command(Command):
                 )
             raise UsageError(
                 f"{len(extra) + 2} paths were given instead of ARCHIVES and INDEX_DIR: quote a "
-                f"pattern, as in: shardkit attach {self._kind} '*' {shlex.quote(extra[-1])}"
+                f"pattern, as in: shardkit attach {self._kind} '*' {shell(extra[-1])}"
             )
         options = make(AttachOptions, words)
         source = open_source(self._kind, archives, **words)
@@ -137,4 +136,4 @@ def _show(archives: str, index_dir: Path, attached: Attached, seconds: float) ->
     if not attached.remembered:
         line("note", "your state folder cannot be written: open the dataset with root=")
     line("time", f"{seconds:.1f} s")
-    line("next", f"shardkit verify {shlex.quote(str(index_dir))}")
+    line("next", shell("shardkit", "verify", index_dir))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from shardkit.measure.bench.bench import BenchOptions, bench
 from shardkit.measure.bench.page import chart, page, require_output
 from shardkit.measure.runner.rounds import CACHES
 from shardkit.system.files import write_result
+from shardkit.system.text import shell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def bench_command(
     """
     with measuring_bar(run) as watch:
         report = bench(datasets, **{**vars(options), "watch": watch})
-    report = dataclasses.replace(report, command=shlex.join(["shardkit", *sys.argv[1:]]))
+    report = dataclasses.replace(report, command=shell("shardkit", *sys.argv[1:]))
     run.report(report.as_dict, lambda: show_text(report.describe()))
     for path, render in ((files.plot, chart), (files.html, page)):
         if path is not None:

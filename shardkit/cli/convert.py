@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -46,6 +45,7 @@ from shardkit.stores.urls import as_url
 from shardkit.system.cluster import open_cluster
 from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus
+from shardkit.system.text import shell
 
 
 class _Sources(click.Group):
@@ -72,7 +72,7 @@ class _Sources(click.Group):
             rest = args if "--to" in args else [*args, *["DST"] * (len(args) < 2), "--to", "lmdb"]
             raise UsageError(
                 f"{args[0]} is a folder; the source type comes first. Try: "
-                f"shardkit convert {DEFAULT_SOURCE} {shlex.join(rest)}"
+                f"shardkit convert {DEFAULT_SOURCE} {shell(*rest)}"
             )
         try:
             return super().resolve_command(ctx, args)

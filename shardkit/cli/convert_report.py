@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import asdict
@@ -27,7 +26,7 @@ from shardkit.dataset.manifest import Manifest
 from shardkit.errors import Problem
 from shardkit.record import IMAGE_FIELDS
 from shardkit.system.formatting import amount, size
-from shardkit.system.text import printable
+from shardkit.system.text import printable, shell
 from shardkit.verification.describe import summarize
 
 _LISTED = 50
@@ -115,7 +114,7 @@ def _by_reason(problems: Iterable[Problem]) -> str:
 def show_planned(src: Path | str, dst: Path | str, jobs: int) -> None:
     """Print what to do after a plan for jobs was written."""
     say(f"planned {src} to {dst}: {amount(jobs, 'task')}, 0 to {jobs - 1}")
-    place = shlex.quote(str(dst))
+    place = shell(dst)
     line("next", f"shardkit work {place} --claim, on any machines; then shardkit commit {place}")
 
 
@@ -157,7 +156,7 @@ def show_converted(
         images = amount(round(tally.images / seconds), record_noun(converted.plan.scan.schema))
         rates = f", {images}/s, {tally.bytes / 1e6 / seconds:,.1f} MB/s read"
     line("time", f"{seconds:.1f} s{rates}")
-    line("next", f"shardkit verify {shlex.quote(str(dst))}")
+    line("next", shell("shardkit", "verify", dst))
 
 
 def _show_dataset(name: str, manifest: Manifest, ignored: Collection[Problem] | None) -> None:

@@ -13,10 +13,10 @@ from shardkit.cli.options import Options, argument, click_options, command_optio
 from shardkit.cli.printing import line, progress_bar, some
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
-from shardkit.conversion.compact import CompactOptions, compact_fields
 from shardkit.conversion.fields import (
     Changed,
     FieldOptions,
+    ReplaceOptions,
     add_fields,
     remove_fields,
     replace_fields,
@@ -24,7 +24,7 @@ from shardkit.conversion.fields import (
 )
 from shardkit.system.formatting import amount, size
 from shardkit.system.machine import usable_cpus
-from shardkit.system.text import as_command, printable
+from shardkit.system.text import as_command
 
 
 @click.group("fields")
@@ -66,11 +66,15 @@ def add_command(run: Run, options: CommandOptions, *, dataset: Path, **words: An
     _change(run, dataset, options.source, words, "added")
 
 
-@command("replace", argument("dataset"), *click_options(FieldOptions), options=(CommandOptions,))
+@command("replace", argument("dataset"), *click_options(ReplaceOptions), options=(CommandOptions,))
 def replace_command(run: Run, options: CommandOptions, *, dataset: Path, **words: Any) -> None:
-    """Replace fields of DATASET, such as its labels; new classes follow the existing ones.
+    """Replace fields of DATASET, such as its labels, which get the classes of the new values.
 
-    The shards keep the old values until `fields compact`, so lmdb, h5py and tarfile return those.
+    Existing classes keep their order, and new ones follow. Labels that are numbers are positions
+    of the existing classes, and keep all of these.
+
+    The shards keep the old values, so lmdb, h5py and tarfile return those; `convert dataset` makes
+    a dataset without them.
 
     \b
     Examples:
@@ -82,13 +86,15 @@ def replace_command(run: Run, options: CommandOptions, *, dataset: Path, **words
 
 @command("remove", argument("dataset"), argument("names", nargs=-1, required=True, type=str))
 def remove_command(run: Run, *, dataset: Path, names: tuple[str, ...]) -> None:
-    """Remove the fields NAMES from DATASET. Only `fields compact` erases their values.
+    """Remove the fields NAMES from DATASET. A copy by `convert dataset` lacks their values.
 
     \b
     Example:
       shardkit fields remove dataset caption
     """
-    _report(run, dataset, remove_fields(dataset, names), f"{', '.join(names)} removed")
+    changed = remove_fields(dataset, names)
+    already = "" if changed.written else " already, nothing to do"
+    _report(run, dataset, changed, f"{', '.join(names)} removed{already}")
 
 
 @command("undo", argument("dataset"))
@@ -99,27 +105,14 @@ def undo_command(run: Run, *, dataset: Path) -> None:
     Example:
       shardkit fields undo dataset
     """
-    _report(run, dataset, undo_fields(dataset), "the last change was taken back")
+    changed = undo_fields(dataset)
+    text = "the last change was taken back"
+    if not changed.written:
+        text = "nothing to undo: the last change was taken back already, or there was none"
+    _report(run, dataset, changed, text)
 
 
-@command("compact", argument("dataset"), *click_options(CompactOptions))
-def compact_command(run: Run, *, dataset: Path, **words: Any) -> None:
-    """Merge all changes into new shards, which replace those of DATASET; erase old values.
-
-    This rewrites the whole dataset; its content digest stays the same. `convert dataset` does so
-    into another directory.
-
-    \b
-    Example:
-      shardkit fields compact dataset
-    """
-    with progress_bar(run, "merging") as tally:
-        words["workers"] = words["workers"] or usable_cpus()
-        changed = compact_fields(dataset, **words, on_progress=tally)
-    _report(run, dataset, changed, "all changes are merged into the shards")
-
-
-for _command in (add_command, replace_command, remove_command, undo_command, compact_command):
+for _command in (add_command, replace_command, remove_command, undo_command):
     fields_command.add_command(_command)
 
 
@@ -134,11 +127,11 @@ def _change(run: Run, dataset: Path, source: Path, words: dict[str, Any], verb: 
         text = "nothing was written (--dry-run)"
     elif not changed.written:
         text = f"{', '.join(changed.schema)}: {verb} already, nothing to do"
-    _report(run, dataset, changed, text, dry=words["dry_run"])
+    _report(run, dataset, changed, text)
 
 
-def _report(run: Run, dataset: Path, changed: Changed, text: str, *, dry: bool = False) -> None:
-    run.report(lambda: _as_json(changed), lambda: _show(dataset, changed, text, run, dry=dry))
+def _report(run: Run, dataset: Path, changed: Changed, text: str) -> None:
+    run.report(lambda: _as_json(changed), lambda: _show(dataset, changed, text, run))
 
 
 def _as_json(changed: Changed) -> dict[str, Any]:
@@ -147,20 +140,22 @@ def _as_json(changed: Changed) -> dict[str, Any]:
         "written": changed.written,
         "fields": [field.describe(name) for name, field in changed.schema.items()],
         "new_classes": list(changed.new_classes),
+        "lost_classes": list(changed.lost_classes),
         "matched": None if matched is None else matched._asdict(),
         "rows": {name: manifest.rows for name, manifest in changed.manifests.items()},
         "digests": {name: manifest.digest for name, manifest in changed.manifests.items()},
     }
 
 
-def _show(dataset: Path, changed: Changed, text: str, run: Run, *, dry: bool) -> None:
-    if not changed.written and not changed.schema and not dry:
-        text = f"{text}: done already"
+def _show(dataset: Path, changed: Changed, text: str, run: Run) -> None:
     say(f"{dataset}: {text} ({run.seconds:.1f} s)")
     for name, field in changed.schema.items():
         line("field", f"{name}: {field}")
     if changed.new_classes:
         line("classes", f"{len(changed.new_classes)} new: {some(changed.new_classes)}")
+    if changed.lost_classes:
+        text = f"{len(changed.lost_classes)} without a label left out: {some(changed.lost_classes)}"
+        line("classes", f"{text} (--keep-classes keeps them)")
     if (matched := changed.matched) is not None:
         rows = sum(manifest.rows for manifest in changed.manifests.values())
         line("matched", f"{rows - matched.missing_count:,} of {amount(rows, 'row')}")
@@ -178,4 +173,4 @@ def _show(dataset: Path, changed: Changed, text: str, run: Run, *, dry: bool) ->
 
 
 def _undo(dataset: Path) -> str:
-    return printable(as_command("fields", "undo", dataset))
+    return as_command("fields", "undo", dataset)

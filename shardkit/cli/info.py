@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from shardkit.kinds.field import field_in_words
 from shardkit.record import IMAGE, LABEL, image_field, image_kind
 from shardkit.stores.urls import as_url
 from shardkit.system.formatting import amount, size
-from shardkit.system.text import printable
+from shardkit.system.text import printable, shell
 from shardkit.verification.describe import describe
 
 _LISTED = 30
@@ -66,7 +65,7 @@ def _show_plan(place: str, done: int, tasks: int) -> None:
     say(place)
     line("plan", f"{done:,} of {tasks:,} tasks are done; no dataset is published")
     command = ["work", place, "--claim"] if done < tasks else ["commit", place]
-    line("next", shlex.join(["shardkit", *command]))
+    line("next", shell("shardkit", *command))
 
 
 def _show_all(dataset: Path, datasets: dict[str, dict[str, Any]]) -> None:
@@ -166,7 +165,7 @@ def _show_layers(value: dict[str, Any]) -> None:
             text += f", {size(layer['bytes'])} in layers/{layer['name']}{kept}"
         line("change", text)
     if any(layer["operation"] != "add" for layer in value.get("layers", ())):
-        line("", "the shards keep replaced and removed values; `fields compact` erases them")
+        line("", "the shards keep replaced and removed values; `convert dataset` leaves them out")
 
 
 def _division(division: dict[str, Any]) -> str:

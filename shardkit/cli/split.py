@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from shardkit.dataset.source import DatasetSource
 from shardkit.errors import UsageError
 from shardkit.system.formatting import amount
 from shardkit.system.machine import usable_cpus
+from shardkit.system.text import shell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,4 +76,4 @@ def _show(dataset: Path, splits: dict[str, dict[str, Any]], *, are_lists: bool) 
         line(name, f"{amount(entry['rows'], 'row')}, {entry['path']}")
     if are_lists:
         words = ["convert", "dataset", str(dataset), "OUT", "--rows", splits["train"]["path"]]
-        line("next", f"shardkit {shlex.join(words)} --to FORMAT, or dataset.select(rows) in Python")
+        line("next", f"{shell('shardkit', *words)} --to FORMAT, or dataset.select(rows) in Python")

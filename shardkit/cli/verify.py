@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from shardkit.errors import ShardkitError, UsageError
 from shardkit.options import same_option
 from shardkit.stores.urls import as_url
 from shardkit.system.formatting import amount, size
-from shardkit.system.text import printable
+from shardkit.system.text import printable, shell
 from shardkit.verification.receipt import check_receipt as compare_receipt
 from shardkit.verification.receipt import load_receipt, require_new, save_receipt
 from shardkit.verification.shard_check import Finding
@@ -142,7 +141,7 @@ def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
         finding.file != MANIFEST_NAME and _kind(finding) == "damaged" for finding in result.findings
     ):
         again = "restore the archives, or run the same `shardkit attach` command again"
-        repair = f"shardkit repair {shlex.quote(str(dataset))} --from SRC"
+        repair = f"{shell('shardkit', 'repair', dataset)} --from SRC"
         line("next", again if result.attached else repair)
     if any(finding.as_stored for finding in result.findings):
         line("bad image", _BAD_IMAGE)

@@ -12,20 +12,17 @@ from typing import Any
 
 from shardkit.contracts import Images, PartedSource, Scan, Source
 from shardkit.conversion.assemble import save_manifests
-from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.combine import (
-    Shape,
-    common_schema,
-    in_several,
-    link_shards,
-    load_splits,
-    open_splits,
-    other_fields,
-    shape_of,
-)
+from shardkit.conversion.combine import load_splits, open_splits
 from shardkit.conversion.disk import as_failure
-from shardkit.conversion.engine import Work, assembly, build, prepare, publishing
+from shardkit.conversion.engine import build, prepare, publishing
+from shardkit.conversion.extend import (
+    Extension,
+    extended,
+    joint_schema,
+    scan_of_base,
+    without_empty_shards,
+)
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.parted_scan import scan_in_parts
 from shardkit.conversion.plan import (
@@ -42,15 +39,18 @@ from shardkit.conversion.staging import (
 )
 from shardkit.conversion.typed import with_types
 from shardkit.dataset.index import Index
-from shardkit.dataset.manifest import Manifest, PartEntry
+from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.parts import dataset_parts, entries_of, source_of
+from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.reports import excluded_paths
+from shardkit.dataset.source import DatasetSource, is_dataset
 from shardkit.errors import UsageError
+from shardkit.kinds.field import Field, Schema
 from shardkit.options import about, option, part, require_valid, same_option, takes
 from shardkit.record import LABEL
 from shardkit.registry import get_source
 from shardkit.sources.divided import Divided, is_divided, reopen
+from shardkit.sources.samples import FIRST, SampleOptions, Samples
 from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
@@ -82,6 +82,11 @@ class AppendOptions:
         help="Leave out images whose path or key is in DATASET already, such as the old ones of a "
         "folder that has grown.",
     )
+    missing: str = option(
+        "fail",
+        help="fail: append nothing if SRC lacks fields of DATASET. skip: the new images lack them.",
+        choices=("fail", "skip"),
+    )
     on_error: str = same_option(ConvertOptions, "on_error")
     shard_size: int | str = same_option(ConvertOptions, "shard_size")
     shard_samples: int | None = same_option(ConvertOptions, "shard_samples")
@@ -98,10 +103,11 @@ class AppendArguments(AppendOptions):
     """The arguments of `append`."""
 
     directory: str | Path = field(metadata=about("The dataset, perhaps of splits."))
-    source: str | Path | Source = field(
+    source: Any = field(
         metadata=about(
-            "A path of the same kind as that of the dataset, read with the same options; or a "
-            "source of any kind, with the splits of the dataset."
+            "A path of the same kind as that of the dataset, read with the same options; Python "
+            "samples with keys of their own; or a source of any kind, with the splits of the "
+            "dataset."
         )
     )
 
@@ -131,24 +137,25 @@ def append(arguments: AppendArguments) -> Appended:
         finish_interrupted(directory)
         manifests = load_splits(directory)
         check_target(directory, force=True)
-        opened = _open(directory, arguments.source, manifests)
+        opened = _open(directory, arguments.source, manifests, missing=arguments.missing)
         refuse_overlap(opened, directory)
         temporary = TemporaryFolder()  # for the list of images, while the plan is used
         with full_disk_named():
             scan = _scan(opened, manifests, temporary.path, part(arguments, Builder))
         scan = with_types(scan, next(iter(manifests.values())).fields_by_name)
+        _require_alike(directory, manifests, scan, missing=arguments.missing)
         new = _new_images(directory, manifests, scan, skip_existing=arguments.skip_existing)
         if new.images or any(new.scan.problems.values()):
             first = next(iter(manifests.values()))
+            of_base = _with_originals(scan_of_base(new.scan, first), first)
             options = ConvertOptions(
                 to=first.format,
-                recipe=first.made_with,
                 shard_size=arguments.shard_size,
                 shard_samples=arguments.shard_samples,
                 on_error=arguments.on_error,
-                **_order(first),
+                **({} if of_base.originals else _way(first)),
             )
-            plan = _without_empty_shards(make_plan(new.scan, options))
+            plan = without_empty_shards(make_plan(of_base, options))
             builder = part(arguments, Builder)
             if builder.on_progress:
                 builder.on_progress(Progress(total=new.images))
@@ -161,7 +168,7 @@ def append(arguments: AppendArguments) -> Appended:
                 if {name: dataset.manifest for name, dataset in datasets.items()} != manifests:
                     raise UsageError(f"another process has changed {directory}: rerun the command")
                 if is_needed:
-                    _make(datasets, plan, staging, builder)
+                    _make(datasets, plan, new.scan, staging, builder)
     except OSError as error:
         raise as_failure(error, directory) from error
     after = load_splits(directory)
@@ -169,28 +176,29 @@ def append(arguments: AppendArguments) -> Appended:
     return Appended(manifests=after, images=rows[1] - rows[0], left_out=sorted(new.left_out))
 
 
-def _without_empty_shards(plan: Plan) -> Plan:
-    """Return a plan without shards for splits that get no images."""
-    return replace(
-        plan,
-        splits=tuple(
-            split if len(split.source) else replace(split, cuts=(0,), shard_bytes=())
-            for split in plan.splits
-        ),
-    )
+def _with_originals(scan: Scan, manifest: Manifest) -> Scan:
+    """Return a scan that states how its dataset was made, if the other one was made so, too."""
+    originals = scan.originals.values()
+    if all(original.recipe == manifest.recipe for original in originals):
+        return scan
+    return replace(scan, originals={})
 
 
 def _open(
-    directory: Path, source: str | Path | Source, manifests: Mapping[str, Manifest]
+    directory: Path, source: Any, manifests: Mapping[str, Manifest], *, missing: str
 ) -> Source:
-    """Open a path as the source that the dataset was first made from.
+    """Open a path as the source that the dataset was first made from, or Python samples.
 
     If that was divided into splits, so is this one, unless it has folders for these splits.
     """
-    if not isinstance(source, (str, Path)):
+    if isinstance(source, Source):
         return source
+    if not isinstance(source, (str, Path)):
+        return _samples(source, manifests, missing=missing)
     described = _first_sources(manifests)
     kind = {str(description.get("kind")) for description in described.values()}.pop()
+    if is_dataset(source) and kind != DatasetSource.kind:
+        return DatasetSource(source)
     find = partial(get_source(kind).find, Path(source))
     try:
         opened = reopen(find, described)
@@ -201,16 +209,28 @@ def _open(
     return opened
 
 
+def _samples(samples: Any, manifests: Mapping[str, Manifest], *, missing: str) -> Source:
+    """Return Python samples with the fields of the dataset, divided as that was."""
+    manifest, described = next(iter(manifests.values())), _first_sources(manifests)
+    names = next(iter(described.values())).get("fields")
+    opened = Samples(samples, SampleOptions(schema=manifest.fields_by_name, fields=names))
+    rows = sum(each.rows + len(each.skipped) for each in manifests.values())
+    optional = manifest.fields_by_name if missing == "skip" else manifest.lacking
+    opened = opened.after(rows, with_keys=True, optional=optional)
+    return reopen(lambda _: opened, described)
+
+
 def _has_folders(source: str | Path, names: Collection[str]) -> bool:
     """Return whether all folders in a folder have some of these names."""
     folders = {path.name for path in Path(source).glob("*") if path.is_dir()}
     return bool(folders) and folders <= set(names)
 
 
-def _order(manifest: Manifest) -> dict[str, Any]:
-    """Return the order of rows in the dataset, as options."""
+def _way(manifest: Manifest) -> dict[str, Any]:
+    """Return the recipe of a dataset and the order of its rows, as options."""
     seed = dataset_parts(manifest)[0].manifest.source.get("seed")
-    return {"shuffle": seed is not None, "seed": seed or 0}
+    recipe = manifest.made_with
+    return {"recipe": recipe, "shuffle": seed is not None, "seed": seed or 0}
 
 
 @dataclass(frozen=True)
@@ -245,9 +265,9 @@ def _new_images(
         UsageError: If it does not go with the dataset, or existing images may not be left out.
     """
     source = scan.source
-    _require_alike(directory, manifests, scan)
     splits, left_out, changed = dict[str, Images](), list[str](), list[str]()
     problems, ignored = dict(scan.problems), dict(scan.ignored)
+    by_key = scan.records or source.kind == Samples.kind  # paths may be numbers of samples
     existing = _existing(directory, manifests, scan)
     for split, manifest in manifests.items():
         images, prefix = scan.splits.get(split, Images(source, split, ())), _prefix(split)
@@ -257,11 +277,12 @@ def _new_images(
         exact = scan.exact_sizes and manifest.made_with.keeps_bytes
         rows = array("q")
         for row, entry in enumerate(images.entries):
-            if entry.path not in sizes and entry.key not in keys and entry.path not in bad:
+            path = "" if by_key else entry.path
+            if path not in sizes and entry.key not in keys and path not in bad:
                 rows.append(row)
                 continue
-            left_out.append(prefix + entry.path)
-            if exact and sizes.get(entry.path, entry.bytes) != entry.bytes:
+            left_out.append(prefix + (path or entry.key))
+            if path and exact and sizes.get(path, entry.bytes) != entry.bytes:
                 changed.append(prefix + entry.path)
         splits[split] = images if len(rows) == len(images) else images.take(rows)
         if skip_existing:
@@ -275,10 +296,13 @@ def _new_images(
             f"{len(changed)} images of {source} have the names of images in {directory} and other "
             f"content ({_some(changed)}): rename them, or convert everything again"
         )
-    if left_out and not skip_existing and (new.images or not _is_last(manifests, left_out, source)):
+    remedy = "skip_existing=True leaves these out"
+    if source.kind == Samples.kind:
+        remedy += "; give samples keys of their own (key=) to append others"
+    if left_out and not skip_existing and (new.images or not _is_last(manifests, left_out, scan)):
         raise UsageError(
             f"{directory} already has {len(left_out)} of the images of {source} by path or key "
-            f"({_some(left_out)}): skip_existing=True leaves these out"
+            f"({_some(left_out)}): {remedy}"
         )
     return new
 
@@ -320,19 +344,33 @@ def _first_sources(manifests: Mapping[str, Manifest]) -> dict[str, dict[str, Any
     }
 
 
-def _is_last(manifests: Mapping[str, Manifest], left_out: list[str], source: Source) -> bool:
+def _is_last(manifests: Mapping[str, Manifest], left_out: list[str], scan: Scan) -> bool:
     """Return whether an earlier run has appended exactly these images."""
     count = 0
     for split, manifest in manifests.items():
-        last = dataset_parts(manifest)[-1].manifest
-        count += last.rows + len(last.skipped)
-        described = {**source.describe(split), "kind": source.kind}
-        if any(last.source.get(name) != value for name, value in described.items()):
+        original = scan.originals.get(split)
+        described = {**scan.source.describe(split), "kind": scan.source.kind}
+        described.pop(FIRST, None)  # an earlier run has added to that number
+        made = [part.source for part in original.parts] if original else [described]
+        last = [part.manifest for part in dataset_parts(manifest)[-len(made) :]]
+        if len(last) < len(made) or not all(map(_states, last, made)):
             return False
+        count += sum(part.rows + (0 if original else len(part.skipped)) for part in last)
     return count == len(left_out)
 
 
-def _require_alike(directory: Path, manifests: Mapping[str, Manifest], scan: Scan) -> None:
+def _states(manifest: Manifest, source: Mapping[str, Any]) -> bool:
+    return all(manifest.source.get(name) == value for name, value in source.items())
+
+
+def _require_alike(
+    directory: Path, manifests: Mapping[str, Manifest], scan: Scan, *, missing: str
+) -> None:
+    """Refuse images whose splits or fields are not those of the dataset.
+
+    Raises:
+        UsageError: If they are not.
+    """
     unknown = sorted(scan.splits.keys() - manifests.keys())
     if unknown and is_divided(_first_sources(manifests)):
         raise UsageError(
@@ -344,18 +382,32 @@ def _require_alike(directory: Path, manifests: Mapping[str, Manifest], scan: Sca
             f"{scan.source} has {_splits(scan.splits)}, and {directory} has {_splits(manifests)}; "
             "append a source with folders or splits of these names"
         )
-    schema = next(iter(manifests.values())).fields_by_name
-    if other_fields(schema) != other_fields(scan.schema) or (
-        any(map(len, scan.splits.values())) and (LABEL in schema) != (LABEL in scan.schema)
+    manifest = next(iter(manifests.values()))
+    schema, is_empty = manifest.fields_by_name, not any(map(len, scan.splits.values()))
+    given = {
+        name: field
+        for name, field in scan.schema.items()
+        if name in schema or name not in manifest.removed
+    }
+    lacking = [name for name in schema if name not in given and not (is_empty and name == LABEL)]
+    if all(
+        _fits(name, field, schema) or (is_empty and name == LABEL) for name, field in given.items()
     ):
-        before, now = (
-            name_list(f"{name} ({field})" for name, field in fields.items())
-            for fields in (schema, scan.schema)
-        )
-        raise UsageError(
-            f"{scan.source} has the fields {now}, and {directory} has {before}: the fields of "
-            "all records must be the same"
-        )
+        if not lacking or missing == "skip":
+            return
+        remedy = f"missing='skip' appends images without {' and '.join(lacking)}"
+    else:
+        remedy = "the fields of all records must be the same"
+    before, now = (
+        name_list(f"{name} ({field})" for name, field in fields.items())
+        for fields in (schema, scan.schema)
+    )
+    raise UsageError(f"{scan.source} has the fields {now}, and {directory} has {before}: {remedy}")
+
+
+def _fits(name: str, field: Field, schema: Schema) -> bool:
+    """Return whether a field is one of a schema; the classes of labels may grow."""
+    return name in schema and (name == LABEL or schema[name] == field)
 
 
 def _prefix(split: str) -> str:
@@ -367,46 +419,25 @@ def _splits(names: Mapping[str, Any]) -> str:
 
 
 def _make(
-    datasets: Mapping[str, OpenedDataset], plan: Plan, staging: StagingDirectory, builder: Builder
+    datasets: Mapping[str, OpenedDataset],
+    plan: Plan,
+    scan: Scan,
+    staging: StagingDirectory,
+    builder: Builder,
 ) -> None:
     """Build the new shards, link the others, and write the files of both together."""
-    old = {split: dataset.manifest for split, dataset in datasets.items()}
+    old = {split: dataset.base for split, dataset in datasets.items()}
     works = [
-        prepare(split, plan, staging, first=len(old[split.name].shards)) for split in plan.splits
+        prepare(split, plan, staging, first=len(old[split.name].manifest.shards))
+        for split in plan.splits
     ]
-    schemas = {
-        work.split: common_schema([shape_of(datasets[work.split]), _shape(work, plan)])
-        for work in works
-    }
+    for work in works:
+        joint_schema(work, plan, old[work.split])
     build(works, plan, staging, builder)
-    manifests = {}
-    for work, split in zip(works, plan.splits, strict=True):
-        dataset, new = datasets[work.split], work.piece()
-        pieces = [link_shards(dataset, work.folder), new]
-        part = PartEntry(
-            shards=len(new.shards),
-            first=len(dataset.manifest.shards),
-            classes=None if plan.scan.classes is None else len(plan.scan.classes),
-            skipped=len(new.skipped),
-            source=split.meta["source"],
-            software=plan.software,
-        )
-        combined = replace(
-            assembly(work, plan),
-            schema=schemas[work.split],
-            source=source_of([*entries_of(dataset.manifest), part]),
-        )
-        repeated = partial(in_several, [dataset.path, work.folder])
-        manifests[work.split] = combined.finish(pieces, repeated)
+    manifests = {work.split: extended(work, plan, old[work.split]) for work in works}
+    if any(dataset.manifest.layers for dataset in datasets.values()):
+        manifests = Extension(datasets, plan, scan).layers(manifests, staging, builder)
     save_manifests(manifests, staging.dataset)
-
-
-def _shape(work: Work[ShardTask], plan: Plan) -> Shape:
-    """Return what the new shards have in common with those of the dataset."""
-    recipe = plan.options.recipe
-    return Shape(
-        work.folder, plan.options.to, recipe.describe(), recipe.raw_shape, plan.scan.schema
-    )
 
 
 def _fingerprint(plan: Plan, manifests: Mapping[str, Manifest]) -> ConversionFingerprint:

@@ -17,7 +17,7 @@ from shardkit.dataset.manifest import FACTS_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.reports import IGNORED
 from shardkit.errors import CorruptDataset, CorruptShard, Problem, UsageError
-from shardkit.kinds.field import Field, Schema, describe_schema
+from shardkit.kinds.field import Field, Schema
 from shardkit.record import LABEL
 from shardkit.registry import get_format
 from shardkit.system.files import has_sha256, open_regular, sync
@@ -63,19 +63,13 @@ def open_splits(directory: Path) -> dict[str, OpenedDataset]:
     """Return the dataset of each split, or the only one as "".
 
     Raises:
-        UsageError: If there is no dataset, or it has layers, or no shards of its own.
+        UsageError: If there is no dataset, or it has no shards of its own.
         CorruptDataset: If a manifest is damaged, or of another dataset.
     """
-    splits = OpenedDirectory(directory).own_splits(
+    return OpenedDirectory(directory).own_splits(
         f"{directory} reads archives of another program in place; first make a dataset with "
         "shards of its own: shardkit convert dataset"
     )
-    if any(dataset.manifest.layers for dataset in splits.values()):
-        raise UsageError(
-            f"fields of {directory} were changed after the conversion; first merge them into its "
-            f"shards: {as_command('fields', 'compact', directory)}"
-        )
-    return splits
 
 
 def load_splits(directory: Path) -> dict[str, Manifest]:
@@ -123,11 +117,6 @@ def _fields(shape: Shape) -> dict[str, object]:
         for name, field in shape.schema.items()
         if name != LABEL
     }
-
-
-def other_fields(schema: Schema) -> dict[str, dict[str, Any]]:
-    """Return all fields but the label, whose classes may grow, as JSON values by name."""
-    return {value["name"]: value for value in describe_schema(schema) if value["name"] != LABEL}
 
 
 def _common_classes(shapes: Sequence[Shape]) -> tuple[str, ...] | None:
@@ -185,7 +174,7 @@ def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> No
     try:
         with open_regular(path) as file:
             if size is not None and os.fstat(file.fileno()).st_size != size:
-                raise CorruptShard(f"{path} is damaged: run `shardkit verify {place}`")
+                raise CorruptShard(f"{path} is damaged: run {as_command('verify', place)}")
             with contextlib.suppress(FileNotFoundError):
                 goal.unlink()
             try:
@@ -198,7 +187,7 @@ def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> No
                 sync(goal)
     except (FileNotFoundError, LinkRefused) as error:
         raise CorruptShard(
-            f"{path}: {error.strerror}. For details, run `shardkit verify {place}`"
+            f"{path}: {error.strerror}. For details, run {as_command('verify', place)}"
         ) from error
 
 
@@ -208,7 +197,7 @@ def _index(dataset: OpenedDataset) -> Iterator[IndexPart]:
     for file in manifest.files:
         inside = file.name.startswith(f"{INDEX_DIRECTORY}/")
         if inside and not has_sha256(path / file.name, file.sha256, path):
-            raise CorruptDataset(f"{path / file.name} is damaged: run `shardkit index {path}`")
+            raise CorruptDataset(f"{path / file.name} is damaged: run {as_command('index', path)}")
     yield from dataset.index.pieces()
 
 
@@ -218,7 +207,7 @@ def _ignored(dataset: OpenedDataset) -> Iterator[Problem]:
     for file in dataset.manifest.files:
         if file.name == IGNORED:
             if not has_sha256(path, file.sha256, dataset.path):
-                raise CorruptDataset(f"{path} is damaged: run `shardkit verify {dataset.path}`")
+                raise CorruptDataset(f"{path} is damaged: run {as_command('verify', dataset.path)}")
             yield from dataset.ignored
 
 

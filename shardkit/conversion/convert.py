@@ -12,9 +12,9 @@ from shardkit.contracts import PartedSource, Scan, Source
 from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.engine import (
-    assembly,
     build,
     collect,
+    finish,
     prepare,
     publishing,
     save_facts,
@@ -471,6 +471,6 @@ def _make(plan: Plan, staging: StagingDirectory, builder: Builder | None) -> int
     manifests = {}
     for work in works:
         save_facts(work)
-        manifests[work.split] = assembly(work, plan).finish([work.piece()])
+        manifests[work.split] = finish(work, plan)
     save_manifests(manifests, staging.dataset)
     return kept

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from shardkit.conversion.assemble import Assembly, Piece
 from shardkit.conversion.build import ShardTask
@@ -23,7 +25,8 @@ from shardkit.conversion.staging import StagingDirectory
 from shardkit.conversion.task import Built, ShardResult, Task, load_facts, load_result
 from shardkit.dataset.facts import FACT
 from shardkit.dataset.index import Index, IndexPart
-from shardkit.dataset.manifest import FACTS_NAME, ShardEntry
+from shardkit.dataset.manifest import FACTS_NAME, Manifest, PartEntry, ShardEntry
+from shardkit.dataset.parts import CHANGED, source_of
 from shardkit.errors import BadImages, ConversionFailed, DiskFull, Problem
 from shardkit.recipe import TOO_SMALL
 from shardkit.system.files import as_name, sync
@@ -61,6 +64,11 @@ class Work(Generic[_Task]):
         """The bad files, by path."""
         bad = [problem for result in self.results.values() for problem in result.bad]
         return sorted([*self.problems, *bad], key=lambda problem: problem.path)
+
+    def of(self, tasks: Sequence[_Task]) -> Work[_Task]:
+        """Return the work of some of its finished tasks."""
+        results = {task.part: self.results[task.part] for task in tasks}
+        return replace(self, tasks=tasks, results=results, problems=(), ignored=())
 
     def piece(self) -> Piece:
         """Return what an assembly needs of the finished shards."""
@@ -128,7 +136,7 @@ def shard_task(
         recipe=plan.options.recipe,
         schema=plan.scan.schema,
         source=split.shard_source(shard),
-        meta=split.meta,
+        meta=split.meta_of(shard),
         software=plan.software,
         keep=plan.options.on_error == "skip",
     )
@@ -298,10 +306,70 @@ def assembly(work: Work[ShardTask], plan: Plan) -> Assembly:
         format=plan.options.to,
         schema=plan.scan.schema,
         raw_shape=plan.options.recipe.raw_shape,
-        recipe=split.meta["recipe"],
+        recipe=split.recipe,
         source=split.meta["source"],
         software=plan.software,
     )
+
+
+class Parts(NamedTuple):
+    """Finished shards by the source that they were made from."""
+
+    pieces: list[Piece]
+    entries: list[PartEntry]
+
+
+def parts_of(work: Work[ShardTask], plan: Plan, *, first: int = 0) -> Parts:
+    """Return the finished shards by their sources: those of a dataset, if it was copied.
+
+    Args:
+        work: The shards.
+        plan: Their plan.
+        first: The number of the first one.
+    """
+    (split,) = (split for split in plan.splits if split.name == work.split)
+    classes = None if plan.scan.classes is None else len(plan.scan.classes)
+    if split.original is None:
+        pieces, sources, versions = [work.piece()], [split.meta["source"]], [plan.software]
+        starts = [first]
+    else:
+        pieces, sources, versions, starts = [], [], [], []
+        here = {name: plan.software[name] for name in plan.storage.libraries}
+        ignored = split.original.ignored
+        for part, rows in zip(split.original.parts, itertools.pairwise(split.starts), strict=True):
+            start, stop = (bisect.bisect_left(split.cuts, row) for row in rows)
+            piece = work.of(work.tasks[start:stop]).piece()
+            skipped = [*part.skipped, *piece.skipped]
+            pieces.append(replace(piece, skipped=skipped, ignored=() if pieces else ignored))
+            sources.append(part.source)
+            versions.append({**part.software, **here})
+            starts.append(first + start)
+    entries = [
+        PartEntry(
+            shards=len(piece.shards),
+            first=start,
+            classes=classes,
+            skipped=len(piece.skipped),
+            source=source,
+            software=software,
+        )
+        for piece, start, source, software in zip(pieces, starts, sources, versions, strict=True)
+    ]
+    return Parts(pieces, entries)
+
+
+def finish(work: Work[ShardTask], plan: Plan) -> Manifest:
+    """Write the other files of a split's dataset, and return its manifest.
+
+    A copy of a dataset states how that was made.
+    """
+    pieces, entries = parts_of(work, plan)
+    source = source_of(entries) if len(entries) > 1 else entries[0].source
+    (split,) = (split for split in plan.splits if split.name == work.split)
+    if split.original is not None and CHANGED in split.original.source:
+        source = {**source, CHANGED: split.original.source[CHANGED]}
+    made = replace(assembly(work, plan), source=source, software=entries[-1].software)
+    return made.finish(pieces)
 
 
 def save_facts(work: Work[ShardTask]) -> None:

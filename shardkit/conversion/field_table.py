@@ -55,13 +55,20 @@ class TableValues(FieldValues):
         datasets: The dataset of each split. A row of the table may be in any of them.
         key: The column of keys or paths; with splits, these may start with the split and a slash.
         fields: ``[NAME=]COLUMN[:KIND][?]`` for each field, as for ``--keep``.
+        keep_classes: Whether labels keep classes of the dataset that none of them has.
 
     Raises:
         UsageError: If the table lacks a column, names a row twice, or has a bad value.
     """
 
     def __init__(
-        self, path: Path, datasets: Sequence[OpenedDataset], key: str | None, fields: Sequence[str]
+        self,
+        path: Path,
+        datasets: Sequence[OpenedDataset],
+        key: str | None,
+        fields: Sequence[str],
+        *,
+        keep_classes: bool = False,
     ) -> None:
         self.path = str(path)
         self._folder = TemporaryFolder()
@@ -88,7 +95,7 @@ class TableValues(FieldValues):
         self._arrays: dict[str, set[Field]] = {kept.name: set() for kept in self._kept}
         self.matched = self._match(datasets)
         self._numbers: Sequence[int] = ()
-        self.schema = self._complete(datasets[0])
+        self.schema = self._complete(datasets[0].manifest.classes or (), keep_classes)
 
     def read(self, row: int) -> Mapping[str, Any]:
         """Return the values of a row, by field; nothing if the table lacks it."""
@@ -209,12 +216,12 @@ class TableValues(FieldValues):
             raise UsageError(f"{self.path}:{line}: {error}") from error
         return json.dumps(found, separators=(",", ":")).encode()
 
-    def _complete(self, dataset: OpenedDataset) -> dict[str, Field]:
+    def _complete(self, classes: Sequence[str], keep_classes: bool) -> dict[str, Field]:
         """Return the fields, now that all values are known."""
         schema = {}
         for kept in self._kept:
             if kept.name == LABEL:
-                schema[LABEL], self._numbers = numbered(self._labels, dataset)
+                schema[LABEL], self._numbers = _numbered(self._labels, classes, keep_classes)
             elif kept.kind == "array":
                 schema[kept.name] = _common_field(self._arrays[kept.name])
             else:
@@ -268,18 +275,21 @@ def _common_field(arrays: Set[Field]) -> Field:
     return Field("array", np.result_type(*(array.values for array in arrays)), shapes.pop())
 
 
-def numbered(labels: LabelValues, dataset: OpenedDataset) -> tuple[Field, Sequence[int]]:
+def _numbered(
+    labels: LabelValues, classes: Sequence[str], keep_classes: bool
+) -> tuple[Field, Sequence[int]]:
     """Return the field of labels, whose new classes follow those of the dataset, and their numbers.
 
     Raises:
         UsageError: If a label is out of range.
     """
-    classes = dataset.manifest.classes
-    texts = labels.texts()
-    names = None
-    if classes and not set(texts) <= set(classes) and all(text.isdecimal() for text in texts):
-        names = classes  # numbers are positions of classes
-    assigned = labels.assign(classes, names)
+    texts, names = set(labels.texts()), None
+    are_numbers = all(text.isdecimal() for text in texts)  # positions of classes
+    if classes and are_numbers and not texts <= set(classes):
+        names = classes
+    if not (keep_classes or are_numbers):
+        classes = [name for name in classes if name in texts]
+    assigned = labels.assign(classes or None, names)
     if assigned.classes is None:
         raise UsageError("there are no labels")
     return Field("label", classes=assigned.classes), assigned.labels

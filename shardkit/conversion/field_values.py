@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -210,6 +210,27 @@ def _label_field(dataset: OpenedDataset) -> Field:
     return Field("label", classes=classes)
 
 
+def _field_of_labels(values: Any, dataset: OpenedDataset, keep_classes: bool) -> Field:
+    """Return the field of labels, whose new classes follow those of the dataset.
+
+    Raises:
+        UsageError: If labels are numbers of classes, and the dataset has none.
+    """
+    texts = {
+        value if isinstance(value, str) else "" for value in _each(values) if value is not None
+    }
+    if texts <= {""}:
+        return _label_field(dataset)
+    classes = dataset.manifest.classes or ()
+    has_numbers = "" in texts  # positions of classes
+    kept = [name for name in classes if keep_classes or has_numbers or name in texts]
+    return Field("label", classes=[*kept, *sorted(map(str, texts - {"", *classes}))])
+
+
+def _each(values: Any) -> Iterator[Any]:
+    return (values[row] for row in range(len(values)))
+
+
 class SequenceValues(FieldValues):
     """A Python sequence, array or tensor with a value of each row; an iterable is read once.
 
@@ -218,7 +239,13 @@ class SequenceValues(FieldValues):
     """
 
     def __init__(
-        self, name: str, given: Any, datasets: Sequence[OpenedDataset], field: Field | None
+        self,
+        name: str,
+        given: Any,
+        datasets: Sequence[OpenedDataset],
+        field: Field | None,
+        *,
+        keep_classes: bool = False,
     ) -> None:
         self._name, self._type = name, type(given).__name__
         if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
@@ -228,6 +255,8 @@ class SequenceValues(FieldValues):
         if len(given) != rows:
             raise UsageError(f"{name} has {len(given):,} values, and the dataset {rows:,} rows")
         self._bytes = int(getattr(as_numpy(given[0]), "nbytes", 64))
+        if field is None and name == LABEL:
+            field = _field_of_labels(given, datasets[0], keep_classes)
         self.schema = checked({name: field or _inferred(name, given[0], datasets[0])})
 
     def read(self, row: int) -> Mapping[str, Any]:

@@ -31,10 +31,11 @@ from shardkit.conversion.layers import (
     is_last_change,
     manifests_of,
     next_name,
+    plan_layers,
     require_same_rows,
     with_layer,
 )
-from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
+from shardkit.conversion.plan import Plan
 from shardkit.conversion.staging import StagingDirectory, check_target, finish_interrupted
 from shardkit.dataset.manifest import ADD, LAYERS, REMOVE, REPLACE, Layer, Manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
@@ -60,6 +61,8 @@ class Changed:
     """Classes of the label that the dataset did not have."""
     matched: Matched | None = None
     """How the rows of a table fit those of the dataset."""
+    lost_classes: tuple[str, ...] = ()
+    """Classes of the dataset that no new label has."""
     written: bool = True
     """Whether the dataset was changed: not by a dry run, or if it had the change already."""
 
@@ -122,6 +125,18 @@ class FieldArguments(FieldOptions):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplaceOptions(FieldOptions):
+    """The options of `replace_fields`."""
+
+    keep_classes: bool = option(False, help="Keep classes that no new label has.")
+
+
+@dataclass(frozen=True)
+class ReplaceArguments(FieldArguments, ReplaceOptions):
+    """The arguments of `replace_fields`."""
+
+
 @takes(FieldArguments)
 def add_fields(arguments: FieldArguments) -> Changed:
     """Add fields to a dataset without rewriting its shards.
@@ -139,12 +154,13 @@ def add_fields(arguments: FieldArguments) -> Changed:
     return _change(arguments, ADD)
 
 
-@takes(FieldArguments)
-def replace_fields(arguments: FieldArguments) -> Changed:
+@takes(ReplaceArguments)
+def replace_fields(arguments: ReplaceArguments) -> Changed:
     """Replace fields of a dataset, such as its labels, without rewriting its shards.
 
-    The shards keep the old values until the layers are merged: see `compact_fields`. New classes
-    follow the existing ones. All else is as for `add_fields`.
+    The shards keep the old values: ``convert dataset`` makes a dataset without them. Labels that
+    are names have the classes of the new values: existing ones in their order, then new ones.
+    Labels that are numbers are positions of the existing classes. All else is as for `add_fields`.
 
     Raises:
         UsageError: If there is no dataset or no such field, or values do not match.
@@ -152,11 +168,11 @@ def replace_fields(arguments: FieldArguments) -> Changed:
         CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
-    return _change(arguments, REPLACE)
+    return _change(arguments, REPLACE, keep_classes=arguments.keep_classes)
 
 
 def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
-    """Remove fields from a dataset. Their values stay on disk until `compact_fields`.
+    """Remove fields from a dataset. Its shards keep their values, a copy of it does not.
 
     Args:
         directory: The dataset, perhaps of splits.
@@ -197,46 +213,45 @@ def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
 
 
 def undo_fields(directory: str | Path) -> Changed:
-    """Take back the last change of the fields of a dataset, once.
+    """Take back the last change of the fields of a dataset, once. Another call does nothing.
 
     Args:
         directory: The dataset, perhaps of splits.
 
     Raises:
-        UsageError: If there is no dataset, or no change to take back.
+        UsageError: If there is no dataset.
         CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
     directory = Path(directory)
     with _opened(directory) as datasets:
-        for dataset in datasets.values():
-            if not dataset.manifest.can_undo:
-                raise UsageError(
-                    f"{directory} has no change to undo: you can take back only the last one, once"
-                )
+        if not any(dataset.manifest.can_undo for dataset in datasets.values()):
+            return Changed(manifests=manifests_of(datasets), written=False)
         request = change_request(datasets, "undo", ())
 
         def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
             layering = manifest.layering
-            assert layering is not None
+            assert layering is not None  # all splits have the same changes
             return layering.layers[: layering.before], layering.before
 
         return Changed(manifests=Publication(directory, datasets, request).run(layers_of))
 
 
-def _change(arguments: FieldArguments, operation: str) -> Changed:
+def _change(arguments: FieldArguments, operation: str, *, keep_classes: bool = False) -> Changed:
     directory = Path(arguments.directory)
     with _opened(directory) as datasets, full_disk_named():
-        values = _values(arguments, datasets)
+        values = _values(arguments, datasets, keep_classes)
         schema = {name: kind for provider in values for name, kind in provider.schema.items()}
         matched = next((v.matched for v in values if isinstance(v, TableValues)), None)
         if matched is not None:
             _require_matched(directory, arguments, matched)
-        new = _new_classes(datasets, schema)
+        before = next(iter(datasets.values())).manifest.classes or ()
+        after = (schema[LABEL].classes or ()) if LABEL in schema else before
         result = Changed(
             manifests=manifests_of(datasets),
             schema=schema,
-            new_classes=new,
+            new_classes=tuple(name for name in after if name not in set(before)),
+            lost_classes=tuple(name for name in before if name not in set(after)),
             matched=matched,
             written=False,
         )
@@ -248,10 +263,6 @@ def _change(arguments: FieldArguments, operation: str) -> Changed:
         if arguments.dry_run:
             return result
         return replace(result, manifests=change.run(force=arguments.force), written=True)
-
-
-_MOST_ROWS = 1 << 16
-"""Maximum rows of a shard of small values: building one takes about 1.5 KB of memory for each."""
 
 
 class _Planned(NamedTuple):
@@ -305,9 +316,7 @@ class _Change:
         scan = LayerSource(splits, self.values).scan()
         to = next(iter(self.datasets.values())).manifest.format
         to = to if to in format_names() else DEFAULT_ATTACHED
-        plan = make_plan(scan, ConvertOptions(to=to))
-        if any(len(split.source) > _MOST_ROWS * split.shards for split in plan.splits):
-            plan = make_plan(scan, ConvertOptions(to=to, shard_samples=_MOST_ROWS))
+        plan = plan_layers(scan, to)
         planned = plan.fingerprint()
         change = change_request(self.datasets, self.operation, tuple(scan.schema), again=again)
         settings = {**planned.settings, **change.settings}
@@ -345,9 +354,9 @@ def _opened(directory: Path) -> Iterator[dict[str, OpenedDataset]]:
 
 
 def _values(
-    arguments: FieldArguments, datasets: Mapping[str, OpenedDataset]
+    arguments: FieldArguments, datasets: Mapping[str, OpenedDataset], keep_classes: bool
 ) -> Sequence[FieldValues]:
-    """Return the providers of the new values."""
+    """Return the providers of the new values; `ReplaceOptions` has ``keep_classes``."""
     opened, given = list(datasets.values()), arguments.values
     if isinstance(given, Mapping):
         if arguments.field or arguments.key:
@@ -362,7 +371,7 @@ def _values(
         return [
             FunctionValues(name, value, samples, schema.get(name), opened[0])
             if callable(value)
-            else SequenceValues(name, value, opened, schema.get(name))
+            else SequenceValues(name, value, opened, schema.get(name), keep_classes=keep_classes)
             for name, value in given.items()
         ]
     if not isinstance(given, (str, Path)):
@@ -377,7 +386,8 @@ def _values(
         return [FileValues(path, arguments.field[0], opened)]
     if not is_table(path):
         raise UsageError(f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor .npy")
-    return [TableValues(path, opened, arguments.key, list(arguments.field))]
+    fields = list(arguments.field)
+    return [TableValues(path, opened, arguments.key, fields, keep_classes=keep_classes)]
 
 
 def _require_matched(directory: Path, arguments: FieldArguments, matched: Matched) -> None:
@@ -425,11 +435,3 @@ def _require_names(
 
 def _has(manifest: Manifest) -> str:
     return f"it has {name_list(manifest.fields_by_name)}"
-
-
-def _new_classes(
-    datasets: Mapping[str, OpenedDataset], schema: Mapping[str, Field]
-) -> tuple[str, ...]:
-    before = next(iter(datasets.values())).manifest.classes or ()
-    after = (schema[LABEL].classes or ()) if LABEL in schema else ()
-    return tuple(name for name in after if name not in set(before))

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from shardkit.contracts import Original
 from shardkit.conversion.plan import Plan, SplitPlan
 from shardkit.conversion.staging import StagingDirectory
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
+from shardkit.dataset.parts import sources_of
 from shardkit.errors import BadImage, ShardkitError
 from shardkit.kinds.field import describe_schema
 from shardkit.record import dump_json, load_json
@@ -44,10 +46,24 @@ def finished(plan: Plan, target: Path) -> dict[str, Manifest] | None:
 
 def _matches(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) -> bool:
     return (
-        _described(manifest) == _planned(split, plan)
+        (
+            _is_copy(split, plan, split.original, manifest)
+            if split.original
+            else _described(manifest) == _planned(split, plan)
+        )
         and all(status_of(place, entry.name).st_size == entry.bytes for entry in manifest.entries)
         and _same_images(split, plan, manifest, place)
     )
+
+
+def _is_copy(split: SplitPlan, plan: Plan, original: Original, manifest: Manifest) -> bool:
+    """Return whether a dataset may be the planned copy of another one."""
+    made = (manifest.format, manifest.recipe, sources_of(manifest.source), bool(manifest.layers))
+    parts = [part.source for part in original.parts]
+    planned = (plan.options.to, original.recipe, parts, False)
+    is_whole = len(manifest.skipped) == len(split.skipped_before)
+    same = manifest.content_digest == original.content_digest or not is_whole
+    return same and _plain(*made) == _plain(*planned)
 
 
 def _described(manifest: Manifest) -> Any:
@@ -71,7 +87,7 @@ def _plain(*values: Any) -> Any:
 
 def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) -> bool:
     """Return whether the rows are the planned images in order, without those left out."""
-    left_out = {problem.path for problem in manifest.skipped}
+    left_out = {problem.path for problem in manifest.skipped} - split.skipped_before
     unreadable = {problem.path for problem in plan.scan.problems.get(split.name, ())}
     entries = enumerate(split.source.entries if left_out else ())
     bad = [row for row, entry in entries if entry.path in left_out]

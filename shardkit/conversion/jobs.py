@@ -49,7 +49,7 @@ from shardkit.sources.samples import Samples
 from shardkit.stores.urls import as_url
 from shardkit.system.files import as_name, published, read_small, write_atomically
 from shardkit.system.safe_paths import UNFIT, is_file, make_folder, parts_of, remove, walk
-from shardkit.system.text import as_command, quoted
+from shardkit.system.text import as_command, quoted, shell
 from shardkit.transfer.bucket import BucketPlan, claim_at
 from shardkit.transfer.upload import manifest_at, occupied, taken, writable
 
@@ -158,7 +158,8 @@ def load_plan(target: Path) -> Plan:
                 f"{target} holds no plan: its dataset is complete, so no task is left"
             ) from None
         raise UsageError(
-            f"{target} holds no plan. Write one with `shardkit convert ... {target} --plan-only`"
+            f"{target} holds no plan. Write one with `shardkit convert ... {shell(target)} "
+            "--plan-only`"
         ) from None
     except (*UNFIT, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(

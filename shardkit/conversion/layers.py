@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardkit.contracts import Scan
 from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.combine import link_file
 from shardkit.conversion.engine import publishing
 from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
 from shardkit.conversion.staging import StagingDirectory, open_staging
 from shardkit.dataset.index_reader import IndexReader, index_of
 from shardkit.dataset.layered import KEYS
@@ -118,7 +120,7 @@ class Publication(NamedTuple):
                     layers, before = layers_of(split, dataset.manifest)
                     folder = staging.dataset / as_name(split)
                     _link_files(dataset, layers, folder)
-                    manifests[split] = _described(dataset.manifest.base, layers, before, folder)
+                    manifests[split] = described(dataset.manifest.base, layers, before, folder)
                 save_manifests(manifests, staging.dataset)
         return OpenedDirectory(directory).manifests()
 
@@ -143,17 +145,42 @@ def _link_files(dataset: OpenedDataset, layers: Sequence[Layer], folder: Path) -
 
 def with_layer(manifest: Manifest, layer: Layer) -> tuple[Sequence[Layer], int]:
     """Return the layers of a dataset and one more; files that no field needs are left out."""
-    providers = manifest.layering.providers if manifest.layering else {}
-    needed = {provider.name for provider in providers.values() if provider is not None}
-    layers = [
-        earlier if earlier.name in needed else replace(earlier, files=(), digest="")
-        for earlier in manifest.layers
-    ]
+    layers = needed_layers(manifest)
     return [*layers, layer], len(layers)
 
 
-def _described(base: Manifest, layers: Sequence[Layer], before: int, folder: Path) -> Manifest:
-    """Return the manifest of a dataset with layers, whose files are in ``folder``."""
+def needed_layers(manifest: Manifest) -> list[Layer]:
+    """Return the layers of a dataset; files that no field needs are left out."""
+    providers = manifest.layering.providers if manifest.layering else {}
+    needed = {provider.name for provider in providers.values() if provider is not None}
+    return [
+        layer if layer.name in needed else replace(layer, files=(), digest="")
+        for layer in manifest.layers
+    ]
+
+
+_MOST_ROWS = 1 << 16
+"""Maximum rows of a shard of small values: building one takes about 1.5 KB of memory for each."""
+
+
+def plan_layers(scan: Scan, to: str) -> Plan:
+    """Return the plan of layers, whose rows are in the order of the scan."""
+    plan = make_plan(scan, ConvertOptions(to=to), sorted_already=True)
+    if any(len(split.source) > _MOST_ROWS * split.shards for split in plan.splits):
+        options = ConvertOptions(to=to, shard_samples=_MOST_ROWS)
+        plan = make_plan(scan, options, sorted_already=True)
+    return plan
+
+
+def described(base: Manifest, layers: Sequence[Layer], before: int, folder: Path) -> Manifest:
+    """Return the manifest of a dataset with layers, whose files are in ``folder``.
+
+    Args:
+        base: The manifest before any change.
+        layers: All changes.
+        before: As `Layering.before`.
+        folder: The folder of the dataset.
+    """
     if not layers:
         return base
     state = BaseEntry(**{item.name: getattr(base, item.name) for item in fields_of(BaseEntry)})

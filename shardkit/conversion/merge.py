@@ -18,8 +18,9 @@ from shardkit.conversion.combine import (
 )
 from shardkit.conversion.engine import publishing
 from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.layers import as_layer, described, needed_layers, require_same_rows
 from shardkit.conversion.staging import StagingDirectory, clear_trash, open_staging
-from shardkit.dataset.manifest import Manifest
+from shardkit.dataset.manifest import Layer, Manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import entries_of, source_of
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
@@ -64,6 +65,8 @@ def merge(
     merged = {split: [splits[split] for splits in opened] for split in opened[0]}
     parts = list(chain.from_iterable(merged.values()))
     common_schema([shape_of(dataset) for dataset in parts])
+    _require_same_layers(parts)
+    common_schema([shape_of(dataset.base) for dataset in parts])
     if len({dataset.manifest.digest for dataset in parts}) < len(parts):
         raise UsageError("two of the datasets are the same")
     if not force and _is_merged(target, merged):
@@ -88,22 +91,68 @@ def _make(merged: Mapping[str, Sequence[OpenedDataset]], staging: StagingDirecto
     manifests = {}
     for split, datasets in merged.items():
         folder, first = staging.dataset / as_name(split), datasets[0].manifest
-        pieces, shards = [], 0
-        for dataset in datasets:
-            pieces.append(link_shards(dataset, folder, first=shards))
-            shards += len(dataset.manifest.shards)
-        assembly = Assembly(
-            folder=folder,
-            format=first.format,
-            schema=common_schema([shape_of(dataset) for dataset in datasets]),
-            raw_shape=first.raw_shape,
-            recipe=first.recipe,
-            source=source_of([part for d in datasets for part in entries_of(d.manifest)]),
-            software=datasets[-1].manifest.software,
-        )
-        repeated = partial(in_several, [dataset.path for dataset in datasets])
-        manifests[split] = assembly.finish(pieces, repeated)
+        base = _linked([dataset.base for dataset in datasets], folder)
+        extended = dict[str, Layer]()
+        for used in zip(*map(_used_layers, datasets), strict=True):
+            place = folder / used[0].folder
+            opened = [d.layer(layer) for d, layer in zip(datasets, used, strict=True)]
+            manifest = _linked(opened, place)
+            require_same_rows(base, manifest)
+            save_manifest(manifest, place)
+            extended[used[0].name] = as_layer(manifest, place, used[0].operation)
+        layers = [extended.get(layer.name, layer) for layer in needed_layers(first)]
+        manifests[split] = described(base, layers, len(layers), folder)
     save_manifests(manifests, staging.dataset)
+
+
+def _linked(datasets: Sequence[OpenedDataset], folder: Path) -> Manifest:
+    """Link the shards of datasets without layers, and return the manifest of all."""
+    pieces, shards = [], 0
+    for dataset in datasets:
+        pieces.append(link_shards(dataset, folder, first=shards))
+        shards += len(dataset.manifest.shards)
+    first = datasets[0].manifest
+    assembly = Assembly(
+        folder=folder,
+        format=first.format,
+        schema=common_schema([shape_of(dataset) for dataset in datasets]),
+        raw_shape=first.raw_shape,
+        recipe=first.recipe,
+        source=source_of([part for d in datasets for part in entries_of(d.manifest)]),
+        software=datasets[-1].manifest.software,
+    )
+    return assembly.finish(pieces, partial(in_several, [dataset.path for dataset in datasets]))
+
+
+def _require_same_layers(datasets: Sequence[OpenedDataset]) -> None:
+    """Refuse datasets whose fields are in other layers than those of the first one.
+
+    Raises:
+        UsageError: If there are any.
+    """
+    first, *others = datasets
+    for other in others:
+        if _layers(other.manifest) != _layers(first.manifest):
+            layered = other if other.manifest.layers else first
+            raise UsageError(
+                f"fields of {layered.path} were changed after the conversion, and those of "
+                f"{(first if layered is other else other).path} were not, or in other layers: "
+                "merge copies, as `shardkit convert dataset` makes them"
+            )
+
+
+def _used_layers(dataset: OpenedDataset) -> list[Layer]:
+    """Return the layers that fields of a dataset come from."""
+    return [layer for layer in needed_layers(dataset.manifest) if layer.files]
+
+
+def _layers(manifest: Manifest) -> list[list[str]]:
+    """Return the fields of each layer that some come from, and of the dataset itself."""
+    sources = [None, *(layer for layer in needed_layers(manifest) if layer.files)]
+    return [
+        [name for name in manifest.fields_by_name if manifest.layer_of(name) == source]
+        for source in sources
+    ]
 
 
 def _named(splits: Collection[str]) -> str:
@@ -125,7 +174,19 @@ def _is_merged(target: Path, merged: Mapping[str, Sequence[OpenedDataset]]) -> b
     return manifests.keys() == merged.keys() and all(
         [shard.sha256 for shard in manifests[split].shards]
         == [shard.sha256 for dataset in datasets for shard in dataset.manifest.shards]
+        and _layers(manifests[split]) == _layers(datasets[0].manifest)
+        and _layer_shards([manifests[split]]) == _layer_shards([d.manifest for d in datasets])
         for split, datasets in merged.items()
+    )
+
+
+def _layer_shards(manifests: Sequence[Manifest]) -> list[str]:
+    return sorted(
+        file.sha256
+        for manifest in manifests
+        for layer in needed_layers(manifest)
+        for file in layer.files
+        if file not in layer.index_files
     )
 
 

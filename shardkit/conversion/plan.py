@@ -6,17 +6,18 @@ interruption changes the result.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
 from shardkit._version import __version__
-from shardkit.contracts import Format, Images, Scan, StoredEntries
+from shardkit.contracts import Format, Images, Original, Scan, StoredEntries
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.stored_order import sort_entries, stored_order
 from shardkit.conversion.typed import typed_recipe, typed_scan
@@ -119,7 +120,9 @@ class SplitPlan:
     """Approximate bytes of each shard on disk, with its part of the index; an estimate from a trial
     where images are re-encoded."""
     meta: dict[str, Any]
-    """Description of the dataset that each shard stores."""
+    """Description of the dataset that each shard stores; see `meta_of`."""
+    original: Original | None = None
+    """The dataset, if its records are copied unchanged."""
 
     @property
     def estimated_bytes(self) -> int:
@@ -130,6 +133,31 @@ class SplitPlan:
     def shards(self) -> int:
         """The number of shards."""
         return len(self.cuts) - 1
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The changes made to the images, as the dataset states them."""
+        return self.original.recipe if self.original else self.meta["recipe"]
+
+    @property
+    def starts(self) -> list[int]:
+        """First row of each part of `original`, then the number of rows."""
+        rows = [part.rows for part in self.original.parts] if self.original else [len(self.source)]
+        return [0, *itertools.accumulate(rows)]
+
+    @property
+    def skipped_before(self) -> set[str]:
+        """Paths of the bad files that the conversion of `original` left out."""
+        parts = self.original.parts if self.original else ()
+        return {problem.path for part in parts for problem in part.skipped}
+
+    def meta_of(self, shard: int) -> dict[str, Any]:
+        """Return the description of the dataset that a shard stores."""
+        if self.original is None:
+            return self.meta
+        part = self.original.parts[bisect.bisect_right(self.starts, self.cuts[shard]) - 1]
+        version = max(self.meta["shardkit"], format_version(self.recipe))
+        return {**self.meta, "recipe": self.recipe, "source": part.source, "shardkit": version}
 
     def shard_source(self, shard: int) -> Images:
         """Return the images of one shard, in stored order."""
@@ -265,13 +293,18 @@ def _completed(options: ConvertOptions, scan: Scan) -> ConvertOptions:
     recipe = options.recipe
     typed = any(field.pixels for field in scan.schema.values())
     if scan.records and recipe.keeps_bytes and (typed or recipe.pixels == "rgb"):
-        pixels = "keep" if typed else "rgb"
-        recipe = replace(recipe, copy=True, check="none", pixels=pixels)
-        if scan.raw_shape:
-            size = scan.raw_shape[:2]
-            recipe = replace(recipe, encode="raw", resize=size, resize_mode="crop")
+        recipe = copying(recipe, scan)
     shuffle = not scan.records if options.shuffle is None else options.shuffle
     return replace(options, recipe=recipe, shuffle=shuffle)
+
+
+def copying(recipe: Recipe, scan: Scan) -> Recipe:
+    """Return a recipe that stores the records of a dataset unchanged."""
+    typed = any(field.pixels for field in scan.schema.values())
+    recipe = replace(recipe, copy=True, check="none", pixels="keep" if typed else "rgb")
+    if scan.raw_shape is None:
+        return recipe
+    return replace(recipe, encode="raw", resize=scan.raw_shape[:2], resize_mode="crop")
 
 
 def seed_of(scan: Scan, options: ConvertOptions) -> int | None:
@@ -299,8 +332,13 @@ def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
 
 
 def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) -> SplitPlan:
-    images = scan.splits[name]
-    cuts, sizes = _cuts(_sizes(source, options.recipe, scan), options)
+    images, original = scan.splits[name], scan.originals.get(name)
+    if not options.recipe.copy or options.shuffle or len(source) != len(images):
+        original = None
+    elif original is not None and sum(part.rows for part in original.parts) != len(source):
+        original = None  # only some rows are chosen
+    starts = itertools.accumulate(part.rows for part in original.parts) if original else ()
+    cuts, sizes = _cuts(_sizes(source, options.recipe, scan), options, frozenset(starts))
     overhead = get_format(options.to).overhead + _INDEX_BYTES
     return SplitPlan(
         name=name,
@@ -324,6 +362,7 @@ def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) 
                 "seed": _seed(options),
             },
         ),
+        original=original,
     )
 
 
@@ -373,13 +412,21 @@ def _try(source: Images, recipe: Recipe, row: int, schema: Schema) -> int:
     return sum(map(len, stored.fields.values()))
 
 
-def _cuts(sizes: Iterable[int], options: ConvertOptions) -> tuple[list[int], list[int]]:
-    """Return the first row of each shard, then the number of rows; and the bytes of each shard."""
+def _cuts(
+    sizes: Iterable[int], options: ConvertOptions, starts: Collection[int]
+) -> tuple[list[int], list[int]]:
+    """Return the first row of each shard, then the number of rows; and the bytes of each shard.
+
+    Args:
+        sizes: The size of each record.
+        options: The options.
+        starts: Rows with which a shard starts.
+    """
     cuts, totals, rows, total = [0], list[int](), 0, 0
     for count in sizes:
         limit = options.shard_samples
         full = rows == limit if limit else total + count > options.shard_bytes
-        if full and rows:
+        if (full or cuts[-1] + rows in starts) and rows:
             cuts.append(cuts[-1] + rows)
             totals.append(total)
             rows = total = 0

@@ -38,6 +38,7 @@ from shardkit.record import ABSENT, IMAGE, LABEL, MAX_KEY_BYTES, NO_LABEL, STORE
 from shardkit.system import compiled
 from shardkit.system.npy import NpyWriter, StoredValues, map_npy
 from shardkit.system.safe_paths import UNFIT
+from shardkit.system.text import as_command
 
 ROW = np.dtype(
     [
@@ -449,7 +450,7 @@ class Index:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise CorruptDataset(
                 f"{path} does not describe {self._count} rows: {reason}. To rebuild the index from "
-                f"the shards, run `shardkit index {self._directory}`."
+                f"the shards, run {as_command('index', self._directory)}."
             ) from error
 
 

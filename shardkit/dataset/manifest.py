@@ -347,6 +347,12 @@ class Manifest:
         return None if self.layering is None else self.layering.providers.get(name)
 
     @property
+    def removed(self) -> set[str]:
+        """Names of the fields that the dataset had once."""
+        names = {name for layer in self.layers for name in layer.fields}
+        return (names | self.base.fields_by_name.keys()) - self.fields_by_name.keys()
+
+    @property
     def relabels(self) -> bool:
         """Whether the label of a row is another one than in the shards and the index."""
         before = self.base.fields_by_name

@@ -38,7 +38,7 @@ from shardkit.system.files import (
 )
 from shardkit.system.formatting import parse_bytes
 from shardkit.system.safe_paths import NO_PATH, UNFIT, LinkRefused, require_no_link
-from shardkit.system.text import name_list
+from shardkit.system.text import as_command, name_list
 
 _Loaded = TypeVar("_Loaded")
 
@@ -209,7 +209,7 @@ class OpenedDataset:
             raise UsageError(
                 f"{self.path} reads archives in {folder}, but you have not attached them here. If "
                 "you trust it, name their folder (root= in Python, --root of `shardkit verify`), "
-                f"or name the archives: `shardkit attach ARCHIVES {self.path}`"
+                f"or name the archives: {as_command('attach', 'ARCHIVES', self.path)}"
             )
         return folder
 

@@ -7,12 +7,49 @@ dataset that it was.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardkit.dataset.manifest import MANIFEST_NAME, PARTS, Manifest, PartEntry
 from shardkit.errors import CorruptDataset
+
+CHANGED = "changed"
+"""The entry of a ``source`` for fields that did not come from it: an object with their names,
+``fields``, and the ``content_digest`` of the records before any change, if that is known."""
+
+
+def changed_fields(source: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of fields that did not come from a source: they were changed later."""
+    changed = source.get(CHANGED)
+    names = changed.get("fields") if isinstance(changed, dict) else None
+    return frozenset(filter(_is_text, names if isinstance(names, list) else ()))
+
+
+def with_changed(source: Mapping[str, Any], fields: Collection[str], digest: str) -> dict[str, Any]:
+    """Return the description of a source after a change of fields.
+
+    Args:
+        source: The description.
+        fields: Names of the fields.
+        digest: Content digest before any change; "" if it is not known.
+    """
+    names = sorted(changed_fields(source) | set(fields))
+    if not names:
+        return dict(source)
+    stated = {"content_digest": digest} if digest else {}
+    return {**source, CHANGED: {"fields": names, **stated}}
+
+
+def converted_digest(manifest: Manifest) -> str:
+    """Return the content digest of a dataset before any change of its fields, also in a copy."""
+    changed = manifest.base.source.get(CHANGED)
+    digest = changed.get("content_digest") if isinstance(changed, dict) else None
+    return digest if isinstance(digest, str) else manifest.base.content_digest
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 @dataclass(frozen=True, kw_only=True)

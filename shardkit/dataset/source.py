@@ -13,6 +13,8 @@ import numpy as np
 from shardkit.contracts import (
     Entry,
     Images,
+    Original,
+    OriginalPart,
     PackedEntries,
     Scan,
     Source,
@@ -20,13 +22,15 @@ from shardkit.contracts import (
     SourceOptions,
     StoredEntries,
 )
-from shardkit.dataset.opened import OpenedDirectory
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
+from shardkit.dataset.parts import CHANGED, converted_digest, dataset_parts, with_changed
 from shardkit.dataset.selection import Mask, column_values, select
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptDataset, UsageError
 from shardkit.kinds.field import Field, apart_of, describe_schema
 from shardkit.options import option
-from shardkit.record import IMAGE, LABEL, LABEL_FIELD, NO_LABEL, Record
+from shardkit.record import DATASET_FILE, IMAGE, LABEL, LABEL_FIELD, NO_LABEL, Record
+from shardkit.registry import get_format
 from shardkit.system.files import as_text
 from shardkit.system.text import name_list
 
@@ -56,6 +60,11 @@ class DatasetSourceOptions(SourceOptions):
         store=bool,
     )
     """True in a description: the user gave a file."""
+
+
+def is_dataset(root: Any) -> bool:
+    """Return whether a source that a user named is a dataset of shardkit."""
+    return isinstance(root, (str, Path)) and (Path(root) / DATASET_FILE).is_file()
 
 
 class DatasetSource(Source):
@@ -136,8 +145,19 @@ class DatasetSource(Source):
             records=True,
             raw_shape=first.manifest.raw_shape,
             whole=self._options.rows is not True,
+            originals=self._originals(),
             exact_sizes=fields.keys() <= {IMAGE, LABEL},
         )
+
+    def _originals(self) -> dict[str, Original]:
+        """Return how each split was made, if all its rows are chosen."""
+        if self._options != DatasetSourceOptions():
+            return {}
+        return {
+            split: _original(shards)
+            for split, shards in self._sets.items()
+            if shards.manifest.archives is None
+        }
 
     def column(self, entries: Sequence[Entry], name: str) -> Sequence[Any]:
         """Return a value of each entry of a dataset without splits: None where it is missing.
@@ -177,6 +197,32 @@ class DatasetSource(Source):
     def locate(self, split: str, entry: Entry) -> str:
         """Return the dataset and the row of a record."""
         return f"{self._sets[split].directory}, row {entry.place}"
+
+
+def _original(shards: ShardSet) -> Original:
+    """Return what a dataset states about its conversion."""
+    manifest, base = shards.manifest, shards.manifest.base
+    layers = {name for name in shards.schema if manifest.layer_of(name) is not None}
+    changed = layers | (base.fields_by_name.keys() - shards.schema.keys())
+    digest = converted_digest(manifest) if changed or CHANGED in base.source else ""
+    storage = get_format(manifest.format)
+    parts = [
+        OriginalPart(
+            rows=part.manifest.rows,
+            source=with_changed(part.manifest.source, changed, digest),
+            software={
+                name: version
+                for name, version in part.manifest.software.items()
+                if name not in storage.libraries
+            },
+            skipped=part.manifest.skipped,
+        )
+        for part in dataset_parts(manifest)
+    ]
+    source = with_changed(base.source, changed, digest)
+    return Original(
+        manifest.content_digest, source, base.recipe, parts, OpenedDataset(shards.directory).ignored
+    )
 
 
 def _form(shards: ShardSet) -> tuple[Any, ...]:

@@ -428,7 +428,9 @@ def check_schema(schema: Schema) -> None:
                 f"with a letter, and none of {', '.join(sorted(RESERVED))}"
             )
         if name in (IMAGE, LABEL) and field.kind != name:
-            raise ValueError(f"the field {name!r} cannot be of the kind {field.kind}: rename it")
+            raise ValueError(
+                f"only the {name} of a record can be called {name!r}: choose another name"
+            )
 
 
 def describe_schema(schema: Schema) -> list[dict[str, Any]]:

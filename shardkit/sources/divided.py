@@ -22,9 +22,10 @@ from shardkit.contracts import (
     StoredEntries,
 )
 from shardkit.errors import CorruptDataset, Problem, UsageError
-from shardkit.options import option
+from shardkit.options import option, options_of
 from shardkit.record import Record
-from shardkit.system.text import name_list, quoted
+from shardkit.registry import get_source, source_names
+from shardkit.system.text import as_command, name_list, quoted
 
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
 
@@ -303,6 +304,20 @@ class Divided(Source):
         packed = entries if isinstance(entries, PackedEntries) else PackedEntries(entries)
         return {side: packed.take(chosen) for side, chosen in rows.items()}
 
+    def _other_way(self, group: str) -> str:
+        """Return what to do if the source does not state groups."""
+        if self.kind not in source_names():  # Python samples, which are not read for groups
+            return "Convert them first, then"
+        if "keep" in {item.name for item in options_of(get_source(self.kind).options)}:
+            return (
+                f"Group by folder, or keep the column (keep={group!r}). If images must be read for "
+                "it, convert them first, then"
+            )
+        return (
+            "Group by folder, or convert them without a division, add the column (`shardkit fields "
+            "add`), and"
+        )
+
     def _groups(self, entries: Sequence[Entry]) -> Sequence[str]:
         """Return the group of each image, or its path without groups."""
         group = self._division.group
@@ -326,9 +341,9 @@ class Divided(Source):
             )
         if lacking:
             raise UsageError(
-                f"group={group!r}: {self} states no such number or text for its images. Group by "
-                f"folder, or keep the column (keep={group!r}). If images must be read for it, "
-                f"convert them first, then divide the dataset: shardkit split --group {group}"
+                f"group={group!r}: {self} states no such number or text for its images. "
+                f"{self._other_way(group)} divide the dataset: "
+                f"{as_command('split', '--group', group)}"
             )
         return list(map(str, values))
 

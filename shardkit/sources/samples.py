@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ _LONGEST = 200
 
 _PAIR = (IMAGE, LABEL)
 """The fields of a sample that is a tuple of two, as datasets of torchvision return it."""
+
+
+FIRST = "first"
+"""The entry of a description with the number of samples before these."""
 
 
 class Sample:
@@ -95,6 +100,7 @@ class Samples(Source):
             samples = Spool(samples)
         self._samples = samples
         self._names = self._options.fields
+        self._first, self._is_keyed = 0, False
         self._schema = self._complete(self._options.schema or {})
 
     def __str__(self) -> str:
@@ -113,15 +119,18 @@ class Samples(Source):
         count = len(self._samples)
         label = self._schema.get(LABEL)
         names = None if label is None else label.classes
-        if classes is not None and tuple(classes) != (names or ()):
+        if classes is not None and tuple(classes) != (names or ())[: len(classes)]:
             raise UsageError("the classes of the samples differ from those of the dataset")
         size = self._mean_bytes()
         self._warn_if_random()
         starts = [*range(0, count, PIECE), count]
 
         def load(piece: int) -> list[Entry]:
-            names = (f"{number:09d}" for number in range(*starts[piece : piece + 2]))
-            return [Entry(name, name, NO_LABEL, size, 0) for name in names]
+            numbers = range(*starts[piece : piece + 2])
+            return [
+                Entry(_name(self._first + number), self._key(number), NO_LABEL, size, 0, number)
+                for number in numbers
+            ]
 
         few = count <= PIECE
         entries = PackedEntries(load(0)) if few else StoredEntries(load, starts)
@@ -134,9 +143,28 @@ class Samples(Source):
             understood={name: str(field) for name, field in self._schema.items()},
         )
 
+    def after(
+        self, count: int, *, with_keys: bool = False, optional: Collection[str] | None = None
+    ) -> Samples:
+        """Return the samples to append to ``count`` others.
+
+        Args:
+            count: The number of samples before these.
+            with_keys: Whether to read all samples to list them with their own keys.
+            optional: Fields that the first sample may lack; None means all.
+        """
+        later = Samples.__new__(Samples)
+        vars(later).update(vars(self))
+        later._first, later._is_keyed = count, with_keys
+        if optional is not None:
+            given = {*self._values(0)[1], *optional}
+            later._schema = {name: self._schema[name] for name in self._schema if name in given}
+        return later
+
     def describe(self, split: str) -> Mapping[str, Any]:
         """Return the name of the samples' class, and those of the values of tuples."""
-        return {"name": self._name, **self._options.describe()}
+        first = {FIRST: self._first} if self._first else {}
+        return {"name": self._name, **self._options.describe(), **first}
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of a sample.
@@ -148,7 +176,7 @@ class Samples(Source):
 
     def read_given(self, split: str, entry: Entry) -> tuple[Record, Mapping[str, Any]]:
         """Return the record of a sample and its values; the sample is read once."""
-        key, values = self._values(int(entry.path))
+        key, values = self._values(entry.place)
         fields: dict[str, bytes] = {}
         meta: dict[str, Any] = {"path": entry.path}
         for name, value in values.items():
@@ -165,7 +193,7 @@ class Samples(Source):
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the number of a sample."""
-        return f"sample {int(entry.path)}"
+        return f"sample {entry.place}"
 
     def only(self, entries: Sequence[Entry]) -> Samples:
         """Return a source with these samples alone, if they are in memory, for a worker process."""
@@ -173,12 +201,20 @@ class Samples(Source):
             return self
         part = Samples.__new__(Samples)
         vars(part).update(vars(self))
-        numbers = [int(entry.path) for entry in entries]
+        numbers = [entry.place for entry in entries]
         if isinstance(self._samples, Spool):
             part._samples = self._samples.only(numbers)
         else:
             part._samples = {number: self._samples[number] for number in numbers}
         return part
+
+    def _key(self, number: int) -> str:
+        """Return the key of a sample: its own, if those are wanted, or its number."""
+        key = None
+        if self._is_keyed:
+            with suppress(BadImage):  # reported when its shard is built
+                key, _ = self._values(number)
+        return key or _name(number)
 
     def _values(self, number: int) -> tuple[str | None, Mapping[str, Any]]:
         """Return the key of a sample, if it has one, and its values."""
@@ -243,7 +279,7 @@ class Samples(Source):
 
     def _warn_if_random(self) -> None:
         """Warn if the first sample differs when it is read again, as with a random transform."""
-        entry = Entry(f"{0:09d}", f"{0:09d}", NO_LABEL, 0, 0)
+        entry = Entry(_name(0), _name(0), NO_LABEL, 0, 0)
         try:
             is_same = self.read("", entry) == self.read("", entry)
         except BadImage:
@@ -263,11 +299,16 @@ class Samples(Source):
         sizes = []
         for number in itertools.islice(range(0, len(self._samples), step), _TRIALS):
             try:
-                record = self.read("", Entry(f"{number:09d}", f"{number:09d}", NO_LABEL, 0, 0))
+                entry = Entry(_name(number), _name(number), NO_LABEL, 0, 0, number)
+                record = self.read("", entry)
             except BadImage:
                 continue  # reported when its shard is built
             sizes.append(sum(map(len, record.fields.values())))
         return sum(sizes) // len(sizes) if sizes else 1
+
+
+def _name(number: int) -> str:
+    return f"{number:09d}"
 
 
 def _is_sequence(samples: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
@@ -43,7 +44,24 @@ def shortened(text: str, width: int) -> str:
 
 def as_command(*words: object) -> str:
     """Return a command to copy from a message, in backticks; paths are quoted for the shell."""
-    return f"`{shlex.join(['shardkit', *map(str, words)])}`"
+    return f"`{shell('shardkit', *words)}`"
+
+
+def shell(*words: object) -> str:
+    """Return words of a command to paste into a shell, in one printable line."""
+    return " ".join(map(_shell_word, map(str, words)))
+
+
+def _shell_word(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    # Bash, Zsh and POSIX 2024 know this form. Bytes would also do for characters, illegibly.
+    escaped = ("\\" + c if c in "\\'" else c if c.isprintable() else _escaped(c) for c in word)
+    return f"$'{''.join(escaped)}'"
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 def quoted(value: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardkit.errors import UsageError
+from shardkit.system.text import shell
 from shardkit.torch.data.collate import count
 from shardkit.torch.data.ops import OPERATIONS, ImageOp
 
@@ -230,7 +230,7 @@ class ThroughputMonitor:
             dataset = dataset.dataset
         path = getattr(dataset, "path", None)
         words = [
-            f"shardkit doctor {'DATASET' if path is None else shlex.quote(str(path))}",
+            f"shardkit doctor {'DATASET' if path is None else shell(path)}",
             f"--step-ms {max(0.1, 1000 * report.step):.3g}",
             f"--batch-size {max(1, *(tally.largest for tally in self._tallies))}",
         ]
@@ -239,7 +239,7 @@ class ThroughputMonitor:
             words.append(f"--workers {workers}")
         decode: Any = getattr(dataset, "decode", None)
         if type(decode) in OPERATIONS:
-            words.append(f"--decode {shlex.quote(_written(decode))}")
+            words.append(f"--decode {shell(_written(decode))}")
         return " ".join(words)
 
 

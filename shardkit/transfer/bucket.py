@@ -30,6 +30,7 @@ from shardkit.stores import fetch, objects
 from shardkit.stores.process import call
 from shardkit.system.files import SMALL_BYTES, read_small
 from shardkit.system.safe_paths import UNFIT, parts_of, walk
+from shardkit.system.text import shell
 from shardkit.transfer.upload import CLAIM, files_of, manifest_at, send_file, taken, writable
 
 _JOBS = ".shardkit-jobs"
@@ -241,8 +242,8 @@ def _absent(url: str) -> UsageError:
     if claim_at(url) is None and manifest_at(url) is not None:
         _remove_waste(url)  # of a commit that was killed
     return UsageError(
-        f"{url} holds no plan. Write one with `shardkit convert ... {url} --plan-only`; if it was "
-        "committed, its dataset is complete."
+        f"{url} holds no plan. Write one with `shardkit convert ... {shell(url)} --plan-only`; "
+        "if it was committed, its dataset is complete."
     )
 
 

@@ -86,7 +86,7 @@ def _images(
         raise CorruptDataset(f"{path}: the layer {layer.name} describes no source")
     values: FieldValues
     if is_table(path):
-        values = TableValues(path, list(datasets.values()), key, [fields])
+        values = TableValues(path, list(datasets.values()), key, [fields], keep_classes=True)
     else:
         values = FileValues(path, fields, list(datasets.values()))
     return LayerSource(datasets, [values]).scan().splits
@@ -106,6 +106,7 @@ def compared_with(task: ShardCheck, images: Images) -> ShardCheck:
         entries=list(entries),
         recipe=Recipe.restored(task.meta["recipe"]),
         schema=task.schema,
+        changed=(),
         exact=True,
     )
     return replace(task, against=against)

@@ -240,13 +240,20 @@ class _Repair:
         """Yield the tasks that rebuild the damaged shards whose files are all there."""
         manifest, split = origin.part.manifest, self.dataset.split
         rows, differences = match_rows(origin, "")
+        changed = origin.changed & origin.schema.keys()
         stop = 0
         for number, shard in enumerate(manifest.shards, origin.part.first):
             span = slice(stop, stop := stop + shard.rows)
             if shard.name not in damaged:
                 continue
             images = [entry for entry in rows[span] if entry is not None]
-            if len(images) == shard.rows:
+            if changed:
+                self._fail(
+                    shard,
+                    f"it holds {', '.join(sorted(changed))}, changed after the conversion: name "
+                    "the dataset that it was copied from",
+                )
+            elif len(images) == shard.rows:
                 if origin.keys:
                     keyed = zip(images, origin.keys[span], strict=True)
                     images = [entry._replace(key=key) for entry, key in keyed]
@@ -262,7 +269,7 @@ class _Repair:
                     meta=shard_meta(
                         to=manifest.format,
                         schema=manifest.fields_by_name,
-                        recipe=origin.recipe,
+                        recipe=manifest.made_with,
                         source=manifest.source,
                     ),
                     software=manifest.software,

@@ -90,6 +90,7 @@ def attach_source(
                         entries=rows[start : start + task.entry.rows],
                         recipe=origin.recipe,
                         schema=origin.schema,
+                        changed=origin.changed,
                         exact=origin.exact,
                     )
                     attached[split, task.entry.name] = replace(task, against=against)

@@ -12,19 +12,22 @@ from types import MappingProxyType
 from typing import Any
 
 from shardkit.contracts import Entry, Images, Scan
-from shardkit.conversion.plan import as_stored, software_of
+from shardkit.conversion.extend import Provided
+from shardkit.conversion.plan import as_stored, copying, software_of
 from shardkit.dataset.index import string_files
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.parts import Part, dataset_parts
+from shardkit.dataset.parts import Part, changed_fields, dataset_parts
 from shardkit.dataset.reports import EXCLUDED, excluded_paths
+from shardkit.dataset.source import DatasetSource, is_dataset
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.kinds.field import Schema
 from shardkit.recipe import Recipe
+from shardkit.record import LABEL
 from shardkit.registry import get_format, get_source, source_names
 from shardkit.sources.divided import reopen
-from shardkit.sources.samples import SampleOptions, Samples
-from shardkit.system.files import has_sha256
+from shardkit.sources.samples import FIRST, SampleOptions, Samples
+from shardkit.system.files import has_sha256, overlap
 from shardkit.system.text import is_within, quoted
 from shardkit.verification.shard_check import Finding
 
@@ -50,6 +53,8 @@ class SourceMatch:
     recipe: Recipe
     schema: Schema
     """The fields of all records."""
+    changed: frozenset[str]
+    """Names of those that did not come from the source."""
     changed_software: dict[str, tuple[str, str]]
     """Versions then and now of each changed library that affects the dataset's bytes."""
     exact: bool
@@ -80,6 +85,8 @@ def scan_source(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     if len(kinds) != 1:
         raise UsageError(f"the splits come from sources of different kinds: {sorted(kinds)}")
     (kind,) = kinds
+    if is_dataset(root) and kind != DatasetSource.kind:  # a dataset with the same records
+        return DatasetSource(root).scan(classes[0] if classes else ())
     if not isinstance(root, (str, Path)) or kind == Samples.kind:
         return _scan_samples(root, kind, manifests)
     if kind not in source_names():
@@ -89,7 +96,15 @@ def scan_source(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
         )
     described = {split: manifest.source for split, manifest in manifests.items()}
     source = reopen(partial(get_source(kind).find, Path(root)), described)
-    return source.scan(classes[0] if classes else ())
+    return _unchanged(source.scan(classes[0] if classes else ()), described)
+
+
+def _unchanged(scan: Scan, described: Mapping[str, Mapping[str, Any]]) -> Scan:
+    """Return a scan without the fields that were changed after the conversion."""
+    changed = changed_fields(next(iter(described.values())))
+    if changed.isdisjoint(scan.schema):
+        return scan
+    return Provided.of(scan, scan.schema.keys() - changed)
 
 
 def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) -> Scan:
@@ -108,11 +123,13 @@ def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) ->
             "shardkit.verify(dataset, against=samples)"
         )
     manifest = next(iter(manifests.values()))
-    names = manifest.source.get("fields")
+    names, first = manifest.source.get("fields"), manifest.source.get(FIRST, 0)
     options = SampleOptions(schema=manifest.fields_by_name, fields=names)
-    opened = Samples(samples, options)
+    if type(first) is not int or first < 0:
+        raise CorruptDataset(f"the manifest states {quoted(first)} samples before others")
+    opened = Samples(samples, options).after(first, with_keys=first > 0)  # some may be left out
     described = {split: manifest.source for split, manifest in manifests.items()}
-    return reopen(lambda _: opened, described).scan(manifest.classes)
+    return _unchanged(reopen(lambda _: opened, described).scan(manifest.classes), described)
 
 
 def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[dict[str, SourceMatch]]:
@@ -144,6 +161,8 @@ def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[dict
     }
     matches = []
     for number, root in enumerate(sources):
+        if is_dataset(root) and overlap(Path(root), _top(splits)):
+            raise UsageError(f"{root} is the dataset itself: name what it was made from")
         at_number = {
             split: split_parts[number]
             for split, split_parts in parts.items()
@@ -268,11 +287,18 @@ def _find_origin(
 ) -> SourceMatch:
     manifest, split, prefix = part.manifest, dataset.split, dataset.prefix
     recipe, seed, limit = how_made(manifest)
+    changed = changed_fields(manifest.source)
+    if scan.records and manifest.source["kind"] != scan.source.kind:
+        recipe, seed, limit, changed = copying(Recipe(), scan), None, None, frozenset()
     findings = []
     if split not in scan.splits and manifest.shards:
         findings.append(Finding(file=split, reason="the source does not have this split"))
     source = scan.splits.get(split, Images(scan.source, split, ()))
-    if (manifest.classes is None) != (scan.classes is None) and len(source):
+    if (
+        LABEL not in changed
+        and (manifest.classes is None) != (scan.classes is None)
+        and len(source)
+    ):
         reason = "only one of source and dataset has classes"
         findings.append(Finding(file=prefix + MANIFEST_NAME, reason=reason))
     bad = {problem.path for problem in manifest.skipped}
@@ -302,7 +328,7 @@ def _find_origin(
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
     storage = get_format(manifest.format)
     then, now = manifest.software, software_of(storage, recipe)
-    changed = {
+    other_software = {
         name: (then.get(name, "absent"), now.get(name, "absent"))
         for name in sorted(then.keys() | now.keys())
         if then.get(name, "absent") != now.get(name, "absent")
@@ -319,8 +345,9 @@ def _find_origin(
         ],
         recipe=recipe,
         schema=manifest.fields_by_name,
-        changed_software=changed,
-        exact=changed.keys() <= set(storage.libraries),
+        changed=changed,
+        changed_software=other_software,
+        exact=other_software.keys() <= set(storage.libraries),
         stored=stored,
         keys=here.keys,
         findings=findings,

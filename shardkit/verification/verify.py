@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Verification:
     datasets: int = 0
     shards: int = 0
     records: int = 0
-    """Number of records read; 0 at level ``quick``."""
+    """Number of records read, once with all layers; 0 at level ``quick``."""
     bytes: int = 0
     """Size of the shards in bytes."""
     findings: list[Finding] = field(default_factory=list)
@@ -185,7 +185,7 @@ class _Verifier:
                 for task in layered
             ]
         if result.level != "quick":
-            compared = self._check_shards(tasks)
+            compared = self._check_shards(tasks, splits.keys())
             if against is not None and result.ok:
                 prefixes = {dataset.prefix for dataset in splits.values()}
                 own = {prefix: compared[prefix] for prefix in compared if prefix in prefixes}
@@ -219,15 +219,22 @@ class _Verifier:
             result.findings += check_view(dataset)
         return tasks
 
-    def _check_shards(self, tasks: list[ShardCheck]) -> dict[str, ComparisonResult]:
-        """Check all shards; return the comparison of each split with its source."""
+    def _check_shards(
+        self, tasks: list[ShardCheck], splits: Collection[str]
+    ) -> dict[str, ComparisonResult]:
+        """Check all shards; return the comparison of each split with its source.
+
+        Args:
+            tasks: The checks of the shards.
+            splits: The splits: all other shards are of layers, which add fields to their records.
+        """
         check = check_shard if self.remote is None else self.remote.check
         twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
         compared: dict[str, ComparisonResult] = {}
         for task, checked in run_tasks(
             check, tasks, workers=self.workers, on_progress=self.on_progress
         ):
-            self.result.records += checked.records
+            self.result.records += checked.records if task.split in splits else 0
             self.result.findings += checked.findings
             if checked.sha256 != task.entry.sha256:
                 self.result.findings.append(_other_content(task, twins.get(checked.sha256)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from shardkit.dataset.reports import EXCLUDED
 from shardkit.recipe import Recipe
 from shardkit.registry import DEFAULT_SOURCE
 from shardkit.sources.imagefolder import natural
+from shardkit.system.text import shell
 
 CLASSES = "CLASSES"
 """Stands for a file of class names in a command."""
@@ -85,7 +85,7 @@ class Provenance:
         if self.class_order() == CLASSES:
             opened = f"shardkit.open_dataset({self.path!r})"
             code = f"import shardkit; print(*{opened}.classes, sep='\\n')"
-            hints.append(f"first write the class order: python -c {shlex.quote(code)} > {CLASSES}")
+            hints.append(f"first write the class order: python -c {shell(code)} > {CLASSES}")
         return hints
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -40,6 +39,7 @@ from shardkit.measure.runner.workload import Workload
 from shardkit.options import option, same_option, takes
 from shardkit.system.machine import CpuMeter, OtherLoad
 from shardkit.system.temporary import TemporaryFolder
+from shardkit.system.text import shell
 
 Watch = Callable[[str], None]
 """Receives what is done next."""
@@ -322,4 +322,4 @@ class _Examination:
         provenance = self.process.call(loaded_provenance, files=self.files)
         words = command_words(best.remedy.recipe, provenance)
         setting = [f"with {best.remedy.code}"] if best.remedy.code else []
-        return shlex.join(words), provenance.hints(words[4], best.remedy.decode) + setting
+        return shell(*words), provenance.hints(words[4], best.remedy.decode) + setting

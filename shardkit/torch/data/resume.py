@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
+from shardkit.dataset.parts import converted_digest
 from shardkit.errors import StateMismatch
 from shardkit.sampling.order import check_integer
 from shardkit.system.text import quoted
@@ -164,9 +165,9 @@ def fingerprint(dataset: Any) -> str:
     parts: list[str]
     if isinstance(dataset, ShardDataset):
         if dataset.selected is None:
-            return dataset.manifest.base.content_digest[:32]
+            return converted_digest(dataset.manifest)[:32]
         rows = hashlib.sha256(dataset.selected.tobytes()).hexdigest()
-        parts = ["selection", dataset.manifest.base.content_digest, rows]
+        parts = ["selection", converted_digest(dataset.manifest), rows]
     elif isinstance(dataset, Subset):
         indices = np.asarray(dataset.indices, np.int64).tobytes()
         parts = ["subset", fingerprint(dataset.dataset), hashlib.sha256(indices).hexdigest()]

@@ -92,7 +92,7 @@ def test_many_remaining_findings_are_shortened(tmp_path: Path) -> None:
 def test_wrong_requests_are_one_line(place: Path, folder: Path, tmp_path: Path) -> None:
     for words, fact in {
         (place, "--from", tmp_path / "missing"): "/missing",
-        (place, "--from", place): "shardkit dataset",
+        (place, "--from", place): "the dataset itself",
         (tmp_path / "missing", "--from", folder): "/missing",
         (folder, "--from", folder): "/photos",
     }.items():

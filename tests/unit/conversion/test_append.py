@@ -10,13 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import (
+    FORMATS,
     invoke,
     jpeg,
     make_dataset,
     make_folder,
     make_tree,
+    pixels,
     png,
     run_main,
     tree,
@@ -234,7 +237,8 @@ def test_a_stratified_division_is_not_extended(tmp_path: Path, more: Path) -> No
 
 
 def test_another_kind_of_source_is_refused_by_name(place: Path, more: Path, tmp_path: Path) -> None:
-    convert(open_source("dataset", place), tmp_path / "copy", to="lmdb", workers=1)
+    source = open_source("dataset", place, where="label == 'cat'")
+    convert(source, tmp_path / "copy", to="lmdb", workers=1)
     with refused(UsageError, "`convert dataset`"):
         append(tmp_path / "copy", more)
 
@@ -264,6 +268,69 @@ def test_other_fields_and_labels_are_refused(place: Path, tmp_path: Path) -> Non
         append(tmp_path / "nowhere", loose)
     with refused(UsageError, place):
         append(place, place)
+
+
+def _samples(first: int, count: int, *, keys: bool = True) -> list[dict[str, Any]]:
+    return [
+        {**({"key": f"k/{n}"} if keys else {}), "image": pixels(seed=n), "number": n}
+        for n in range(first, first + count)
+    ]
+
+
+def _numbers(place: Path) -> dict[str, int]:
+    dataset = open_dataset(place, fields=("number",), decode="bytes")
+    return {key: int(dataset[row][0]) for row, key in enumerate(dataset.keys)}
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_samples_with_keys_are_appended(tmp_path: Path, to: str) -> None:
+    place, new = tmp_path / "made", _samples(3, 2)
+    convert(_samples(0, 3), place, to=to)
+    assert append(place, new).images == 2
+    assert append(place, [*new]).images == 0
+    assert append(place, _samples(4, 2), skip_existing=True).left_out == ["k/4"]
+    assert _numbers(place) == {f"k/{n}": n for n in range(6)}
+    dataset = open_dataset(place, decode="numpy", fields=("image",))
+    for row, key in enumerate(dataset.keys):
+        assert np.array_equal(dataset[row][0], pixels(seed=int(key[2:])))
+    sources = [_samples(0, 3), new, _samples(4, 2)]
+    assert verify(place, level="decode", against=sources).ok
+    before = tree(place)
+    for shard in place.glob("shard-*"):
+        shard.unlink()
+    assert repair(place, sources).ok
+    assert tree(place) == before
+
+
+def test_datasets_of_samples_are_appended_to_each_other(tmp_path: Path) -> None:
+    for first in (0, 10):
+        convert(_samples(first, 2), tmp_path / str(first), to="lmdb")
+    for images in (2, 0):
+        assert append(tmp_path / "0", tmp_path / "10").images == images
+    assert _numbers(tmp_path / "0") == {"k/0": 0, "k/1": 1, "k/10": 10, "k/11": 11}
+    assert verify(tmp_path / "0", against=[_samples(0, 2), _samples(10, 2)]).ok
+
+
+def test_samples_without_keys_are_told_apart_by_them(tmp_path: Path) -> None:
+    place = tmp_path / "made"
+    convert(_samples(0, 2, keys=False), place, to="lmdb")
+    with refused(UsageError, place, "key="):
+        append(place, _samples(2, 3, keys=False))
+    lacking = [{"key": "k/9", "image": pixels(seed=9)}]
+    with refused(UsageError, place, "number", "missing='skip'"):
+        append(place, lacking)
+    assert append(place, lacking, missing="skip").images == 1
+    assert append(place, _samples(8, 1)).images == 1
+
+
+def test_samples_are_divided_as_those_before(tmp_path: Path) -> None:
+    place, new = tmp_path / "made", _samples(20, 20)
+    convert(_samples(0, 20), place, to="lmdb", val=0.4)
+    before = {side: stated(place / side).rows for side in ("train", "val")}
+    assert append(place, new).images == 20
+    assert all(stated(place / side).rows > rows for side, rows in before.items())
+    assert append(place, new).images == 0
+    assert verify(place, against=[_samples(0, 20), new]).ok
 
 
 def _kill_at(at: int) -> Callable[[], int]:

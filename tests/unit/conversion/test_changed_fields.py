@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from buckets import BUCKET, Bucket
-from helpers import invoke, make_dataset, make_folder, make_tree, png, tree
+from helpers import FORMATS, invoke, make_dataset, make_folder, make_tree, pixels, png, tree
 from hostile.forging import restate
 from refusals import refused, refuses
 from stated import stated
@@ -31,7 +31,6 @@ from shardkit import (
     add_fields,
     append,
     attach,
-    compact_fields,
     convert,
     diff,
     export,
@@ -113,31 +112,100 @@ def test_values_of_a_table_come_back_and_shards_stay(made: Path, tmp_path: Path)
     assert verify(made, level="decode").ok
 
 
-def test_a_compacted_dataset_has_the_same_content_digest(made: Path, tmp_path: Path) -> None:
+def test_a_copy_has_the_fields_of_all_layers_in_its_shards(made: Path, tmp_path: Path) -> None:
     add_fields(made, captions(made, tmp_path), field=["caption"])
     add_fields(made, {"latent": np.arange(48, dtype=np.float16).reshape(6, 4, 2)})
     replace_fields(made, labels(made, tmp_path), field=["label"])
     remove_fields(made, ["caption"])
     layered, rows = stated(made), read(made, "image", "label", "latent")
-    convert(open_source("dataset", made), tmp_path / "copy", to=layered.format)
-    compact_fields(made)
-    for other in (made, tmp_path / "copy"):
-        manifest = stated(other)
-        assert manifest.content_digest == layered.content_digest
-        assert (manifest.schema, manifest.fields) == (layered.schema, layered.fields)
-        assert manifest.class_counts == layered.class_counts
-        assert manifest.format_version == 1
-        for one, two in zip(read(other, "image", "label", "latent"), rows, strict=True):
-            assert one[:2] == two[:2]
-            assert one[2].tolist() == two[2].tolist()
-        assert verify(other).ok
-    assert not (made / "layers").exists()
+    copy = copied(made, tmp_path / "copy")
+    manifest = stated(copy)
+    assert manifest.content_digest == layered.content_digest
+    assert (manifest.schema, manifest.fields) == (layered.schema, layered.fields)
+    assert manifest.class_counts == layered.class_counts
+    assert manifest.format_version == 1
+    for one, two in zip(read(copy, "image", "label", "latent"), rows, strict=True):
+        assert one[:2] == two[:2]
+        assert one[2].tolist() == two[2].tolist()
+    assert verify(copy).ok
+    assert not (copy / "layers").exists()
+    assert b"a photo of" not in b"".join(path.read_bytes() for path in copy.glob("shard-*"))
+
+
+def copied(place: Path, to: Path, **options: Any) -> Path:
+    """Return a copy of a dataset, as `shardkit convert dataset` makes it."""
+    convert(open_source("dataset", place), to, to=stated(place).format, **options)
+    return to
+
+
+def test_a_copy_of_an_unchanged_dataset_is_the_same(made: Path, tmp_path: Path) -> None:
+    assert tree(copied(made, tmp_path / "copy", shard_samples=4)) == tree(made)
+
+
+def test_a_copy_goes_with_the_source_of_its_original(
+    made: Path, folder: Path, tmp_path: Path
+) -> None:
+    loader = make_loader(open_dataset(made, decode="bytes"), 2, seed=1, num_workers=0)
+    state = loader.state_dict()
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    replace_fields(made, labels(made, tmp_path), field=["label"])
+    copy = copied(made, tmp_path / "copy", shard_samples=2)
+    make_loader(open_dataset(copy, decode="bytes"), 2, seed=1).load_state_dict(state)
+    assert (stated(copy).recipe, stated(copy).source["kind"]) == (
+        stated(made).recipe,
+        "imagefolder",
+    )
+    for source in (folder, made):
+        verification = verify(copy, against=source)
+        assert verification.ok, verification.findings
+        assert verification.source is not None
+        assert verification.source.same == 6
+    more = make_tree(tmp_path / "more", {"cat/new.png": png(seed=8)})
+    append(copy, more, missing="skip")
+    assert verify(copy, against=[folder, more]).ok
+    again = copied(copy, tmp_path / "again")
+    assert read(again, "label", "caption") == read(copy, "label", "caption")
+    assert verify(again, against=[folder, more]).ok
+    folder.joinpath("cat", "000.jpg").write_bytes(png(seed=9))
+    assert not verify(copy, against=[folder, more]).ok
+
+
+def test_shards_of_a_copy_are_repaired_from_the_original(
+    made: Path, folder: Path, tmp_path: Path
+) -> None:
+    add_fields(made, captions(made, tmp_path), field=["caption"])
+    copy = copied(made, tmp_path / "copy")
+    before = tree(copy)
+    (copy / "shard-000000.lmdb").unlink()
+    (finding,) = repair(copy, folder).findings
+    assert "caption" in finding.reason
+    assert repair(copy, made).ok
+    assert tree(copy) == before
+    undo_fields(made)
+    unchanged = copied(made, tmp_path / "unchanged")
+    before = tree(unchanged)
+    (unchanged / "shard-000000.lmdb").unlink()
+    assert repair(unchanged, folder).ok
+    assert tree(unchanged) == before
+
+
+def test_a_rerun_of_a_copy_sees_changed_fields(made: Path, tmp_path: Path) -> None:
+    add_fields(made, {"number": list(range(6))})
+    copy = copied(made, tmp_path / "copy")
+    before = tree(copy)
+    assert tree(copied(made, copy)) == before
+    replace_fields(made, {"number": list(range(10, 16))})
+    with refused(UsageError, copy):
+        copied(made, copy)
+    assert [value for (value,) in read(copied(made, copy, force=True), "number")] == [
+        *range(10, 16)
+    ]
 
 
 def test_a_relabeled_dataset_is_read_with_the_new_labels(made: Path, tmp_path: Path) -> None:
     rows = read(made, "image", "label")
     changed = replace_fields(made, labels(made, tmp_path), field=["label"])
-    assert changed.new_classes == ("bird",)
+    assert (changed.new_classes, changed.lost_classes) == (("bird",), ())
     dataset = open_dataset(made)
     assert dataset.classes == ["cat", "dog", "bird"]
     numbers = {path: [1, 2, 0][n % 3] for n, path in enumerate(sorted(dataset.paths))}
@@ -148,13 +216,44 @@ def test_a_relabeled_dataset_is_read_with_the_new_labels(made: Path, tmp_path: P
     assert verify(made, level="decode").ok
 
 
+def test_replaced_labels_have_the_classes_of_the_new_values(made: Path, tmp_path: Path) -> None:
+    rows = [
+        {"path": path, "label": "ox" if path[:3] == "cat" else "dog"} for path in paths_of(made)
+    ]
+    file = table(tmp_path / "labels.csv", rows)
+    for given, field in ((file, ["label"]), ({"label": [row["label"] for row in rows]}, [])):
+        changed = replace_fields(made, given, field=field)
+        assert (changed.new_classes, changed.lost_classes) == (("ox",), ("cat",))
+        assert open_dataset(made).classes == ["dog", "ox"]
+        counts = [sum(row["label"] == name for row in rows) for name in ("dog", "ox")]
+        assert list(stated(made).class_counts) == counts
+        assert not replace_fields(made, given, field=field).written
+        undo_fields(made)
+        replace_fields(made, given, field=field, keep_classes=True)
+        assert open_dataset(made).classes == ["cat", "dog", "ox"]
+        undo_fields(made)
+    told = invoke("fields", "replace", made, "--from", file, "--field", "label")
+    assert "1 without a label left out: cat (--keep-classes" in told.output
+
+
+def test_labels_that_are_numbers_keep_all_classes(made: Path) -> None:
+    replace_fields(made, {"label": [1] * 6})
+    assert open_dataset(made).classes == ["cat", "dog"]
+    replace_fields(made, {"label": [1, "fox", 1, 1, None, 1]})
+    dataset = open_dataset(made)
+    assert dataset.classes == ["cat", "dog", "fox"]
+    assert list(dataset.targets) == [1, 2, 1, 1, -1, 1]
+
+
 def test_undo_restores_the_dataset_byte_for_byte_once(made: Path, tmp_path: Path) -> None:
     before = tree(made)
     add_fields(made, captions(made, tmp_path), field=["caption"])
     undo_fields(made)
     assert tree(made) == before
-    with refused(UsageError, made):
-        undo_fields(made)
+    assert not undo_fields(made).written
+    again = invoke("fields", "undo", made)
+    assert (again.exit_code, "nothing to undo" in again.output) == (0, True)
+    assert tree(made) == before
 
 
 def test_undo_brings_a_replaced_field_back(made: Path) -> None:
@@ -462,6 +561,23 @@ def test_verify_compares_layers_with_their_files(made: Path, folder: Path, tmp_p
     assert len(verify(made, against=files[1]).findings) == 6
 
 
+def test_a_record_counts_once_with_all_its_layers(made: Path) -> None:
+    add_fields(made, {"number": list(range(6))})
+    add_fields(made, {"other": list(range(6))})
+    assert verify(made).records == 6
+
+
+def test_names_of_images_and_commands_with_line_breaks_are_plain(
+    made: Path, tmp_path: Path
+) -> None:
+    file = captions(made, tmp_path)
+    given = ("--from", file, "--field", "image=caption")
+    refuses(2, "fields", "add", made, *given, facts=("'image'", "another name"))
+    odd = made.rename(tmp_path / "two\nlines")
+    told = invoke("fields", "add", odd, "--from", file, "--field", "caption")
+    assert f"shardkit fields undo $'{tmp_path}/two\\x0alines'" in told.output
+
+
 def test_verify_compares_the_images_with_their_source(made: Path, folder: Path) -> None:
     add_fields(made, {"number": list(range(6))})
     verification = verify(made, against=folder)
@@ -470,13 +586,102 @@ def test_verify_compares_the_images_with_their_source(made: Path, folder: Path) 
     assert verification.source.files == 6
 
 
-def test_append_and_merge_ask_to_compact_first(made: Path, folder: Path, tmp_path: Path) -> None:
-    add_fields(made, {"number": list(range(6))})
-    more = make_tree(tmp_path / "more", {"cat/new.png": png(seed=8)})
-    with pytest.raises(UsageError, match="fields compact"):
+@pytest.mark.parametrize("to", FORMATS)
+def test_append_extends_each_layer(folder: Path, tmp_path: Path, to: str) -> None:
+    made = make_dataset(folder, tmp_path / "made", to=to)
+    replace_fields(made, labels(made, tmp_path), field=["label"])
+    add_fields(made, {"number": list(range(6)), "latent": np.arange(12.0).reshape(6, 2)})
+    add_fields(made, {"gone": list(range(6))})
+    remove_fields(made, ["gone"])
+    rows = read(made, "image", "label", "number")
+    kept = {name: digest for name, digest in tree(made).items() if "shard-" in name}
+    more = make_tree(tmp_path / "more", {"bird/x.png": png(seed=8), "emu/y.png": png(seed=9)})
+    with refused(UsageError, more, "missing='skip'", "number", "latent"):
         append(made, more)
-    with pytest.raises(UsageError, match="fields compact"):
-        merge([made, make_dataset(more, tmp_path / "b")], tmp_path / "c")
+    assert append(made, more, missing="skip").images == 2
+    assert {name: kept[name] for name in kept if "000003" not in name}.items() <= tree(made).items()
+    after = read(made, "image", "label", "number")
+    assert after[:6] == rows
+    names = open_dataset(made).classes
+    assert names[:3] == ["cat", "dog", "bird"]
+    paths = paths_of(made)
+    found = {path: (row[0], names[row[1]], row[2]) for path, row in zip(paths, after, strict=True)}
+    assert found["bird/x.png"] == (png(seed=8), "bird", None)
+    assert found["emu/y.png"] == (png(seed=9), "emu", None)
+    assert verify(made, level="decode", against=[folder, more]).ok
+    assert append(made, more, missing="skip").images == 0
+    assert undo_fields(made).written is False
+
+
+def test_appended_samples_bring_the_fields_of_layers(tmp_path: Path) -> None:
+    def samples(first: int, **more: Any) -> list[dict[str, Any]]:
+        numbers = range(first, first + 3)
+        return [{"key": f"k{n}", "image": pixels(seed=n), "text": f"t{n}", **more} for n in numbers]
+
+    made = tmp_path / "made"
+    convert(samples(0), made, to="lmdb")
+    add_fields(made, {"number": [0, 1, 2], "boxes": [np.ones((1, 4))] * 3})
+    replace_fields(made, {"text": ["a", "b", "c"]})
+    new = samples(10, number=7, boxes=np.zeros((2, 4)))
+    append(made, new)
+    rows = dict(zip(open_dataset(made).keys, read(made, "text", "number", "boxes"), strict=True))
+    assert [rows[f"k{n}"][0] for n in range(3)] == ["a", "b", "c"]
+    assert [rows[f"k{n}"][:2] for n in range(10, 13)] == [(f"t{n}", 7) for n in range(10, 13)]
+    assert rows["k12"][2].shape == (2, 4)
+    assert verify(made, level="decode", against=[samples(0), new]).ok
+
+
+def test_a_bad_image_is_left_out_of_all_layers(made: Path, tmp_path: Path) -> None:
+    add_fields(made, {"number": list(range(6))})
+    more = make_tree(tmp_path / "more", {"cat/bad.png": png()[:60], "cat/good.png": png(seed=8)})
+    assert append(made, more, missing="skip", on_error="skip").images == 1
+    assert read(made, "number")[6:] == [(None,)]
+    assert verify(made, level="decode").ok
+
+
+def test_boxes_of_new_images_move_with_them(tmp_path: Path) -> None:
+    def sample(key: str, **boxes: Any) -> dict[str, Any]:
+        return {"key": key, "image": pixels(40, 20, seed=len(key)), **boxes}
+
+    made = tmp_path / "made"
+    convert([sample("a")], made, to="lmdb", resize=10)
+    add_fields(made, {"boxes": [np.array([[1.0, 2.0, 3.0, 4.0]])]})
+    append(made, [sample("bb", boxes=np.array([[2.0, 4.0, 6.0, 8.0]]))])
+    for (value,) in read(made, "boxes"):  # in pixels of the stored images, of half the size
+        assert value.tolist() == [[1.0, 2.0, 3.0, 4.0]]
+
+
+def test_merge_links_layers_made_by_the_same_steps(made: Path, tmp_path: Path) -> None:
+    other = make_dataset(
+        make_tree(tmp_path / "more", {"cat/new.png": png(seed=8)}), tmp_path / "other"
+    )
+    for place in (made, other):
+        add_fields(place, captions(place, tmp_path), field=["caption"])
+    merged = tmp_path / "merged"
+    merge([made, other], merged)
+    assert read(merged, "image", "caption") == [
+        *read(made, "image", "caption"),
+        *read(other, "image", "caption"),
+    ]
+    assert verify(merged, level="decode").ok
+    before = tree(merged)
+    merge([made, other], merged)
+    assert tree(merged) == before
+    replace_fields(other, {"caption": ["another one"]})
+    with refused(UsageError, merged):
+        merge([made, other], merged)
+    copies = [copied(place, tmp_path / f"copy of {place.name}") for place in (made, other)]
+    merge(copies, tmp_path / "all")
+    assert read(tmp_path / "all", "caption")[-1] == ("another one",)
+
+
+def test_merge_names_datasets_changed_in_other_steps(made: Path, tmp_path: Path) -> None:
+    other = make_dataset(
+        make_tree(tmp_path / "more", {"dog/new.png": png(seed=8)}), tmp_path / "other"
+    )
+    replace_fields(other, {"label": ["cat"]})
+    with refused(UsageError, other, made, "`shardkit convert dataset`"):
+        merge([made, other], tmp_path / "all")
 
 
 def test_an_appended_dataset_gets_fields(made: Path, tmp_path: Path) -> None:
@@ -510,9 +715,8 @@ def test_exports_have_the_fields_of_all_layers(made: Path, tmp_path: Path) -> No
     replace_fields(made, labels(made, tmp_path), field=["label"])
     export(made, tmp_path / "layered", layout="webdataset")
     export(made, tmp_path / "csv", layout="csv")
-    compact_fields(made)
-    export(made, tmp_path / "compacted", layout="webdataset")
-    assert members(tmp_path / "layered") == members(tmp_path / "compacted")
+    export(copied(made, tmp_path / "copy"), tmp_path / "copied", layout="webdataset")
+    assert members(tmp_path / "layered") == members(tmp_path / "copied")
     (path,) = (tmp_path / "csv").glob("*.csv")
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -598,7 +802,8 @@ def test_the_commands_do_the_same(made: Path, tmp_path: Path) -> None:
     assert invoke("fields", "undo", made).exit_code == 0
     assert invoke("fields", "remove", made, "caption").exit_code == 0
     assert "kept for `fields undo`" in invoke("info", made).output
-    assert invoke("fields", "compact", made).exit_code == 0
+    again = invoke("fields", "remove", made, "caption")
+    assert (again.exit_code, "already" in again.output) == (0, True)
     assert invoke("verify", made).exit_code == 0
     assert (made / "shardkit.json").exists()
 

@@ -12,7 +12,7 @@ import pytest
 from refusals import refused
 from stated import stated
 
-from shardkit import UsageError, compact_fields, open_dataset, undo_fields, verify
+from shardkit import UsageError, convert, open_dataset, open_source, undo_fields, verify
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -35,13 +35,12 @@ def test_all_fields_have_their_values(storage: str) -> None:
 
 
 @pytest.mark.parametrize("storage", FORMATS)
-def test_it_is_intact_and_can_be_compacted_or_undone(storage: str, tmp_path: Path) -> None:
+def test_it_is_intact_and_can_be_copied_or_undone(storage: str, tmp_path: Path) -> None:
     golden = GOLDEN / storage / "layered"
     result = verify(golden, "decode")
     assert (result.findings, result.extras) == ([], [])
-    for name in ("one", "two"):
-        shutil.copytree(golden, tmp_path / name)
-    compact_fields(tmp_path / "one")
+    shutil.copytree(golden, tmp_path / "two")
+    convert(open_source("dataset", golden), tmp_path / "one", to=storage)
     digest = stated(golden).content_digest
     assert stated(tmp_path / "one").content_digest == digest
     undo_fields(tmp_path / "two")

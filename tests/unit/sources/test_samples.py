@@ -308,7 +308,7 @@ def test_an_exception_of_a_sample_is_reported(tmp_path: Path) -> None:
         ([{"width": 1}], {}, "no field can be called"),
         ([{"a": 1}], {"a": "numbers"}, "is unknown"),
         ([{"a": 1}], {"a": "labels"}, "classes are missing"),
-        ([{"image": b""}], {"image": "bytes"}, "cannot be of the kind"),
+        ([{"image": b""}], {"image": "bytes"}, "only the image of a record"),
         ([1], {}, "the first sample"),
     ],
 )

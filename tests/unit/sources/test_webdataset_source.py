@@ -264,7 +264,7 @@ def test_fields_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
     for keep, reason in (
         ("Caption=txt", r"is not \[NAME=\]SOURCE"),
         ("caption=txt:story", "kinds are image, mask, array"),
-        ("label=txt", "cannot be of the kind json: rename it"),
+        ("label=txt", "only the label of a record can be called 'label'"),
         ("a=txt,a=json", "names a field twice"),
         ("width=txt", "no field can be called 'width'"),
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from shardkit.system.formatting import (
     speedup_words,
     step_words,
 )
-from shardkit.system.text import as_command, printable, shortened
+from shardkit.system.text import as_command, printable, shell, shortened
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -83,4 +85,9 @@ def test_texts_are_printable_and_commands_can_be_copied() -> None:
     assert printable("größe ★") == "größe ★"
     assert printable("a\nb\tc\x1b[31m\udcff") == "a\\nb\\tc\\x1b[31m\\udcff"
     assert as_command("work", Path("my data"), "--claim") == "`shardkit work 'my data' --claim`"
+    for word in ("a\nb", "it's\t\\n", "\x9b1é\n", "b\udcff x", "\n9a", "$(x) `y`\r", "", "a b'c"):
+        command = shell("printf", "%s", word)
+        assert command.isprintable()
+        shown = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+        assert shown.stdout == os.fsencode(word)
     assert printable("a" * 600 + "b" * 600) == "a" * 500 + " ... " + "b" * 500
