@@ -136,10 +136,8 @@ class BatchSchedule:
         """Return ``endless`` after checking that an endless iteration has batches.
 
         Raises:
-            UsageError: If it has none, or ``endless`` is not a bool.
+            UsageError: If it has none.
         """
-        if not isinstance(endless, bool):
-            raise UsageError(f"endless={endless!r} is not True or False")
         if endless and not len(self):
             raise UsageError(
                 f"endless=True needs a batch in each epoch, and {self.size} samples give none"
