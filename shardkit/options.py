@@ -149,14 +149,22 @@ def require_valid(values: Any) -> None:
             object.__setattr__(values, item.name, value)
         if item.choices and value not in (*item.choices, item.default):
             raise UsageError(
-                f"{item.name}={value!r} is unknown; choose from {', '.join(item.choices)}"
+                f"{item.name}={value!r:.80} is unknown; choose from {', '.join(item.choices)}"
             )
+        _require_flag(item, value)
         if item.minimum is not None and value is not None:
             require_integer(item.name, value, item.minimum)
         if item.is_positive and value is not None and not _is_positive(value):
-            raise UsageError(f"{item.name}={value!r} is not a number above 0")
+            raise UsageError(f"{item.name}={value!r:.80} is not a number above 0")
         if item.requires and value != item.default and getattr(values, item.requires) is None:
             raise UsageError(f"{item.name}= requires {item.requires}=")
+
+
+def _require_flag(item: Option, value: object) -> None:
+    """Check that the value of a flag is one: any text is true, as ``force="no"``."""
+    is_flag = item.type in ("bool", "bool | None")
+    if is_flag and type(value) is not bool and value is not item.default:
+        raise UsageError(f"{item.name}={value!r:.80} is neither True nor False")
 
 
 def _is_positive(value: object) -> bool:
@@ -171,7 +179,7 @@ def require_integer(option: str, value: object, minimum: int | None = None) -> i
     """
     if type(value) is not int or (minimum is not None and value < minimum):
         range_ = "" if minimum is None else f" from {minimum} on"
-        raise UsageError(f"{option}={value!r} is not an integer{range_}")
+        raise UsageError(f"{option}={value!r:.80} is not an integer{range_}")
     return value
 
 
@@ -290,7 +298,8 @@ def takes(kind: Callable[_P, _Options]) -> Takes[_P, _Options]:
     ``help`` lists them, and type checkers refuse other names.
 
     Args:
-        kind: The dataclass. All of its fields are options.
+        kind: The dataclass. All of its fields are options. Its attribute ``INSTEAD`` has the way to
+            do what options of other libraries do.
     """
     signature = inspect.signature(kind)
 
@@ -304,9 +313,11 @@ def takes(kind: Callable[_P, _Options]) -> Takes[_P, _Options]:
             try:
                 signature.bind(*args[count:], **kwargs)
             except TypeError as error:
-                raise TypeError(f"{function.__qualname__}() {error}") from None
+                ways = getattr(kind, "INSTEAD", {})
+                way = next((f": {ways[name]}" for name in kwargs if name in ways), "")
+                raise TypeError(f"{function.__qualname__}() {error}{way}") from None
             arguments = kind(*args[count:], **kwargs)
-            _refuse_empty_paths(arguments)
+            _refuse_wrong_types(arguments)
             return function(*args[:count], arguments)
 
         parameters = [*before, *signature.parameters.values()]
@@ -334,10 +345,11 @@ class _Signature(inspect.Signature):
         return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations are texts, so quoted
 
 
-def _refuse_empty_paths(values: Any) -> None:
-    """Refuse an empty path, as of an unset variable, which `Path` takes for the current folder."""
+def _refuse_wrong_types(values: Any) -> None:
+    """Refuse an empty path, which `Path` takes for the current folder, and flags of other types."""
     for item in options_of(type(values)):
         value = getattr(values, item.name)
+        _require_flag(item, value)
         if "Path" in item.type and isinstance(value, str) and not value:
             raise UsageError(f"{item.name} is empty: give a path or URL", where=item.name)
 

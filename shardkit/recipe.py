@@ -212,13 +212,6 @@ class RecipeOptions:
         "faster; other images keep their bytes unless pixels must change.",
         choices=("keep", "jpeg", "png", "webp", "raw", "planes"),
     )
-    chroma: str = option(
-        "420",
-        help="Color resolution of planes whose pixels change: half the width and height, or full. "
-        "Planes of unchanged JPEGs keep theirs.",
-        choices=("420", "444"),
-        left_out=True,
-    )
     quality: int | None = option(
         None,
         help="JPEG and WebP quality. If given, all of these images are re-encoded.",
@@ -271,8 +264,6 @@ class Recipe(RecipeOptions):
             raise UsageError(
                 f"quality has no effect with the encoding {self.encode}: leave one out"
             )
-        if self.chroma != "420" and self.encode != "planes":
-            raise UsageError("chroma= requires encode='planes'")
         if self.resizer == "torch" and self.filter not in _TORCH_FILTERS:
             raise UsageError(
                 f"the resizer torch has no filter {self.filter}: use "
@@ -571,7 +562,7 @@ class Recipe(RecipeOptions):
         image = self._change(data, field, info, plan, notes)
         self._require_raw_size(image.width, image.height, info)
         if plan.field == PLANES:
-            content = planes.from_rgb(np.asarray(image), self.chroma)
+            content = planes.from_rgb(np.asarray(image), "420")
         else:
             content = encode(image, plan.field, self._quality_for(data, field))
         view = Geometry((info.width, info.height), info.orientation, plan.size, plan.canvas)

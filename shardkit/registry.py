@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from shardkit.contracts import Format, Source, SourceKind
 from shardkit.errors import UsageError
-from shardkit.system.text import suggestion
+from shardkit.system.text import quoted, suggestion
 
 DEFAULT_SOURCE = "imagefolder"
 """The source that is meant where none is named."""
@@ -48,7 +48,7 @@ class _Registry(Generic[_Plugin]):
             target = third_party[name].value
         if target is None:
             raise UsageError(
-                f"unknown {self.word} {name!r}; choose from {', '.join(self.names())}."
+                f"unknown {self.word} {quoted(name)}; choose from {', '.join(self.names())}."
                 f"{self.hint(name)}"
             )
         module, _, attribute = target.partition(":")

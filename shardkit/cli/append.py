@@ -8,12 +8,12 @@ from typing import Any
 
 from shardkit.cli.console import say
 from shardkit.cli.options import Options, argument, click_options, command_option
-from shardkit.cli.printing import line, progress_bar, some
+from shardkit.cli.printing import line, progress_bar, record_noun, some
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
 from shardkit.conversion.append import Appended, AppendOptions, append
-from shardkit.system.formatting import amount
+from shardkit.system.formatting import amount, plural
 from shardkit.system.machine import usable_cpus
 
 
@@ -65,12 +65,16 @@ def _show(dataset: Path, appended: Appended, seconds: float) -> None:
     rows = sum(manifest.rows for manifest in appended.manifests.values())
     shards = sum(len(manifest.shards) for manifest in appended.manifests.values())
     left_out = appended.left_out
+    noun = record_noun(next(iter(appended.manifests.values())).fields_by_name)
     if not appended.images:
-        say(f"{dataset}: nothing to append: all images are in the dataset ({amount(rows, 'row')})")
+        say(
+            f"{dataset}: nothing to append: all {plural(noun)} are in the dataset "
+            f"({amount(rows, 'row')})"
+        )
     else:
         say(
-            f"{dataset}: {amount(appended.images, 'image')} appended, now {amount(rows, 'row')} in "
+            f"{dataset}: {amount(appended.images, noun)} appended, now {amount(rows, 'row')} in "
             f"{amount(shards, 'shard')} ({seconds:.1f} s)"
         )
     if left_out:
-        line("left out", f"{amount(len(left_out), 'image')}: {some(left_out, counted=False)}")
+        line("left out", f"{amount(len(left_out), noun)}: {some(left_out, counted=False)}")

@@ -11,7 +11,7 @@ import click
 
 from shardkit.cli.console import say
 from shardkit.cli.options import LocalOrUrl, Workers, argument, click_options
-from shardkit.cli.printing import ignored_counts, line, progress_bar, show_notes
+from shardkit.cli.printing import ignored_counts, line, progress_bar, record_noun, show_notes
 from shardkit.cli.run import Run
 from shardkit.cli.runner import Command
 from shardkit.contracts import Attaching, SourceKind
@@ -124,8 +124,8 @@ def _show(archives: str, index_dir: Path, attached: Attached, seconds: float) ->
     say(f"{index_dir} {result} {printable(archives)}")
     line(
         "dataset",
-        f"{amount(manifest.rows, 'image')} in {amount(len(manifest.shards), what)}, "
-        f"{size(manifest.bytes)}",
+        f"{amount(manifest.rows, record_noun(manifest.fields_by_name))} in "
+        f"{amount(len(manifest.shards), what)}, {size(manifest.bytes)}",
     )
     show_notes(manifest.notes, manifest.recipe)
     if manifest.skipped:

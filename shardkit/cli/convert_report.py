@@ -15,6 +15,7 @@ from shardkit.cli.printing import (
     ignored_counts,
     line,
     problem_lines,
+    record_noun,
     show_notes,
     some,
     table,
@@ -48,7 +49,7 @@ def show_plan(src: Path | str, dst: Path | str, plan: Plan) -> None:
     for term, text in plan.scan.understood.items():
         line(term, printable(text))
     for split in plan.splits:
-        images = amount(len(split.source), "image")
+        images = amount(len(split.source), record_noun(plan.scan.schema))
         say(
             f"  {split.name + ': ' if split.name else ''}{images}, "
             f"{amount(split.shards, 'shard')}, about {size(split.estimated_bytes)}"
@@ -135,7 +136,10 @@ def show_converted(
         lost: Workers of a cluster that died.
     """
     if converted.unchanged or converted.plan is None:
-        say(f"{dst} already holds the result of this command; nothing to do")
+        if src is None:
+            say(f"{dst} holds a complete dataset and no plan; nothing to commit")
+        else:
+            say(f"{dst} already holds the result of this command; nothing to do")
         return
     say(f"converted {src} to {dst}" if src else f"published {dst}")
     for name, manifest in converted.manifests.items():
@@ -150,7 +154,7 @@ def show_converted(
         line("lost", f"{some(sorted(lost))}; other workers built their shards")
     seconds, rates = tally.seconds, ""
     if tally.images:
-        images = amount(round(tally.images / seconds), "image")
+        images = amount(round(tally.images / seconds), record_noun(converted.plan.scan.schema))
         rates = f", {images}/s, {tally.bytes / 1e6 / seconds:,.1f} MB/s read"
     line("time", f"{seconds:.1f} s{rates}")
     line("next", f"shardkit verify {shlex.quote(str(dst))}")
@@ -163,8 +167,8 @@ def _show_dataset(name: str, manifest: Manifest, ignored: Collection[Problem] | 
     classes = f"in {amount(len(manifest.classes or ()), 'class')}" if labeled else "without labels"
     line(
         name or "dataset",
-        f"{amount(manifest.rows, 'image')} {classes}, {amount(len(manifest.shards), 'shard')} of "
-        f"{manifest.format}, {size(manifest.bytes)}",
+        f"{amount(manifest.rows, record_noun(manifest.fields_by_name))} {classes}, "
+        f"{amount(len(manifest.shards), 'shard')} of {manifest.format}, {size(manifest.bytes)}",
     )
     if manifest.recipe.get("encode") == "planes":
         stored = (item for item in manifest.fields.items() if item[0] in IMAGE_FIELDS)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn
@@ -66,7 +67,8 @@ class _Commands(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         name = cmd_name.replace("-", "_")
-        module = import_module(f"shardkit.cli.{name}")
+        with _memory_of_libraries():
+            module = import_module(f"shardkit.cli.{name}")
         command: click.Command = getattr(module, f"{name}_command")
         return command
 
@@ -85,6 +87,29 @@ class _Commands(click.Group):
         for heading, commands in _COMMANDS.items():
             with formatter.section(heading):
                 formatter.write_dl([(f"{name:<12}", text) for name, text in commands.items()])
+
+
+@contextlib.contextmanager
+def _memory_of_libraries() -> Iterator[None]:
+    """Raise `MemoryError` if a library that is imported lacks memory.
+
+    OpenBLAS raises SIGINT in its own process if it cannot start its threads: that is no Ctrl-C.
+    """
+    wait: Any = getattr(signal, "sigtimedwait", lambda *_: None)  # macOS has none
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    except ImportError as error:
+        if "failed to map segment" in str(error):
+            raise MemoryError(str(error)) from error
+        raise
+    finally:
+        interruption = wait({signal.SIGINT}, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if interruption is not None and interruption.si_pid == os.getpid():
+            raise MemoryError("a library cannot start its threads")
+        if interruption is not None:
+            signal.raise_signal(signal.SIGINT)
 
 
 @click.group(
@@ -141,7 +166,7 @@ def main() -> NoReturn:
     except ShardkitError as error:
         _fail(run, error, str(error), 2 if isinstance(error, UsageError) else 1)
     except MemoryError as error:
-        _fail(run, error, "out of memory", 1)
+        _fail(run, error, "out of memory" + (f": {error}" if str(error) else ""), 1)
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:

@@ -12,6 +12,8 @@ from tqdm import tqdm
 from shardkit.cli.console import say
 from shardkit.cli.run import Run
 from shardkit.errors import Problem
+from shardkit.kinds.field import Schema
+from shardkit.record import IMAGE
 from shardkit.system.formatting import amount
 from shardkit.system.pool import Progress
 from shardkit.system.text import printable, shortened
@@ -66,6 +68,11 @@ def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
         say(part)
 
 
+def record_noun(schema: Schema) -> str:
+    """Return what users call a record: an image, unless it has none."""
+    return "image" if IMAGE in schema else "record"
+
+
 def some(names: Sequence[str], limit: int = 8, *, counted: bool = True) -> str:
     """Return the first ``limit`` names, separated by commas, and perhaps the number of all."""
     text = ", ".join(printable(name) for name in names[:limit])
@@ -87,9 +94,19 @@ def show_notes(notes: Mapping[str, int], recipe: Mapping[str, Any]) -> None:
     for name, count in notes.items():
         text = _NOTES.get(name, name)
         if name == "small" and recipe["resize"]:
-            box = "x".join(map(str, recipe["resize"]))
-            text = f"{'is' if count == 1 else 'are'} smaller than {box}; --enlarge scales them up"
+            text = _small(count == 1, recipe)
         line("noted", f"{amount(count, 'image')} {text}")
+
+
+def _small(is_one: bool, recipe: Mapping[str, Any]) -> str:
+    """Return what is true of images that are smaller than the size they should get."""
+    text = f"{'is' if is_one else 'are'} smaller than {'x'.join(map(str, recipe['resize']))}"
+    if recipe["resize_mode"] in ("crop", "stretch"):  # in other modes, sizes vary anyway
+        text += (
+            f" and {'keeps its size' if is_one else 'keep their sizes'}: loaders cannot stack "
+            "whole images of several sizes"
+        )
+    return f"{text}; --enlarge scales {'it' if is_one else 'them'} up"
 
 
 def ignored_counts(ignored: Mapping[str, int]) -> str:

@@ -127,10 +127,11 @@ def tune_command(run: Run, options: CommandOptions, more: MoreOptions, *, datase
 
 
 def _find_batch_size(dataset: Path, options: CommandOptions, memory: int | None) -> FoundBatchSize:
-    if options.batch_size != _AUTO or options.model is None:
+    if options.batch_size != _AUTO:
+        raise UsageError("--memory limits --batch-size auto: add that, or leave --memory out")
+    if options.model is None:
         raise UsageError(
-            "--batch-size auto needs --model, and --memory belongs to it: give --batch-size auto "
-            "with --model"
+            "--batch-size auto runs training steps: add --model, such as --model nets:resnet"
         )
     trained = partial(_model_and_sample, dataset, options.decode, options.transform, options.model)
     return find_batch_size(trained, memory=memory)

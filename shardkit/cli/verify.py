@@ -147,17 +147,20 @@ def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
     if any(finding.as_stored for finding in result.findings):
         line("bad image", _BAD_IMAGE)
     if result.source:
-        _show_source(result.source)
+        _show_source(result.source, result.converted)
 
 
-def _show_source(source: SourceReport) -> None:
+def _show_source(source: SourceReport, converted: int) -> None:
     files = f"{amount(source.files, 'file')} of {printable(source.name)}, {size(source.bytes)}"
     if source.left_out:
         verb = "was" if source.left_out == 1 else "were"
         others = f"{source.left_out:,} other{'s' * (source.left_out != 1)} {verb}"
         files += f" ({others} skipped, not selected or beyond --limit)"
     if not source.alike:
-        line("source", f"{files}: each present once, every byte matches")
+        equal = "every record equals its converted file"
+        if not converted:
+            equal = "every byte matches"
+        line("source", f"{files}: each present once, {equal}")
         return
     line(
         "source",

@@ -26,6 +26,8 @@ _GROUPS = {1: (2,), 2: (4,), 3: (3, 3), 4: (4, 4)}
 _COLOR_TYPES = {2: 4, 3: 2, 4: 6}
 """Color type of a PNG by number of channels."""
 _HEAD = struct.Struct(">II5B")
+_BAND = 1 << 22
+"""Bytes of rows to decode at a time: each takes about six bytes of memory."""
 
 
 class PngHeader(NamedTuple):
@@ -93,7 +95,7 @@ def decode_png16(data: bytes | memoryview, header: PngHeader) -> npt.NDArray[np.
     for left, top, across, down in PNG_PASSES if header.interlaced else ((0, 0, 1, 1),):
         part = pixels[top::down, left::across]
         if part.size:
-            part[:] = _decode_pass(unpacked, part.shape)
+            _decode_pass(unpacked, part)
     if not header.key:
         return pixels
     if len(header.key) != 2 * channels or channels not in (1, 3):
@@ -133,21 +135,27 @@ class _Unpacked:
         return content
 
 
-def _decode_pass(unpacked: _Unpacked, shape: tuple[int, ...]) -> npt.NDArray[np.uint16]:
-    """Return the pixels of one pass: all of them, unless the PNG is interlaced."""
-    height, width, channels = shape
-    content = unpacked.read(height * (1 + 2 * channels * width))
-    rows = np.frombuffer(content, np.uint8).reshape(height, -1)
-    filters, values = rows[:, :1], rows[:, 1:].reshape(height, width, 2 * channels)
-    if filters.max() > 4:
-        raise BadImage(f"it is damaged: a row has the filter {filters.max()}")
-    parts, start = [], 0
-    for group in _GROUPS[channels]:
-        lanes = values[:, :, start : start + group].reshape(height, -1)
-        parts.append(_unfiltered(np.hstack([filters, lanes]), (height, width, group)))
-        start += group
-    whole = np.ascontiguousarray(np.concatenate(parts, axis=2))
-    return whole.view(">u2").astype(np.uint16)
+def _decode_pass(unpacked: _Unpacked, out: npt.NDArray[np.uint16]) -> None:
+    """Decode one pass, which is all pixels unless the PNG is interlaced, some rows at a time."""
+    height, width, channels = out.shape
+    row = 1 + 2 * channels * width
+    above = np.zeros((1, row), np.uint8)  # with the filter None, as if it were the first
+    step = max(1, _BAND // row)
+    for top in range(0, height, step):
+        count = min(step, height - top)
+        content = np.frombuffer(unpacked.read(count * row), np.uint8).reshape(count, row)
+        if content[:, 0].max() > 4:
+            raise BadImage(f"it is damaged: a row has the filter {content[:, 0].max()}")
+        rows = np.vstack([above, content])
+        filters, values = rows[:, :1], rows[:, 1:].reshape(count + 1, width, 2 * channels)
+        parts, start = [], 0
+        for group in _GROUPS[channels]:
+            lanes = values[:, :, start : start + group].reshape(count + 1, -1)
+            parts.append(_unfiltered(np.hstack([filters, lanes]), (count + 1, width, group)))
+            start += group
+        whole = np.concatenate(parts, axis=2)[1:]
+        out[top : top + count] = np.ascontiguousarray(whole).view(">u2")
+        above[0, 1:] = whole[-1].reshape(-1)
 
 
 def _unfiltered(rows: npt.NDArray[np.uint8], shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:

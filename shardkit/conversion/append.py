@@ -54,7 +54,7 @@ from shardkit.sources.divided import Divided, is_divided, reopen
 from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 from shardkit.system.text_hashes import TextHashes
 
 _NAMED = 3
@@ -349,7 +349,7 @@ def _require_alike(directory: Path, manifests: Mapping[str, Manifest], scan: Sca
         any(map(len, scan.splits.values())) and (LABEL in schema) != (LABEL in scan.schema)
     ):
         before, now = (
-            ", ".join(f"{name} ({field})" for name, field in fields.items())
+            name_list(f"{name} ({field})" for name, field in fields.items())
             for fields in (schema, scan.schema)
         )
         raise UsageError(
@@ -363,7 +363,7 @@ def _prefix(split: str) -> str:
 
 
 def _splits(names: Mapping[str, Any]) -> str:
-    return "no splits" if "" in names else f"the splits {', '.join(names)}"
+    return "no splits" if "" in names else f"the splits {name_list(names)}"
 
 
 def _make(

@@ -10,6 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -221,8 +222,9 @@ def _write_records(
         prepare = _prepare
     for chunk, prepared in zip(chunks, workers.map_in_order(prepare, chunks), strict=True):
         if task.keep or not (tally.bad or prepared.tally.bad):
-            for record in prepared.records:
-                writer.write(record)
+            with _named_failures():
+                for record in prepared.records:
+                    writer.write(record)
             if pieces:
                 offset = pieces.append(writer, prepared.encoded)
                 starts.append(_Start(len(tally.checksums), offset))
@@ -316,7 +318,17 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     pieces = get_format(chunk.format).pieces
     if pieces is None:
         return _Prepared(records, [], tally)
-    return _Prepared([], pieces.encode(records, chunk.spec), tally)
+    with _named_failures():
+        return _Prepared([], pieces.encode(records, chunk.spec), tally)
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    """Name a record that its format cannot store, such as one of a dataset of another program."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConversionFailed(f"{error}: choose another format, or leave it out") from error
 
 
 def _read(chunk: _Chunk, row: int) -> Prepared:

@@ -13,6 +13,7 @@ from shardkit.dataset.selection import Listed, read_list
 from shardkit.errors import Problem, UsageError
 from shardkit.options import option
 from shardkit.sources.divided import Divided
+from shardkit.system.text import name_list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def _splits_of(scan: Scan, text: str) -> tuple[Sequence[str], str]:
     if "" in scan.splits or isinstance(scan.source, Divided):
         return list(scan.splits), text
     raise UsageError(
-        f"exclude={text!r}: {scan.source} has the splits {', '.join(scan.splits)}; name that "
+        f"exclude={text!r}: {scan.source} has the splits {name_list(scan.splits)}; name that "
         f"of the list: exclude='{next(iter(scan.splits))}=FILE'"
     )
 

@@ -45,7 +45,7 @@ from shardkit.record import IMAGE, LABEL
 from shardkit.registry import DEFAULT_ATTACHED, format_names
 from shardkit.system.pool import Progress, Report
 from shardkit.system.temporary import full_disk_named
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,7 +424,7 @@ def _require_names(
 
 
 def _has(manifest: Manifest) -> str:
-    return f"it has {', '.join(manifest.fields_by_name)}"
+    return f"it has {name_list(manifest.fields_by_name)}"
 
 
 def _new_classes(

@@ -24,6 +24,7 @@ from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import entries_of, source_of
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.system.files import as_name, overlap
+from shardkit.system.text import name_list
 
 
 def merge(
@@ -106,7 +107,7 @@ def _make(merged: Mapping[str, Sequence[OpenedDataset]], staging: StagingDirecto
 
 
 def _named(splits: Collection[str]) -> str:
-    return "no splits" if "" in splits else f"the splits {', '.join(splits)}"
+    return "no splits" if "" in splits else f"the splits {name_list(splits)}"
 
 
 def _refuse_overlap(places: Sequence[Path], target: Path) -> None:

@@ -124,4 +124,4 @@ def _take_kind(kinds: dict[str, ImageType], name: str, record: Record) -> None:
     info, kinds[name] = inspect_typed(record.fields[stored], image_kind(stored))
     is_array = image_kind(stored) == ARRAY_IMAGE
     if is_array and (moved := seems_moved(info.height, info.width, kinds[name].channels)):
-        warnings.warn(f"{name} has {moved}", stacklevel=6)
+        warnings.warn(f"{name} has {moved}", stacklevel=9)

@@ -59,8 +59,6 @@ class WorkOptions:
             raise UsageError("take_over= requires claim=")
         if self.task is not None and self.claim:
             raise UsageError("task= and claim= exclude each other: choose one")
-        if self.task is None and not self.claim:
-            raise UsageError("choose task= or claim=; outside Slurm, no task number is given")
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,8 @@ def work(options: WorkArguments) -> dict[int, Built]:
     staging = None if options.staging is None else Path(options.staging)
     outcomes: dict[int, Built] = {}
     with open_jobs(options.target, source, staging, options.kind) as jobs:
+        if options.task is None and not options.claim:
+            raise UsageError("choose task= or claim=; outside Slurm, no task number is given")
         if options.on_open is not None:
             options.on_open(jobs)
         jobs.open()

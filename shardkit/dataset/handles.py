@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 from shardkit.errors import CorruptShard, ShardkitError
 from shardkit.system import compiled
@@ -157,10 +157,7 @@ class ShardFile:
                 error.filename = os.fspath(self._path)
                 raise
             if not part:
-                raise CorruptShard(
-                    f"the shard {self._path} ends at byte {offset + done}, "
-                    f"in a record of {len(buffer)} bytes at {offset}"
-                )
+                self._fail_within(offset, len(buffer), os.fstat(self.descriptor).st_size)
             done += part
 
     def pieces(self, length: int, offsets: Sequence[int]) -> bytes:
@@ -184,10 +181,12 @@ class ShardFile:
 
     def _require_within(self, offset: int, length: int) -> None:
         if not 0 <= offset <= self._size - length:  # preadv reads offset -1 at the file's position
-            raise CorruptShard(
-                f"the shard {self._path} has no {length} bytes at {offset}: it ends at byte "
-                f"{self._size}"
-            )
+            self._fail_within(offset, length, self._size)
+
+    def _fail_within(self, offset: int, length: int, size: int) -> NoReturn:
+        raise CorruptShard(
+            f"the shard {self._path} has no {length} bytes at {offset}: it ends at byte {size}"
+        )
 
 
 class _Reads(Protocol[_Read]):

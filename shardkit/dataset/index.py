@@ -74,6 +74,7 @@ _STRINGS = ("keys", "paths")
 _ENDS, _PRESENT = (f"{part}.npy" for part in PARTS[1:3])
 
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
+_SURROGATES = "surrogateescape"
 
 _HELD = 16 << 20
 """Maximum bytes of a column to hold in memory."""
@@ -210,13 +211,19 @@ def require_counts(
 class StringTable(Sequence[str]):
     """One string for each row of a dataset, read from files on access.
 
+    Args:
+        text: All strings, end to end.
+        ends: The end of each.
+        errors: What becomes of bytes that are not UTF-8, as for `bytes.decode`.
+
     Raises:
         CorruptDataset: On access, if the bounds of a string are damaged or its file is unreadable.
     """
 
-    def __init__(self, text: _Values, ends: _Values) -> None:
+    def __init__(self, text: _Values, ends: _Values, errors: str = _SURROGATES) -> None:
         self._text = text
         self._ends = ends
+        self._errors = errors
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -252,7 +259,16 @@ class StringTable(Sequence[str]):
     def _run(self, start: int, stop: int) -> list[str]:
         """Return the strings of neighboring rows, read in one piece."""
         bounds, text = self._piece(start, stop)
-        return [text[begin:end].decode(*_UTF8) for begin, end in pairwise(bounds.tolist())]
+        errors = self._errors
+        try:
+            return [
+                text[begin:end].decode("utf-8", errors) for begin, end in pairwise(bounds.tolist())
+            ]
+        except UnicodeDecodeError as error:
+            raise CorruptDataset(
+                f"the index is damaged: a text of rows {start} to {stop - 1} is not UTF-8; to "
+                "rebuild it from the shards, run `shardkit index`"
+            ) from error
 
     def _piece(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], bytes]:
         """Return the bounds of the strings of neighboring rows, and their text in one piece."""
@@ -399,17 +415,16 @@ class Index:
 
     def keys(self) -> StringTable:
         """Return the key of each row."""
-        return self._strings("keys")
+        text, ends = self._string_files("keys").values()
+        return StringTable(text, ends, "strict")
 
     def paths(self) -> StringTable:
         """Return the source path of each row, relative to the source."""
-        return self._strings("paths")
+        text, ends = self._string_files("paths").values()
+        return StringTable(text, ends)
 
     def _entries(self, field: str) -> StoredValues:
         return self._load(StoredValues, entries_file(field), ROW, self._count)
-
-    def _strings(self, name: str) -> StringTable:
-        return StringTable(*self._string_files(name).values())
 
     def _string_files(self, name: str) -> dict[str, StoredValues]:
         """Return the files of ``keys`` or ``paths``, by name: the text, then the ends."""
@@ -618,7 +633,7 @@ def _entries(parts: Sequence[IndexPart], name: str) -> Rows:
     return np.concatenate(entries) if entries else np.zeros(0, ROW)
 
 
-_UTF8 = ("utf-8", "surrogateescape")
+_UTF8 = ("utf-8", _SURROGATES)
 """Encoding of strings: file names that are not UTF-8 keep their bytes."""
 
 

@@ -24,7 +24,7 @@ from shardkit.recipe import Recipe
 from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, is_planes, load_json
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_local, write_atomically
 from shardkit.system.safe_paths import LinkRefused, Unfit, parts_of
-from shardkit.system.text import as_command, printable, quoted
+from shardkit.system.text import as_command, name_list, printable, quoted
 
 MANIFEST_NAME = DATASET_FILE
 
@@ -37,6 +37,9 @@ FACTS_NAME = "facts.npy"
 FORMAT_VERSION = 2
 """Increased when readers of an older version would misread new datasets. Version 2 has planes,
 typed images and layers; a dataset without them is of version 1."""
+
+_ROWS = "index/rows.npy"
+"""A file of each dataset."""
 
 _DEEPEST = 32
 """Maximum nesting of objects and lists in a recipe or a source; writers need three levels."""
@@ -433,7 +436,7 @@ class SplitsManifest:
     def refusal(self, place: object, example: object) -> UsageError:
         """Return the error that ``place`` does not hold one dataset; ``example`` opens a split."""
         return UsageError(
-            f"{place} contains one dataset per split ({', '.join(self.splits)}); open one of "
+            f"{place} contains one dataset per split ({name_list(self.splits)}); open one of "
             f"them, for example {example}"
         )
 
@@ -565,10 +568,8 @@ def _render_or_none(value: Mapping[str, Any]) -> bytes | None:
 
 def _lack(path: Path) -> str:
     """Return why there is no manifest at ``path``."""
-    if not path.parent.exists():
-        return "the directory does not exist"
     if not path.parent.is_dir():
-        return "it is a file"
+        return "it is a file" if path.parent.exists() else "the directory does not exist"
     if (path.parent / _PLAN).exists():
         return (
             f"it is planned, but not built: {as_command('info', path.parent)} shows its "
@@ -576,6 +577,13 @@ def _lack(path: Path) -> str:
         )
     if any(path.parent.glob(".shardkit*")):
         return "a command that writes it is unfinished; rerun that command to resume"
+    if (path.parent / _ROWS).exists():
+        return f"it has lost its {path.name}. {_REMEDY}"
+    if splits := sorted(path.parent.glob(f"*/{path.name}")):
+        return (
+            f"it has no {path.name}, but {splits[0].parent} has: open that, or restore the file of "
+            "all splits from a copy"
+        )
     return f"it contains no {path.name}; make one of its files with `shardkit convert`"
 
 

@@ -24,7 +24,7 @@ from shardkit.dataset.manifest import (
     load_any_manifest,
     load_manifest,
 )
-from shardkit.dataset.remote import CachedRanges, CachedShards, fetch_dataset, fetch_layer
+from shardkit.dataset.remote import CachedShards, fetch_dataset, fetch_layer
 from shardkit.dataset.reports import IGNORED, StoredReport
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.stores.cache import open_cache
@@ -38,8 +38,7 @@ from shardkit.system.files import (
 )
 from shardkit.system.formatting import parse_bytes
 from shardkit.system.safe_paths import NO_PATH, UNFIT, LinkRefused, require_no_link
-
-_FETCHES = {"shards": CachedShards, "ranges": CachedRanges}
+from shardkit.system.text import name_list
 
 _Loaded = TypeVar("_Loaded")
 
@@ -51,8 +50,6 @@ class Fetching(NamedTuple):
     """A folder."""
     limit: int | str | None = None
     """Maximum bytes of shards in it, as a number or as ``"50GB"``."""
-    fetch: str = "shards"
-    """What to fetch: whole ``shards``, or the ``ranges`` that are read."""
 
 
 LOCAL = Fetching()
@@ -328,7 +325,7 @@ def open_one(
             raise UsageError(f"{url} is not an attached dataset; leave root= out")
         return open_remote(f"{url}/{split}" if split else url, fetching)
     if fetching != LOCAL:
-        raise UsageError(f"{path} is local; cache=, cache_limit= and fetch= are for object stores")
+        raise UsageError(f"{path} is local; cache= and cache_limit= are for object stores")
     place = Path(as_local(path))
     opened = OpenedDataset(
         (place if split is None else place / split).expanduser().absolute(),
@@ -343,7 +340,7 @@ def open_one(
                 raise UsageError(f"{path} has no splits; leave split={split!r} out") from error
             if split not in splits:
                 raise UsageError(
-                    f"{path} has no split {split!r}; it has {', '.join(splits)}"
+                    f"{path} has no split {split!r}; it has {name_list(splits)}"
                 ) from error
         raise
     return opened
@@ -357,17 +354,15 @@ def open_remote(url: str, fetching: Fetching) -> OpenedDataset:
         CorruptDataset: If the manifest or the index is damaged.
         ShardkitError: If the store cannot be read.
     """
-    cache, limit, fetch = fetching
+    cache, limit = fetching
     most = None if limit is None else parse_bytes(limit, "cache_limit")
     if cache is None:
         raise UsageError(
             f"{url} is read through a local cache: open_dataset({url!r}, cache=DIR, "
             "cache_limit='50GB')"
         )
-    if fetch not in _FETCHES:
-        raise UsageError(f"fetch={fetch!r} is unknown; choose from {', '.join(_FETCHES)}")
     opened = open_cache(cache, most)
-    return OpenedDataset(fetch_dataset(url, opened), cached=_FETCHES[fetch](url, opened))
+    return OpenedDataset(fetch_dataset(url, opened), cached=CachedShards(url, opened))
 
 
 def remember(directory: Path, manifest: Manifest) -> bool:

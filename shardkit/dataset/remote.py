@@ -11,10 +11,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from shardkit.dataset.handles import ShardFile, drop_removed, forget, is_open, shard_file
 from shardkit.dataset.manifest import (
@@ -26,10 +22,10 @@ from shardkit.dataset.manifest import (
     SplitsManifest,
     parse_manifest,
 )
-from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError, UsageError
+from shardkit.errors import CorruptDataset, CorruptShard, UsageError
 from shardkit.record import LABEL
 from shardkit.stores import fetch
-from shardkit.stores.cache import BLOCK, Cache, RemoteFile, count_blocks
+from shardkit.stores.cache import Cache, RemoteFile
 from shardkit.stores.fetch import fetch_file
 from shardkit.stores.process import call, send
 from shardkit.system.files import SMALL_BYTES, as_name, has_sha256, write_atomically
@@ -38,21 +34,6 @@ _USED_SECONDS = 5.0
 """Interval at which the use of a shard is noted in the cache: the time of its file."""
 
 _ATTEMPTS = 3
-
-_EVICTED = 20
-"""Times that blocks may be evicted by other processes before they are read."""
-
-_AHEAD = 128 << 20
-"""Bytes of records fetched ahead by ranges."""
-
-
-class Need(NamedTuple):
-    """What is read of a shard."""
-
-    entry: ShardEntry
-    starts: npt.NDArray[np.int64]
-    """Offset of each record; negative if the shard does not store it as plain bytes."""
-    ends: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -67,10 +48,6 @@ class CachedShards:
         """Return the path of a shard in the cache, where it may be missing."""
         return self.cache.shard(entry.sha256)
 
-    def verifies(self, option: bool | None) -> bool | None:
-        """Return the option ``verify`` of a `ShardSet`, given the user's."""
-        return option
-
     def lookahead(self, shards: Sequence[ShardEntry]) -> int:
         """Return the rows to fetch ahead: two shards, while another one is read."""
         return 2 * max(shard.rows for shard in shards)
@@ -78,20 +55,15 @@ class CachedShards:
     def discard(self, entry: FileEntry) -> None:
         """Remove a damaged file from the cache."""
         self.path(entry).unlink(missing_ok=True)
-        forget(self.path(entry), self.identity(entry))
+        forget(self.path(entry), entry.sha256)
 
-    def identity(self, entry: FileEntry) -> str:
-        """Return the identity of a shard in the pool of open files."""
-        return entry.sha256
-
-    def open(self, need: Need) -> ShardFile:
+    def open(self, entry: ShardEntry) -> ShardFile:
         """Return an open shard; fetch it first unless it is in the cache.
 
         Raises:
             CorruptShard: If the store holds other content.
             ShardkitError: If it cannot be fetched.
         """
-        entry = need.entry
         path, size, sha256 = self.path(entry), entry.bytes, entry.sha256
         if not is_open(path, sha256):
             drop_removed()  # an open file keeps its space on the disk
@@ -115,80 +87,12 @@ class CachedShards:
             self._used[sha256] = now
             file.touch()
 
-    def fetch_ahead(self, needs: Iterable[Need]) -> None:
+    def fetch_ahead(self, entries: Iterable[ShardEntry]) -> None:
         """Fetch shards into the cache, without waiting."""
-        for entry, *_ in needs:
+        for entry in entries:
             path = self.path(entry)
             if not is_open(path, entry.sha256) and not path.exists():
                 send(fetch.ahead, self.cache, _remote(self.url, entry))
-
-
-class CachedRanges(CachedShards):
-    """Shards of which only the blocks that are read are fetched.
-
-    Nothing but the records' own checksums shows whether a block is right.
-    """
-
-    def path(self, entry: FileEntry) -> Path:
-        """Return the path of the blocks of a shard, where it may be missing."""
-        return self.cache.blocks(entry.sha256)
-
-    def identity(self, entry: FileEntry) -> str:
-        """Return the identity of the blocks of a shard."""
-        return f"{entry.sha256} blocks"
-
-    def verifies(self, option: bool | None) -> bool | None:
-        """Return True: nothing else shows damage.
-
-        Raises:
-            UsageError: If the user wants no verification.
-        """
-        if option is False:
-            raise UsageError("fetch='ranges' relies on checksums of records; leave verify= out")
-        return True
-
-    def lookahead(self, shards: Sequence[ShardEntry]) -> int:
-        """Return the rows of `_AHEAD` bytes."""
-        size = sum(shard.bytes for shard in shards)
-        return 1 + _AHEAD * sum(shard.rows for shard in shards) // max(1, size)
-
-    def open(self, need: Need) -> ShardFile:
-        """Return an open shard that holds what is needed; fetch the blocks that it lacks."""
-        entry = need.entry
-        path, identity = self.path(entry), self.identity(entry)
-        size = entry.bytes + count_blocks(entry.bytes)
-        if (need.starts < 0).any():
-            return CachedShards(self.url, self.cache).open(need)
-        blocks = _blocks(need)
-        for _ in range(_EVICTED):
-            if not is_open(path, identity):
-                drop_removed()
-            with contextlib.suppress(CorruptShard):  # it is not there, most likely
-                file = shard_file(path, size, identity)
-                present = np.frombuffer(file.read(entry.bytes, size - entry.bytes), np.uint8)
-                if present[blocks].all():
-                    self._note_use(file, entry.sha256)
-                    return file
-                if file.is_removed:
-                    forget(path, identity)
-            call(fetch.blocks, self.cache, _remote(self.url, entry), blocks.tolist())
-        raise ShardkitError(
-            f"{path} cannot be read, or is evicted before it can be: raise cache_limit"
-        )
-
-    def fetch_ahead(self, needs: Iterable[Need]) -> None:
-        """Fetch blocks into the cache, without waiting."""
-        for need in needs:
-            remote = _remote(self.url, need.entry)
-            send(fetch.blocks_ahead, self.cache, remote, _blocks(need).tolist())
-
-
-def _blocks(need: Need) -> npt.NDArray[np.int64]:
-    """Return the numbers of the blocks that hold what is needed."""
-    last = count_blocks(need.entry.bytes) - 1
-    starts, ends = (np.clip(offsets, 0, None) // BLOCK for offsets in (need.starts, need.ends - 1))
-    spans = (np.arange(start, end + 1) for start, end in zip(starts, ends, strict=True))
-    return np.unique(np.clip(np.concatenate([*spans]), 0, last))
 
 
 def fetch_dataset(url: str, cache: Cache) -> Path:

@@ -16,7 +16,7 @@ from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Field
 from shardkit.system.files import read_small
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 Mask = npt.NDArray[np.bool_]
 """Whether each row is chosen: shape (N,)."""
@@ -131,7 +131,7 @@ class _Expression:
         schema = {**self._shards.schema, **_PROPERTIES}
         columns = [name for name, field in schema.items() if field.type.compares]
         if name not in columns:
-            raise ValueError(f"{quoted(name)} is not one of its columns: {', '.join(columns)}")
+            raise ValueError(f"{quoted(name)} is not one of its columns: {name_list(columns)}")
         return schema[name]
 
     def values(self, name: str) -> Sequence[Any]:

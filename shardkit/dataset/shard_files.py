@@ -22,7 +22,7 @@ from shardkit.dataset.handles import (
 from shardkit.dataset.index import Rows
 from shardkit.dataset.located import BatchShards
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.remote import CachedShards, Need
+from shardkit.dataset.remote import CachedShards
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.system.files import as_name
 from shardkit.system.text import as_command
@@ -183,26 +183,14 @@ class RemoteShardFiles(ShardFiles):
         self.remedy = f"It was removed from the cache; read it again, from {cached.url}."
 
     def open(self, shards: Collection[int]) -> dict[int, ShardFile]:
-        """Return some shards, open, after fetching the whole of each."""
-        unknown = np.array([-1], np.int64)
-        return {n: self._cached.open(Need(self._entries[n], unknown, unknown)) for n in shards}
-
-    def open_for(self, rows: npt.NDArray[np.int64], index: Rows) -> BatchShards:
-        """Return the shards of some rows, open, after fetching what holds them."""
-        shards = self.numbers(rows)
-        needs = self._needs(shards, index)
-        if len(needs) > 1:
-            self._cached.fetch_ahead(needs.values())
-        return BatchShards(shards, {n: self._cached.open(need) for n, need in needs.items()})
+        """Return some shards, open, after fetching them."""
+        if len(shards) > 1:
+            self._cached.fetch_ahead(self._entries[number] for number in sorted(shards))
+        return {number: self._cached.open(self._entries[number]) for number in sorted(shards)}
 
     def announce(self, shards: npt.NDArray[np.int64], index: Rows) -> None:
-        """Fetch what holds some records into the cache, without waiting."""
-        self._cached.fetch_ahead(self._needs(shards, index).values())
-
-    def whole(self, shard: int) -> Path:
-        """Return the path of a shard's whole copy, after fetching it."""
-        self.open([shard])
-        return self._cached.cache.shard(self._entries[shard].sha256)
+        """Fetch some shards into the cache, without waiting."""
+        self._cached.fetch_ahead(self._entries[number] for number in np.unique(shards).tolist())
 
     def forget(self, shard: int) -> None:
         """Remove a damaged shard from the cache, so that it is fetched again."""
@@ -211,13 +199,3 @@ class RemoteShardFiles(ShardFiles):
 
     def _find(self, shard: int) -> Path:
         return self._cached.path(self._entries[shard])
-
-    def _needs(self, shards: npt.NDArray[np.int64], index: Rows) -> dict[int, Need]:
-        """Return what is read of each shard."""
-        starts = index["offset"].astype(np.int64)
-        ends = starts + index["length"]
-        needs = {}
-        for number in np.unique(shards).tolist():
-            in_shard = shards == number
-            needs[number] = Need(self._entries[number], starts[in_shard], ends[in_shard])
-        return needs

@@ -5,6 +5,7 @@ Nothing here knows a format by name or decodes.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -30,7 +31,7 @@ from shardkit.dataset.remote import CachedShards
 from shardkit.dataset.shard_files import RemoteShardFiles, ShardFiles
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
 from shardkit.kinds.column import Column
-from shardkit.kinds.field import Field, Schema, apart_of, columns_of
+from shardkit.kinds.field import Field, Schema, apart_of, columns_of, uniform_arrays
 from shardkit.kinds.packing import with_fields
 from shardkit.record import (
     ABSENT,
@@ -43,9 +44,10 @@ from shardkit.record import (
     Record,
     dump_json,
     image_field,
+    is_raw,
 )
 from shardkit.registry import get_format
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
 
@@ -78,7 +80,6 @@ class ShardSet:
         self._verify_given = self._verify_option = verify
         if dataset.cached is not None:
             self.files = RemoteShardFiles(dataset, dataset.cached)
-            self._verify_option = dataset.cached.verifies(verify)
         self._entries: dict[str, IndexRows] = {}
         self._columns: dict[str, StoredColumn] = {}
         self._layers: dict[str, ShardSet] = {}
@@ -222,7 +223,7 @@ class ShardSet:
         field = self.schema.get(name)
         if field is None:
             raise UsageError(
-                f"{self.place} has no field {quoted(name)}; it has {', '.join(self.schema)}"
+                f"{self.place} has no field {quoted(name)}; it has {name_list(self.schema)}"
             )
         if field.type.stored_apart != apart:
             reason = (
@@ -387,12 +388,30 @@ class ShardSet:
             reader = self.files.reader(shard, partial(shard_records, storage), "records")
             (stored,) = reader.read([place])
             part = self.part(np.array([row]))
-            reason = difference(stored, 0, part)[0]
+            reason = difference(stored, 0, part)[0] or self.shape_fault(stored.record)
         except (CorruptShard, IndexError) as error:
             reason = str(error)
         if reason:
             raise self.corrupt(row, int(self.entries.read(np.array([row]))["offset"][0]), reason)
         return stored.record
+
+    def shape_fault(self, record: Record) -> str:
+        """Return which array or raw pixels have not the shape that the manifest states, or ""."""
+        for name, data in record.fields.items():
+            size = self._sizes.get(name, self._raw_bytes if is_raw(name) else len(data))
+            if len(data) != size:
+                return f"{name} has {len(data)} bytes, its shape in the manifest {size}"
+        return ""
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each array of a stated shape, by stored name."""
+        arrays = uniform_arrays(self.schema, self.manifest.raw_shape)
+        return {name: field.bytes for name, field in arrays.items()}
+
+    @cached_property
+    def _raw_bytes(self) -> int:
+        return math.prod(self.manifest.raw_shape or (0,))
 
     def _layered(self, row: int) -> Record:
         """Return the record of a row with the fields of all layers."""
@@ -479,6 +498,18 @@ def open_shards(
     return ShardSet(open_one(path, split, root=root, fetching=fetching), verify=verify)
 
 
+def as_array(rows: object) -> npt.NDArray[Any]:
+    """Return rows, or a mask, as an array.
+
+    Raises:
+        IndexError: If they are lists of different lengths.
+    """
+    try:
+        return np.asarray(rows)
+    except ValueError:
+        raise IndexError(f"rows must be integers, not {quoted(rows)}") from None
+
+
 def resolve_rows(
     rows: Sequence[int] | npt.ArrayLike, count: int, what: str
 ) -> npt.NDArray[np.int64]:
@@ -492,10 +523,7 @@ def resolve_rows(
     Raises:
         IndexError: If a row is outside the dataset, or is not an integer.
     """
-    try:
-        array = np.asarray(rows)
-    except ValueError:
-        raise IndexError(f"rows must be integers, not {quoted(rows)}") from None
+    array = as_array(rows)
     if array.size and array.dtype.kind not in "iu":
         kind = "text" if array.dtype.kind in "US" else array.dtype
         raise IndexError(f"rows must be integers, not {kind}")

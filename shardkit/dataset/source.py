@@ -28,6 +28,7 @@ from shardkit.kinds.field import Field, apart_of, describe_schema
 from shardkit.options import option
 from shardkit.record import IMAGE, LABEL, LABEL_FIELD, NO_LABEL, Record
 from shardkit.system.files import as_text
+from shardkit.system.text import name_list
 
 _AT_ONCE = 4096
 """Rows listed at a time."""
@@ -74,7 +75,7 @@ class DatasetSource(Source):
         self._sets = {name: ShardSet(split) for name, split in splits.items()}
         if self._rows is not None and len(splits) > 1:
             raise UsageError(
-                f"{folder} has the splits {', '.join(splits)}, and rows= lists rows of one: "
+                f"{folder} has the splits {name_list(splits)}, and rows= lists rows of one: "
                 f"convert {self._folder / next(iter(splits))}"
             )
         first, *others = self._sets.values()

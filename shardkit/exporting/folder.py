@@ -13,6 +13,7 @@ from shardkit.exporting.records import Exporting
 from shardkit.kinds.field import Field
 from shardkit.record import IMAGE, LABEL, Record, dump_json
 from shardkit.system.npy import npy_header
+from shardkit.system.text import name_list
 
 TABLE = "metadata.csv"
 """Name of the table; Hugging Face's ``imagefolder`` reads the columns ``file_name`` and
@@ -27,7 +28,7 @@ def write_imagefolder(exporting: Exporting, output: OutputFolder) -> None:
     """
     if exporting.others or IMAGE not in exporting.shards.schema:
         raise UsageError(
-            f"{exporting.shards.directory} has the fields {', '.join(exporting.shards.schema)}: a "
+            f"{exporting.shards.directory} has the fields {name_list(exporting.shards.schema)}: a "
             "folder of images holds only image and label; use the layout csv, parquet or webdataset"
         )
     prefix = exporting.shards.dataset.prefix

@@ -116,10 +116,11 @@ class Exporting:
                 rows = range(first, min(first + _READ_ROWS, count))
                 part = self._index.part(slice(start + rows.start, start + rows.stop))
                 for row, indexed in enumerate(records.read(rows)):
-                    if not _is_indexed(indexed, part, row):
+                    fault = self.shards.shape_fault(indexed.record)
+                    if fault or not _is_indexed(indexed, part, row):
                         raise CorruptShard(
-                            f"record {quoted(indexed.record.key)} in {path} differs from the "
-                            f"index; for details, run "
+                            f"record {quoted(indexed.record.key)} in {path}: "
+                            f"{fault or 'it differs from the index'}; for details, run "
                             f"{as_command('verify', self.shards.directory)}"
                         )
                     yield self._as_files(indexed.record)

@@ -18,11 +18,13 @@ from typing import Any
 import lmdb
 
 from shardkit.contracts import Format, Range, ShardSpec
+from shardkit.errors import ConversionFailed
 from shardkit.formats.lmdb_pages import MalformedLmdbError, walk
 from shardkit.formats.ranges import KEY, META, NPY, RangeReader, stored_fields
 from shardkit.record import Record, dump_json, is_raw
 from shardkit.system import compiled
 from shardkit.system.files import free_bytes
+from shardkit.system.formatting import size
 from shardkit.system.text import quoted
 
 FIRST_MAP_SIZE = 1 << 30
@@ -95,7 +97,8 @@ class LmdbWriter:
                 break
             except lmdb.MapFullError:
                 self._map_size *= 2
-                self._environment.set_mapsize(self._map_size)
+                with _disk_errors(self._path):
+                    self._environment.set_mapsize(self._map_size)
         self._pending.clear()
         self._pending_bytes = 0
 
@@ -109,12 +112,21 @@ class LmdbWriter:
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Turn LMDB's errors into `OSError`; LMDB reports a full disk as an input/output error."""
+    """Turn LMDB's errors into `OSError`; LMDB reports a full disk as an input/output error.
+
+    Raises:
+        ConversionFailed: If its map does not fit into the memory of this process.
+    """
     try:
         yield
     except lmdb.MapFullError:
         raise
     except lmdb.Error as error:
+        if os.strerror(errno.ENOMEM) in str(error):
+            raise ConversionFailed(
+                f"memory ran out: LMDB maps {size(FIRST_MAP_SIZE)} or more of address space for "
+                f"{path}. Raise the limit (`ulimit -v`), or convert to another format"
+            ) from error
         code = _errno_of(error, path.parent)
         raise OSError(code, f"{os.strerror(code)} ({error})", str(path)) from error
 

@@ -18,6 +18,7 @@ from shardkit.errors import UsageError
 from shardkit.record import IMAGE, STORED_KINDS
 from shardkit.reporting.facts import load_facts
 from shardkit.system.pool import Progress, Report
+from shardkit.system.text import name_list
 
 
 class Part(NamedTuple):
@@ -67,7 +68,7 @@ class Collection:
             if IMAGE not in shards.schema:
                 raise UsageError(
                     f"{dataset.path} has no images to report on; its fields are "
-                    f"{', '.join(shards.schema)}. `shardkit info` describes them."
+                    f"{name_list(shards.schema)}. `shardkit info` describes them."
                 )
             self.parts.append(Part(name, shards, start))
             start += len(shards)

@@ -21,6 +21,7 @@ from shardkit.reporting.copies import RowPairs
 from shardkit.reporting.findings import BY_EMBEDDING, FEW, Findings, Group, far_from_class
 from shardkit.reporting.identical import Rows
 from shardkit.system.formatting import amount
+from shardkit.system.text import name_list
 
 _NEIGHBORS = 10
 """Neighbors that are compared, and images that a class needs to be judged."""
@@ -148,7 +149,7 @@ def _values_of(part: Part, name: str) -> int:
         why, verb = "does not exist", "add"
         if name in schema:
             why, verb = f"is of the kind {schema[name]}", "replace"
-        others = f"; {part.name} has {', '.join(usable)}" if usable else ""
+        others = f"; {part.name} has {name_list(usable)}" if usable else ""
         raise UsageError(
             f"{part.name}: the field {name!r} {why}, but embeddings are arrays of floats, all of "
             f"one shape{others}. `shardkit fields {verb}` makes these of .npy files, and of a "

@@ -44,7 +44,7 @@ from shardkit.sources.labels import Value, checked_label, classes_option, read_c
 from shardkit.sources.unpacking import packing_of
 from shardkit.system import safe_paths
 from shardkit.system.files import read_small
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 _INDEX = "index.json"
 _MOST_INDEX = 1 << 27
@@ -161,7 +161,9 @@ class ColumnShards(ListedSource, AttachableSource):
         self.settle(image=self._image, label=self._label or _NONE)
 
     @abstractmethod
-    def parse_index(self, folder: Path, index: Any) -> tuple[Sequence[Column], Sequence[Shard]]:
+    def parse_index(
+        self, folder: Path, index: Mapping[str, Any]
+    ) -> tuple[Sequence[Column], Sequence[Shard]]:
         """Return the columns and shards that an index states.
 
         Raises:
@@ -193,7 +195,8 @@ class ColumnShards(ListedSource, AttachableSource):
     def _read_index(self, folder: Path) -> tuple[Sequence[Column], Sequence[Shard]]:
         path = folder / _INDEX
         try:
-            columns, shards = self.parse_index(folder, json.loads(read_small(path, _MOST_INDEX)))
+            index = mapping(json.loads(read_small(path, _MOST_INDEX)), "the index")
+            columns, shards = self.parse_index(folder, index)
             for shard in shards:
                 safe_paths.parts_of(shard.name)
                 safe_paths.status_of(folder, shard.name)
@@ -209,7 +212,7 @@ class ColumnShards(ListedSource, AttachableSource):
         return columns, shards
 
     def _listed(self) -> str:
-        return ", ".join(map(str, self._columns.values()))
+        return name_list(map(str, self._columns.values()))
 
     def _choose_image(self, name: str | None) -> str:
         files = [column.name for column in self._columns.values() if column.holds == "image"]
@@ -225,7 +228,7 @@ class ColumnShards(ListedSource, AttachableSource):
         if len(names) > 1 and not usual:
             raise UsageError(
                 f"{self.path} has {len(names)} columns that may be images: choose with image= from "
-                f"{', '.join(names)}"
+                f"{name_list(names)}"
             )
         if not names:
             raise UsageError(
@@ -304,7 +307,7 @@ class ColumnShards(ListedSource, AttachableSource):
             def scan(view: OpenedFile, number: int = number, listing: Listing = listing) -> None:
                 self._list(listing, number, view)
 
-            if reason := scanning(shard.path, scan):
+            if reason := scanning(shard.path, scan, shard.bytes):
                 listing.blame_rest(shard.name, reason)
         image = self._columns[self._image]
         self.exact_sizes = not image.why
@@ -367,7 +370,8 @@ class ColumnShards(ListedSource, AttachableSource):
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
         path, _ = file_at([shard.path for shard in self._shards], entry.place)
-        with reading(path, entry.stamp) as view:
+        number, _ = place_of(entry.place)
+        with reading(path, entry.stamp, stated=self._shards[number].bytes) as view:
             return self._locate(view, entry).record
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
@@ -445,6 +449,17 @@ def whole_number(value: Any, what: str) -> int:
         ValueError: If it is none, or negative.
     """
     if type(value) is not int or value < 0:
+        raise ValueError(f"{what} is {quoted(value)}")
+    return value
+
+
+def mapping(value: Any, what: str) -> dict[str, Any]:
+    """Return an object of an index.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if not isinstance(value, dict):
         raise ValueError(f"{what} is {quoted(value)}")
     return value
 

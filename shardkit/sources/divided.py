@@ -24,7 +24,7 @@ from shardkit.contracts import (
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.options import option
 from shardkit.record import Record
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
 
@@ -238,7 +238,7 @@ class Divided(Source):
     def _require_whole(self, scan: Scan) -> None:
         if list(scan.splits) != [""]:
             raise UsageError(
-                f"{self} has the splits {', '.join(scan.splits)} already: divide one of them, "
+                f"{self} has the splits {name_list(scan.splits)} already: divide one of them, "
                 f"such as {self}/{next(iter(scan.splits))}, or leave val= and test= out"
             )
 

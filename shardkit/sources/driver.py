@@ -32,7 +32,7 @@ from shardkit.sources.inputs import MAX_IMAGE_BYTES, OpenedFile, find_files, pla
 from shardkit.sources.labels import Labels, LabelValues, Value
 from shardkit.sources.row_log import RowLog
 from shardkit.system.files import as_text
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 from shardkit.system.text_hashes import TextHashes
 
 _MOST_PROBLEMS = 1 << 16
@@ -382,5 +382,5 @@ def split_names(chosen: str | None, names: Sequence[str]) -> dict[str, str]:
     if chosen is None:
         return {name: name for name in names}
     if chosen not in names:
-        raise UsageError(f"split={chosen!r} is unknown; choose from {', '.join(names)}")
+        raise UsageError(f"split={chosen!r} is unknown; choose from {name_list(names)}")
     return {"": chosen}

@@ -57,7 +57,7 @@ from shardkit.sources.inputs import (
 from shardkit.sources.kept import Kept, parse_keep, value_of
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.unpacking import packing_of
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 _SUFFIXES = (".beton", ".beton.gz", ".ffcv")
 _USUAL = {
@@ -147,12 +147,12 @@ class Ffcv(FileSource, AttachableSource):
         if name is None and kind == "image" and len(names) > 1 and not usual:
             raise UsageError(
                 f"{self._path} has {len(names)} fields of images: choose with image= from "
-                f"{', '.join(names)}"
+                f"{name_list(names)}"
             )
         return name or next(iter(usual or (names if len(names) == 1 else ())), "")
 
     def _listed(self) -> str:
-        return ", ".join(f"{name} ({field})" for name, field in self._beton.fields.items())
+        return name_list(f"{name} ({field})" for name, field in self._beton.fields.items())
 
     def _kept(self, keep: str | None) -> list[Kept]:
         """Return the fields to keep; by default all but image and label."""

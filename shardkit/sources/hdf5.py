@@ -51,6 +51,7 @@ from shardkit.sources.labels import Value, classes_option, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.located import located_in
 from shardkit.sources.npy_files import read_array
+from shardkit.system.text import name_list
 
 _SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
 _CHUNK = 256
@@ -239,7 +240,7 @@ class Hdf5(FileSource, AttachableSource):
         ]
         if images is None and len(usable) == 1:
             images = usable[0]
-        listed = ", ".join(f"{name} ({kind} {shape})" for name, (shape, kind) in datasets.items())
+        listed = name_list(f"{name} ({kind} {shape})" for name, (shape, kind) in datasets.items())
         if images is None or images.strip("/") not in datasets:
             what = (
                 f"no dataset {images}" if images else f"{len(usable)} datasets that may be images"
@@ -271,7 +272,7 @@ class Hdf5(FileSource, AttachableSource):
                 raise UsageError(f"keep='{kept}': a dataset has no parts in JSON")
             name = kept.source.strip("/")
             if name not in datasets and (not kept.optional or kept.kind is None):
-                names = ", ".join(datasets) or "none"
+                names = name_list(datasets) or "none"
                 raise UsageError(f"{path} has no dataset {kept.source}; it has {names}")
             shape, kind = datasets.get(name, ([0], "bytes"))
             if kind == "other" or not shape:

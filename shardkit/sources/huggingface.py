@@ -38,7 +38,7 @@ from shardkit.sources.library_process import call
 from shardkit.system.files import read_small
 from shardkit.system.formatting import size
 from shardkit.system.safe_paths import parts_of
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
 """Files of a folder from ``save_to_disk``: one lists the splits, the other the files of a split."""
@@ -246,7 +246,7 @@ class HuggingFace(ListedSource):
         return self._columns[column]
 
     def _listed(self) -> str:
-        return ", ".join(f"{name} ({column})" for name, column in self._columns.items()) or "none"
+        return name_list(f"{name} ({column})" for name, column in self._columns.items()) or "none"
 
     def _choose_image(self, image: str | None) -> str:
         kinds = ("image",) if image is None else ("image", "bytes")
@@ -259,7 +259,7 @@ class HuggingFace(ListedSource):
         if image is None and len(usable) != 1:
             raise UsageError(
                 f"{len(usable)} columns have images: choose with image= from "
-                f"{', '.join(usable) or self._listed()}"
+                f"{name_list(usable) or self._listed()}"
             )
         return image or usable[0]
 
@@ -270,7 +270,7 @@ class HuggingFace(ListedSource):
         if label is None:
             usable = labeled if len(labeled) == 1 else [n for n in ("label",) if n in self._columns]
             if labeled and not usable:
-                raise UsageError(f"choose the label with label= from {', '.join(labeled)}, or none")
+                raise UsageError(f"choose the label with label= from {name_list(labeled)}, or none")
             label = usable[0] if usable else None
         if label is not None:
             kind = self._require(label).kind

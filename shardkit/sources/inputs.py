@@ -214,12 +214,17 @@ def stem(name: str, suffixes: Iterable[str]) -> str:
 class OpenedFile:
     """The bytes of an input file, unpacked if it is compressed.
 
+    Args:
+        path: The file.
+        ahead: Bytes to read at a time.
+        stated: Its unpacked size, if that is known.
+
     Raises:
         OSError: If it cannot be opened, or is not a regular file.
         BadImage: If it is a compressed file that cannot be unpacked.
     """
 
-    def __init__(self, path: str, *, ahead: int = 0) -> None:
+    def __init__(self, path: str, *, ahead: int = 0, stated: int | None = None) -> None:
         self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -230,7 +235,8 @@ class OpenedFile:
             self._start, self.size = 0, status.st_size
             if packing := packing_of(path):
                 key = (path, status.st_mtime_ns, status.st_size)
-                self._switch_to(unpacked(key, self._file, Range(0, status.st_size), packing))
+                inside = Range(0, status.st_size)
+                self._switch_to(unpacked(key, self._file, inside, packing, stated))
         except BaseException:
             self.close()
             raise
@@ -249,8 +255,8 @@ class OpenedFile:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def enter(self, start: int, size: int, packed: bool) -> None:
-        """Go on with a part of the file, which may be compressed (DEFLATE).
+    def enter(self, start: int, size: int, packed: bool, stated: int | None = None) -> None:
+        """Go on with a part of the file, which may be compressed (DEFLATE) to ``size`` bytes.
 
         Raises:
             BadImage: If it ends outside of the file, or cannot be unpacked.
@@ -260,7 +266,8 @@ class OpenedFile:
         self._start, self.size, self._window = self._start + start, size, b""
         if packed:
             key = (self._path, self.stamp, start)
-            self._switch_to(unpacked(key, self._file, Range(self._start, size), DEFLATED))
+            inside = Range(self._start, size)
+            self._switch_to(unpacked(key, self._file, inside, DEFLATED, stated))
 
     def _switch_to(self, content: Unpacked) -> None:
         # Forgotten before it is closed, as in `shardkit.system.safe_paths.opened`.
@@ -291,16 +298,19 @@ class OpenedFile:
 
 
 @contextlib.contextmanager
-def reading(path: str, stamp: int | None = None, *, ahead: bool = False) -> Iterator[OpenedFile]:
+def reading(
+    path: str, stamp: int | None = None, *, ahead: bool = False, stated: int | None = None
+) -> Iterator[OpenedFile]:
     """Open an input file for one image; errors of the file are raised as `BadImage`.
 
     Args:
         path: The file.
         stamp: Its modification time in the scan; None does not compare it.
         ahead: Whether more images are read in the order of the file.
+        stated: Its unpacked size, if that is known.
     """
     try:
-        with OpenedFile(path, ahead=_AHEAD if ahead else 0) as view:
+        with OpenedFile(path, ahead=_AHEAD if ahead else 0, stated=stated) as view:
             if stamp is not None and view.stamp != stamp:
                 raise BadImage(CHANGED)
             yield view
@@ -335,10 +345,13 @@ def require_machine(error: OSError, path: str) -> None:
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def scanning(path: str, scan: Callable[[OpenedFile], None]) -> str:
-    """Call ``scan`` with an input file; return the reason if it cannot be read, or ""."""
+def scanning(path: str, scan: Callable[[OpenedFile], None], stated: int | None = None) -> str:
+    """Call ``scan`` with an input file; return the reason if it cannot be read, or "".
+
+    ``stated`` is as for `OpenedFile`.
+    """
     try:
-        with OpenedFile(path, ahead=_AHEAD) as view:
+        with OpenedFile(path, ahead=_AHEAD, stated=stated) as view:
             scan(view)
     except BadImage as error:
         return str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from shardkit.sources.column_shards import (
     Shard,
     array_of,
     as_is,
+    mapping,
     number_of,
     png_of_pil,
     text,
@@ -57,9 +58,11 @@ class LitData(ColumnShards):
     kind = "litdata"
     format = "LitData"
 
-    def parse_index(self, folder: Path, index: Any) -> tuple[Sequence[Column], Sequence[Shard]]:
+    def parse_index(
+        self, folder: Path, index: Mapping[str, Any]
+    ) -> tuple[Sequence[Column], Sequence[Shard]]:
         """Return the columns and chunks that an index states."""
-        config = index["config"]
+        config = mapping(index["config"], "config")
         if config.get("encryption"):
             raise UsageError(f"{folder} is encrypted: write it again without encryption")
         loader = config.get("item_loader") or "PyTreeLoader"
@@ -81,7 +84,7 @@ class LitData(ColumnShards):
                 whole_number(chunk["chunk_size"], "chunk_size"),
                 whole_number(chunk["chunk_bytes"], "chunk_bytes"),
             )
-            for chunk in index["chunks"]
+            for chunk in (mapping(each, "a chunk") for each in index["chunks"])
         ]
 
 

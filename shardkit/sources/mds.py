@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from shardkit.sources.column_shards import (
     Shard,
     array_of,
     as_is,
+    mapping,
     number_of,
     png_of_pil,
     text,
@@ -58,12 +59,14 @@ class Mds(ColumnShards):
     kind = "mds"
     format = "MDS"
 
-    def parse_index(self, folder: Path, index: Any) -> tuple[Sequence[Column], Sequence[Shard]]:
+    def parse_index(
+        self, folder: Path, index: Mapping[str, Any]
+    ) -> tuple[Sequence[Column], Sequence[Shard]]:
         """Return the columns and shards that an index states."""
         if index["version"] != 2:
             raise UsageError(f"{folder} has version {quoted(index['version'])} of MDS, not 2")
         shards, stated = [], None
-        for shard in index["shards"]:
+        for shard in (mapping(each, "a shard") for each in index["shards"]):
             if shard["format"] != "mds" or shard["version"] != 2:
                 raise UsageError(
                     f"{folder} has shards of {quoted(shard['format'])}; only MDS of version 2 is "
@@ -73,7 +76,7 @@ class Mds(ColumnShards):
             stated = stated or columns
             if columns != stated:
                 raise ValueError("its shards differ in columns")
-            raw = shard["raw_data"]
+            raw = mapping(shard["raw_data"], "raw_data")
             name = text(raw["basename"], "basename")
             packed = shard.get("zip_data")
             if packed and not _is_there(folder, name):

@@ -31,6 +31,7 @@ from shardkit.sources.npy_files import (
     walk,
 )
 from shardkit.system.files import as_name, as_text, require_local
+from shardkit.system.text import name_list
 
 _SPLIT = "train|training|val|valid|validation|test|testing"
 _BY_SPLIT = (
@@ -206,8 +207,8 @@ def _checked(pairs: dict[str, _Pair], arrays: Sequence[str], path: str) -> dict[
     needed = {name for pair in pairs.values() for name in pair if name is not None}
     if missing := sorted(needed.difference(arrays)):
         raise UsageError(
-            f"{path} has no array {', '.join(missing)}; choose with images= and labels= from "
-            f"{', '.join(arrays) or 'none'}"
+            f"{path} has no array {name_list(missing)}; choose with images= and labels= from "
+            f"{name_list(arrays) or 'none'}"
         )
     return pairs
 

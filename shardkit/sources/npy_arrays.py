@@ -36,7 +36,7 @@ from shardkit.sources.npy_files import (
 from shardkit.sources.table_rows import columns_of, is_text, rows_of
 from shardkit.system import safe_paths
 from shardkit.system.files import as_name, as_text, require_local
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 PICKLED = (".pt", ".pth", ".pkl", ".pickle")
 """Suffixes of pickles."""
@@ -222,7 +222,7 @@ class NpyArrays(ListedSource):
             elif self._labels in names:
                 file, member = path, self._labels
             else:
-                raise BadImage(f"it has no array {self._labels}; labels= may be {', '.join(names)}")
+                raise BadImage(f"it has no array {self._labels}; labels= may be {name_list(names)}")
             labels = labels_of(file, member, self._labels, rows)
         size = sum(array.row_bytes for array in arrays.values())
         for row, label in enumerate(labels):
@@ -263,8 +263,8 @@ class NpyArrays(ListedSource):
             self.schema, self._first = schema, kinds
         if schema.keys() != self.schema.keys():
             raise BadImage(
-                f"it has the arrays {', '.join(schema)}, "
-                f"but the first file has {', '.join(self.schema)}"
+                f"it has the arrays {name_list(schema)}, "
+                f"but the first file has {name_list(self.schema)}"
             )
         for name, field in schema.items():
             first = self.schema[name]

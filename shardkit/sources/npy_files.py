@@ -7,8 +7,10 @@ import math
 import os
 import re
 import struct
+import sys
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,8 +69,8 @@ def opened(path: str, member: str, stamp: int | None = None) -> Iterator[OpenedF
     with reading(path, stamp) as view:
         if member:
             with _bad_archive(path):
-                start, length, packed, _ = _find_member(path, member)
-            view.enter(start, length, packed)
+                start, length, packed, size = _find_member(path, member)
+            view.enter(start, length, packed, size)
         yield view
 
 
@@ -98,12 +100,11 @@ def opened_once(
             raise BadImage(f"{member} has {size:,} bytes, over the limit of {_MOST_UNPACKED:,}")
         most = min(size, _LONGEST + 12) if header else size
         try:
-            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(
-                view.read(start, length), most + 1
-            )
+            unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+            data = unpacker.decompress(view.read(start, length), most + 1)
         except zlib.error as error:
             raise BadImage(f"it cannot be unpacked: {error}") from error
-        if len(data) < most or len(data) > size:
+        if len(data) < most or len(data) > size or unpacker.unused_data:
             raise BadImage(f"{member} has not the {size} bytes that the archive states")
         yield _Bytes(data, size, view.stamp)
 
@@ -111,7 +112,11 @@ def opened_once(
 def members(path: str) -> list[str]:
     """Return the names of the arrays in an .npz file, in its order, without ``.npy``."""
     with _bad_archive(path), zipfile.ZipFile(path) as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+        names = archive.namelist()
+        if len(set(names)) < len(names):
+            name, _ = Counter(names).most_common(1)[0]
+            raise ValueError(f"it has several members {quoted(name)}")
+        return [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
 
 
 @contextmanager
@@ -187,7 +192,9 @@ def parse_header(view: OpenedFile | _Bytes) -> Array:
         raise BadImage(f"it has values of the unknown type {quoted(descr[1])}") from error
     if not dtype.itemsize:
         raise BadImage("its values have no bytes")
-    sides = tuple(int(number) for number in re.findall("[0-9]{1,18}", shape[1]))
+    sides = tuple(int(number) for number in re.findall("[0-9]+", shape[1]))
+    if math.prod(side or 1 for side in sides) * dtype.itemsize > sys.maxsize:
+        raise BadImage(f"no array has the shape {quoted(sides)}")  # not even an empty one
     array = Array(dtype, sides, start + length, order[1] == "True" and len(sides) > 1)
     if array.start + math.prod(sides) * dtype.itemsize != view.size:
         raise BadImage(f"it has {view.size} bytes, which is wrong for {array}")

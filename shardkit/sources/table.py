@@ -33,7 +33,7 @@ from shardkit.sources.named_files import (
     corners,
 )
 from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 FILE_NAME = "file_name"
 """The column of images in Hugging Face's metadata files; ``mask_file_name`` is a mask's."""
@@ -138,7 +138,7 @@ class Table(NamedSource):
             self.settle(image=FILE_NAME, file=options.file or files or None)
         options = self.options
         if options.image is None:
-            listed = ", ".join(columns)
+            listed = name_list(columns)
             raise UsageError(
                 f"{self._lists.paths[0]}: choose the column of images with image= from {listed}"
             )
@@ -322,7 +322,7 @@ class Table(NamedSource):
         required += [kept.source for kept in fields if not kept.optional]
         lacking = [name for name in required if name not in columns]
         if lacking:
-            raise UsageError(f"{path} has no column {lacking[0]}; it has {', '.join(columns)}")
+            raise UsageError(f"{path} has no column {lacking[0]}; it has {name_list(columns)}")
         used = {*required, *(kept.source for kept in fields)}
         return [name for name in columns if name in used]
 

@@ -32,7 +32,7 @@ from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of
 from shardkit.sources.labels import Value, classes_option, read_classes
 from shardkit.sources.tf_example import Feature, features
 from shardkit.sources.tfrecord_file import CHECKSUM, HEADER, length_of, masked, records
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
 
@@ -264,7 +264,7 @@ def _image_feature(view: OpenedFile, by_name: Mapping[str, Feature], path: str) 
         if feature.ranges and is_image(view.read(feature.ranges[0].offset, 4096))
     ]
     if len(images) != 1:
-        listed = ", ".join(f"{name} ({feature.kind})" for name, feature in sorted(by_name.items()))
+        listed = name_list(f"{name} ({feature.kind})" for name, feature in sorted(by_name.items()))
         count = "several features are" if images else "no feature is"
         raise UsageError(
             f"{count} an image in the first record of {path}: choose one with image=. It has "

@@ -17,6 +17,7 @@ from shardkit.contracts import Range
 from shardkit.errors import BadImage, UsageError
 
 _PIECE = 1 << 20
+_SHORT = 1 << 13
 _MOST_RATIO = 1100
 """Maximum of unpacked bytes for each packed one; zlib reaches 1,032, datasets rarely 10."""
 _FREE_BYTES = 1 << 26
@@ -42,7 +43,9 @@ def packing_of(path: str) -> str:
     return (match[1] or match[2]) if match else ""
 
 
-def unpacked(key: tuple[str, int, int], source: int, inside: Range, packing: str) -> Unpacked:
+def unpacked(
+    key: tuple[str, int, int], source: int, inside: Range, packing: str, stated: int | None = None
+) -> Unpacked:
     """Return the unpacked content of a part of a file, unpacked when it is first asked for.
 
     Args:
@@ -50,9 +53,10 @@ def unpacked(key: tuple[str, int, int], source: int, inside: Range, packing: str
         source: The open file.
         inside: The part.
         packing: As `packing_of`, or `DEFLATED`.
+        stated: Bytes that it unpacks to, if that is known.
 
     Raises:
-        BadImage: If it is damaged, or unpacks to over 1,100 times its size.
+        BadImage: If it is damaged, or unpacks to more than ``stated``, or 1,100 times its size.
         UsageError: If it needs a package that is not installed.
     """
     if os.getpid() not in _STORES:
@@ -60,7 +64,10 @@ def unpacked(key: tuple[str, int, int], source: int, inside: Range, packing: str
     store = _STORES[os.getpid()]
     with store.lock:
         if key not in store.known:
-            size = _unpack(source, inside, packing, store)
+            most = max(_FREE_BYTES, _MOST_RATIO * inside.length), "too many for its size"
+            if stated is not None:
+                most = min(most, (stated, "the stated size"))
+            size = _unpack(_Packed(source, inside), packing, store, most)
             store.known[key] = Unpacked(store.file, store.end, size)
             store.end += size
         return store.known[key]
@@ -98,21 +105,20 @@ class _Packed:
         """Return up to ``size`` bytes at an offset of the file."""
         return os.pread(self._source, max(0, min(size, self.stop - at)), at)
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes."""
-        while piece := self.read():
+    def pieces(self, size: int = _PIECE) -> Iterator[bytes]:
+        """Yield the bytes, ``size`` at a time."""
+        while piece := self.read(size):
             yield piece
 
 
-def _unpack(source: int, inside: Range, packing: str, store: _Store) -> int:
-    """Append the unpacked bytes to the store; return their number."""
-    most = max(_FREE_BYTES, _MOST_RATIO * inside.length)
+def _unpack(packed: _Packed, packing: str, store: _Store, most: tuple[int, str]) -> int:
+    """Append unpacked bytes to the store; return their number. ``most`` is a limit and why."""
     end = store.end
     try:
-        for piece in _UNPACKERS[packing](_Packed(source, inside)):
+        for piece in _UNPACKERS[packing](packed):
             view = memoryview(piece)
-            if end + len(view) - store.end > most:
-                raise BadImage(f"it unpacks to over {most:,} bytes, too many for its size")
+            if end + len(view) - store.end > most[0]:
+                raise BadImage(f"it unpacks to over {most[0]:,} bytes, {most[1]}")
             while view:
                 written = os.pwrite(store.file, view, end)
                 view = view[written:]
@@ -126,16 +132,17 @@ def _unpack(source: int, inside: Range, packing: str, store: _Store) -> int:
 
 
 def _inflate(window: int, packed: _Packed) -> Iterator[bytes]:
-    """Unpack DEFLATE, perhaps of several members; ``window`` is that of `zlib.decompressobj`."""
+    """Unpack DEFLATE; ``window`` is that of `zlib.decompressobj`. Only gzip may have members."""
     unpacker = zlib.decompressobj(window)
-    waiting = b""
-    for piece in packed.pieces():
-        waiting += piece
+    # The end of a member copies what follows, which must be short: it may have two bytes.
+    for piece in packed.pieces(_SHORT):
+        waiting = piece
         while waiting:
             if unpacker.eof:
                 if not waiting.strip(b"\0"):  # padding
-                    waiting = b""
                     break
+                if window < 0:
+                    raise BadImage(_FOLLOWED)
                 unpacker = zlib.decompressobj(window)
             try:
                 data = unpacker.decompress(waiting, _PIECE)
@@ -143,12 +150,13 @@ def _inflate(window: int, packed: _Packed) -> Iterator[bytes]:
                 raise BadImage(f"it cannot be unpacked: {error}") from error
             waiting = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
             yield data
-            if not data and not unpacker.eof:
-                break
+    while data := unpacker.decompress(unpacker.unconsumed_tail, _PIECE):  # held back by zlib
+        yield data
     if not unpacker.eof:
         raise BadImage(_TRUNCATED)
 
 
+_FOLLOWED = "it cannot be unpacked: something follows its end"
 _TRUNCATED = "it cannot be unpacked: the compressed file is truncated"
 
 
@@ -162,7 +170,7 @@ def _bunzip(packed: _Packed) -> Iterator[bytes]:
         except (OSError, ValueError) as error:
             raise BadImage(f"it cannot be unpacked: {error}") from error
         if unpacker.unused_data:
-            raise BadImage("it cannot be unpacked: something follows its end")
+            raise BadImage(_FOLLOWED)
     if not unpacker.eof:
         raise BadImage(_TRUNCATED)
 

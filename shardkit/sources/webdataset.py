@@ -42,6 +42,7 @@ from shardkit.sources.labels import Value, checked_label, classes_option, read_c
 from shardkit.sources.row_log import RowLog
 from shardkit.sources.tar_members import Member, content, members
 from shardkit.sources.unpacking import packing_of
+from shardkit.system.text import name_list
 from shardkit.system.text_hashes import TextHashes
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.zst")
@@ -303,7 +304,7 @@ class WebDataset(FileSource, AttachableSource):
     def _image_of(self, sample: _Sample) -> str:
         if self._image is not None:
             if self._image not in sample.fields:
-                has = ", ".join(sample.fields)
+                has = name_list(sample.fields)
                 raise BadImage(f"its sample has no member {self._image}; it has {has}")
             return self._image
         kept = {kept.source for kept in self._keep}
@@ -312,10 +313,10 @@ class WebDataset(FileSource, AttachableSource):
             return suffixes[0]
         if suffixes:
             raise BadImage(
-                f"its sample has {len(suffixes)} images ({', '.join(suffixes)}): choose one with "
+                f"its sample has {len(suffixes)} images ({name_list(suffixes)}): choose one with "
                 "--image"
             )
-        raise BadImage(f"its sample has no image; it has {', '.join(sample.fields)}")
+        raise BadImage(f"its sample has no image; it has {name_list(sample.fields)}")
 
     def _code(self, key: str, sample: _Sample, listing: Listing) -> int:
         if self._label == "none":

@@ -15,13 +15,12 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import itertools
 import os
 import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,17 +71,7 @@ class RemoteFile(NamedTuple):
 
 
 BLOCK = 4 << 20
-"""Bytes of a request, few enough for its time limit on a slow link; and of a block, for shards of
-which only a part is fetched."""
-
-
-def count_blocks(size: int) -> int:
-    """Return the number of blocks of a shard."""
-    return -(-size // BLOCK)
-
-
-FillBlocks = Callable[[int, Iterable[list[int]], Callable[[int], None]], None]
-"""Writes the blocks of some numbers to an open descriptor, and marks those that are complete."""
+"""Bytes of a request, few enough for its time limit on a slow link."""
 
 Fill = Callable[[int], None]
 """Writes the content of a file to an open descriptor."""
@@ -105,14 +94,6 @@ class Cache:
         if not _SHARD.fullmatch(sha256):
             raise CorruptDataset(f"the manifest is damaged: {sha256[:80]!r} is not a SHA-256")
         return self.folder / "shards" / sha256
-
-    def blocks(self, sha256: str) -> Path:
-        """Return the path of a shard of which only some blocks are here.
-
-        It has a byte for each block at its end: 1 if the block is here. The others are holes. So it
-        is one file to open, map, lock and evict.
-        """
-        return self.shard(sha256).with_suffix(".blocks")
 
     def dataset(self, name: str) -> Path:
         """Return the folder of a dataset's manifest and index."""
@@ -198,50 +179,6 @@ class Cache:
             if descriptor is not None:
                 self._complete(descriptor, file, path, fill)
 
-    def has_blocks(self, file: RemoteFile, numbers: Sequence[int]) -> bool:
-        """Return whether some blocks of a shard are here."""
-        path, count = self.blocks(file.sha256), count_blocks(file.size)
-        with contextlib.suppress(FileNotFoundError), _opened(path, os.O_RDONLY) as blocks:
-            present = os.pread(blocks, count, file.size)
-            return len(present) == count and all(present[number] for number in numbers)
-        return False
-
-    def fetch_blocks(
-        self, file: RemoteFile, wanted: Sequence[int], more: Iterable[list[int]], fill: FillBlocks
-    ) -> None:
-        """Fetch the blocks of a shard that are not in the cache; only one process does at a time.
-
-        The limit is exceeded by what is fetched at a time, at most. Nothing is verified here.
-
-        Args:
-            file: The shard.
-            wanted: Blocks, ascending. Once all are here, this waits for no other process.
-            more: Other blocks, which become known while these are fetched.
-            fill: Called with the blocks that are missing.
-        """
-        path, count = self.blocks(file.sha256), count_blocks(file.size)
-        has_wanted = partial(self.has_blocks, file, wanted)
-        with exclusive(path, has_wanted, _mode(0o666)) as descriptor:
-            if descriptor is None:
-                return
-            if os.fstat(descriptor).st_size != file.size + count:
-                os.ftruncate(descriptor, file.size + count)
-            present = bytearray(os.pread(descriptor, count, file.size))
-
-            def missing() -> Iterator[list[int]]:
-                for numbers in itertools.chain([wanted], more):
-                    if absent := [number for number in numbers if not present[number]]:
-                        for number in absent:
-                            present[number] = 1
-                        self._make_room(len(absent) * BLOCK, path, lambda: None)
-                        yield absent
-
-            def mark(number: int) -> None:
-                # Not synced: checksums of records also find what a power failure took away.
-                os.pwrite(descriptor, b"\1", file.size + number)
-
-            fill(descriptor, missing(), mark)
-
     def _complete(self, descriptor: int, file: RemoteFile, path: Path, fill: Fill) -> None:
         """Fetch a file whose lock we hold."""
         part = _part(path)
@@ -306,12 +243,12 @@ class Cache:
         with opened(self.folder, "shards") as folder, os.scandir(folder) as entries:
             for entry in entries:
                 name, _, kind = entry.name.partition(".")
-                if _SHARD.fullmatch(name) and kind in ("", "part", "blocks"):
+                if _SHARD.fullmatch(name) and kind in ("", "part"):
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode):
-                            size = status.st_blocks * 512 if kind == "blocks" else status.st_size
-                            yield max(status.st_atime_ns, status.st_mtime_ns), size, entry.name
+                            used = max(status.st_atime_ns, status.st_mtime_ns)
+                            yield used, status.st_size, entry.name
 
     def _evict(self, name: str) -> bool:
         """Remove a shard unless it is being fetched or handed to a reader; return whether it is."""

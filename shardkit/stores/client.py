@@ -291,6 +291,9 @@ class ObjectStore(Store):
             rf"status code: 4(?!29)|invalid list response|{_BAD_NAME}", str(error)
         )
 
+    def _is_unreachable(self, error: Exception) -> bool:
+        return "kind: Connect," in str(error)
+
     def _missing(self, name: str, error: Exception) -> ShardkitError:
         if not re.search(_NO_BUCKET, str(error)):
             return super()._missing(name, error)

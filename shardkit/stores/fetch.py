@@ -6,22 +6,18 @@ import contextlib
 import os
 import stat
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.stores.cache import BLOCK, Cache, RemoteFile, count_blocks, exclusive, pin
+from shardkit.stores.cache import BLOCK, Cache, RemoteFile, exclusive, pin
 from shardkit.stores.store import Missing, Store, open_store
 from shardkit.system.files import sync
 
 _CONNECTIONS = 8
 """Requests at a time."""
-
-_POLL_SECONDS = 0.005
 
 _ATTEMPTS = 3
 """Copies of an object that changes meanwhile."""
@@ -30,15 +26,13 @@ _pinned: dict[str, list[int]] = {}
 """Descriptors of shards that are being handed to a thread of the reader, by SHA-256."""
 
 _asked: set[RemoteFile] = set()
-_pending: dict[RemoteFile, set[int]] = {}
-"""Blocks still to be fetched, of each shard of which a thread fetches blocks ahead."""
 
 _lock = threading.Lock()
 
 _requests = ThreadPoolExecutor(_CONNECTIONS)
 
 _turn = threading.Lock()
-"""Held while the blocks of a file are requested. So files do not share the link: one is complete
+"""Held while a file is requested. So files do not share the link: one is complete
 early, and is verified and read while the next one is fetched."""
 
 
@@ -83,48 +77,6 @@ def ahead(cache: Cache, file: RemoteFile) -> None:
     finally:
         with _lock:
             _asked.discard(file)
-
-
-def blocks(cache: Cache, file: RemoteFile, numbers: list[int]) -> None:
-    """Fetch the blocks of a shard that are not in the cache."""
-    with _lock:
-        if file in _pending:
-            _pending[file].update(numbers)
-    while file in _pending and not cache.has_blocks(file, numbers):
-        time.sleep(_POLL_SECONDS)
-    _fetch_blocks(cache, file, numbers, ())
-
-
-def blocks_ahead(cache: Cache, file: RemoteFile, numbers: list[int]) -> None:
-    """Fetch blocks of a shard, and all that are asked for until none is left."""
-    with _lock:
-        if file in _pending:
-            _pending[file].update(numbers)
-            return
-        _pending[file] = {*numbers}
-    try:
-        while numbers := _take(file):
-            _fetch_blocks(cache, file, numbers, iter(partial(_take, file), []))
-    finally:
-        with _lock:
-            del _pending[file]
-
-
-def _take(file: RemoteFile) -> list[int]:
-    """Return the pending blocks of a shard, which then are no longer pending."""
-    with _lock:
-        numbers = sorted(_pending[file])
-        _pending[file].clear()
-        return numbers
-
-
-def _fetch_blocks(
-    cache: Cache, file: RemoteFile, numbers: list[int], more: Iterable[list[int]]
-) -> None:
-    try:
-        cache.fetch_blocks(file, numbers, more, partial(_fill_blocks, open_store(file.url), file))
-    except OSError as error:
-        raise cache.unusable(error) from error
 
 
 def download(url: str, name: str, path: Path) -> None:
@@ -190,35 +142,21 @@ def _is_copy(path: Path, version: tuple[int, int]) -> bool:
 
 
 def _fill(store: Store, file: RemoteFile, descriptor: int) -> None:
-    """Write the content of an object to a file."""
-    _fill_blocks(store, file, descriptor, [range(count_blocks(file.size))])
+    """Write the content of an object to a file, by several requests at a time."""
 
-
-def _fill_blocks(
-    store: Store,
-    file: RemoteFile,
-    descriptor: int,
-    numbers: Iterable[Sequence[int]],
-    mark: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Write blocks to a file, each by a request."""
-
-    def fill(number: int) -> None:
-        place = number * BLOCK
+    def fill(place: int) -> None:
         data = store.read(file.name, place, min(place + BLOCK, file.size))
         while data:
             written = os.pwrite(descriptor, data, place)
             place, data = place + written, data[written:]
-        mark(number)
 
     waiting: deque[Future[None]] = deque()
     try:
-        for some_numbers in numbers:
-            with _turn:
-                for number in some_numbers:  # a manifest may state any size: not all at once
-                    waiting.append(_requests.submit(fill, number))
-                    if len(waiting) >= _CONNECTIONS:
-                        waiting.popleft().result()
+        with _turn:
+            for place in range(0, file.size, BLOCK):  # a manifest may state any size
+                waiting.append(_requests.submit(fill, place))
+                if len(waiting) >= _CONNECTIONS:
+                    waiting.popleft().result()
         while waiting:
             waiting.popleft().result()
     finally:

@@ -15,10 +15,8 @@ from shardkit.system.helper import Helper
 
 _R = TypeVar("_R")
 
-_VARIABLES = ("AWS_", "AZURE_", "FSSPEC_", "GOOGLE_", "HF_", "SHARDKIT_", "XDG_")
+_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_", "SHARDKIT_", "XDG_")
 """Prefixes of the variables that clients read: new credentials, most likely."""
-
-_EXTRAS = {"fsspec": "fsspec", "obstore": "s3"}
 
 
 def _run(function: Callable[..., _R], *arguments: object) -> _R:
@@ -27,10 +25,10 @@ def _run(function: Callable[..., _R], *arguments: object) -> _R:
     except ShardkitError:
         raise
     except ImportError as error:
-        if (extra := _EXTRAS.get(str(error.name))) is None:
+        if error.name != "obstore":
             raise ShardkitError(f"the object store cannot be read: {error}") from error
         raise UsageError(
-            f"object stores need the package {error.name}: pip install 'shardkit[{extra}]'"
+            "object stores need the package obstore: pip install 'shardkit[s3]'"
         ) from error
     except Exception as error:
         raise ShardkitError(f"the object store cannot be used: {type(error).__name__}") from error

@@ -22,6 +22,9 @@ _DEADLINE = 120.0
 """Seconds after which a request is not repeated: clients do not repeat errors within a body, accept
 our check of its length, or wait for a server that restarts."""
 
+_CONNECTIONS = 4
+"""Times of one request for which a connection is tried that no server takes."""
+
 ATTEMPTS = 3
 """Reads of a range before an early end counts as damage: not all clients compare lengths."""
 
@@ -29,7 +32,6 @@ _CLIENTS = {
     **dict.fromkeys(("az", "gs", "s3"), "client:ObjectStore"),
     **dict.fromkeys(("http", "https"), "web:WebServer"),
 }
-_OTHERS = "filesystem:FileSystem"
 
 _Answer = TypeVar("_Answer")
 
@@ -83,7 +85,8 @@ class Store(ABC):
             data = self._repeated(name, lambda: self._range(name, start, end))
             if len(data) == end - start:
                 return data
-        raise CorruptShard(f"{self.url}/{name} ends at byte {start + len(data)}, too early")
+        place = f"ends at byte {start + len(data)}" if data else f"ends before byte {start}"
+        raise CorruptShard(f"{self.url}/{name} {place}, too early")
 
     def get(self, name: str, most: int) -> bytes | None:
         """Return the content of an object of at most ``most`` bytes; None if it does not exist."""
@@ -167,15 +170,22 @@ class Store(ABC):
     @abstractmethod
     def _error(self, name: str, error: Exception) -> ShardkitError: ...
 
+    def _is_unreachable(self, error: Exception) -> bool:
+        """Return whether no server took the connection."""
+        return isinstance(error, ConnectionRefusedError)
+
     def _repeated(self, name: str, ask: Callable[[], _Answer]) -> _Answer:
         """Ask until it succeeds or the time is over. Writes may be repeated, too."""
-        end, pause = time.monotonic() + _DEADLINE, 0.1
+        start, pause = time.monotonic(), 0.1
         while True:
             with self._named(name):
                 try:
                     return ask()
                 except self.errors as error:
-                    if time.monotonic() > end or not self._is_transient(error):
+                    patience = _DEADLINE
+                    if self._is_unreachable(error):
+                        patience = min(patience, _CONNECTIONS * timeout())
+                    if time.monotonic() > start + patience or not self._is_transient(error):
                         raise
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
@@ -203,6 +213,6 @@ def open_store(url: str) -> Store:
     Raises:
         ImportError: If a package is missing.
     """
-    module, _, name = _CLIENTS.get(url.partition(":")[0], _OTHERS).partition(":")
+    module, _, name = _CLIENTS[url.partition(":")[0]].partition(":")
     store: Store = getattr(import_module(f"{__package__}.{module}"), name)(url)
     return store

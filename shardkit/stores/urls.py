@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from importlib import import_module
 from urllib.parse import unquote, urlsplit
 
 from shardkit.errors import UsageError
@@ -13,14 +12,6 @@ WRITABLE = ("az://", "gs://", "s3://")
 _SCHEMES = ("az", "gs", "https", "s3")
 _TEST_SCHEMES = ("http",)
 """Read without encryption, so for servers on this machine only."""
-
-_REFUSED = {
-    *("abfs", "adl", "async_wrapper", "asynclocal", "asyncwrapper", "blockcache", "cached", "data"),
-    *("dir", "file", "filecache", "ftp", "gcs", "generic", "git", "http", "libarchive", "local"),
-    *("reference", "root", "s3a", "simplecache", "tar", "zip"),
-}
-"""Schemes of fsspec that are caches, archives, files of this machine, unencrypted, or other names
-of ours."""
 
 
 def as_url(path: str | os.PathLike[str]) -> str | None:
@@ -52,31 +43,15 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
         )
     local = host in ("127.0.0.1", "localhost", "::1") and parts.scheme in _TEST_SCHEMES
     chained = match[1] or "::" in parts.path
-    if chained or not (parts.scheme in _SCHEMES or local or _is_known(parts.scheme)):
+    if chained or not (parts.scheme in _SCHEMES or local):
         raise UsageError(
             f"{match[1]}{url} cannot be used: shardkit reads "
-            f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}, hf://, sftp:// and others that "
-            "fsspec knows, without caches and archives, and local paths. Download or mount other "
-            "data."
+            f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)} and local paths. Download or "
+            "mount other data."
         )
     if not host:
         raise UsageError(f"{url} names no bucket or host: {parts.scheme}://BUCKET/PATH")
     return url
-
-
-def _is_known(scheme: str) -> bool:
-    """Return whether fsspec reads a scheme.
-
-    Raises:
-        UsageError: If fsspec is not installed.
-    """
-    try:
-        schemes = import_module("fsspec").available_protocols()
-    except ImportError:
-        raise UsageError(
-            f"{scheme}:// needs the package fsspec: pip install 'shardkit[fsspec]'"
-        ) from None
-    return scheme in schemes and scheme not in _REFUSED
 
 
 def as_local(path: str | os.PathLike[str]) -> str:

@@ -120,6 +120,9 @@ class WebServer(Store):
             return error.code in (408, 429) or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
         return not isinstance(_cause(error), (InvalidURL, ssl.SSLCertVerificationError))
 
+    def _is_unreachable(self, error: Exception) -> bool:
+        return isinstance(_cause(error), (ConnectionRefusedError, socket.gaierror))
+
     def _error(self, name: str, error: Exception) -> ShardkitError:
         what = f"{self.url}/{name}".rstrip("/")
         if isinstance(error, HTTPError):

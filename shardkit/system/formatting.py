@@ -44,7 +44,7 @@ def parse_bytes(size: int | str, option: str) -> ByteCount:
     count = ByteCount(float(number) * _UNITS[unit])
     if not unit and 0 < count < _LEAST_BYTES:
         raise UsageError(
-            f"{option}={size!r} is {number} bytes: give a unit, as in {number}MiB or {number}B"
+            f"{option}={size!r} means bytes: give a unit, as in {number}MiB or {number}B"
         )
     return count
 

@@ -169,7 +169,8 @@ class StoredValues:
             while filled < length:
                 piece = os.preadv(self._file.fileno(), [data.data[filled:]], offset + filled)
                 if not piece:
-                    raise ValueError(f"it was truncated at byte {offset + filled}")
+                    size = os.fstat(self._file.fileno()).st_size
+                    raise ValueError(f"it was truncated at byte {size}")
                 filled += piece
         return data.view(self._dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import itertools
 import multiprocessing
@@ -275,14 +276,7 @@ def _processes_for_work(
     if problem := main_problem():
         raise UsageError(f"more than one worker cannot be used: {problem}; or use workers=1")
     guard_helpers()
-    context = multiprocessing.get_context(_START_METHOD)
-    channel: SimpleQueue[Progress] = context.SimpleQueue()
-    executor = ProcessPoolExecutor(
-        workers,
-        mp_context=context,
-        initializer=_begin,
-        initargs=(channel, os.getpid(), shared_turn()),
-    )
+    executor, channel = _new_executor(workers, shared_turn())
     try:
         yield executor, channel
     except BrokenProcessPool:
@@ -293,6 +287,26 @@ def _processes_for_work(
         ) from None
     finally:
         _end(executor)
+
+
+def _new_executor(workers: int, turn: Turn) -> tuple[ProcessPoolExecutor, SimpleQueue[Progress]]:
+    """Return an executor whose processes start on demand, and a channel for their progress.
+
+    Raises:
+        ShardkitError: If shared memory is full.
+    """
+    context = multiprocessing.get_context(_START_METHOD)
+    try:
+        channel: SimpleQueue[Progress] = context.SimpleQueue()
+        arguments = (channel, os.getpid(), turn)
+        return ProcessPoolExecutor(workers, context, _begin, arguments), channel
+    except OSError as error:  # of semaphores, which name no file
+        if error.errno != errno.ENOSPC:
+            raise
+        raise ShardkitError(
+            "worker processes cannot start: shared memory is full (see `df /dev/shm`; in Docker: "
+            "--shm-size). Free some of it, or use workers=1"
+        ) from error
 
 
 def _begin(channel: SimpleQueue[Progress], parent: int, turn: Turn) -> None:

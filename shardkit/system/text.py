@@ -9,6 +9,9 @@ from difflib import get_close_matches
 _LONGEST = 80
 """Maximum characters of a quoted name: enough to recognize it."""
 
+_LISTED = 30
+"""Maximum names in a list: a file may have thousands."""
+
 _LONGEST_NAME = 1000
 """Maximum characters of a name in a table or summary: most paths are shorter."""
 
@@ -51,6 +54,13 @@ def quoted(value: object) -> str:
         return shortened(repr(value), _LONGEST)
     except ValueError:  # Python does not convert integers of thousands of digits
         return f"<{type(value).__name__} of too many digits>"
+
+
+def name_list(names: Iterable[object]) -> str:
+    """Return names from a file, separated by commas; of very many, the first ones."""
+    texts = [printable(str(name), _LONGEST) for name in names]
+    more = len(texts) - _LISTED
+    return ", ".join(texts[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def is_within(path: str, places: Collection[str]) -> bool:

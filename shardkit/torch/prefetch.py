@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from shardkit.errors import UsageError
+from shardkit.system.text import quoted
 from shardkit.torch.data.memory import map_tensors
 
 
@@ -72,6 +73,21 @@ def _constants(
     return scale, shift
 
 
+def _require_device(device: torch.device | str) -> torch.device:
+    """Return a device, without initializing CUDA: then, worker processes could not fork.
+
+    Raises:
+        UsageError: If there is no such device.
+    """
+    try:
+        named = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise UsageError(f"{quoted(device)} is not a device, such as 'cuda' or 'cpu'") from None
+    if named.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"{str(named)!r} needs a CUDA device, and there is none: use 'cpu'")
+    return named
+
+
 class DevicePrefetcher:
     """Yields the batches of a loader on a device; on CUDA, the next is copied while one is used.
 
@@ -100,14 +116,14 @@ class DevicePrefetcher:
             normalize: Applied there to uint8 tensors of four dimensions, the images.
 
         Raises:
-            UsageError: If ``loader`` is not a loader.
+            UsageError: If ``loader`` is not a loader, or there is no such device.
         """
         if isinstance(loader, (str, Dataset)) or not hasattr(loader, "__iter__"):
             raise UsageError(
                 f"DevicePrefetcher needs a loader, such as make_loader(...) returns, not {loader!r}"
             )
         self.loader = loader
-        self.device = torch.device(device)
+        self.device = _require_device(device)
         self._normalize = normalize
         self._state: dict[str, Any] | None = None
 

@@ -14,6 +14,7 @@ from typing import Any
 from shardkit.errors import UsageError
 from shardkit.system.files import read_small, write_result
 from shardkit.system.machine import usable_cpus
+from shardkit.system.text import quoted
 from shardkit.torch.engine.options import ENGINE_KINDS, LoaderOptions
 from shardkit.torch.engine.preflight import local_ranks
 
@@ -160,7 +161,7 @@ def _parsed(value: Any) -> Tuned:
     counts = {"ranks": 1, **value}
     for name in ("batch_size", "processors", "ranks"):
         if type(counts[name]) is not int or counts[name] < 1:
-            raise ValueError(f"{name} is {counts[name]!r}")
+            raise ValueError(f"{name} is {quoted(counts[name])}")
     if not isinstance(value["measured"], dict):
         raise TypeError("measured is no object")
     return Tuned(

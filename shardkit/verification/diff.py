@@ -20,6 +20,7 @@ from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.kinds.field import apart_of, columns_of
 from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL, STORED_KINDS
+from shardkit.system.text import name_list
 from shardkit.system.text_hashes import TextHashes
 
 PATH = "path"
@@ -109,7 +110,7 @@ def diff(first: str | Path, second: str | Path, *, read_bytes: bool = False) -> 
     if ("" in one) != ("" in other):
         path, splits = (first, one) if "" in other else (second, other)
         raise UsageError(
-            f"{path} contains splits ({', '.join(splits)}), and the other dataset does not: name "
+            f"{path} contains splits ({name_list(splits)}), and the other dataset does not: name "
             f"one of them, such as {Path(path) / next(iter(splits))}"
         )
     return Differences(

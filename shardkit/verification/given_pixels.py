@@ -42,11 +42,13 @@ def has_pixels(field: Field, value: Any, content: bytes, kind: str) -> bool:
     """
     if field.type.follows:
         return _equal(_with_channels(_array(value)), _with_channels(decode_mask(content, kind)))
-    if isinstance(value, Image.Image) and value.mode[0] not in "IF":
-        # Palettes, transparent colors and modes that PNG lacks: as Pillow shows both.
-        with Image.open(io.BytesIO(content)) as stored:
-            return _equal(_rgba(value), _rgba(stored))
-    return _equal(_with_channels(_array(value)), decode_typed(content, kind))
+    if not isinstance(value, Image.Image):
+        return _equal(_with_channels(_array(value)), decode_typed(content, kind))
+    if value.mode[0] in "IF":  # a transparent color of 16 bits becomes a second channel
+        return _equal(np.asarray(value), decode_typed(content, kind)[:, :, 0])
+    # Palettes, transparent colors and modes that PNG lacks: as Pillow shows both.
+    with Image.open(io.BytesIO(content)) as stored:
+        return _equal(_rgba(value), _rgba(stored))
 
 
 def _array(value: Any) -> _Pixels:

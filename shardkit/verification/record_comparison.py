@@ -61,6 +61,8 @@ class ComparisonResult:
 
     same: int = 0
     """Records that are identical, byte for byte."""
+    converted: int = 0
+    """Those of them whose image is not that of the source."""
     alike: int = 0
     """Records with similar pixels, encoded by other library versions."""
     least_psnr: float | None = None
@@ -73,6 +75,7 @@ class ComparisonResult:
     def add(self, other: ComparisonResult) -> None:
         """Add the result for other records."""
         self.same += other.same
+        self.converted += other.converted
         self.alike += other.alike
         self.bytes += other.bytes
         self.files.update(other.files)
@@ -105,6 +108,7 @@ class RecordComparison:
             checked = record.meta.keys() & CHECK_NOTES
             recipe = self._against.recipe if checked else self._recipe
             expected = recipe.apply(original, self._against.schema)
+            wrong = self._other_pixels(expected if recipe.keeps_bytes else original, given)
         except BadImage as error:
             return f"its file cannot be converted: {error}"
         data = _content(original)
@@ -112,30 +116,27 @@ class RecordComparison:
         self.result.bytes += len(data)
         if record == expected:
             self.result.same += 1
-        elif other := (
-            _other_fields(record, expected) or self._other_bytes(record, expected, original)
-        ):
-            return other
-        return self._other_pixels(record if self._recipe.keeps_bytes else original, given)
+            self.result.converted += _is_converted(record, original)
+            return wrong
+        other = _other_fields(record, expected)
+        return other or self._other_bytes(record, expected, original) or wrong
 
     def _other_pixels(self, record: Record, given: Mapping[str, Any]) -> str:
         """Return which image of a record lacks the pixels that were given in Python, or "".
 
         Args:
-            record: A record whose images are encoded, but otherwise unchanged.
+            record: The record to compare, whose images are encoded without loss.
             given: The values of its fields.
+
+        Raises:
+            BadImage: If an image cannot be decoded.
         """
         for name, value in given.items():
             field, stored = self._against.schema.get(name), image_field(record.fields, name)
             if field is None or stored is None or not is_given(field, value):
                 continue
-            try:
-                if has_pixels(field, value, record.fields[stored], image_kind(stored)):
-                    continue
-                reason = "differ from the given ones"
-            except BadImage as error:
-                reason = f"cannot be compared: {error}"
-            return f"the pixels of its {name} {reason}"
+            if not has_pixels(field, value, record.fields[stored], image_kind(stored)):
+                return f"the pixels of its {name} differ from the given ones"
         return ""
 
     def _other_bytes(self, record: Record, expected: Record, original: Record) -> str:
@@ -169,6 +170,14 @@ class RecordComparison:
         self.result.alike += 1
         self.result.least_psnr = min(psnr, self.result.least_psnr or psnr)
         return ""
+
+
+def _is_converted(record: Record, original: Record) -> bool:
+    """Return whether a record has an image that is not in its source."""
+    return any(
+        image_kind(name) in IMAGE_FIELDS and data not in original.fields.values()
+        for name, data in record.fields.items()
+    )
 
 
 def _other_fields(record: Record, expected: Record) -> str:

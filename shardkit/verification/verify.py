@@ -46,6 +46,8 @@ class Verification:
     """Files that do not belong to the dataset, which is no damage."""
     source: SourceReport | None = None
     """Result of the comparison with the source, if requested and successful."""
+    converted: int = 0
+    """Number of records that equal their files after the conversion changed an image."""
 
     @property
     def ok(self) -> bool:
@@ -188,6 +190,7 @@ class _Verifier:
                 prefixes = {dataset.prefix for dataset in splits.values()}
                 own = {prefix: compared[prefix] for prefix in compared if prefix in prefixes}
                 result.source = report_source(against, own, left_out)
+                result.converted = sum(part.converted for part in own.values())
         elif self.remote is not None:
             result.findings += self.remote.stored_digests(tasks)
         result.findings.sort(

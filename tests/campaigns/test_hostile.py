@@ -5,26 +5,52 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import functools
 import io
+import json
 import os
 import pickle
+import random
+import shutil
 import struct
 import sys
 import tarfile
 import tempfile
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import click
 import h5py
 import numpy as np
 import pytest
-from campaign import cases
-from helpers import FORMATS, make_dataset, make_folder
-from hostile.damage import EDITS, edit
+from campaign import cases, draw, points
+from helpers import (
+    FORMATS,
+    invoke,
+    jpeg,
+    make_dataset,
+    make_folder,
+    make_tree,
+)
+from hostile.damage import EDITS, edit, restate_files, rewrite, with_checks
+from hostile.forging import WRONG, changed, leaves
 
 from scripts.fuzzing.targets import make
-from shardkit import CorruptDataset, UsageError, open_dataset, verify
+from shardkit import (
+    CorruptDataset,
+    ShardkitError,
+    UsageError,
+    add_fields,
+    attach,
+    convert,
+    export,
+    make_loader,
+    merge,
+    open_dataset,
+    verify,
+)
 from shardkit.dataset.index import row_check
 from shardkit.dataset.manifest import load_manifest
 from shardkit.sources import library_process
@@ -366,3 +392,167 @@ def read(place: Path, given: list[bytes], *, verify: bool | None) -> None:
         except CorruptDataset:
             continue
     assert len(list(dataset.keys)) == len(list(dataset.paths))
+
+
+# Datasets with one forged value, whose digests are all right: every verb ends with a message.
+
+VERBS = (
+    *(("info", "{place}", "--json"), ("show", "{place}"), ("show", "{place}", "0")),
+    *(("verify", "{place}"), ("verify", "{place}", "--level", "decode")),
+    *(("verify", "{place}", "--against", "{source}"), ("repair", "{place}", "--from", "{source}")),
+    *(("index", "{place}"), ("report", "{place}", "--out", "{new}.html")),
+    *(("export", "{place}", "{new}"), ("export", "{place}", "{new}", "--raw-as-png")),
+    *(("export", "{place}", "{new}", "--layout", to) for to in ("csv", "parquet", "webdataset")),
+    ("append", "{place}", "--from", "{source}", "--skip-existing"),
+    *(("append", "{place}", "--from", "{more}"), ("merge", "{place}", "{other}", "{new}")),
+    *(("convert", "dataset", "{place}", "{new}", "--workers", "1", "--to", to) for to in FORMATS),
+    ("convert", "dataset", "{place}", "{new}", "--workers", "1", "--to", "lmdb", "--encode", "png"),
+    *(("diff", "{place}", "{other}"), ("diff", "{other}", "{place}", "--bytes")),
+    ("fields", "add", "{place}", "--from", "{table}", "--field", "cap"),
+    ("fields", "replace", "{place}", "--from", "{table}", "--field", "caption=cap"),
+    *(("fields", "remove", "{place}", "label"), ("fields", "undo", "{place}")),
+    *(("split", "{place}", "--val", "0.3"), ("index-export", "{place}", "{new}", "--as", "wids")),
+    ("load", "{place}"),
+)
+"""Commands, and the calls of a training script."""
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make datasets of all kinds, and what the verbs need; return their folder."""
+    root = tmp_path_factory.mktemp("stock")
+    source = make_folder(root / "source", each=2)
+    more = make_tree(root / "more", {"cat/900.jpg": jpeg(seed=8), "dog/901.jpg": jpeg(seed=9)})
+    (root / "table.csv").write_text("path,cap\ncat/000.jpg,x\ndog/001.jpg,y\n")
+    small: dict[str, Any] = {"resize": "16x16", "shard_samples": 2}
+    make_dataset(more, root / "other", **small)
+    make_dataset(source, root / "resized", **small)
+    make_dataset(source, root / "raw", to="hdf5", encode="raw", resize=(16, 16))
+    make_dataset(source, root / "planes", to="webdataset", encode="planes")
+    merge([root / "resized", root / "other"], root / "parts")
+    shutil.copytree(root / "resized", root / "layered")
+    add_fields(root / "layered", {"caption": ["a", "b", "c", "d"]})
+    image = np.arange(216, dtype=np.uint8).reshape(9, 8, 3)
+    samples = [
+        {
+            "image": image,
+            "vector": np.ones(3, np.float32),
+            "text": f"t{n}",
+            "n": n,
+            "meta": {"a": n},
+        }
+        for n in range(3)
+    ]
+    convert(samples, root / "fields", to="hdf5", workers=1)
+    typed = [{"image": image.astype(np.uint16)} for _ in range(2)]
+    convert(typed, root / "typed", to="webdataset", workers=1, pixels="keep")
+    make_tree(root / "halves", {f"{split}/cat/1.jpg": jpeg() for split in ("train", "val")})
+    make_dataset(root / "halves", root / "splits", to="webdataset")
+    export(root / "resized", root / "tars", layout="webdataset")
+    attach(root / "tars", root / "attached")
+    return root
+
+
+KINDS = ("resized", "raw", "planes", "parts", "layered", "fields", "typed", "splits", "attached")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("what", ["manifest", "index"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forged_value_gives_no_verb_a_traceback(
+    kind: str, what: str, stock: Path, tmp_path: Path
+) -> None:
+    forge = {"manifest": forge_manifest, "index": forge_index}[what]
+    names = {"splits": "halves", "attached": "tars"}
+    paths = {"source": stock / names.get(kind, "source"), "table": stock / "table.csv"}
+    paths |= {name: stock / name for name in ("more", "other")}
+    wrong = []
+    for number in range(points(12, 400)):
+        wrong += with_verbs(stock / kind, tmp_path, forge, draw(kind, what, number), paths)
+    assert wrong == []
+
+
+def forge_manifest(place: Path, rng: random.Random) -> str:
+    """Change one value of one manifest; return which."""
+    path = rng.choice(sorted(place.rglob("shardkit.json")))
+    value = json.loads(path.read_bytes())
+    at = rng.choice([at for at in leaves(value) if at != ("digest",)])
+    old = functools.reduce(lambda inner, name: inner[name], at, value)
+    new = rng.choice([*WRONG, *likely(old)])
+    forged = changed(value, at, new)
+    rewrite(path, forged)
+    if path.parent != place and place.joinpath("shardkit.json").exists():
+        edit(path.parent, dict)  # the manifest of all splits follows
+    return f"{path.relative_to(place)}: {at} = {str(new)[:40]}"
+
+
+def likely(value: Any) -> list[Any]:
+    """Return other values of the type of one, twice as many as there are wrong ones."""
+    likely: list[Any] = [[3], "int64", 1]
+    if isinstance(value, bool):
+        likely = [not value]
+    elif isinstance(value, int):
+        likely = [value + 1, max(0, value - 1), 2 * value, value + 1000, 255]
+    elif isinstance(value, str):
+        likely = [
+            *("float32", "image", "mask", "array", "label", "lmdb", "hdf5", "png"),
+            f"{value}x",
+        ]
+    elif isinstance(value, list):
+        likely = [value[::-1], value[:-1], value + value, [*value, 1]]
+    elif isinstance(value, dict):
+        likely = [{**value, "more": 1}, dict(list(value.items())[1:])]
+    return likely * (2 * len(WRONG) // len(likely))
+
+
+def forge_index(place: Path, rng: random.Random) -> str:
+    """Change one number of one file of an index, with its check; return which."""
+    path = rng.choice(sorted(path for path in place.rglob("*.npy") if "index" in path.parts))
+    values = np.load(path)
+    if not values.size:
+        return "nothing"
+    names = [name for name in values.dtype.names or () if name != "check"]
+    part = values[rng.choice(names)] if names else values
+    at = rng.randrange(len(part))
+    if part.dtype.kind in "iu" and part.ndim == 1:
+        limits = np.iinfo(part.dtype)
+        new = rng.choice([0, 1, int(limits.max), int(limits.min), int(part[at]) + 1, 47, 255])
+        part[at] = min(max(new, int(limits.min)), int(limits.max))
+    np.save(path, with_checks(values) if names else values)
+    folder = path
+    while folder.name != "index":
+        folder = folder.parent
+    restate_files(folder.parent, path.relative_to(folder.parent).as_posix())
+    return f"{path.relative_to(place)}: row {at}"
+
+
+Forge = Callable[[Path, random.Random], str]
+
+
+def with_verbs(
+    made: Path, root: Path, forge: Forge, rng: random.Random, paths: dict[str, Path]
+) -> list[str]:
+    """Use forged copies of a dataset with some verbs; return errors that nobody expects."""
+    wrong, seed = [], rng.random()
+    for verb in rng.sample(VERBS, 3):
+        shutil.rmtree(root)
+        place = Path(shutil.copytree(made, root / "made"))
+        change = forge(place, random.Random(seed))
+        words = [word.format(place=place, new=root / "new", **paths) for word in verb]
+        error = loaded(place) if verb[0] == "load" else invoke(*words).exception
+        expected = isinstance(error, (ShardkitError, SystemExit, click.ClickException))
+        if error is not None and not (expected and len(str(error)) < 3000):
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            wrong.append(f"{change}: {verb}: {error!r:.300} at {frame}")
+    return wrong
+
+
+def loaded(place: Path) -> BaseException | None:
+    """Read a dataset as a training script does; return what that raises."""
+    try:
+        dataset = open_dataset(place, decode="torch")
+        for _ in make_loader(dataset, batch_size=2, shuffle=True, num_workers=0, collate_fn=list):
+            pass
+    except Exception as error:
+        return error
+    return None

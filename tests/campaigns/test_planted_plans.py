@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from campaign import draw, points
 from helpers import invoke, jpeg, limit_memory, make_folder, make_tree
+from hostile.forging import WRONG, changed, leaves
 from refusals import refused
 
 from shardkit import ConversionFailed, ShardkitError, UsageError, open_dataset, open_source
@@ -213,43 +214,6 @@ def test_a_commit_reads_nothing_of_the_source(tmp_path: Path, photos: Path) -> N
 
 
 # --- values ---
-
-WRONG: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    10**18,
-    2.5,
-    "",
-    "../x",
-    "a\ud800",
-    [],
-    [[[]]],
-    {},
-    {"a": 1},
-)
-
-
-def leaves(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Give the place of each value, and of each list and object, in a JSON value."""
-    if at:
-        yield at
-    names = (
-        list(value)
-        if isinstance(value, dict)
-        else range(len(value) if isinstance(value, list) else 0)
-    )
-    for name, part in ((name, value[name]) for name in names):
-        yield from leaves(part, (*at, name))
-
-
-def changed(value: Any, at: tuple[Any, ...], new: object) -> Any:
-    copy = json.loads(json.dumps(value))
-    inner = copy
-    for name in at[:-1]:
-        inner = inner[name]
-    inner[at[-1]] = new
-    return copy
 
 
 def no_cuts(value: dict[str, Any]) -> None:

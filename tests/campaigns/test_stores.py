@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import signal
@@ -15,11 +14,10 @@ from pathlib import Path
 
 import pytest
 from buckets import BUCKET, FAULTS, SECRET, Bucket, upload_by_hand
-from campaign import cases, draw, points
+from campaign import draw, points
 from helpers import DEADLINE, make_dataset, make_folder
 
 ROUNDS = range(points(1, 5))
-FETCHES = ("shards", "ranges")
 PACKAGE = Path(__file__).parents[2]
 URL = f"s3://{BUCKET}/data"
 
@@ -29,7 +27,7 @@ import hashlib; import numpy as np
 from shardkit.dataset.opened import Fetching; from shardkit.dataset.shardset import open_shards
 from shardkit.errors import ShardkitError
 try:
-    fetching = Fetching(sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    fetching = Fetching(*sys.argv[3:])
     shards = open_shards(sys.argv[2], fetching=fetching)
     digest = hashlib.sha256()
     for row in range(len(shards)):
@@ -49,13 +47,13 @@ def dataset(tmp_path: Path, bucket: Bucket) -> Path:
     return place
 
 
-def start(cache: Path, limit: int, fetch: str = "shards") -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", READ, str(PACKAGE), URL, str(cache), str(limit), fetch]
+def start(cache: Path, limit: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", READ, str(PACKAGE), URL, str(cache), f"{limit}B"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def read(cache: Path, limit: int = 1 << 40, fetch: str = "shards") -> str:
-    return start(cache, limit, fetch).communicate(timeout=4 * DEADLINE)[0].strip()
+def read(cache: Path, limit: int = 1 << 40) -> str:
+    return start(cache, limit).communicate(timeout=4 * DEADLINE)[0].strip()
 
 
 def require_good(cache: Path) -> None:
@@ -65,29 +63,27 @@ def require_good(cache: Path) -> None:
             assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
 
 
-@pytest.mark.parametrize(("number", "fetch"), cases(itertools.product(ROUNDS, FETCHES), 2))
+@pytest.mark.parametrize("number", ROUNDS)
 def test_faults_give_the_same_bytes_or_a_named_error(
-    number: int, fetch: str, bucket: Bucket, dataset: Path, tmp_path: Path
+    number: int, bucket: Bucket, dataset: Path, tmp_path: Path
 ) -> None:
     right = read(tmp_path / "intact")
     assert re.fullmatch("[0-9a-f]{64}", right)
-    bucket.random.seed(draw(number, fetch).random())
+    bucket.random.seed(draw(number).random())
     # Expired credentials end a command; the other faults are repaired.
     bucket.rates = dict.fromkeys(FAULTS, 0.05) | {"expired": 0.0025}
     outcomes = []
     for each in range(points(3, 8)):
-        outcomes.append(read(tmp_path / f"cache-{each}", fetch=fetch))
+        outcomes.append(read(tmp_path / f"cache-{each}"))
         require_good(tmp_path / f"cache-{each}")
 
     named = rf"error: {URL}\S*: the credentials have expired; renew them \(.*\)"
-    if fetch == "ranges":  # a wrong range is found by its record
-        named += "|error: record .* its checksum does not match. It was removed from the cache.*"
     for outcome in outcomes:
         assert outcome == right or re.fullmatch(named, outcome), outcome
         assert SECRET not in outcome
-    assert right in outcomes or fetch == "ranges"
+    assert right in outcomes
     bucket.rates = {}
-    assert read(tmp_path / "cache-0", fetch=fetch) == right
+    assert read(tmp_path / "cache-0") == right
 
 
 @pytest.mark.parametrize("number", ROUNDS)
@@ -113,14 +109,13 @@ def test_kills_at_any_moment_leave_no_bad_file(
     require_good(cache)
 
 
-@pytest.mark.parametrize("fetch", cases(FETCHES, 1))
 def test_readers_that_share_a_small_cache_all_finish(
-    fetch: str, bucket: Bucket, dataset: Path, tmp_path: Path
+    bucket: Bucket, dataset: Path, tmp_path: Path
 ) -> None:
     size = max(path.stat().st_size for path in dataset.glob("shard-*"))
     cache = tmp_path / "cache"
     right = read(tmp_path / "intact")
-    readers = [start(cache, 2 * size, fetch) for _ in range(4)]
+    readers = [start(cache, 2 * size) for _ in range(4)]
     most = 0
     while any(reader.poll() is None for reader in readers):
         if (cache / "shards").exists():
@@ -134,8 +129,7 @@ def test_readers_that_share_a_small_cache_all_finish(
         time.sleep(0.005)
 
     assert {reader.communicate(timeout=DEADLINE)[0].strip() for reader in readers} == {right}
-    if fetch == "shards":
-        assert 0 < most <= 3 * size
+    assert 0 < most <= 3 * size
 
 
 def _children(process: int) -> list[int]:

@@ -12,6 +12,9 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
+    def monotonic(self) -> float:
+        return self.now
+
     def thread_time(self) -> float:
         return 0.0
 

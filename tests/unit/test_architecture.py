@@ -54,7 +54,6 @@ HEAVY = {
     "lmdb": ("formats", "sources.lmdb_reader"),
     "lightning": ("torch.lightning",),
     "pyarrow": ("exporting.parquet", "sources.arrow_reader"),
-    "fsspec": ("stores.filesystem",),
     "obstore": ("stores.client",),
 }
 """Libraries that only these packages or modules import."""

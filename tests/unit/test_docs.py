@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 from forked import run_forked, run_script, run_shardkit
-from helpers import FORMATS, invoke
+from helpers import FORMATS, encoded, invoke, make_tree, picture
 from table import for_each
 
 import shardkit
@@ -94,6 +94,33 @@ def test_each_code_block_runs_or_is_excused(
             script.unlink()
         else:
             run_console(block, place, environment)
+
+
+@pytest.mark.slow
+def test_the_quickstart_works_on_any_photographs(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Smaller than the target, of other modes and shapes, and in another number of classes."""
+    images = [picture(*size, mode=mode) for mode in ("RGB", "L", "CMYK") for size in SIZES]
+    files = {f"{'abc'[n % 3]}/{n}.jpg": encoded(image) for n, image in enumerate(images)}
+    clear = {"a/clear.png": encoded(picture(90, 50, mode="RGBA"), "PNG")}
+    make_tree(tmp_path / "sample_data", {**files, **clear})
+    blocks = blocks_of(ROOT / "README.md")
+    (convert, _), *_ = next(found for block in blocks if (found := quickstart_commands(block)))
+    (training,) = (block.body for block in blocks if block.kind == "python")
+    done = run(convert, tmp_path, environment)
+    assert done.returncode == 0, done.stdout
+    (tmp_path / "block.py").write_text(training, "utf-8")
+    done = run_forked(run_script, [tmp_path / "block.py"], environment, tmp_path, merged=True)
+    assert done.returncode == 0, done.stdout
+
+
+SIZES = [(1, 1), (30, 200), (200, 30), (63, 64), (65, 64), (64, 64), (300, 200)]
+
+
+def quickstart_commands(block: Block) -> list[tuple[str, str]]:
+    is_conversion = block.kind == "console" and "$ shardkit convert" in block.body
+    return commands_of(block.body) if is_conversion else []
 
 
 def run_console(block: Block, place: Path, environment: dict[str, str]) -> None:

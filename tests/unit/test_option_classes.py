@@ -205,6 +205,32 @@ def test_a_misspelled_keyword_is_refused(tmp_path: Path) -> None:
     make_loader(dataset=[1], batch_size=1, engine="thread", num_workers=0)
 
 
+def test_an_option_of_a_data_loader_names_what_replaces_it() -> None:
+    for name, way in (
+        ("batch_sampler", "sampler="),
+        ("worker_init_fn", "shardkit.with_rng"),
+        ("generator", "seed="),
+        ("multiprocessing_context", "start_method="),
+        ("pin_memory_device", "DevicePrefetcher"),
+    ):
+        with refused(TypeError, f"make_loader() got an unexpected keyword argument {name!r}", way):
+            make_loader([1], 1, **dict[str, Any]({name: None}))
+
+
+def test_a_flag_is_true_or_false_and_a_message_is_short(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    values: list[Any] = ["yes", 1, [], "x" * 100_000]
+    for wrong in values:
+        with refused(UsageError, "force"):
+            shardkit.convert(tmp_path / "photos", tmp_path / "made", to="lmdb", force=wrong)
+        with refused(UsageError, "as_dict"):
+            open_dataset(tmp_path / "photos", as_dict=wrong)
+        with refused(UsageError, "in_order"):
+            make_loader(range(3), 1, in_order=wrong)
+        with refused(UsageError, "pin_memory"):
+            make_loader(range(3), 1, pin_memory=wrong)
+
+
 def test_a_required_keyword_is_required() -> None:
     """By mypy, too."""
     with refused(TypeError, "'to'"):

@@ -616,13 +616,12 @@ def test_planes_that_give_other_pixels_are_not_stored(monkeypatch: pytest.Monkey
     assert applied(jpeg(), encode="planes") == applied(jpeg())
 
 
-@for_each("chroma", ["420", "444"])
 @for_each("data", [jpeg(50, 40), png(50, 40)])
-def test_changed_pixels_become_planes(data: bytes, chroma: str) -> None:
+def test_changed_pixels_become_planes(data: bytes) -> None:
     options: dict[str, Any] = {"resize": (20, 25), "resize_mode": "stretch"}
-    result = applied(data, encode="planes", chroma=chroma, **options)
+    result = applied(data, encode="planes", **options)
     expected = stored_pixels(data, encode="png", **options)
-    assert result.fields["y4m"] == planes.from_rgb(expected, chroma)
+    assert result.fields["y4m"] == planes.from_rgb(expected, "420")
     assert (result.meta["width"], result.meta["height"]) == (25, 20)
 
 
@@ -660,13 +659,6 @@ def test_other_fields_go_with_planes(options: dict[str, Any]) -> None:
     assert stored.meta == others.meta
 
 
-def test_the_manifest_has_chroma_only_if_it_is_set() -> None:
-    assert "chroma" not in Recipe(encode="planes").describe()
-    full = Recipe(encode="planes", chroma="444")
-    assert full.describe()["chroma"] == "444"
-    assert Recipe.restored(full.describe()) == full
-
-
 # What is refused.
 
 
@@ -683,8 +675,6 @@ def test_the_manifest_has_chroma_only_if_it_is_set() -> None:
             "quality has no effect with the encoding raw",
         ),
         ({"quality": 90, "encode": "planes"}, "quality has no effect with the encoding planes"),
-        ({"chroma": "444"}, "chroma= requires encode='planes'"),
-        ({"chroma": "411", "encode": "planes"}, "chroma='411' is unknown"),
         ({"resize": (0, 8)}, "resize"),
         ({"resize": (8, 70_000)}, "resize"),
         ({"background": (0, 0, 256)}, "background"),

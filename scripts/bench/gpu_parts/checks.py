@@ -68,9 +68,6 @@ def checks(job: Job, names: Sequence[str]) -> dict[str, Callable[[], Result]]:
             result[f"pixels, {case}"] = partial(pixels, job, **options)
             result[f"complete copies, {case}"] = partial(complete, job, **options)
             result[f"copying, {case}"] = partial(bandwidth, job, **options)
-    result["complete copies, reused buffers"] = partial(
-        complete, job, engine="thread", reuse_buffers=True
-    )
     result["complete copies, batches kept by nobody"] = partial(plain_copies, job)
     result["normalized pixels"] = partial(normalized, job)
     result["overlap of copying and computing"] = partial(overlap, job)

@@ -11,7 +11,7 @@ def run(bench: Bench) -> list[Table]:
     rows = Rows("latent", "latents", "latents")
     contenders = [
         rows.ffcv(),
-        *rows.with_reuse(),
+        *rows.every_format(),
     ]
     table = Table(
         name="arrays",

@@ -13,7 +13,7 @@ def run(bench: Bench) -> list[Table]:
         rows.other("h5py, one by one, plain DataLoader", "onebyone", store="h5py"),
         rows.other("np.memmap, one thread", "onebyone", store="memmap"),
         rows.ffcv(),
-        *rows.with_reuse(),
+        *rows.every_format(),
     ]
     table = Table(
         name="raw",

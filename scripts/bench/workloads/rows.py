@@ -56,12 +56,6 @@ class Rows:
             for engine in ENGINES
         ]
 
-    def with_reuse(self) -> list[Contender]:
-        """Return rows of all formats, with threads also into reused buffers."""
-        reused = self.every_format(", reuse_buffers", loader={"reuse_buffers": True})
-        threads = [row for row in reused if row.options["engine"] == "thread"]
-        return [*self.every_format(), *threads]
-
     def fast(self, **options: Any) -> list[Contender]:
         """Return rows of shardkit's fast decoding."""
         return self.every_format(", jpeg='fast'", fast=True, **options)

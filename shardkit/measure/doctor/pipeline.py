@@ -226,7 +226,7 @@ def _converted(dataset: Any, data: str, remedy: Remedy) -> ShardDataset:
     """
     if isinstance(dataset, ShardDataset):
         options = replace(dataset.options, path=data, split=None, root=None)
-        options = replace(options, cache=None, cache_limit=None, fetch="shards")
+        options = replace(options, cache=None, cache_limit=None)
     else:
         has_decode = isinstance(dataset, PlainFolder)
         decode = dataset.decode if has_decode else parse_decode(remedy.decode or "pil")

@@ -126,7 +126,7 @@ def conversions(profile: Profile) -> Iterator[Remedy]:
     if not profile.decodes or profile.files:
         return
     if not profile.setup.jpeg:
-        name = "shards instead of files" + ", with make_loader" * profile.setup.stock
+        name = "shards instead of files" + " with make_loader" * profile.setup.stock
         space = size(profile.images * profile.stored_bytes)
         yield Remedy(name=name, recipe=Recipe(), price=f"{space} of disk")
     target = profile.crop and round(_MARGIN * profile.crop)
@@ -134,13 +134,15 @@ def conversions(profile: Profile) -> Iterator[Remedy]:
     if side:
         price = "fixed crops show more" if profile.setup.transform else ""
         recipe = Recipe(resize=side)
-        yield Remedy(name=f"smaller images, shorter side {side}", recipe=recipe, price=price)
+        yield Remedy(name=f"smaller images with shorter side {side}", recipe=recipe, price=price)
     if profile.kind in _LOSSLESS:
-        name = f"JPEGs instead of {profile.kind.upper()}s" + f", shorter side {side}" * bool(side)
+        name = f"JPEGs instead of {profile.kind.upper()}s" + f" with shorter side {side}" * bool(
+            side
+        )
         recipe = Recipe(encode="jpeg", resize=side or None)
         yield Remedy(name=name, recipe=recipe, price="lossy")
     if profile.kind == "jpg" and planes.can_read_jpegs():
-        name = "planes instead of JPEGs" + f", shorter side {side}" * bool(side)
+        name = "planes instead of JPEGs" + f" with shorter side {side}" * bool(side)
         kept = (side / profile.side) ** 2 if side else 1.0
         times = kept * _PLANES_BYTES * profile.pixels / profile.stored_bytes
         price = f"about {times:.1f}x the space"
@@ -148,7 +150,7 @@ def conversions(profile: Profile) -> Iterator[Remedy]:
     side = side or round(profile.side)
     if fits_in_memory(profile.images * 3 * side**2):
         yield Remedy(
-            name=f"raw pixels, {side}x{side}",
+            name=f"raw pixels of {side}x{side}",
             recipe=Recipe(encode="raw", resize=(side, side), resize_mode="crop", enlarge=True),
             price=f"cut to the center square, {3 * side**2 / profile.stored_bytes:.1f}x the space",
         )
@@ -162,7 +164,7 @@ def together(first: Remedy, second: Remedy) -> Remedy | None:
     if recipe and recipe.encode in ("raw", "planes") and (first.jpeg or second.jpeg):
         return None
     return Remedy(
-        name=f"{first.name}, and {second.name}",
+        name=f"{first.name} and {second.name}",
         options={**first.options, **second.options},
         default_collate=first.default_collate or second.default_collate,
         jpeg=first.jpeg or second.jpeg,

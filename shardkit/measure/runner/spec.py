@@ -43,7 +43,6 @@ class LoaderSpec:
     batched: bool | None = None
     """Let the dataset return whole batches to `PLAIN`."""
     in_order: bool | None = None
-    reuse_buffers: bool | None = None
     start_method: str | None = None
     sharing_strategy: str | None = None
     priority: str | None = None

@@ -21,13 +21,13 @@ from shardkit.codecs.image_type import RGB
 from shardkit.codecs.turbo import available
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import Fetching
-from shardkit.dataset.shardset import ShardSet, open_shards, resolve_rows
+from shardkit.dataset.shardset import ShardSet, as_array, open_shards, resolve_rows
 from shardkit.errors import CorruptDataset, TransformFailed, UsageError
 from shardkit.kinds.field import BFLOAT16, Field, Kind, Schema, get_kind
 from shardkit.options import about, option, options_of, require_valid, takes
 from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 from shardkit.torch.data.batch_rows import BatchRows, describe_row
 from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, SeveralViews, Values
 from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
@@ -37,7 +37,7 @@ from shardkit.torch.data.typed import TypedReader
 from shardkit.torch.data.values import move_arrays, read_apart, read_column
 from shardkit.torch.data.windows import WindowReader, Windows
 
-DECODES = ("pil", "numpy", "torch", "native", "bytes")
+DECODES = ("pil", "numpy", "torch", "bytes")
 JPEG_DECODING = ("exact", "fast")
 
 _ATTRIBUTES = {"transform", "target_transform", "decode", "jpeg", "windows", "view"}
@@ -78,9 +78,9 @@ class ReaderOptions:
         "pil",
         help="Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height, "
         "width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory, "
-        "``bytes`` for the stored bytes. ``native`` is another name of ``torch``. Images of other "
-        "types (``--pixels``) keep their channels and dtype, in operations, too; ``pil`` requires "
-        "a mode of Pillow. An `ImageOp`, such as ``RandomResizedCrop(224)``, "
+        "``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels "
+        "and dtype, in operations, too; ``pil`` requires a mode of Pillow. An `ImageOp`, such as "
+        "``RandomResizedCrop(224)``, "
         "crops while decoding and returns images as ``torch`` does; it selects one crop for "
         "all images, masks, boxes and keypoints of a row. A mapping sets each field "
         "separately; boxes and keypoints then follow ``image``. Masks have the shape "
@@ -136,11 +136,6 @@ class ReaderOptions:
         help='Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for the '
         "longest time are evicted. None means no limit.",
     )
-    fetch: str = option(
-        "shards",
-        help="``shards`` fetches whole shards, each verified by its SHA-256. ``ranges`` fetches "
-        "blocks of 4 MiB around the records that are read, verified by their checksums.",
-    )
     root: str | PathLike[str] | None = option(
         None,
         help="Folder of the archives of an attached dataset; None means where `shardkit.attach` "
@@ -167,7 +162,7 @@ class ReaderOptions:
         Raises:
             UsageError: If there are none, or an option is invalid.
         """
-        fetching = Fetching(self.cache, self.cache_limit, self.fetch)
+        fetching = Fetching(self.cache, self.cache_limit)
         return open_shards(
             self.path, self.split, verify=self.verify, root=self.root, fetching=fetching
         )
@@ -208,7 +203,7 @@ class ShardDataset(Dataset[Sample]):
             decode, transform = transform, None
         self.transform: Function | Transforms | None = transform
         self.target_transform = options.target_transform
-        self.decode = _as_torch(decode)
+        self.decode = dict(decode) if isinstance(decode, Mapping) else decode
         self.jpeg = options.jpeg
         self._shards = options.open()
         self._opened_with = {
@@ -300,7 +295,7 @@ class ShardDataset(Dataset[Sample]):
     def __getitem__(self, row: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
         if isinstance(row, slice):
             return self.__getitems__(range(*row.indices(len(self))))
-        if np.ndim(row):
+        if as_array(row).ndim:
             return self.__getitems__(cast(Sequence[int], row))
         return self.__getitems__([cast(int, row)])[0]
 
@@ -356,7 +351,7 @@ class ShardDataset(Dataset[Sample]):
             IndexError: If a row is out of range, or a mask does not have one value for each row.
             UsageError: If ``rows`` are texts.
         """
-        places = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else np.asarray(rows)
+        places = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else as_array(rows)
         if places.dtype.kind == "U":
             raise UsageError(
                 f"select({quoted(rows)}): rows are numbers or a mask. Compare a column with a "
@@ -547,8 +542,6 @@ class ShardDataset(Dataset[Sample]):
     def samples(self) -> list[tuple[str, int]]:
         """Path and label of each row, as in ``ImageFolder``; a new list on each access."""
         return list(zip(self.paths, self.targets.tolist(), strict=True))
-
-    imgs = samples
 
     def sample_sizes(self, name: str) -> list[tuple[int, int]]:
         """Return the sizes of all samples of an image field, from the index alone.
@@ -774,13 +767,6 @@ class ShardDataset(Dataset[Sample]):
         return Decoding((red, green, blue), fast=self.jpeg == "fast")
 
 
-def _as_torch(decode: Decode | Mapping[str, Decode]) -> Decode | dict[str, Decode]:
-    """Return ``decode`` with ``torch`` for its other name, ``native``."""
-    if isinstance(decode, Mapping):
-        return {name: "torch" if value == "native" else value for name, value in decode.items()}
-    return "torch" if decode == "native" else decode
-
-
 def _names(key: str | tuple[str, ...]) -> tuple[str, ...]:
     """Return the fields that a key of ``transform`` names."""
     return key if isinstance(key, tuple) else (key,)
@@ -878,8 +864,8 @@ def _require_field(schema: Schema, name: str, place: str) -> Field:
         UsageError: If it has no such field.
     """
     if name not in schema:
-        fields = ", ".join(f"{other} ({field.kind})" for other, field in schema.items())
-        raise UsageError(f"{place} has no field {name!r}; it has {fields}")
+        fields = name_list(f"{other} ({field.kind})" for other, field in schema.items())
+        raise UsageError(f"{place} has no field {quoted(name)}; it has {fields}")
     return schema[name]
 
 
@@ -887,7 +873,7 @@ def _require_known(option: str, names: Iterable[str], choices: Sequence[str]) ->
     for name in names:
         if name not in choices:
             raise UsageError(
-                f"{option}={{{name!r}: ...}}: choose from {', '.join(choices) or 'no field'}, of "
+                f"{option}={{{name!r}: ...}}: choose from {name_list(choices) or 'no field'}, of "
                 "the fields that are read"
             )
 

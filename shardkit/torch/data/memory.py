@@ -77,32 +77,6 @@ class BlockPool:
                 return
 
 
-class OwnedBlocks:
-    """The blocks of one batch that its loader releases, not its user (``reuse_buffers``)."""
-
-    def __init__(self, free: dict[int, list[torch.Tensor]]) -> None:
-        """Take blocks from ``free``, which holds free blocks by their size in bytes."""
-        self._free = free
-        self._held: list[torch.Tensor] = []
-
-    def new(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return an uninitialized uint8 tensor of ``shape``."""
-        size = math.prod(shape)
-        try:
-            block = self._free.setdefault(size, []).pop()
-        except IndexError:
-            # NumPy asks for huge pages, PyTorch does not: they save a tenth of the time to fill it.
-            block = torch.from_numpy(np.empty(size, np.uint8))
-        self._held.append(block)
-        return block.view(shape)
-
-    def release(self) -> None:
-        """Allow the blocks to be overwritten."""
-        while self._held:
-            block = self._held.pop()
-            self._free[block.numel()].append(block)
-
-
 def new_pinned(shape: tuple[int, ...]) -> torch.Tensor:
     """Return an uninitialized tensor in pinned memory.
 

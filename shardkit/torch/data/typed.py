@@ -49,12 +49,12 @@ class TypedReader(ImageReader):
         if self.decode == "pil" and kind.channels not in _PIL.get(kind.dtype, ()):
             raise UsageError(
                 f"decode='pil': Pillow has no images of {kind}, as in {self.name!r}: use "
-                "decode='native' or decode='numpy'"
+                "decode='torch' or decode='numpy'"
             )
         if isinstance(self.decode, ImageOp) and type(self.decode).render is not ImageOp.render:
             raise UsageError(
                 f"{self.decode} renders RGB itself, and {self.name!r} is of {kind}: use "
-                "decode='native' with a transform"
+                "decode='torch' with a transform"
             )
 
     @staticmethod

@@ -13,6 +13,7 @@ import torch
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.sampling.neighbors import Neighbors
+from shardkit.system.text import name_list
 from shardkit.torch.data.batch_rows import BatchRows, describe_row
 from shardkit.torch.data.collate import Layout, Values
 from shardkit.torch.data.read_context import new_block
@@ -101,7 +102,7 @@ class WindowReader:
                 named = [n for n, f in shards.schema.items() if f.kind in _KINDS]
                 raise UsageError(
                     f"Windows({option}={name!r}): {shards.place} has no such field of numbers, "
-                    f"texts or labels; choose from {', '.join(named) or 'none'}"
+                    f"texts or labels; choose from {name_list(named) or 'none'}"
                 )
         self._offsets = {name: tuple(offsets) for name, offsets in windows.fields.items()}
         self._neighbors = Neighbors(

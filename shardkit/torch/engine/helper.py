@@ -132,7 +132,7 @@ class _RemoteThreads(Remote):
         super().__init__(fetch, ring)
         self._marks = marks
         # The training process waits for batches, with the timeout; and pins them.
-        options = replace(settings.options, timeout=0.0, reuse_buffers=False, pin_memory=False)
+        options = replace(settings.options, timeout=0.0, pin_memory=False)
         self._settings = replace(settings, options=options, pinned=False)
         self._announced: deque[Request] = deque()
         self._batches: Generator[tuple[Request, Any], None, None] | None = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch.multiprocessing
 
@@ -51,6 +51,17 @@ class LoaderOptions:
     Raises:
         UsageError: If an option is unknown or out of range.
     """
+
+    INSTEAD: ClassVar[Mapping[str, str]] = {
+        "batch_sampler": "set the order with sampler= and the batches with batch_size= and "
+        "drop_last=, or pass it to torch.utils.data.DataLoader with collate_fn=shardkit.collate",
+        "worker_init_fn": "draw random numbers in a transform marked shardkit.with_rng, and create "
+        "what a worker needs when the transform is first called",
+        "generator": "seed= sets the order and all random numbers",
+        "multiprocessing_context": "use start_method=",
+        "pin_memory_device": "move batches with shardkit.DevicePrefetcher",
+    }
+    """What replaces the options of PyTorch's ``DataLoader`` that a loader lacks."""
 
     collate_fn: Callable[[Sequence[Any]], Any] | None = option(
         None,
@@ -110,12 +121,6 @@ class LoaderOptions:
         False,
         help="Whether a batch ends with its rows: int64 of shape (N,), -1 for padding. For a "
         "``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.",
-    )
-    reuse_buffers: bool = option(
-        False,
-        help="Whether requesting the next batch overwrites the images of this one, even if they "
-        "are still referenced (thread engine). By default memory is reused only after its "
-        "last tensor is freed, so you can keep a batch as long as you like.",
     )
     pin_memory: bool | None = option(
         None,

@@ -158,9 +158,11 @@ class ProcessEngine:
         start = time.monotonic()
         while True:
             try:
-                answers: Answers = next(self._iterator)
+                answers: Answers = _compat.next_within(self._iterator, self._timeout)
             except StopIteration:
                 return None
+            except BlockingIOError:
+                raise LoaderFailed(self._late()) from None
             except RuntimeError as error:
                 if not _compat.is_timeout(error):
                     raise

@@ -25,7 +25,7 @@ import torch
 
 from shardkit.errors import LoaderFailed
 from shardkit.system.priority import lower_priority
-from shardkit.torch.data.memory import BlockPool, OwnedBlocks, new_pinned, pin
+from shardkit.torch.data.memory import BlockPool, new_pinned, pin
 from shardkit.torch.data.read_context import Allocate
 from shardkit.torch.data.schedule import Request
 from shardkit.torch.engine.fetch import Fetch
@@ -80,7 +80,6 @@ class ThreadEngine:
         self._new_block = allocate
         self._marks = marks or [None] * self._threads
         self._pool = BlockPool((self._prefetch + 2) * fetch.views)
-        self._owned: dict[int, list[torch.Tensor]] | None = {} if options.reuse_buffers else None
 
     def run(self, requests: Iterator[Request]) -> Batches:
         """Yield each request with its batch.
@@ -90,9 +89,7 @@ class ThreadEngine:
         """
         if self._threads == 0:
             for request in requests:
-                job = _Job([request], self._owned)
-                yield request, self._ready(self._fetch(request, allocate=self._allocate(job)))
-                job.release()
+                yield request, self._ready(self._fetch(request, allocate=self._allocate()))
             return
         first = next(requests, None)
         if first is None:
@@ -108,7 +105,7 @@ class ThreadEngine:
         def submit() -> None:
             nonlocal free
             while free >= group and (batch_requests := list(itertools.islice(requests, group))):
-                jobs.append(_Job(batch_requests, self._owned))
+                jobs.append(_Job(batch_requests))
                 threads.tasks.put(jobs[-1])
                 free -= len(batch_requests)
 
@@ -121,7 +118,6 @@ class ThreadEngine:
                     free += 1
                     submit()
                     yield request, batch.pop()
-                job.release()
         finally:
             if os.getpid() == owner:  # a fork has no threads, but may have copied their locks
                 threads.stop()
@@ -145,19 +141,17 @@ class ThreadEngine:
 
     def _make(self, mark: npt.NDArray[np.int64] | None, job: _Job) -> None:
         """Make the batches of a job; runs in a thread."""
-        allocate = self._allocate(job)
+        allocate = self._allocate()
         try:
             for batch in self._fetch.read_several(job.requests, allocate=allocate, mark=mark):
                 job.batches.append(self._ready(batch))
         except BaseException as error:  # re-raised where the batch is awaited
             job.error = error
 
-    def _allocate(self, job: _Job) -> Allocate:
+    def _allocate(self) -> Allocate:
         if self._new_block is not None:
             return self._new_block
-        if self._pinned:
-            return new_pinned
-        return self._pool.new if job.blocks is None else job.blocks.new
+        return new_pinned if self._pinned else self._pool.new
 
     def _ready(self, batch: Any) -> Any:
         return pin(batch) if self._pinned else batch
@@ -188,11 +182,8 @@ class ThreadEngine:
 class _Job:
     """Batches that a thread reads at once."""
 
-    def __init__(
-        self, requests: list[Request], owned: dict[int, list[torch.Tensor]] | None
-    ) -> None:
+    def __init__(self, requests: list[Request]) -> None:
         self.requests = requests
-        self.blocks = None if owned is None else OwnedBlocks(owned)
         self.batches: deque[Any] = deque()
         self.error: BaseException | None = None
         """Why there are fewer batches than requests."""
@@ -204,11 +195,6 @@ class _Job:
         if self.error is not None and not self.batches:
             raise self.error
         return self.batches.popleft()
-
-    def release(self) -> None:
-        """Reclaim the memory of the batches with ``reuse_buffers``."""
-        if self.blocks is not None:
-            self.blocks.release()
 
 
 class _WorkerThreads:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,50 @@ def blamed(place: Path, source: Path) -> dict[str, str]:
 def with_other_pillow(place: Path) -> None:
     """Make the manifest state another version of Pillow."""
     restate(place, lambda m: replace(m, software={**m.software, "pillow": "1.0"}))
+
+
+# Wrong values in JSON: manifests, plans, results.
+
+WRONG: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    10**18,
+    2.5,
+    "",
+    "../x",
+    "a\ud800",
+    [],
+    [[[]]],
+    {},
+    {"a": 1},
+    float("nan"),
+    "x" * 100_000,
+    2**63,
+    [None],
+    [10**6] * 3,
+)
+"""Values that may stand where none of their type or size belongs."""
+
+
+def leaves(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Give the place of each value, and of each list and object, in a JSON value."""
+    if at:
+        yield at
+    names = (
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value) if isinstance(value, list) else 0)
+    )
+    for name, part in ((name, value[name]) for name in names):
+        yield from leaves(part, (*at, name))
+
+
+def changed(value: Any, at: tuple[Any, ...], new: object) -> Any:
+    """Return a copy of a JSON value with another one at a place."""
+    copy = json.loads(json.dumps(value))
+    inner = copy
+    for name in at[:-1]:
+        inner = inner[name]
+    inner[at[-1]] = new
+    return copy

@@ -6,12 +6,14 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import jpeg, make_folder, make_tree, run_main, tree
 from hostile.forging import forge, restate, with_image
 from refusals import refuses
+from table import for_each
 
 from shardkit import convert
 
@@ -50,6 +52,23 @@ def test_the_report_states_what_was_verified(place: Path, folder: Path) -> None:
     assert (value["ok"], value["source"]["files"], value["source"]["same"]) == (True, 6, 6)
     assert list(value["manifests"]) == [""]
     assert json.loads(verify(place, "--json")[0])["source"] is None
+
+
+@for_each(
+    ("options", "expected"),
+    [
+        ({}, "every byte matches"),
+        ({"resize": 8}, "every record equals its converted file"),
+        ({"resize": 8, "encode": "png"}, "every record equals its converted file"),
+        ({"resize": 500}, "every byte matches"),
+    ],
+)
+def test_the_report_states_what_equals_the_source(
+    folder: Path, tmp_path: Path, options: dict[str, Any], expected: str
+) -> None:
+    place = tmp_path / str(options)
+    convert(folder, place, to="lmdb", workers=1, **options)
+    assert expected in verify(place, "--against", folder)[0]
 
 
 @pytest.mark.parametrize(("limit", "skipped"), [(None, "1 other was"), (5, "3 others were")])

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from helpers import (
@@ -29,6 +30,7 @@ from helpers import (
     wait_until,
 )
 from refusals import refuses
+from table import for_each
 
 import shardkit
 from shardkit import open_dataset
@@ -158,6 +160,26 @@ def test_images_that_are_too_small_are_counted(tmp_path: Path) -> None:
         assert manifest(place)["notes"].get("small", 0) == count
 
 
+@for_each("mode", ["crop", "stretch", "shorter"])
+def test_images_that_keep_their_size_are_explained(tmp_path: Path, mode: str) -> None:
+    """A user meets them in the second batch otherwise; in the mode shorter, sizes vary anyway."""
+    files: dict[str, bytes | None] = {"a/0.jpg": jpeg(90, 40), "a/1.jpg": jpeg(90, 90)}
+    source = make_tree(tmp_path / mode / "photos", files)
+    how = words(source, tmp_path / mode / "made", "--resize", "50x80", "--resize-mode", mode)
+    shown = told(*how)
+    assert "--enlarge" in shown
+    assert ("loaders cannot stack" in shown) == (mode != "shorter")
+    assert "small" not in told(*how, "--enlarge", "--force")
+
+
+def test_records_without_images_are_not_called_images(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((20, 3)))
+    how = ["convert", "npy", tmp_path / "rows.npy", tmp_path / "made", "--to", "lmdb", "--arrays"]
+    for shown in (told(*how, "--dry-run"), told(*how, "--workers", 1)):
+        assert "20 records" in shown
+        assert "image" not in shown.replace(str(tmp_path), "")
+
+
 # Options.
 
 
@@ -275,7 +297,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "--resizer torch --resize 8 --filter lanczos": ("torch", "lanczos"),
     "--shard-size 0": ("shard size 0",),
     "--shard-size 256": ("--shard-size 256", "256MiB", "256B"),
-    "--shard-size 65535": ("65535 bytes",),
+    "--shard-size 65535": ("65535MiB",),
     "--shard-size 1MB --shard-samples 4": ("--shard-size", "--shard-samples"),
     "--dry-run --plan-only": ("--dry-run", "--plan-only"),
     "--background transparentish": ("transparentish",),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from refusals import refused, refuses
 
 import shardkit
 from shardkit import ConversionFailed, CorruptDataset, UsageError, convert
+from shardkit.cli import main
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/some/file")
 
@@ -152,6 +155,36 @@ def test_an_empty_path_is_not_the_current_folder() -> None:
     for source, target in (("", "x"), ("x", "")):
         with refused(UsageError, "empty"):
             convert(source, target, to="lmdb")
+
+
+def _lack_memory() -> None:
+    raise ImportError("libX.so: failed to map segment from shared object")
+
+
+def _raise_as_openblas_does() -> None:
+    signal.raise_signal(signal.SIGINT)  # it lacks the memory for its threads, and goes on
+    _lack_memory()
+
+
+def _press_ctrl_c() -> None:
+    subprocess.run(["kill", "-INT", str(os.getpid())], check=True)
+
+
+@pytest.mark.parametrize(
+    ("importing", "code", "message"),
+    [
+        (_lack_memory, 1, "out of memory: libX.so: failed to map segment"),
+        (_raise_as_openblas_does, 1, "out of memory: a library cannot start its threads"),
+        (_press_ctrl_c, 130, "interrupted."),
+    ],
+)
+def test_memory_that_libraries_lack_is_no_interruption(
+    monkeypatch: pytest.MonkeyPatch, importing: Callable[[], None], code: int, message: str
+) -> None:
+    monkeypatch.setattr(main, "import_module", lambda name: importing())
+    done = run_main("info", "dataset")
+    assert done.returncode == code
+    assert done.stderr.strip().startswith(f"shardkit: error: {message}")
 
 
 def test_python_m_shardkit_runs_the_command() -> None:

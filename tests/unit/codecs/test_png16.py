@@ -11,6 +11,7 @@ from PIL import Image
 from refusals import refused
 from table import for_each
 
+from shardkit.codecs import png16
 from shardkit.codecs.png16 import decode_png16, encode_png16, png_header
 from shardkit.codecs.structure import PNG_PASSES
 from shardkit.errors import BadImage
@@ -45,6 +46,16 @@ def test_all_filters_decode_as_the_specification_states(channels: int, interlace
     for seed in range(5):
         data = random_png(channels, interlaced=interlaced, seed=seed)
         np.testing.assert_array_equal(decode_png16(data, png_header(data)), parsed_png16(data))
+
+
+@for_each("band", [1, 70, 150])
+def test_rows_are_decoded_some_at_a_time(band: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of a band needs the last one of the band above."""
+    monkeypatch.setattr(png16, "_BAND", band)
+    for channels in COLORS:
+        for seed in range(3):
+            data = random_png(channels, interlaced=seed == 1, seed=seed)
+            np.testing.assert_array_equal(decode_png16(data, png_header(data)), parsed_png16(data))
 
 
 @for_each("channels", COLORS)

@@ -541,9 +541,8 @@ def test_a_bucket_serves_layers(made: Path, tmp_path: Path, bucket: Bucket) -> N
     assert not any("layers" in path for _, path in bucket.requests[before:])
     names = ("caption", "latent", "label")
     local = [(text, array.tolist(), label) for text, array, label in read(made, *names)]
-    for fetch in ("shards", "ranges"):
-        remote = open_dataset(url, fields=names, cache=tmp_path / "plain", fetch=fetch)
-        assert [(text, array.tolist(), label) for text, array, label in remote[:]] == local
+    remote = open_dataset(url, fields=names, cache=tmp_path / "plain")
+    assert [(text, array.tolist(), label) for text, array, label in remote[:]] == local
 
 
 def test_states_resume_after_a_field_is_added_and_not_if_their_order_uses_old_labels(

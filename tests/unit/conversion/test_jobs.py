@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import invoke, make_folder, make_tree, tree, wait_until
+from helpers import invoke, make_dataset, make_folder, make_tree, tree, wait_until
 from refusals import refused, refuses
 from stated import done, stated
 
@@ -140,7 +140,15 @@ def test_a_commit_reads_no_image(own: Path, tmp_path: Path) -> None:
 def test_a_committed_plan_is_gone(built: Path) -> None:
     done("commit", built)
     refuses(2, "work", built, "--claim", facts=(built,))
-    assert "already holds the result" in done("commit", built)
+    assert "nothing to commit" in done("commit", built)
+
+
+def test_a_dataset_that_was_never_planned_is_nothing_to_commit(own: Path, tmp_path: Path) -> None:
+    """The command did not make it, and does not say so."""
+    place = make_dataset(own, tmp_path / "made")
+    told = done("commit", place)
+    assert "nothing to commit" in told
+    assert "this command" not in told
 
 
 @pytest.mark.parametrize("how", ["new", "exchanged", "file by file"])

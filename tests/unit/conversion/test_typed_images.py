@@ -102,7 +102,7 @@ def test_raw_pixels_of_any_type(tmp_path: Path, dtype: str) -> None:
     images = [(wide(n, (16, 12, 5)) / 7).astype(dtype) for n in range(4)]
     samples = [{"image": image} for image in images]
     convert(samples, tmp_path / "out", to="lmdb", pixels="keep", encode="raw", resize="16x12")
-    dataset = open_dataset(tmp_path / "out", decode="native", fields=["image"])
+    dataset = open_dataset(tmp_path / "out", decode="torch", fields=["image"])
     assert dataset.manifest.raw_shape == (16, 12, 5)
     batch = dataset[range(4)]
     for row, path in enumerate(dataset.paths):

@@ -49,9 +49,12 @@ def test_bad_images_of_a_task_are_raised(source: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_a_task_must_be_chosen(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="choose task= or claim="):
-        work(tmp_path)
+def test_a_task_must_be_chosen(source: Path, tmp_path: Path) -> None:
+    with refused(UsageError, tmp_path / "nope", "plan"):  # the choice would not help
+        work(tmp_path / "nope")
+    plan_jobs(source, tmp_path / "planned", to="lmdb")
+    with refused(UsageError, "task=", "claim="):
+        work(tmp_path / "planned")
     with pytest.raises(UsageError, match="take_over= requires claim="):
         work(tmp_path, task=0, take_over=True)
     with refused(UsageError, "task=-1", "0"):

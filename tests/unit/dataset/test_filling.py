@@ -611,7 +611,7 @@ def test_damage_is_reported_as_by_python(sources: dict[str, Path]) -> None:
             shard.write_bytes(content)
             assert len(dataset.__getitems__([0, 1, 2])) == 3
             os.truncate(shard, len(content) // 2)
-            with refused(CorruptRecord):
+            with refused(CorruptRecord, f"ends at byte {len(content) // 2}"):
                 dataset.__getitems__(list(range(4)))
         finally:
             shard.write_bytes(content)

@@ -14,7 +14,7 @@ import pytest
 from helpers import make_dataset, make_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 
 from shardkit import CorruptDataset, Field, ShardkitError, UsageError
 from shardkit.dataset.manifest import (
@@ -422,3 +422,17 @@ def test_a_link_in_place_of_a_manifest_or_a_split_is_damage(tmp_path: Path) -> N
     (tmp_path / "linked" / "train").symlink_to(made)
     with pytest.raises(CorruptDataset, match="symbolic link"):
         _ = OpenedDataset(tmp_path / "linked" / "train", "train").manifest
+
+
+def test_a_dataset_without_its_manifest_is_restored_not_converted_to_itself(
+    folder: Path, tmp_path: Path
+) -> None:
+    place = make_dataset(folder, tmp_path / "made")
+    (place / "shardkit.json").unlink()
+    for verb in ("info", "verify"):
+        refuses(2, verb, place, facts=(place, "shardkit.json", "copy"))
+
+
+def test_a_folder_of_datasets_names_one(folder: Path, tmp_path: Path) -> None:
+    make_dataset(folder, tmp_path / "all/train")
+    refuses(2, "info", tmp_path / "all", facts=(tmp_path / "all/train", "shardkit.json"))

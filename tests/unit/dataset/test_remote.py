@@ -19,7 +19,7 @@ from PIL import Image
 from refusals import refused
 
 from shardkit import ShardDataset, ShardkitError, UsageError, convert, make_loader, open_dataset
-from shardkit.errors import CorruptRecord, CorruptShard
+from shardkit.errors import CorruptShard
 
 URL = f"s3://{BUCKET}/data"
 
@@ -180,39 +180,6 @@ def test_faults_are_repaired(fault: str, bucket: Bucket, dataset: Path, tmp_path
     assert all_of(remote(tmp_path / "cache")) == all_of(local(dataset))
 
 
-def test_ranges_fetch_only_what_is_read(bucket: Bucket, large: Path, tmp_path: Path) -> None:
-    upload_by_hand(bucket, large, "data")
-    bucket.requests.clear()
-    near, far = local(large), remote(tmp_path / "cache", fetch="ranges")
-
-    assert far[0] == near[0]
-    assert bucket.count("GET")["shard-000000.tar"] == 1
-    (blocks,) = shards_in(tmp_path / "cache")
-    assert blocks.stat().st_blocks * 512 < 5 << 20
-    rows = [11, 5, 0, 11]
-    assert list(far[rows]) == list(near[rows])
-    assert list(far[:]) == list(near[:])
-    assert bucket.count("GET")["shard-000000.tar"] <= 3
-    other = remote(tmp_path / "cache", fetch="ranges")
-    assert list(other[:]) == list(near[:])
-    assert bucket.count("GET")["shard-000000.tar"] <= 3
-
-
-def test_wrong_bytes_of_a_range_are_fetched_again(
-    bucket: Bucket, large: Path, tmp_path: Path
-) -> None:
-    upload_by_hand(bucket, large, "data")
-    near, far = local(large), remote(tmp_path / "cache", fetch="ranges", cache_limit=0)
-    bucket.planned = {"shard-000000.tar": ["wrong"]}
-
-    with pytest.raises(CorruptRecord, match="checksum"):  # of any row
-        list(far[:])
-
-    assert list(far[:]) == list(near[:])
-    small = remote(tmp_path / "small", fetch="ranges", cache_limit="1B")
-    assert [small[row] for row in (0, 6, 12)] == [near[row] for row in (0, 6, 12)]
-
-
 def test_a_truncated_shard_is_named(bucket: Bucket, dataset: Path, tmp_path: Path) -> None:
     upload_by_hand(bucket, dataset, "data")
     bucket.put("data/shard-000001.lmdb", b"short")
@@ -306,8 +273,6 @@ def test_wrong_uses_are_refused(bucket: Bucket, dataset: Path, tmp_path: Path) -
         ({}, ("cache=",)),
         ({**cache, "cache_limit": "much"}, ("cache_limit='much'",)),
         ({**cache, "cache_limit": 50}, ("cache_limit=50", "50MiB")),
-        ({**cache, "fetch": "parts"}, ("fetch='parts'", "shards", "ranges")),
-        ({**cache, "fetch": "ranges", "verify": False}, ("verify=",)),
     ]
     for options, facts in wrong:
         with refused(UsageError, *facts):

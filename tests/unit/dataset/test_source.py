@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,19 @@ import numpy as np
 import pytest
 from fields import SCHEMA, Samples, make_fields, sample_of
 from helpers import FORMATS, invoke, jpeg, make_dataset, make_folder, make_tree
+from hostile.damage import restate_files, with_checks
 from refusals import refused, refuses
 
-from shardkit import CorruptDataset, UsageError, convert, open_dataset, open_source, repair, verify
+from shardkit import (
+    CorruptDataset,
+    UsageError,
+    convert,
+    merge,
+    open_dataset,
+    open_source,
+    repair,
+    verify,
+)
 from shardkit.errors import BadImages
 
 
@@ -148,3 +160,30 @@ def test_the_command_selects_and_names_wrong_input(place: Path, tmp_path: Path) 
     done = invoke("convert", "dataset", place, *options, 'key > "000000006"')
     assert done.exit_code == 0, done.output
     assert len(open_dataset(tmp_path / "x")) == 3
+
+
+def forge_index(place: Path, name: str, change: Callable[[Any], None]) -> None:
+    """Change values of a file of the index; its checks and digests follow."""
+    values = np.load(place / f"index/{name}.npy")
+    change(values)
+    np.save(place / f"index/{name}.npy", with_checks(values) if values.dtype.names else values)
+    restate_files(place, f"index/{name}.npy")
+
+
+@pytest.mark.parametrize("byte", [0, 255])
+def test_a_forged_key_is_named(byte: int, folder: Path, tmp_path: Path) -> None:
+    """A zero byte is a key that WebDataset has no place for; others are not UTF-8."""
+    place = make_dataset(folder, tmp_path / "made", to="webdataset")
+    forge_index(place, "keys", lambda keys: operator.setitem(keys, 3, byte))
+    table = tmp_path / "table.csv"
+    table.write_text("path,n\ncat/000.jpg,1\n")
+    words = ("fields", "add", place, "--from", table, "--field", "n", "--missing", "skip")
+    refuses(1, *words, facts=("\\x00",) if byte == 0 else ("UTF-8", "`shardkit index`"))
+
+
+def test_an_image_of_a_forged_kind_is_named(folder: Path, tmp_path: Path) -> None:
+    place = make_dataset(folder, tmp_path / "made")
+    other = make_dataset(make_tree(tmp_path / "more", {"cat/9.jpg": jpeg()}), tmp_path / "other")
+    forge_index(place, "rows", lambda rows: operator.setitem(rows["field"], 0, 200))
+    with refused(CorruptDataset, "image"):
+        merge([place, other], tmp_path / "merged")

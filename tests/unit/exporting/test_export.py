@@ -33,6 +33,7 @@ from helpers import (
 )
 from PIL import Image
 from refusals import refused, refuses
+from stated import restate_json
 
 from shardkit import ConversionFailed, CorruptDataset, Field, UsageError, convert, export
 from shardkit.testing.tools import call_in
@@ -57,6 +58,36 @@ def test_a_folder_is_restored_bit_for_bit(tmp_path: Path) -> None:
     assert (done.records, done.files) == (9, 9)
     assert done.bytes == sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "made", "photos"]
+
+
+def forge_raw(value: dict[str, Any]) -> None:
+    value["raw_shape"] = [8, 9, 3]
+
+
+def forge_array(value: dict[str, Any]) -> None:
+    (vector,) = (entry for entry in value["schema"] if entry["name"] == "vector")
+    vector["shape"] = [3]
+
+
+@pytest.mark.parametrize("forge", [forge_raw, forge_array])
+def test_another_shape_in_the_manifest_is_named(
+    forge: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    """No verb reshapes bytes that it has not counted."""
+    image = np.zeros((8, 8, 3), np.uint8)
+    samples = [{"image": image, "vector": np.zeros((2, 2), np.float32)}]
+    place = tmp_path / "made"
+    convert(samples, place, to="webdataset", encode="raw", resize=(8, 8), workers=1)
+    restate_json(place, forge)
+    fact = "192" if forge is forge_raw else "16"  # 8 * 8 * 3 and 2 * 2 * 4 bytes
+    out = tmp_path / "out"
+    export_to = ("export", place, out, "--layout", "webdataset", "--raw-as-png")
+    refuses(1, *export_to, facts=(place, f"{fact} bytes"))
+    convert_to = ("convert", "dataset", place, out, "--to", "lmdb", "--workers", 1)
+    refuses(1, *convert_to, facts=(f"{fact} bytes",))
+    done = run_main(*convert_to, "--encode", "png")
+    assert done.returncode == 1
+    assert f"{fact} bytes" in done.stderr
 
 
 def test_a_name_that_is_not_utf8_cannot_be_in_parquet(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import errno
 import os
 import random
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import lmdb
@@ -13,7 +13,7 @@ from refusals import refused
 
 import shardkit.formats.lmdb as module
 from shardkit.contracts import ShardSpec
-from shardkit.errors import CorruptShard
+from shardkit.errors import ConversionFailed, CorruptShard
 from shardkit.formats.lmdb import FORMAT, FORMAT_OPTIONS, LmdbReader, LmdbWriter
 from shardkit.record import Record
 from shardkit.system.npy import npy_header
@@ -123,6 +123,33 @@ def test_an_error_of_lmdb_is_an_os_error_that_names_the_file(
     reason = call_in("fork", error_of_closing, writer)
     assert os.strerror(errno.EFBIG) in reason  # although a part can be written
     writer.abort()
+
+
+def test_a_map_that_exceeds_the_memory_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
+    for write in (LmdbWriter, write_beyond_the_map):
+        reason = call_in("fork", error_of_writing, write, tmp_path / write.__name__)
+        assert "memory ran out" in reason
+        assert "ulimit -v" in reason
+        assert str(tmp_path / write.__name__) in reason
+
+
+def error_of_writing(write: Callable[[Path, ShardSpec], object], path: Path) -> str:
+    """Write where the address space has no room for a map; return the error."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (128 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with pytest.raises(ConversionFailed) as failed:
+        write(path, ShardSpec())
+    return str(failed.value)
+
+
+def write_beyond_the_map(path: Path, spec: ShardSpec) -> None:
+    """Double a map that would fit, again and again."""
+    module.FIRST_MAP_SIZE = 1 << 16
+    writer = LmdbWriter(path, spec)
+    writer._map_size = 1 << 40
+    writer.write(Record("a", {"bin": bytes(1 << 20)}))
+    writer.close()
 
 
 def error_of_closing(writer: LmdbWriter) -> str:

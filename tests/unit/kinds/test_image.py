@@ -153,6 +153,14 @@ def test_transparency_is_kept(tmp_path: Path) -> None:
         assert_pixels(image, np.asarray(given.convert("RGBA")))
 
 
+def test_a_transparent_color_of_16_bits_is_kept(tmp_path: Path) -> None:
+    image = transparent("I;16", int(np.asarray(drawn_as("I;16"))[0, 0]))
+    ((made,),) = stored([{"image": image}], tmp_path / "out", pixels="keep")
+    values = np.asarray(image)
+    opaque = np.where(values == values[0, 0], 0, 65535)
+    assert_pixels(made, np.stack([values, opaque], -1).astype(np.uint16))
+
+
 def test_a_profile_of_another_mode_is_not_stored(tmp_path: Path) -> None:
     """That of CMYK is wrong for RGB, and the one that Pillow makes for LAB has the time."""
     for mode, profiles in (("RGB", 1), ("CMYK", 0), ("LAB", 0)):

@@ -118,6 +118,14 @@ def tokens(index: Any) -> None:
     index["config"]["item_loader"] = "TokensLoader"
 
 
+def list_config(index: Any) -> None:
+    index.update(config=[], chunks=[])
+
+
+def list_chunk(index: Any) -> None:
+    index["chunks"][0] = ["chunk-0-0.bin"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -126,6 +134,8 @@ def tokens(index: Any) -> None:
         (lie_spec, ()),
         (encrypt, ()),
         (tokens, ("'TokensLoader'",)),
+        (list_config, ("config", "[]")),
+        (list_chunk, ("chunk-0-0.bin",)),
     ],
 )
 def test_an_index_that_lies_is_refused(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import struct
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,22 @@ def save_all(folder: Path, arrays: Arrays) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, array)
     return folder
+
+
+def header_of(shape: tuple[int, ...]) -> bytes:
+    """Return an .npy file of float32 without values, and with any shape."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".encode()
+    return b"\x93NUMPY\x01\0" + struct.pack("<H", len(text)) + text
+
+
+def repeated_member() -> bytes:
+    """Return an .npz file with two arrays of one name."""
+    file, array = io.BytesIO(), io.BytesIO()
+    np.save(array, random((2, 3)))
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(file, "w") as archive:
+        for _ in range(2):
+            archive.writestr("0.npy", array.getvalue())
+    return file.getvalue()
 
 
 def made_of(source: Path, target: Path, **options: Any) -> Any:
@@ -251,10 +270,13 @@ def pickled() -> bytes:
         ("1.npy", b"text", ()),
         ("1.npz", b"text", ()),
         ("1.pt", pickled(), ()),
+        ("1.npy", header_of((0, 2**63 - 1)), (str(2**63 - 1),)),
+        ("1.npy", header_of((2**62, 0, 3)), (str(2**62),)),
+        ("1.npz", repeated_member(), ("'0.npy'",)),
     ],
     ids=[
         *("huge", "41 axes", "no axes", "other type", "objects", "bfloat16", "texts", "no npy"),
-        *("no npz", "pickle"),
+        *("no npz", "pickle", "long side", "long product", "one name twice"),
     ],
 )
 def test_bad_files_are_problems(

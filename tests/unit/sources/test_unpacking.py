@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import zlib
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -75,6 +76,58 @@ def test_a_file_may_have_many_bytes_only_in_proportion(
     path.write_bytes(bz2.compress(bytes(8 << 20)))
     with refused(BadImage), OpenedFile(str(path)):
         pass
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_no_more_is_unpacked_than_an_index_states(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes(packed(suffix, bytes(3000)))
+    for stated, fits in ((2999, False), (3000, True), (3001, True)):
+        if fits:
+            with OpenedFile(str(path), stated=stated) as view:
+                assert view.size == 3000
+        else:
+            with refused(BadImage, "2,999"), OpenedFile(str(path), stated=stated):
+                pass
+
+
+def test_many_small_members_are_unpacked_in_time_in_proportion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of each member copies all that follows of what it was given."""
+    given: list[int] = []
+
+    class Unpacker:
+        def __init__(self, window: int) -> None:
+            self._unpacker = decompressobj(window)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._unpacker, name)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            given.append(len(data))
+            return bytes(self._unpacker.decompress(data, most))
+
+    decompressobj = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", Unpacker)
+    members = [gzip.compress(b"%d" % number, 1) for number in range(5000)]
+    path = tmp_path / "x.gz"
+    path.write_bytes(b"".join(members))
+    with OpenedFile(str(path)) as view:
+        assert view.read(0, view.size) == b"".join(b"%d" % number for number in range(5000))
+    assert max(given) < 1 << 14
+
+
+def test_a_part_of_a_file_is_packed_once(tmp_path: Path) -> None:
+    """Two bytes are an empty stream of DEFLATE; only files of gzip have several."""
+    path = tmp_path / "x"
+    path.write_bytes(b"\x03\0" * 1000)
+    for length in (1000, 3, 1):
+        with refused(BadImage), OpenedFile(str(path)) as view:
+            view.enter(0, length, packed=True)
+    with OpenedFile(str(path)) as view:
+        view.enter(0, 2, packed=True)
+        assert view.size == 0
 
 
 def test_the_suffix_says_how_a_file_is_packed() -> None:

@@ -1,4 +1,4 @@
-"""Requests fill the link: files come one after another, and blocks without pauses between them."""
+"""Requests fill the link: files come one after another."""
 
 from __future__ import annotations
 
@@ -56,21 +56,3 @@ def test_one_file_after_another_is_requested(gate: Gate, cache: Cache) -> None:
 
     names = "".join(name for name, _ in gate.asked)
     assert names in (12 * "a" + 12 * "b", 12 * "b" + 12 * "a")
-
-
-def test_blocks_join_those_that_are_being_fetched(gate: Gate, cache: Cache) -> None:
-    file = RemoteFile("s3://bucket", "shard", SIZE, "a" * 64)
-    with ThreadPoolExecutor(2) as threads:
-        ahead = threads.submit(fetch.blocks_ahead, cache, file, [0, 1])
-        wait_until(lambda: len(gate.asked) == 2, "requests")
-        fetch.blocks_ahead(cache, file, [5, 7, 6])  # returns at once
-        urgent = threads.submit(fetch.blocks, cache, file, [3])
-        wait_until(lambda: 3 in fetch._pending[file], "the note")
-        gate.open.set()
-        for each in (ahead, urgent):
-            each.result(DEADLINE)
-
-    assert sorted(gate.asked) == [("shard", number) for number in (0, 1, 3, 5, 6, 7)]
-    assert cache.has_blocks(file, [0, 1, 3, 5, 6, 7])
-    assert not cache.has_blocks(file, [2])
-    assert not fetch._pending

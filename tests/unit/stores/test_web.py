@@ -13,14 +13,15 @@ from urllib.request import Request
 from zlib import crc32
 
 import pytest
+from clocks import Clock
 from refusals import refused
 from table import for_each
 
 from shardkit import ShardkitError, UsageError
 from shardkit.errors import CorruptShard
+from shardkit.stores import client, web
 from shardkit.stores import store as store_module
-from shardkit.stores import web
-from shardkit.stores.store import Missing
+from shardkit.stores.store import Missing, open_store
 from shardkit.stores.web import WebServer, _Redirects
 
 CONTENT = bytes(range(256)) * 8
@@ -165,6 +166,23 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(store_module, "_DEADLINE", 0.05)
     with refused(ShardkitError):
         WebServer("http://127.0.0.1:1/data").get("x", 100)
+
+
+@for_each("url", ["http://127.0.0.1:1/data", "s3://data/x"])
+def test_a_connection_that_no_server_takes_is_tried_for_a_few_requests(url: str) -> None:
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION"):
+            patch.setenv(f"AWS_{name}", "x")
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        patch.setenv("SHARDKIT_STORE_TIMEOUT", "1")
+        patch.setattr(client, "_RETRIES", 0)
+        patch.setattr(store_module, "time", clock)
+        open_store.cache_clear()
+        with refused(ShardkitError, url):
+            open_store(url).get("a", 100)
+        open_store.cache_clear()
+    assert 1 < clock.now < 10
 
 
 def test_a_slow_answer_has_a_time_limit(

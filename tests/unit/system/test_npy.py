@@ -97,7 +97,7 @@ def test_stored_values_are_read_and_not_mapped(tmp_path: Path) -> None:
     assert copied[2:4].tolist() == [2, 3]
     os.truncate(tmp_path / "values.npy", 200)
     assert stored[0:2].tolist() == [0, 1]
-    with refused(ValueError):
+    with refused(ValueError, "byte 200"):
         stored[50:60]
     with refused(ValueError, "100"):
         StoredValues(tmp_path / "values.npy", np.int64, 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import os
@@ -14,17 +15,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from unittest.mock import Mock
 
 import pool_tasks
 import psutil
 import pytest
-from helpers import DEADLINE, wait_until
+from helpers import DEADLINE, make_dataset, make_tree, png, wait_until
 from pool_tasks import ERRORS, Task, work
 from refusals import refused
 
-from shardkit import ShardkitError
+from shardkit import ShardkitError, convert, verify
 from shardkit.errors import BadImage, CorruptRecord
 from shardkit.system.pool import Meter, Progress, Team, run_tasks, team
 
@@ -301,3 +303,21 @@ def test_processes_end_when_their_results_are_abandoned() -> None:
     (other,) = seen - {os.getpid()}
     with pytest.raises(ProcessLookupError):
         os.kill(other, 0)
+
+
+def test_full_shared_memory_is_not_blamed_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = make_tree(tmp_path / "photos", {f"a/{n}.png": png(8, 8, n) for n in range(3)})
+    made = make_dataset(photos, tmp_path / "made", to="webdataset", shard_samples=1)
+
+    def full(*_: object, **__: object) -> None:  # as sem_open(3) fails
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(SemLock, "__init__", full)
+    with refused(ShardkitError, "/dev/shm", "workers=1"):
+        verify(made, workers=2)
+    with refused(ShardkitError, "/dev/shm", "workers=1"):
+        convert(photos, tmp_path / "out", to="webdataset", shard_samples=1, workers=2)
+    convert(photos, tmp_path / "out", to="webdataset", shard_samples=1, workers=1)
+    assert verify(tmp_path / "out", workers=1).ok

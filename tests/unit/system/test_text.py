@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from shardkit.system.text import quoted
+from shardkit.system.text import name_list, quoted
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,10 @@ def test_quoting_a_giant_name_takes_little_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_list_of_very_many_names_is_short() -> None:
+    assert name_list(["a", 1, "\x1b"]) == r"a, 1, \x1b"
+    assert name_list(map(str, range(30))).endswith(", 28, 29")
+    assert name_list(map(str, range(15_030))).endswith(", 28, 29 and 15,000 more")
+    assert len(name_list(["x" * 5000] * 40)) < 3000

@@ -242,10 +242,10 @@ AUTO = ("--batch-size", "auto")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (AUTO, "give --batch-size auto with --model"),
-        (("--memory", "4GiB"), "--memory belongs to it"),
+        (AUTO, "add --model"),
+        (("--memory", "4GiB"), "add that, or leave --memory out"),
         ((*AUTO, "--memory", "much"), "--memory='much' is not a size"),
-        ((*AUTO, "--memory", "4"), "--memory='4' is 4 bytes"),
+        ((*AUTO, "--memory", "4"), "--memory='4' means bytes"),
         (("--batch-size", "0"), "x>=1"),
         (("--batch-size", "many"), "'many' is neither a number of samples nor auto"),
     ],

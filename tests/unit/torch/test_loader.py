@@ -1,13 +1,11 @@
-"""The loader: arguments, iterable datasets, the choice of an engine, reused buffers.
+"""The loader: arguments, iterable datasets, the choice of an engine.
 
 What all engines do alike is in `engine/test_conformance.py`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from engines import Numbers
-from helpers import make_dataset, make_tree, png, wait_until
-from loading import prints_of, row_order
+from helpers import make_dataset, make_tree, png
+from loading import row_order
 from refusals import refused
 from torch.utils.data import (
     ChainDataset,
@@ -157,48 +155,6 @@ def test_wrong_arguments_are_refused() -> None:
         for value in values:
             with refused(UsageError, f"{name}=", "" if value is None else repr(value)):
                 make_loader(Numbers(), **{"batch_size": 2, name: value})
-
-
-class Made:
-    """Collates and counts batches."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._batches = 0
-
-    def __call__(self, samples: Any) -> Any:
-        batch = collate(samples)
-        with self._lock:
-            self._batches += 1
-        return batch
-
-    def are(self, number: int) -> bool:
-        return self._batches == number
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_a_reused_buffer_is_valid_until_the_next_batch(
-    dataset: ShardDataset, num_workers: int
-) -> None:
-    made = Made()
-    alone = prints_of(load(dataset, num_workers=0))
-    loader = load(
-        dataset, num_workers=num_workers, prefetch_factor=1, collate_fn=made, reuse_buffers=True
-    )
-    kept = []
-    for number, batch in enumerate(loader, 1):
-        ahead = min(number + num_workers, BATCHES)
-        wait_until(partial(made.are, ahead), "the batches that may be made")
-        assert prints_of([batch]) == [alone[number - 1]]
-        kept.append(batch[0])
-    assert len({images.data_ptr() for images in kept}) <= 2 * (
-        num_workers + 1
-    )  # two sizes of batch
-    changed = [
-        not torch.equal(images, dataset[start : start + BATCH].batch[0])
-        for images, start in zip(kept, range(0, ROWS, BATCH), strict=True)
-    ]
-    assert any(changed)  # the memory was used again, whoever still held it
 
 
 def test_the_repr_describes_the_loader() -> None:

@@ -22,6 +22,7 @@ from refusals import refused
 
 from shardkit import DevicePrefetcher, Normalize, UsageError, make_loader, open_dataset
 from shardkit.errors import StateMismatch
+from shardkit.torch import prefetch
 
 ROWS = 11
 Pair = namedtuple("Pair", "images labels")
@@ -96,6 +97,7 @@ class Stage:
         def record_stream(tensor: torch.Tensor, which: Stream) -> None:
             stage.log.append(("keep", which.name, tuple(tensor.shape)))
 
+        monkeypatch.setattr(prefetch, "_require_device", torch.device)
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "stream", stream)
@@ -122,6 +124,13 @@ def device(request: pytest.FixtureRequest) -> str:
 
 def same(one: Any, other: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_device_that_this_machine_lacks_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("cuda", "cuda:1", "gpu", None):
+        with refused(UsageError, "'cpu'"):
+            DevicePrefetcher([], device)  # type: ignore[arg-type]
 
 
 # Values.
@@ -243,14 +252,6 @@ def test_a_released_batch_is_freed_before_the_next_one(device: str) -> None:
         assert before is None or before() is None
         before = weakref.ref(images)
         del images
-
-
-def test_with_reused_buffers_no_batch_is_overwritten_early(root: Path, device: str) -> None:
-    loader = loader_of(root, reuse_buffers=True)
-    expected = list(loader_of(root))
-    found = DevicePrefetcher(loader, device)
-    for batch, wanted in zip(found, expected, strict=True):
-        assert same(batch, wanted)
 
 
 # State.

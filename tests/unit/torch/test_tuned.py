@@ -95,21 +95,23 @@ def test_settings_that_tune_does_not_write_are_refused(tmp_path: Path) -> None:
         "start_method": ("__import__", None),
         "sharing_strategy": ("carrier pigeon",),
         "collate_fn": ("os:system",),
+        "pin_memory": ("yes", 1, [True], "x" * 100_000),
         "rank": (None,),
     }
     wrong: dict[str, tuple[Any, ...]] = {
         "shardkit_tuned": (VERSION + 1, True),
         "batch_size": (0, True, "64"),
         "processors": (-1, 1.5),
-        "ranks": (0, "8"),
+        "ranks": (0, "8", "x" * 100_000),
         "settings": ([], *({name: v} for name, values in settings.items() for v in values)),
         "measured": (None,),
     }
     for name, values in wrong.items():
         for value in values:
             path = written(tmp_path, **{name: value})
-            with refused(UsageError, path, "shardkit tune --out"):
+            with refused(UsageError, path, "shardkit tune --out") as caught:
                 load_tuned(path)
+            assert len(str(caught.value)) < 1000
 
 
 def test_hostile_files_are_refused(tmp_path: Path) -> None:

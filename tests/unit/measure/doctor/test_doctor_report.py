@@ -21,7 +21,7 @@ from shardkit.recipe import Recipe
 from shardkit.system.machine import OtherLoad
 
 BASE = [95.0, 100.0, 105.0]
-RAW = Remedy(name="raw pixels, 256x256", price="2.0x the space", recipe=Recipe())
+RAW = Remedy(name="raw pixels of 256x256", price="2.0x the space", recipe=Recipe())
 FAST = Remedy(name='jpeg="fast"', code="...")
 RATED = [(RAW, [900.0, 1000.0, 1100.0]), (FAST, [101.0, 99.0, 100.0])]
 FINDINGS = [
@@ -74,7 +74,7 @@ GPU         waits 87% to 88% of the time: a step of 80 ms with a batch of 64 nee
 cause       decoding takes 80% of an image's time (p50 10 ms, p95 20 ms); it computes without the
             GIL, so threads suit it
 remedies    images/s              800 needed
-            1,000 (865 to 1,156)  enough  raw pixels, 256x256 (2.0x the space)
+            1,000 (865 to 1,156)  enough  raw pixels of 256x256 (2.0x the space)
             no gain: jpeg="fast"
 trust       good: other programs used 0.1 of 8 CPUs; 3 rounds vary by 5%; conversions were tried
             with 1 of 10,000 images

@@ -13,8 +13,8 @@ from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
 from shardkit.measure.doctor.remedies import loop_changes, propose
 
-FAST, SMALLER, RAW = 'jpeg="fast"', "smaller images, shorter side 256", "raw pixels, 256x256"
-PLANES = "planes instead of JPEGs, shorter side 256"
+FAST, SMALLER, RAW = 'jpeg="fast"', "smaller images with shorter side 256", "raw pixels of 256x256"
+PLANES = "planes instead of JPEGs with shorter side 256"
 PROCESSES, THREADS = "worker processes instead of threads", "threads instead of worker processes"
 ONE_THREAD = "1 PyTorch thread per operation"
 OWN: dict[str, Any] = {"transform": stage(50), "held": 0.9}
@@ -43,7 +43,7 @@ def test_planes_are_not_proposed_without_libraries(monkeypatch: pytest.MonkeyPat
         (profile(kind="png", side=256.0), {"JPEGs instead of PNGs", RAW}),
         (
             profile(setup=setup(jpeg="", engine="process", stock=True)),
-            {THREADS, "shards instead of files, with make_loader", SMALLER, PLANES, RAW},
+            {THREADS, "shards instead of files with make_loader", SMALLER, PLANES, RAW},
         ),
         (profile(**OWN), {PROCESSES, ONE_THREAD}),
         (profile(**OWN, setup=setup(engine="process")), set()),
@@ -95,7 +95,7 @@ def test_images_shrink_to_what_the_crop_needs() -> None:
     assert raw.price == "cut to the center square, 2.0x the space"
     assert only(profile(), PLANES).price == "about 1.3x the space"
     assert only(profile(side=256.0), "planes instead of JPEGs").price == "about 2.8x the space"
-    assert only(profile(side=240.0), "raw pixels, 240x240").recipe is not None
+    assert only(profile(side=240.0), "raw pixels of 240x240").recipe is not None
 
 
 def test_a_dataset_that_fits_in_memory_may_be_resident() -> None:

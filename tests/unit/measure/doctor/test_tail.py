@@ -164,7 +164,7 @@ SHARDS = Remedy(name="shards", recipe=Recipe())
 def test_remedies_add_up_unless_they_exclude_each_other() -> None:
     both = together(SHARDS, WORKERS)
     assert both is not None
-    assert both.name == "shards, and 9 workers"
+    assert both.name == "shards and 9 workers"
     assert (both.options, both.recipe, both.code) == (WORKERS.options, Recipe(), "num_workers=9")
     assert together(SHARDS, FAST) is not None
     assert together(WORKERS, ENGINE) is not None

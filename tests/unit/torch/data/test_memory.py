@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch.utils.dlpack import from_dlpack
 
 from shardkit.torch.data import memory
-from shardkit.torch.data.memory import BlockPool, OwnedBlocks, map_tensors, new_shared, pin
+from shardkit.torch.data.memory import BlockPool, map_tensors, new_shared, pin
 
 Pair = namedtuple("Pair", "images labels")
 
@@ -239,32 +239,6 @@ def test_a_block_may_be_viewed_as_floats() -> None:
     floats.fill_(1.5)
     assert address(pool.new((2, 8))) != address(floats)
     assert floats.tolist() == [[1.5, 1.5]] * 2
-
-
-# Blocks whose end the loader decides.
-
-
-def test_owned_blocks_are_reused_only_after_release() -> None:
-    free: dict[int, list[torch.Tensor]] = {}
-    first, second = OwnedBlocks(free), OwnedBlocks(free)
-    one, two = first.new((2, 3)), first.new((2, 3))
-    other = second.new((3, 2))
-    assert len({address(one), address(two), address(other)}) == 3
-    first.release()
-    assert {address(second.new((6,))), address(second.new((1, 6)))} == {address(one), address(two)}
-    assert address(second.new((6,))) not in {address(one), address(two), address(other)}
-
-
-def test_releasing_twice_has_no_effect() -> None:
-    free: dict[int, list[torch.Tensor]] = {}
-    blocks = OwnedBlocks(free)
-    blocks.new((4,))
-    blocks.release()
-    blocks.release()
-    assert [len(each) for each in free.values()] == [1]
-    blocks.new((5,))
-    blocks.release()
-    assert {size: len(each) for size, each in free.items()} == {4: 1, 5: 1}
 
 
 # What is done with the tensors of a batch.

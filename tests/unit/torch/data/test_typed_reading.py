@@ -93,7 +93,7 @@ def assert_equal(actual: list[Pixels], expected: list[Pixels]) -> None:
 
 def test_native_and_torch_and_numpy_are_the_pixels(made: tuple[Path, list[Pixels]]) -> None:
     place, stored = made
-    assert_equal(read(place, decode="native"), stored)
+    assert_equal(read(place, decode="torch"), stored)
     assert_equal(read(place, decode="torch"), stored)
     dataset = open_dataset(place, fields=["image"], decode="numpy")
     assert_equal([dataset[row][0] for row in range(ROWS)], stored)
@@ -176,7 +176,7 @@ def test_transforms_get_the_native_pixels(made: tuple[Path, list[Pixels]]) -> No
         seen.append(image.permute(1, 2, 0).numpy())
         return image
 
-    read(place, decode="native", transform=keep)
+    read(place, decode="torch", transform=keep)
     assert_equal(seen, stored)
 
 
@@ -193,7 +193,7 @@ def test_raw_pixels_are_read_into_one_block(tmp_path: Path, to: str) -> None:
         resize=f"{HEIGHT}x{WIDTH}",
         shuffle=False,
     )
-    dataset = open_dataset(tmp_path / "out", fields=["image"], decode="native")
+    dataset = open_dataset(tmp_path / "out", fields=["image"], decode="torch")
     (block,) = next(iter(make_loader(dataset, batch_size=ROWS)))
     assert block.dtype == torch.uint16
     assert_equal(list(block.permute(0, 2, 3, 1).numpy()), stored)
@@ -212,7 +212,7 @@ def test_pil_images_have_the_modes_of_pillow(tmp_path: Path) -> None:
 def test_pil_without_a_mode_is_refused(tmp_path: Path) -> None:
     place = make(tmp_path / "out", images("uint16", 3))
     dataset = open_dataset(place)
-    with refused(UsageError, "uint16, 3 channels", "native"):
+    with refused(UsageError, "uint16, 3 channels", "torch"):
         dataset[0]
 
 
@@ -224,12 +224,6 @@ def test_an_operation_that_renders_rgb_is_refused(tmp_path: Path) -> None:
     place = make(tmp_path / "out", images("uint16", 1))
     with refused(UsageError, "Own"):
         open_dataset(place, decode=Own(8))[0]
-
-
-def test_native_of_rgb_images_is_torch(tmp_path: Path) -> None:
-    samples = [{"image": image} for image in images("uint8", 3)]
-    convert(samples, tmp_path / "out", to="lmdb", shuffle=False)
-    assert_equal(read(tmp_path / "out", decode="native"), images("uint8", 3))
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("uint8", 255), ("uint16", 65535), ("float32", 1)])

@@ -87,6 +87,22 @@ def test_a_worker_that_dies_while_it_hands_memory_over_is_named(
         dying.join()
 
 
+def test_a_worker_that_is_stopped_while_it_hands_memory_over_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options: dict[str, Any] = {"engine": "process", "num_workers": 1, "start_method": "fork"}
+    with contextlib.closing(make_loader(Pids(), 1, **options)) as loader:
+        batches = iter(loader)
+        pid = int(next(batches)[0, 0])
+        engine: Any = loader._engine
+        wait_until(lambda: not engine._iterator._worker_result_queue.empty(), "the next batch")
+        os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(engine, "_timeout", 0.1)
+        with pytest.raises(LoaderFailed, match="worker 0"):
+            list(batches)
+    wait_until(lambda: not multiprocessing.active_children(), "the end of the worker")
+
+
 def test_a_killed_worker_with_a_lock_blocks_nobody_before_it_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -37,6 +37,7 @@ from shardkit import (
     open_dataset,
     with_rng,
 )
+from shardkit.torch import prefetch
 from shardkit.torch.data.ops import Crop, ImageOp
 from shardkit.torch.engine import resident as module
 
@@ -152,7 +153,7 @@ def test_it_takes_the_options_of_the_ordinary_loader(path: Path) -> None:
         {"rank": Rank(rank=1, world_size=3, remainder="exact"), "with_rows": True},
         {"rank": Rank(rank=2, world_size=3, remainder="pad"), "with_rows": True, "views": 2},
         {"num_workers": 2, "in_order": True, "views": 2, "prefetch_factor": 1},
-        {"reuse_buffers": True, "batch_size": 1},
+        {"batch_size": 1},
         {"batch_size": 100},
     )
     for options in given:
@@ -235,13 +236,6 @@ def test_a_changed_batch_does_not_change_the_dataset(path: Path) -> None:
         loader.set_epoch(0)
         for found, expected in zip(loader, make_loader(dataset, BATCH), strict=True):
             assert same(found, expected)
-
-
-def test_buffers_are_reused_on_request(path: Path) -> None:
-    dataset = open_dataset(path, decode=RandomCrop(8, flip=0))
-    loader = make_loader(dataset, BATCH, resident="cpu", reuse_buffers=True, drop_last=True)
-    kept = [images for images, _ in loader]
-    assert len({images.data_ptr() for images in kept}) == 1
 
 
 def test_a_run_continues_in_either_loader(path: Path) -> None:
@@ -330,10 +324,13 @@ def test_memory_that_pytorch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyP
         module._require_memory(801, device)
 
 
-def test_batches_on_the_device_are_not_moved_on_another_stream(path: Path) -> None:
+def test_batches_on_the_device_are_not_moved_on_another_stream(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing would make that stream wait for the batch."""
     loader = make_loader(open_dataset(path, decode="torch"), BATCH, resident="cpu")
     object.__setattr__(loader.options, "resident", "cuda")
+    monkeypatch.setattr(prefetch, "_require_device", torch.device)
     prefetcher = DevicePrefetcher(loader, "cuda")
     prefetcher.device = torch.device("cpu")
     prefetcher._side_stream = None  # type: ignore[assignment, method-assign]
