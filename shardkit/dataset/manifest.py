@@ -306,7 +306,8 @@ class Manifest:
             raise ValueError("the shards of the parts do not add up")
         if sum(entry.skipped for entry in parts) != len(self.skipped):
             raise ValueError("the skipped files of the parts do not add up")
-        labels = -1 if self.classes is None else len(self.classes)
+        classes = self.base.classes  # the fields of the dataset may have changed since
+        labels = -1 if classes is None else len(classes)
         if any((-1 if entry.classes is None else entry.classes) > labels for entry in parts):
             raise ValueError("a part has more classes than the dataset")
         for entry in parts:
