@@ -74,7 +74,9 @@ def _described(dataset: OpenedDataset, layer: Layer) -> Mapping[str, Any]:
         values = dataset.layer(layer).manifest.source.get("values")
     except CorruptDataset:  # found by the check of its files
         return {}
-    return values[0] if isinstance(values, list) and len(values) == 1 else {}
+    if isinstance(values, list) and len(values) == 1 and isinstance(values[0], dict):
+        return values[0]
+    return {}
 
 
 def _images(
