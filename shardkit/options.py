@@ -164,7 +164,8 @@ def _require_flag(item: Option, value: object) -> None:
     """Check that the value of a flag is one: any text is true, as ``force="no"``."""
     is_flag = item.type in ("bool", "bool | None")
     if is_flag and type(value) is not bool and value is not item.default:
-        raise UsageError(f"{item.name}={value!r:.80} is neither True nor False")
+        values = "True, False nor None" if "None" in item.type else "True nor False"
+        raise UsageError(f"{item.name}={value!r:.80} is neither {values}")
 
 
 def _is_positive(value: object) -> bool:

@@ -524,7 +524,7 @@ def test_a_pickled_dataset_is_small_and_reads_the_same(photos: Path) -> None:
     dataset = open_dataset(str(photos), decode="bytes", verify=True)
     expected = list(dataset[:])
     packed = pickle.dumps(dataset)
-    assert len(packed) < 1200
+    assert len(packed) < 1300
     again = pickle.loads(packed)
     assert type(again) is type(dataset)
     assert (again.path, again.decode, list(again[:])) == (photos, "bytes", expected)
