@@ -1,4 +1,4 @@
-"""Write tests/golden/: tiny datasets of each format version, which later versions must read.
+"""Write tests/golden/: tiny datasets, which later versions must read.
 
     python scripts/make_golden.py            write missing datasets
     python scripts/make_golden.py --force    rewrite all datasets, after a change of the layout
@@ -6,10 +6,8 @@
 The images in tests/golden/source and tests/golden/more and the masks in tests/golden/masks are
 drawn once and then only read: their encoded bytes depend on the version of Pillow. For each format
 there is a labeled dataset of their bytes, the same after an append, one of raw pixels, one of
-planes (version 2), one with fields of all kinds, and one whose fields were changed later (version
-2); and an attached archive. expected.json lists their content, computed without shardkit's readers.
-
-All of version 1 were written by commit e13f48d, the last before version 2.
+planes, one with fields of all kinds, and one whose fields were changed later; and an attached
+archive. expected.json lists their content, computed without shardkit's readers.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ ARRAY_IMAGE = "npy"
 
 STORED_KINDS = (*IMAGE_FIELDS[:8], "npy", "bin", "absent", PLANES)
 """What an entry of the index describes, in the order of its codes: an image, an array, bytes, or
-nothing, where the row lacks the field. Part of the format: entries may be appended, never moved.
-Those up to ``absent`` are of version 1, all others of version 2."""
+nothing, where the row lacks the field. Part of the format: entries may be appended, never moved."""
 
 ABSENT = "absent"
 """The entry of a row that lacks the field, in `STORED_KINDS`."""

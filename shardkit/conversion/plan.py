@@ -21,7 +21,7 @@ from shardkit.contracts import Format, Images, Original, Scan, StoredEntries
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.stored_order import sort_entries, stored_order
 from shardkit.conversion.typed import typed_recipe, typed_scan
-from shardkit.dataset.manifest import format_version
+from shardkit.dataset.manifest import FORMAT_VERSION
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Schema, describe_schema
 from shardkit.options import about, option, require_integer, require_valid
@@ -156,8 +156,7 @@ class SplitPlan:
         if self.original is None:
             return self.meta
         part = self.original.parts[bisect.bisect_right(self.starts, self.cuts[shard]) - 1]
-        version = max(self.meta["shardkit"], format_version(self.recipe))
-        return {**self.meta, "recipe": self.recipe, "source": part.source, "shardkit": version}
+        return {**self.meta, "recipe": self.recipe, "source": part.source}
 
     def shard_source(self, shard: int) -> Images:
         """Return the images of one shard, in stored order."""
@@ -372,7 +371,7 @@ def shard_meta(
     """Return the description of a dataset that each of its shards stores."""
     described = recipe.describe()
     return {
-        "shardkit": format_version(described, typed=any(f.pixels for f in schema.values())),
+        "shardkit": FORMAT_VERSION,
         "format": to,
         "classes": schema[LABEL].classes if LABEL in schema else None,
         "schema": describe_schema(schema),

@@ -12,7 +12,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from shardkit.dataset.index import index_files
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located
 from shardkit.kinds.field import Field, load_schema
 from shardkit.recipe import Recipe
-from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, is_planes, load_json
+from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, load_json
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_local, write_atomically
 from shardkit.system.safe_paths import LinkRefused, Unfit, parts_of
 from shardkit.system.text import as_command, name_list, printable, quoted
@@ -34,9 +34,8 @@ _PLAN = ".shardkit-work/state/jobs/plan.json"
 FACTS_NAME = "facts.npy"
 """The array of `shardkit report`: in a dataset's directory, but not part of the dataset."""
 
-FORMAT_VERSION = 2
-"""Increased when readers of an older version would misread new datasets. Version 2 has planes,
-typed images and layers; a dataset without them is of version 1."""
+FORMAT_VERSION = 1
+"""Increased when readers of an older version would misread new datasets."""
 
 _ROWS = "index/rows.npy"
 """A file of each dataset."""
@@ -501,11 +500,11 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
     version = value.get("format_version")
     if type(version) is int and version > FORMAT_VERSION:
         raise UsageError(
-            f"{path} has format version {version}; this shardkit reads up to version "
+            f"{path} has format version {version}; this shardkit reads version "
             f"{FORMAT_VERSION}. Install a newer shardkit."
         )
     value.pop("digest", None)
-    if content != _render_or_none(value) or type(version) is not int or version < 1:
+    if content != _render_or_none(value) or type(version) is not int or version != FORMAT_VERSION:
         raise CorruptDataset(
             f"{path} was changed or truncated: its digest does not match. {_REMEDY}"
         )
@@ -516,8 +515,6 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
                 raise ValueError("it states layering without layers")
             body.setdefault("layering", None)
         manifest = build_typed(_KINDS[value["kind"]], body)
-        if version != _version(manifest):
-            raise ValueError(f"it does not have the format version {version}")
         _check(manifest)
     except (TypeError, ValueError, UsageError) as error:
         reason = printable(str(error))
@@ -596,33 +593,10 @@ def _lack(path: Path) -> str:
 
 def _as_json(manifest: Manifest | SplitsManifest) -> dict[str, Any]:
     (kind,) = (name for name, target in _KINDS.items() if type(manifest) is target)
-    value = {"format_version": _version(manifest), "kind": kind, **asdict(manifest)}
+    value = {"format_version": FORMAT_VERSION, "kind": kind, **asdict(manifest)}
     if isinstance(manifest, Manifest) and manifest.layering is None:
         del value["layering"]
     return value
-
-
-def _version(manifest: Manifest | SplitsManifest) -> int:
-    """Return the format version that a manifest states."""
-    if not isinstance(manifest, Manifest):
-        return 1
-    if manifest.layering is not None:
-        return 2
-    typed = any(field.pixels for field in manifest.fields_by_name.values())
-    return format_version(manifest.recipe, manifest.fields, typed=typed)
-
-
-def format_version(
-    recipe: Mapping[str, Any], fields: Iterable[str] = (), *, typed: bool = False
-) -> int:
-    """Return the lowest format version that has all that a dataset uses.
-
-    Args:
-        recipe: Description of the changes made to the images.
-        fields: Stored names of the fields, if they are known.
-        typed: Whether images state channels and dtype.
-    """
-    return 2 if typed or recipe.get("encode") == "planes" or any(map(is_planes, fields)) else 1
 
 
 def _digest(value: Mapping[str, Any]) -> str:

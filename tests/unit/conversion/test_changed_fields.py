@@ -123,7 +123,7 @@ def test_a_copy_has_the_fields_of_all_layers_in_its_shards(made: Path, tmp_path:
     assert manifest.content_digest == layered.content_digest
     assert (manifest.schema, manifest.fields) == (layered.schema, layered.fields)
     assert manifest.class_counts == layered.class_counts
-    assert manifest.format_version == 1
+    assert not hasattr(manifest, "layering")
     for one, two in zip(read(copy, "image", "label", "latent"), rows, strict=True):
         assert one[:2] == two[:2]
         assert one[2].tolist() == two[2].tolist()
@@ -281,18 +281,6 @@ def test_files_of_a_replaced_layer_go_with_the_next_change(made: Path) -> None:
     assert [value for (value,) in read(made, "number")] == list(range(20, 26))
 
 
-def test_a_dataset_with_layers_has_version_2_and_one_without_has_1(made: Path) -> None:
-    def version() -> int:
-        stated: int = json.loads((made / "shardkit.json").read_text())["format_version"]
-        return stated
-
-    assert version() == 1
-    add_fields(made, {"number": list(range(6))})
-    assert version() == 2
-    undo_fields(made)
-    assert version() == 1
-
-
 def test_a_repeated_change_does_nothing(made: Path, tmp_path: Path) -> None:
     source = captions(made, tmp_path)
     add_fields(made, source, field=["caption"])
@@ -347,7 +335,7 @@ def test_a_function_that_fails_names_the_row(made: Path) -> None:
     path = sorted(paths_of(made))[2]
     with pytest.raises(BadImages, match=f"{path}: text: KeyError"):
         add_fields(made, {"text": lambda sample: {True: "a"}[sample["path"] != path]})
-    assert stated(made).format_version == 1
+    assert not hasattr(stated(made), "layering")
 
 
 def test_arrays_of_a_file_are_in_row_order(made: Path, tmp_path: Path) -> None:
@@ -490,7 +478,7 @@ def test_one_table_serves_all_splits(tmp_path: Path) -> None:
         add_fields(made, table(tmp_path / "d.csv", ambiguous), field=["x"])
     undo_fields(made)
     assert verify(made).ok
-    assert stated(made / "train").format_version == 1
+    assert not hasattr(stated(made / "train"), "layering")
 
 
 def test_damage_in_a_layer_is_found(made: Path, tmp_path: Path) -> None:

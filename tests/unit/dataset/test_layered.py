@@ -64,7 +64,6 @@ EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a field of the base that cannot be": lambda value: value["layering"]["base"]["schema"][
         0
     ].update(kind="text"),
-    "version 1": lambda value: value.update(format_version=1),
     "unknown entries": lambda value: layer(value).update(more=1),
     "files of layers among those of the dataset": lambda value: value["files"].append(
         layer(value)["files"].pop()

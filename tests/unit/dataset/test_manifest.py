@@ -25,7 +25,6 @@ from shardkit.dataset.manifest import (
     Manifest,
     ShardEntry,
     SplitsManifest,
-    format_version,
     load_any_manifest,
     load_manifest,
     save_manifest,
@@ -212,25 +211,6 @@ def test_a_version_that_never_was_is_refused(tmp_path: Path) -> None:
         write(tmp_path, value)
         with pytest.raises(CorruptDataset):
             load_any_manifest(tmp_path)
-
-
-def test_only_planes_have_version_2(tmp_path: Path) -> None:
-    fields = {"cls": 5, "y4m": 5}
-    save_manifest(replace(make_manifest(), fields=fields), tmp_path)
-    value = json.loads((tmp_path / MANIFEST_NAME).read_bytes())
-    assert value["format_version"] == 2
-    assert load_any_manifest(tmp_path).digest == value.pop("digest")
-    for changed in ({**value, "format_version": 1}, {**saved(tmp_path), "format_version": 2}):
-        write(tmp_path, changed)
-        with pytest.raises(CorruptDataset, match="format version"):
-            load_any_manifest(tmp_path)
-
-
-def test_the_version_is_the_lowest_that_has_all() -> None:
-    assert format_version({}, ()) == 1
-    assert format_version({"encode": "jpeg"}, ("jpg", "xy4m", "y4m.png")) == 1
-    assert format_version({"encode": "planes"}, ()) == 2
-    assert format_version({}, ("cls", "y4m")) == format_version({}, ("cls", "left.y4m")) == 2
 
 
 ESCAPES = ["../x", "/x", "a/../../x", "..", ".", "", "a//b", "a/", "./a", "a\0b", "a/.."]

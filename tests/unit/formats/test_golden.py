@@ -1,4 +1,4 @@
-"""The layouts of all format versions are frozen: written once, they are read and written forever.
+"""The layout is frozen: datasets are read, and written with the same bytes.
 
 scripts/make_golden.py made tests/golden. A test that fails here says that files which users have
 would be misread, or that today's files differ from theirs.
@@ -6,7 +6,6 @@ would be misread, or that today's files differ from theirs.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
@@ -20,10 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
 from stated import has_compiled_module, stated
 
-from shardkit import UsageError, attach, open_dataset, reindex, verify
+from shardkit import attach, open_dataset, reindex, verify
 from shardkit.dataset.shardset import open_shards
 from shardkit.record import Record
 from shardkit.registry import get_format
@@ -77,17 +75,6 @@ def test_the_golden_dataset_is_intact(name: str) -> None:
     result = verify(GOLDEN / name, "decode")
     assert (result.findings, result.extras) == ([], [])
     assert result.records == len(ORDER.get(name.split("/")[1], PICTURES))
-
-
-@pytest.mark.parametrize("name", [*ALL, "attached/index"])
-def test_only_planes_are_refused_by_readers_of_version_1(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shardkit.dataset.manifest.FORMAT_VERSION", 1)
-    root: dict[str, Any] = {"root": ATTACHED} if "attached" in name else {}
-    refusal = refused(UsageError, "format version 2")
-    with refusal if name.endswith("planes") else contextlib.nullcontext():
-        open_dataset(GOLDEN / name, **root)
 
 
 @pytest.mark.parametrize("name", DATASETS)

@@ -1,4 +1,4 @@
-"""Datasets of version 2 whose fields were changed later: written once, they are read forever."""
+"""Datasets whose fields were changed later: written once, they are read forever."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
 from stated import stated
 
-from shardkit import UsageError, convert, open_dataset, open_source, undo_fields, verify
+from shardkit import convert, open_dataset, open_source, undo_fields, verify
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -52,12 +51,6 @@ def test_it_is_intact_and_can_be_copied_or_undone(storage: str, tmp_path: Path) 
 def test_its_shards_are_those_of_the_golden_dataset_without_layers(storage: str) -> None:
     layered, before = (stated(GOLDEN / storage / name) for name in ("layered", "labelled"))
     assert layered.shards == before.shards
-
-
-def test_readers_of_version_1_ask_for_a_newer_shardkit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardkit.dataset.manifest.FORMAT_VERSION", 1)
-    with refused(UsageError, "format version 2"):
-        open_dataset(GOLDEN / "lmdb" / "layered")
 
 
 @pytest.mark.parametrize("storage", FORMATS)

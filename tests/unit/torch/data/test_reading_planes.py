@@ -235,19 +235,6 @@ def test_a_loader_reads_planes(planes: Path) -> None:
     assert {shape[1:] for shape in shapes} == {(3, 24, 24)}
 
 
-def test_only_datasets_with_planes_have_version_2(kept: Path, planes: Path) -> None:
-    for path, version in ((kept, 1), (planes, 2)):
-        manifest = json.loads((path / "shardkit.json").read_bytes())
-        assert manifest["format_version"] == version
-
-
-def test_a_recipe_of_planes_has_version_2_without_any(tmp_path: Path) -> None:
-    folder = make_tree(tmp_path / "photos", {"a/1.png": png(8, 8)})
-    path = make_dataset(folder, tmp_path / "made", encode="planes")
-    manifest = json.loads((path / "shardkit.json").read_bytes())
-    assert (manifest["format_version"], sorted(manifest["fields"])) == (2, ["cls", "json", "png"])
-
-
 def test_the_command_counts_encodings_and_estimates_sizes(source: Path, tmp_path: Path) -> None:
     words = "convert", "imagefolder", source, tmp_path / "out", "--to", "lmdb", "--encode", "planes"
     (plan,) = json.loads(invoke(*words, "--dry-run", "--json").stdout)["plan"].values()
