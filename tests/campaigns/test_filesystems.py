@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,8 @@ def test_readers_ask_for_no_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -
 def _written_without_locks(code: int, folder: Path, place: Path, to: str) -> dict[str, str]:
     """Let the kernel refuse locks, also those of HDF5's and LMDB's libraries, and use each verb."""
     refuse_locks(code)
+    # Elsewhere, processes that have locks would take its folder for abandoned.
+    tempfile.tempdir = str(place.parent)
     make_dataset(folder, place, to=to)
     append(place, make_folder(place.parent / "more", ["cow"]))
     add_fields(place, {"score": list(range(9))})

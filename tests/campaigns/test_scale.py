@@ -65,7 +65,7 @@ def sparse(root: Path, rows: int, real: list[int]) -> Path:
         class_counts=(rows - rows // 2, rows // 2),
         raw_shape=None,
         recipe=Recipe().describe(),
-        source={},
+        source={"kind": "imagefolder"},
     )
     save_manifest(manifest, root)
     return root
