@@ -27,7 +27,7 @@ from shardkit.options import option
 from shardkit.record import IMAGE, LABEL, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.sources.row_log import PIECE
 from shardkit.sources.spool import Spool
-from shardkit.system.text import quoted, shortened
+from shardkit.system.text import name_list, quoted, shortened
 
 _TRIALS = 32
 """Samples to read during a scan, to estimate the size of the others."""
@@ -119,8 +119,12 @@ class Samples(Source):
         count = len(self._samples)
         label = self._schema.get(LABEL)
         names = None if label is None else label.classes
-        if classes is not None and tuple(classes) != (names or ())[: len(classes)]:
-            raise UsageError("the classes of the samples differ from those of the dataset")
+        if classes is not None and names is not None and tuple(classes) != names[: len(classes)]:
+            raise UsageError(
+                f"the samples have the classes {name_list(names or ())}, which differ from those "
+                f"of the dataset: {name_list(classes)}; new classes must follow these. Or convert "
+                "the samples to a dataset of their own, and append that"
+            )
         size = self._mean_bytes()
         self._warn_if_random()
         starts = [*range(0, count, PIECE), count]

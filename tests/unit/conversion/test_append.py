@@ -29,6 +29,7 @@ from stated import done, restate_json, stated
 
 from shardkit import (
     CorruptDataset,
+    Field,
     ShardDataset,
     UsageError,
     append,
@@ -546,3 +547,21 @@ def test_the_result_is_json(place: Path, more: Path, tmp_path: Path) -> None:
     other = make_dataset(make_tree(tmp_path / "o", {"cat/o.jpg": jpeg()}), tmp_path / "second")
     value = json.loads(invoke("merge", place, other, tmp_path / "out", "--json").stdout)
     assert (value["rows"], value["shards"]) == (10, 4)
+
+
+class Numbered(list[Any]):
+    """Samples whose labels are numbers of their own classes, as of torchvision's datasets."""
+
+    classes = ("dog", "cat")
+
+
+def test_samples_with_classes_in_another_order_are_refused(tmp_path: Path) -> None:
+    image = np.zeros((4, 4, 3), np.uint8)
+    schema = {"label": Field("label", classes=("cat", "dog"))}
+    convert([{"key": "a", "image": image, "label": 0}], tmp_path / "d", to="lmdb", schema=schema)
+    more = Numbered([{"key": "b", "image": image, "label": 0}])
+    with refused(UsageError, "dog, cat", "cat, dog"):
+        append(tmp_path / "d", more)
+    more.classes = ("cat", "dog")
+    append(tmp_path / "d", more)
+    assert sorted(open_dataset(tmp_path / "d").targets.tolist()) == [0, 0]
