@@ -395,6 +395,7 @@ def test_a_dataset_without_shardkit_inside_is_left_alone() -> None:
     ("wrapper", "num_workers"),
     [("none", 2), ("plain subset", 0), ("batches", 2)],
 )
+@pytest.mark.slow
 def test_two_samplers_on_one_dataset_keep_their_epochs(
     path: Path, wrapper: str, num_workers: int
 ) -> None:
