@@ -64,13 +64,13 @@ def check_size(
         BadImage: If it is over a limit.
     """
     pixels = width * height
-    stated = f"it states {width} x {height} pixels"
+    size = f"it states {width} x {height} pixels"
     if pixels > MAX_PIXELS:
-        raise BadImage(f"{stated}, over the limit of {MAX_PIXELS}")
+        raise BadImage(f"{size}, over the limit of {MAX_PIXELS}")
     if pixels * pixel_bytes > MAX_BYTES:
-        raise BadImage(f"{stated} of {pixel_bytes} bytes, over the limit of {MAX_BYTES} bytes")
+        raise BadImage(f"{size} of {pixel_bytes} bytes, over the limit of {MAX_BYTES} bytes")
     if pixels * pixel_bytes > _SMALL_BYTES and pixels * least_packed > packed:
-        raise BadImage(f"{stated}, which do not fit in its {packed} bytes: it is damaged")
+        raise BadImage(f"{size}, which do not fit in its {packed} bytes: it is damaged")
 
 
 def in_turn_if_large(

@@ -214,11 +214,11 @@ def _samples(samples: Any, manifests: Mapping[str, Manifest], *, missing: str) -
     manifest, described = next(iter(manifests.values())), _first_sources(manifests)
     names = next(iter(described.values())).get("fields")
     schema = dict(manifest.fields_by_name)
-    own, label = tuple(getattr(samples, "classes", None) or ()), schema.get(LABEL)
-    if label is not None and own != (label.classes or ())[: len(own)]:
-        schema[LABEL] = replace(label, classes=own)  # which the numbers of their labels mean
+    classes, label = tuple(getattr(samples, "classes", None) or ()), schema.get(LABEL)
+    if label is not None and classes != (label.classes or ())[: len(classes)]:
+        schema[LABEL] = replace(label, classes=classes)  # which the numbers of their labels mean
     opened = Samples(samples, SampleOptions(schema=schema, fields=names))
-    rows = sum(each.rows + len(each.skipped) for each in manifests.values())
+    rows = sum(manifest.rows + len(manifest.skipped) for manifest in manifests.values())
     optional = manifest.fields_by_name if missing == "skip" else manifest.lacking
     opened = opened.after(rows, with_keys=True, optional=optional)
     return reopen(lambda _: opened, described)

@@ -300,7 +300,7 @@ _FIX = "Fix bad files, or leave them out with on_error='skip'"
 
 def assembly(work: Work[ShardTask], plan: Plan) -> Assembly:
     """Return the assembly of a split's dataset, without its pieces."""
-    (split,) = (split for split in plan.splits if split.name == work.split)
+    split = plan.split(work.split)
     return Assembly(
         folder=work.folder,
         format=plan.options.to,
@@ -327,7 +327,7 @@ def parts_of(work: Work[ShardTask], plan: Plan, *, first: int = 0) -> Parts:
         plan: Their plan.
         first: The number of the first one.
     """
-    (split,) = (split for split in plan.splits if split.name == work.split)
+    split = plan.split(work.split)
     classes = None if plan.scan.classes is None else len(plan.scan.classes)
     if split.original is None:
         pieces, sources, versions = [work.piece()], [split.meta["source"]], [plan.software]
@@ -365,11 +365,11 @@ def finish(work: Work[ShardTask], plan: Plan) -> Manifest:
     """
     pieces, entries = parts_of(work, plan)
     source = source_of(entries) if len(entries) > 1 else entries[0].source
-    (split,) = (split for split in plan.splits if split.name == work.split)
+    split = plan.split(work.split)
     if split.original is not None and CHANGED in split.original.source:
         source = {**source, CHANGED: split.original.source[CHANGED]}
-    made = replace(assembly(work, plan), source=source, software=entries[-1].software)
-    return made.finish(pieces)
+    described = replace(assembly(work, plan), source=source, software=entries[-1].software)
+    return described.finish(pieces)
 
 
 def save_facts(work: Work[ShardTask]) -> None:

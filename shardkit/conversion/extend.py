@@ -108,7 +108,7 @@ class Provided(Source):
         return replace(
             scan,
             source=source,
-            splits={split: replace(each, source=source) for split, each in scan.splits.items()},
+            splits={split: replace(images, source=source) for split, images in scan.splits.items()},
             originals={
                 split: _without(original, scan.schema.keys() - names)
                 for split, original in scan.originals.items()
@@ -137,8 +137,8 @@ def with_fields(record: Record, schema: Schema, names: Collection[str]) -> Recor
         if _field_of(stored, schema) in names
     }
     meta = record.meta
-    known = meta.keys() - schema.keys() if IMAGE in names else {"path"}
-    kept = {name: value for name, value in meta.items() if name in known or name in names}
+    facts = meta.keys() - schema.keys() if IMAGE in names else {"path"}
+    kept = {name: value for name, value in meta.items() if name in facts or name in names}
     return Record(record.key, {**fields, META_FIELD: dump_json(kept)})
 
 
@@ -160,10 +160,10 @@ def scan_of_base(scan: Scan, manifest: Manifest) -> Scan:
     fields, classes = dict(manifest.base.fields_by_name), manifest.base.classes
     labels = None
     if LABEL in fields and scan.classes is not None:
-        known = dict.fromkeys([*(classes or ()), *scan.classes])
-        numbers = {name: label for label, name in enumerate(known)}
+        joint = dict.fromkeys([*(classes or ()), *scan.classes])
+        numbers = {name: label for label, name in enumerate(joint)}
         labels = [numbers[name] for name in scan.classes]
-        classes = tuple(known)
+        classes = tuple(joint)
         fields[LABEL] = Field("label", classes=classes)
     if scan.schema.keys() <= fields.keys() and labels in (None, [*range(len(labels or ()))]):
         return replace(scan, fields=fields, classes=classes)
@@ -180,7 +180,7 @@ def joint_schema(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> S
     Raises:
         UsageError: If these do not go with it.
     """
-    (split,) = (split for split in plan.splits if split.name == work.split)
+    split = plan.split(work.split)
     raw_shape = plan.options.recipe.raw_shape
     shape = Shape(work.folder, plan.options.to, split.recipe, raw_shape, plan.scan.schema)
     return common_schema([shape_of(dataset), shape])

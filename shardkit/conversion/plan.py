@@ -173,6 +173,10 @@ class Plan:
     splits: tuple[SplitPlan, ...]
     software: dict[str, str]
 
+    def split(self, name: str) -> SplitPlan:
+        """Return the plan of a split."""
+        return next(split for split in self.splits if split.name == name)
+
     def large_files(self) -> str:
         """Return a sentence that names files of over a tenth of all bytes, or ""."""
         tenth = sum(sum(split.source.sizes()) for split in self.splits) / 10

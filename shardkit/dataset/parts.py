@@ -37,8 +37,8 @@ def with_changed(source: Mapping[str, Any], fields: Collection[str], digest: str
     names = sorted(changed_fields(source) | set(fields))
     if not names:
         return dict(source)
-    stated = {"content_digest": digest} if digest else {}
-    return {**source, CHANGED: {"fields": names, **stated}}
+    before = {"content_digest": digest} if digest else {}
+    return {**source, CHANGED: {"fields": names, **before}}
 
 
 def converted_digest(manifest: Manifest) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -121,7 +122,7 @@ class Samples(Source):
         names = None if label is None else label.classes
         if classes is not None and names is not None and tuple(classes) != names[: len(classes)]:
             raise UsageError(
-                f"the samples have the classes {name_list(names or ())}, which differ from those "
+                f"the samples have the classes {name_list(names)}, which differ from those "
                 f"of the dataset: {name_list(classes)}; new classes must follow these. Or convert "
                 "the samples to a dataset of their own, and append that"
             )
@@ -157,8 +158,7 @@ class Samples(Source):
             with_keys: Whether to read all samples to list them with their own keys.
             optional: Fields that the first sample may lack; None means all.
         """
-        later = Samples.__new__(Samples)
-        vars(later).update(vars(self))
+        later = copy.copy(self)
         later._first, later._is_keyed = count, with_keys
         if optional is not None:
             given = {*self._values(0)[1], *optional}
@@ -203,8 +203,7 @@ class Samples(Source):
         """Return a source with these samples alone, if they are in memory, for a worker process."""
         if not isinstance(self._samples, (list, tuple, Spool)):
             return self
-        part = Samples.__new__(Samples)
-        vars(part).update(vars(self))
+        part = copy.copy(self)
         numbers = [entry.place for entry in entries]
         if isinstance(self._samples, Spool):
             part._samples = self._samples.only(numbers)
