@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import h5py
 import lmdb
@@ -17,12 +20,7 @@ _PLACEHOLDER = b"8 bytes."
 
 def lmdb_sharing_a_page(path: Path, *, rows: int, value: int, field: str = "__key__") -> Path:
     """Write rows whose ``field`` is one and the same value of ``value`` bytes."""
-    with (
-        lmdb.open(
-            str(path), subdir=False, lock=False, sync=False, map_size=1 << 30, **FORMAT_OPTIONS
-        ) as environment,
-        environment.begin(write=True) as transaction,
-    ):
+    with _lmdb(path, map_size=1 << 30) as transaction:
         transaction.put(b"__shardkit__", b"{}")
         for row in range(rows):
             content = b"k" * value if row == rows - 1 else _PLACEHOLDER
@@ -43,10 +41,7 @@ def lmdb_sharing_a_page(path: Path, *, rows: int, value: int, field: str = "__ke
 
 def lmdb_overlapping_nodes(path: Path) -> Path:
     """Write a page with many nodes that extend to its end."""
-    with (
-        lmdb.open(str(path), subdir=False, lock=False, sync=False, **FORMAT_OPTIONS) as environment,
-        environment.begin(write=True) as transaction,
-    ):
+    with _lmdb(path) as transaction:
         for row in range(50):
             transaction.put(b"%09d.__key__" % row, b"k")
         transaction.put(b"__shardkit__", b"{}")
@@ -60,10 +55,7 @@ def lmdb_overlapping_nodes(path: Path) -> Path:
 
 def lmdb_with_a_long_key(path: Path) -> Path:
     """Write a node whose key takes most of its page."""
-    with (
-        lmdb.open(str(path), subdir=False, lock=False, sync=False, **FORMAT_OPTIONS) as environment,
-        environment.begin(write=True) as transaction,
-    ):
+    with _lmdb(path) as transaction:
         transaction.put(b"a", b"x" * 1500)
         transaction.put(b"b", b"x" * 1500)
     data = bytearray(path.read_bytes())
@@ -71,6 +63,14 @@ def lmdb_with_a_long_key(path: Path) -> Path:
     data[node + 6 : node + 8] = (3000).to_bytes(2, "little")
     path.write_bytes(data)
     return path
+
+
+@contextmanager
+def _lmdb(path: Path, **options: Any) -> Iterator[Any]:
+    """Yield a transaction that writes a new file."""
+    options = {"subdir": False, "lock": False, "sync": False, **FORMAT_OPTIONS, **options}
+    with lmdb.open(str(path), **options) as environment, environment.begin(write=True) as write:
+        yield write
 
 
 def _nodes(data: bytes | bytearray, ending: bytes) -> list[int]:

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from helpers import jpeg, make_folder, make_tree, tree
+from interrupted import stopped
 from refusals import refused
 
 from shardkit import ConversionFailed, CorruptDataset, UsageError, convert, open_dataset, verify
 from shardkit.conversion import exchange as module
-from shardkit.conversion.exchange import FolderExchange
-from shardkit.conversion.staging import WORK_NAME, StagingDirectory
+from shardkit.conversion.staging import WORK_NAME
 from shardkit.system import files
 
 STEPS = ("rename", "replace", "unlink", "rmdir", "mkdir", "link")
@@ -53,6 +53,12 @@ def _can_exchange(tmp_path: Path) -> None:
         pytest.skip("this file system cannot exchange folders")
     for name in ("one", "other"):
         (tmp_path / name).rmdir()
+
+
+def interrupt(photos: Path, target: Path, name: str) -> None:
+    """Replace a dataset, and be interrupted instead of the call of a function of conversion."""
+    with stopped(f"shardkit.conversion.{name}"), pytest.raises(KeyboardInterrupt):
+        into(photos, target, force=True)
 
 
 def into(photos: Path, target: Path, *, seed: int = 0, force: bool = False) -> None:
@@ -205,19 +211,11 @@ def test_other_files_survive_an_exchange_that_was_interrupted(
     photos: Path,
     out: Path,
     expected: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
     """What the user changes before the rerun stays changed."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     check = add_theirs(out)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, stop)
-        with pytest.raises(KeyboardInterrupt):
-            into(photos, out, force=True)
+    interrupt(photos, out, f"exchange.{name}")
     check()
     assert verify(out).ok
     (out / "new.txt").write_bytes(b"new")
@@ -359,15 +357,9 @@ def test_a_file_added_at_the_last_moment_replaces_none_of_the_new_dataset(
 
 
 def test_a_rerun_finishes_when_only_the_work_folder_is_left(
-    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    photos: Path, out: Path, expected: dict[str, str]
 ) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StagingDirectory, "discard", stop)
-        with pytest.raises(KeyboardInterrupt):
-            into(photos, out, force=True)
+    interrupt(photos, out, "staging.StagingDirectory.discard")
     (out / WORK_NAME / "state/sibling").write_bytes(b"photos")  # damaged, or planted
     source = tree(photos)
     with refused(UsageError):
@@ -384,16 +376,10 @@ def test_a_power_cut_may_leave_the_new_dataset_in_both_places(
     monkeypatch: pytest.MonkeyPatch,
     code: int,
 ) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     def fail(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "exchange", stop)
-        with pytest.raises(KeyboardInterrupt):
-            into(photos, out, force=True)
+    interrupt(photos, out, "exchange.exchange")
     (hidden,) = out.parent.glob(".shardkit-*")
     shutil.copytree(hidden, out / WORK_NAME / "dataset")
     if code == errno.EIO:  # another error removes neither
@@ -408,15 +394,9 @@ def test_a_power_cut_may_leave_the_new_dataset_in_both_places(
 
 
 def test_a_power_cut_may_leave_the_old_dataset_in_both_places(
-    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    photos: Path, out: Path, expected: dict[str, str]
 ) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FolderExchange, "_return_others", stop)
-        with pytest.raises(KeyboardInterrupt):
-            into(photos, out, force=True)
+    interrupt(photos, out, "exchange.FolderExchange._return_others")
     (hidden,) = out.parent.glob(".shardkit-*")
     shutil.copytree(hidden, out / WORK_NAME / "old", copy_function=os.link)
     with refused(UsageError):
@@ -426,42 +406,29 @@ def test_a_power_cut_may_leave_the_old_dataset_in_both_places(
 
 
 def test_another_command_finishes_an_exchange_that_was_interrupted(
-    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    photos: Path, out: Path, expected: dict[str, str]
 ) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     for name in ("exchange", "remove_tree"):  # before it, and after it
         into(photos, out, seed=1, force=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, stop)
-            with pytest.raises(KeyboardInterrupt):
-                into(photos, out, force=True)
+        interrupt(photos, out, f"exchange.{name}")
         with refused(UsageError):
             into(photos, out, seed=2)
         assert tree(out) == expected
         assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
 
 
-def interrupted(photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupted(photos: Path, out: Path) -> Path:
     """Interrupt a conversion just before the exchange; return the hidden folder that it leaves."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "exchange", stop)
-        with pytest.raises(KeyboardInterrupt):
-            into(photos, out, force=True)
+    interrupt(photos, out, "exchange.exchange")
     (hidden,) = out.parent.glob(".shardkit-*")
     return hidden
 
 
 def test_a_hidden_folder_without_proof_is_left_alone(
-    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    photos: Path, out: Path, expected: dict[str, str]
 ) -> None:
     """Earlier code linked the state after the move: killed between the two, it left this."""
-    hidden = interrupted(photos, out, monkeypatch)
+    hidden = interrupted(photos, out)
     shutil.rmtree(hidden / WORK_NAME)
     before, old = tree(hidden), (out / "shardkit.json").read_bytes()
     with refused(UsageError, "force=True"):
@@ -473,9 +440,9 @@ def test_a_hidden_folder_without_proof_is_left_alone(
 
 
 def test_a_copy_of_an_interrupted_exchange_leaves_the_original_alone(
-    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    photos: Path, out: Path, expected: dict[str, str]
 ) -> None:
-    hidden = interrupted(photos, out, monkeypatch)
+    hidden = interrupted(photos, out)
     copy = Path(shutil.copytree(out, out.with_name("copy")))
     into(photos, copy, force=True)
     assert hidden.exists()
