@@ -142,6 +142,7 @@ def test_messages_name_options_as_the_command_does(
         convert("photos", "out", to="lmdb", resizer="torch")
 
 
+@pytest.mark.slow
 def test_an_empty_path_is_not_the_current_folder() -> None:
     count = 0
     for path in commands():

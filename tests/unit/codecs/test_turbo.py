@@ -231,6 +231,7 @@ def _scaled(region: Region, eighths: int) -> Region:
     return enclosing(region, (width, height), eighths / 8)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(data=st.data())
 def test_any_region_of_any_size_is_cropped_exactly(library: str, data: st.DataObject) -> None:

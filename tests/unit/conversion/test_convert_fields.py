@@ -138,6 +138,7 @@ def test_damage_of_any_field_names_its_row(dataset: Path) -> None:
     assert verify(dataset).ok
 
 
+@pytest.mark.slow
 def test_a_dataset_is_verified_against_its_samples(dataset: Path) -> None:
     result = verify(dataset, against=SAMPLES)
     assert result.findings == []

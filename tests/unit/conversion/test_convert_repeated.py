@@ -263,7 +263,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("older", "newer", "stride"),
     [
-        ("single", "single", 9),
+        pytest.param("single", "single", 9, marks=pytest.mark.slow),
         pytest.param(None, "single", 2, marks=pytest.mark.slow),
         pytest.param(None, "splits", 3, marks=pytest.mark.slow),
         pytest.param("splits", "single", 2, marks=pytest.mark.slow),

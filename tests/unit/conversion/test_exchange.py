@@ -101,6 +101,7 @@ def test_a_dataset_is_readable_at_each_step(
     assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
 
 
+@pytest.mark.slow
 def test_repeated_opening_never_fails(photos: Path, out: Path) -> None:
     opened = 0
     failures: list[BaseException] = []
@@ -189,6 +190,7 @@ def assert_only(out: Path, expected: dict[str, str]) -> None:
     assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
 
 
+@pytest.mark.slow
 def test_a_dataset_with_other_files_is_readable_at_each_step_and_they_stay(
     photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_dataset_that_was_never_planned_is_nothing_to_commit(own: Path, tmp_pa
     assert "this command" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["new", "exchanged", "file by file"])
 def test_a_commit_that_was_interrupted_anywhere_is_repeated(
     whole: Path, tmp_path: Path, local: dict[str, str], how: str

@@ -188,6 +188,7 @@ def _is_borderline(box: list[Any], size: tuple[int, int]) -> bool:
     return bool(box[0] == box[2] or box[1] == box[3] or box[0] == size[0] or box[1] == size[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(MODES),

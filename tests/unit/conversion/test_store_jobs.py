@@ -219,6 +219,7 @@ def test_a_job_that_is_slower_looks_for_other_tasks(bucket: Bucket, source: Path
         assert list(first) == []
 
 
+@pytest.mark.slow
 def test_another_plan_is_discarded_only_if_forced(bucket: Bucket, source: Path) -> None:
     plan(source)
     assert plan(source) == 3  # an interrupted plan is repeated
@@ -235,6 +236,7 @@ def test_another_plan_is_discarded_only_if_forced(bucket: Bucket, source: Path) 
     work(1)
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_being_committed_cannot_be_discarded(bucket: Bucket, source: Path) -> None:
     plan(source)
     work(0, 1, 2)

@@ -233,6 +233,7 @@ def test_errors_name_the_remedy_and_no_secret(
     fails("permission")
 
 
+@pytest.mark.slow
 def test_credentials_of_boto3_are_used(
     bucket: Bucket, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

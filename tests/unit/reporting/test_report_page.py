@@ -240,6 +240,7 @@ def browse(text: str, folder: Path, *options: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_page_without_requests_or_errors(text: str, tmp_path: Path) -> None:
     # Its policy forbids scripts and requests; a violation is an error on the console.
     done = browse(text, tmp_path)

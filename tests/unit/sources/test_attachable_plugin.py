@@ -63,6 +63,7 @@ def run(*args: Any) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_it_converts_attaches_and_is_built_by_jobs(pack: Path, tmp_path: Path) -> None:
     assert "Convert the images in .pack files." in run("convert", "--help")
     assert "Files of images end to end." in run("attach", "--help")

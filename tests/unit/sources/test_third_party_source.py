@@ -63,6 +63,7 @@ def table(tmp_path: Path) -> Path:
     return write_table(tmp_path / "photos" / "table.csv", rows)
 
 
+@pytest.mark.slow
 def test_the_command_line_converts_verifies_and_repairs_it(table: Path, tmp_path: Path) -> None:
     listed = invoke("convert", "--help").output
     assert "Convert image files listed in a CSV table." in listed

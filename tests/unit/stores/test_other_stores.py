@@ -59,6 +59,7 @@ def test_a_dataset_is_written_read_and_verified(scheme: str, folder: Path, tmp_p
     assert [finding.file for finding in verify(url, "quick").findings] == ["shard-000001.h5"]
 
 
+@pytest.mark.slow
 def test_jobs_share_a_bucket(scheme: str, folder: Path, tmp_path: Path) -> None:
     url = f"{scheme}://{BUCKET}/jobs"
     plan_jobs(folder, url, to="lmdb", shard_samples=4)
@@ -76,6 +77,7 @@ def test_jobs_share_a_bucket(scheme: str, folder: Path, tmp_path: Path) -> None:
     assert verify(url, against=folder).ok
 
 
+@pytest.mark.slow
 def test_large_files_are_sent_in_parts(scheme: str, tmp_path: Path) -> None:
     url, content, file = f"{scheme}://{BUCKET}/x", bytes(range(256)) * 80_000, tmp_path / "x"
     file.write_bytes(content)

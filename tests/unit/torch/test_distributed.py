@@ -161,6 +161,7 @@ def test_ranks_are_detected_and_have_equal_steps(
             assert answer["states"] == answers[0]["states"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [True, "blocks"])
 def test_ranks_with_processes_read_the_same_as_with_threads(
     root: Path, tmp_path: Path, shuffle: Any

@@ -260,6 +260,7 @@ class Stop(NamedTuple):
     """Rank and number of ranks."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stop",
     [

@@ -310,6 +310,7 @@ class Renames:
         function(*paths, **more)
 
 
+@pytest.mark.slow
 def test_repair_resumes_after_an_interruption_at_any_rename(
     photos: Path, pristine: Path, tmp_path: Path
 ) -> None:

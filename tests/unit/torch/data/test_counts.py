@@ -510,6 +510,7 @@ def own_objects() -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "num_workers"), [("jpg", 0), ("raw", 0), ("jpg", 2)])
 def test_a_dropped_batch_leaves_no_object(root: Path, kind: str, num_workers: int) -> None:
     """Not even in a cycle, whose collection would stop all threads."""

@@ -159,6 +159,7 @@ def test_the_length_is_exact(root: Path) -> None:
         assert len(list(dataset)) == len(dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "remainder", "batch", "num_workers"),
     pairwise([2, 3], REMAINDERS, [None, BATCH], [0, 2]),

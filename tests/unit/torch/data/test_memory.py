@@ -214,6 +214,7 @@ def test_the_number_of_free_blocks_is_limited() -> None:
     assert pool._lent == {}
 
 
+@pytest.mark.slow
 def test_a_block_outlives_its_pool() -> None:
     pool = BlockPool(2)
     block = pool.new((3, 3))
