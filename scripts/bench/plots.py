@@ -19,7 +19,6 @@ MACHINES = {"AMD EPYC": "#1f6f8b", "Intel Xeon": "#e0a458"}
 ROWS = {
     "JPEG, center crop, threads": ("JPEGs of 256 pixels", "exact, threads"),
     "JPEG, center crop, processes": ("JPEGs of 256 pixels", "exact, worker processes"),
-    "JPEG, center crop, jpeg='fast'": ("JPEGs of 256 pixels", '`jpeg="fast"`'),
     "JPEG, random crop from 500 x 375": ("Random crops", "500 x 375, over FFCV"),
     "JPEG, random crop from 2000 x 1500": ("Random crops", "2000 x 1500, over FFCV"),
     "raw 224 x 224, threads": ("Raw pixels", "threads, over FFCV"),

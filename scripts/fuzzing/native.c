@@ -42,7 +42,7 @@ static void decode(const uint8_t *data, size_t length, uint32_t width, uint32_t 
             uint8_t *out = malloc(size ? size : 1);
             if (out != NULL)
                 decoded += sk_decode_jpeg(data, length, width, height, scales[n], regions[m],
-                                          (int)(m % 2), &line, out) == SK_DONE;
+                                          &line, out) == SK_DONE;
             if (out != NULL && scales[n] == 8)
                 decoded += sk_decode_png(data, length, width, height, regions[m], white, &line,
                                          out) == SK_DONE;
@@ -87,7 +87,6 @@ static void decode_whole(const uint8_t *data, size_t length) {
                 .height = (header.height * (uint32_t)eighths + 7) / 8,
                 .channels = channels[n],
                 .eighths = eighths,
-                .fast = eighths % 2,
             };
             whole.out = malloc((size_t)whole.width * whole.height * (size_t)whole.channels);
             if (whole.out == NULL) abort();

@@ -34,7 +34,6 @@ from shardkit.codecs.geometry import Mask
 from shardkit.codecs.jpeg_faults import is_warning, jpeg_loss
 from shardkit.codecs.libjpeg import JpegError
 from shardkit.codecs.limits import LEAST_PACKED, TIFF_RATIOS, check_size, in_turn_if_large
-from shardkit.codecs.quantizers import allow_fast_dct
 from shardkit.codecs.quiet import quiet, silence_libtiff
 from shardkit.codecs.structure import (
     PlainPng,
@@ -228,9 +227,6 @@ class Decoding(NamedTuple):
 
     background: Color = WHITE
     """RGB color under transparent pixels."""
-    fast: bool = False
-    """Whether JPEGs may use libjpeg's fast inverse DCT: off by up to 1.5 levels on average (see
-    `allow_fast_dct`). Requires `shardkit.codecs.libjpeg`."""
     at_least: tuple[int, int] = (0, 0)
     """Minimum width and height. A JPEG of at least twice that size may be decoded reduced, but not
     below; (0, 0) decodes all pixels."""
@@ -481,7 +477,6 @@ def _decode_jpeg(
             pixels = libjpeg.decode_jpeg(
                 data,
                 "CMYK" if is_cmyk else "RGB",
-                fast=how.fast and allow_fast_dct(data),
                 at_least=how.at_least,
                 out=None if is_cmyk else out,
             )

@@ -60,7 +60,6 @@ def decode_jpeg(
     data: bytes | memoryview,
     colors: str = "RGB",
     *,
-    fast: bool = False,
     at_least: tuple[int, int] = (0, 0),
     out: Pixels | None = None,
 ) -> Pixels:
@@ -69,7 +68,6 @@ def decode_jpeg(
     Args:
         data: The encoded image.
         colors: ``RGB``, ``GRAY`` or ``CMYK``.
-        fast: Whether to use the fast inverse DCT.
         at_least: Minimum width and height, as in `sufficient_eighths`.
         out: Array for the pixels: C-contiguous, of exactly the image's shape.
 
@@ -80,13 +78,12 @@ def decode_jpeg(
         JpegError: If libjpeg reports damage, or cannot decode it.
     """
     if simplejpeg is None:
-        return _decode_compiled(data, colors, fast, at_least, out)
+        return _decode_compiled(data, colors, at_least, out)
     width, height = at_least
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
             data,
             colorspace=colors,
-            fastdct=fast,
             fastupsample=False,  # it is off by 40 levels on average at saturated edges
             min_height=height,
             min_width=width,
@@ -102,7 +99,6 @@ def decode_jpeg(
 def _decode_compiled(
     data: bytes | memoryview,
     colors: str,
-    fast: bool,
     at_least: tuple[int, int],
     out: Pixels | None,
 ) -> Pixels:
@@ -115,7 +111,7 @@ def _decode_compiled(
         out = np.empty(shape, np.uint8)
     elif out.shape != shape:
         raise JpegError(f"it has the shape {shape}, not {out.shape}")
-    reason = compiled.decode_jpeg(data, out, eighths, fast=fast)
+    reason = compiled.decode_jpeg(data, out, eighths)
     if reason is not None:
         raise JpegError(reason)
     return out

@@ -27,7 +27,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.quantizers import allow_fast_dct
 from shardkit.codecs.structure import jpeg_ends_after_scan
 from shardkit.errors import UsageError
 
@@ -39,7 +38,7 @@ _FILE = "libturbojpeg.0.dylib" if sys.platform == "darwin" else "libturbojpeg.so
 # Names and values of turbojpeg.h, version 3.0.
 _DECOMPRESS = 1  # TJINIT_DECOMPRESS
 _STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _COLOR = 0, 4, 5, 6, 8  # TJPARAM_...
-_FAST_DCT, _PROGRESSIVE = 10, 12
+_PROGRESSIVE = 12
 _RGB = 0  # TJPF_RGB
 _SAMPLINGS = {0: 444, 1: 422, 2: 420, 3: 400}
 """Chroma sampling of each TJSAMP_... whose planes are stored."""
@@ -82,12 +81,7 @@ _SCALES = {n: _Scale(n // math.gcd(n, 8), 8 // math.gcd(n, 8)) for n in range(1,
 
 
 def decode_region(
-    data: bytes | memoryview,
-    size: tuple[int, int],
-    eighths: int,
-    region: Region,
-    *,
-    fast: bool = False,
+    data: bytes | memoryview, size: tuple[int, int], eighths: int, region: Region
 ) -> npt.NDArray[np.uint8] | None:
     """Decode a region of a JPEG image.
 
@@ -96,7 +90,6 @@ def decode_region(
         size: Expected width and height.
         eighths: Scale in eighths, 1 to 8.
         region: The region, in pixels of the scaled image.
-        fast: Whether the fast inverse DCT may be used (see `allow_fast_dct`).
 
     Returns:
         uint8 of shape (height, width, 3), possibly not contiguous. None if the library is missing
@@ -113,9 +106,7 @@ def decode_region(
     handle = library.tj3Init(_DECOMPRESS)
     try:
         source = np.frombuffer(data, np.uint8).ctypes.data, len(data)
-        fast = fast and allow_fast_dct(data)
-        for parameter, value in (_STOP_ON_WARNING, 1), (_FAST_DCT, fast):
-            library.tj3Set(handle, parameter, value)
+        library.tj3Set(handle, _STOP_ON_WARNING, 1)
         if library.tj3DecompressHeader(handle, *source):
             return None
         as_expected = (library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)) == size

@@ -159,7 +159,7 @@ def decode_part(image: EncodedImage, region: Region, how: Decoding) -> DecodedPa
     if image.field == "jpg" and usual and (region.width, region.height) != size and available():
         eighths = sufficient_eighths(size, how.at_least)
         inside = region if eighths == 8 else _reduced_region(region, size, eighths)
-        piece = decode_region(image.data, size, eighths, inside, fast=how.fast)
+        piece = decode_region(image.data, size, eighths, inside)
         if piece is not None:
             return DecodedPart(piece, inside.left, inside.top, eighths / 8)
     pixels = decode_stored(image, how)

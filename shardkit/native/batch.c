@@ -184,7 +184,7 @@ static enum sk_code decode(const sk_batch *batch, const entry *image, sk_region 
                            workspace *work, uint8_t *out) {
     if (image->kind == JPEG)
         return sk_decode_jpeg(work->stored.data, image->length, image->width, image->height,
-                              eighths, region, batch->fast, &work->line, out);
+                              eighths, region, &work->line, out);
     if (image->kind == PLANES)
         return sk_finish_planes(work->stored.data, image->length, image->width, image->height,
                                 region, &work->line, out);

@@ -90,7 +90,7 @@ typedef struct {
     uint8_t *out;           /* height x width x channels bytes; NULL to read the header only */
     uint32_t width, height; /* of `out`; or, from the header, of the image */
     int channels;           /* the same: 1 (gray), 3 (RGB) or 4 (CMYK) */
-    int eighths, fast;      /* scale; whether to use the fast inverse DCT */
+    int eighths;            /* scale */
     char message[SK_JPEG_MESSAGE]; /* unless it is done, libjpeg's first warning or error */
 } sk_whole_jpeg;
 

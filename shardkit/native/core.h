@@ -86,13 +86,11 @@ uint32_t sk_crc32_shifted(uint32_t value, uint64_t count);
  * width, height: the size that its header must state
  * eighths: the scale, 1 to 8
  * region: inside the scaled image
- * fast: whether the fast inverse DCT is used if the quantizers allow it
  * line: working memory
  * out: 3 * region.width * region.height bytes
  */
 enum sk_code sk_decode_jpeg(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
-                            int eighths, sk_region region, int fast, sk_memory *line,
-                            uint8_t *out);
+                            int eighths, sk_region region, sk_memory *line, uint8_t *out);
 const char *sk_jpeg_version(void);
 
 /* planes.c: convert a region of a record of planes (Y4M) to RGB.
@@ -196,7 +194,6 @@ typedef struct {
     int32_t height, width;  /* of each sample, if they are images */
     size_t values;          /* bytes of each sample, if they are arrays; 0 for images */
     int verify_encoded, verify_raw; /* whether to compare checksums */
-    int fast;
     uint8_t ground[3]; /* color under transparent pixels */
     enum sk_filter filter;
     int tall_first; /* see sk_resize */

@@ -13,31 +13,7 @@
 /* Columns decoded beyond each side of a region: smooth upsampling reads neighboring columns. */
 #define CONTEXT 2
 
-#define DQT 0xDB
 #define EOI 0xD9
-
-/* As allow_fast_dct in shardkit/codecs/quantizers.py: the quantizers of libjpeg's quality 90. */
-static int allows_fast_dct(const uint8_t *data, size_t length) {
-    size_t at = 2;
-    long luma = 0;
-    while (at + 4 <= length && data[at] == 0xFF && data[at + 1] != SK_JPEG_SOS) {
-        size_t end = at + 2 + ((size_t)data[at + 2] << 8 | data[at + 3]);
-        if (data[at + 1] == DQT) {
-            size_t stop = end < length ? end : length;
-            for (size_t begin = at + 4; begin < stop; begin += 65) {
-                long sum = 0;
-                if (data[begin] > 3 || stop - begin < 65) return 0;
-                for (size_t n = 1; n < 65; n++) {
-                    if (data[begin + n] < 2) return 0;
-                    sum += data[begin + n];
-                }
-                if (data[begin] == 0) luma = sum;
-            }
-        }
-        at = end;
-    }
-    return luma >= 11 * 64;
-}
 
 /* Whether the sampling is one of TurboJPEG's, whose regions are known to be exact. */
 static int is_usual(const struct jpeg_decompress_struct *image) {
@@ -125,7 +101,7 @@ struct job {
     const uint8_t *data;
     size_t length;
     uint32_t width, height;
-    int eighths, fast;
+    int eighths;
     sk_region region;
 };
 
@@ -138,14 +114,11 @@ static enum sk_code decode_guarded(struct job *job, sk_memory *line, uint8_t *ou
     jpeg_create_decompress(image);
     image->mem->max_memory_to_use = (long)SK_MOST_MEMORY;
     jpeg_mem_src(image, (unsigned char *)job->data, job->length);
-    if (job->fast) jpeg_save_markers(image, JPEG_APP0 + 2, 0xFFFF);
     sk_jpeg_read_header(image);
-    if (job->fast) sk_jpeg_check_profile(image); /* with a warning, Python decodes exactly */
     code = check(image, job->width, job->height);
     if (code != SK_DONE) return code;
     image->out_color_space = JCS_RGB;
-    image->dct_method =
-        job->fast && allows_fast_dct(job->data, job->length) ? JDCT_IFAST : JDCT_ISLOW;
+    image->dct_method = JDCT_ISLOW;
     image->do_fancy_upsampling = TRUE;
     image->scale_num = (unsigned)job->eighths;
     image->scale_denom = 8;
@@ -153,8 +126,7 @@ static enum sk_code decode_guarded(struct job *job, sk_memory *line, uint8_t *ou
 }
 
 enum sk_code sk_decode_jpeg(const uint8_t *data, size_t length, uint32_t width, uint32_t height,
-                            int eighths, sk_region region, int fast, sk_memory *line,
-                            uint8_t *out) {
+                            int eighths, sk_region region, sk_memory *line, uint8_t *out) {
     struct job job;
     enum sk_code code;
 
@@ -165,7 +137,6 @@ enum sk_code sk_decode_jpeg(const uint8_t *data, size_t length, uint32_t width, 
     job.width = width;
     job.height = height;
     job.eighths = eighths;
-    job.fast = fast;
     job.region = region;
     code = decode_guarded(&job, line, out);
     jpeg_destroy_decompress(&job.image);

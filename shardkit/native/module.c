@@ -9,7 +9,7 @@
 #include "png.h"
 
 /* The version of this interface; shardkit/system/native.py has the same number. */
-#define API 11
+#define API 12
 
 /* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
 static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
@@ -22,7 +22,7 @@ static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t
 
 PyDoc_STRVAR(fill_doc,
              "fill(out, height, width, entries, files, maps, pieces, rows, mark, verify_encoded, "
-             "verify_raw, fast, background, bicubic, tall_first, oversample, codes)\n--\n\n"
+             "verify_raw, background, bicubic, tall_first, oversample, codes)\n--\n\n"
              "Fill a batch of images, and return how many were copied from maps; see "
              "shardkit/system/compiled.py.");
 
@@ -92,12 +92,12 @@ typedef struct {
 static int parse_view(PyObject *arguments, sk_batch *batch, batch_arguments *view) {
     batch_buffers *given = &view->given;
     int bicubic;
-    if (!PyArg_ParseTuple(arguments, "w*iiy*y*Oz*z*z*ppp(bbb)ppdw*:fill", &given->out,
+    if (!PyArg_ParseTuple(arguments, "w*iiy*y*Oz*z*z*pp(bbb)ppdw*:fill", &given->out,
                           &batch->height, &batch->width, &given->entries, &given->files,
                           &view->maps, &given->pieces, &given->rows, &given->mark,
-                          &batch->verify_encoded, &batch->verify_raw, &batch->fast,
-                          &batch->ground[0], &batch->ground[1], &batch->ground[2], &bicubic,
-                          &batch->tall_first, &batch->oversample, &given->codes)) {
+                          &batch->verify_encoded, &batch->verify_raw, &batch->ground[0],
+                          &batch->ground[1], &batch->ground[2], &bicubic, &batch->tall_first,
+                          &batch->oversample, &given->codes)) {
         memset(given, 0, sizeof *given); /* released */
         return 0;
     }

@@ -188,7 +188,7 @@ static PyObject *jpeg_header(PyObject *module, PyObject *arguments) {
     return Py_BuildValue("(IIi)", whole.width, whole.height, whole.channels);
 }
 
-PyDoc_STRVAR(decode_jpeg_doc, "decode_jpeg(data, out, width, height, channels, eighths, fast)\n--\n\n"
+PyDoc_STRVAR(decode_jpeg_doc, "decode_jpeg(data, out, width, height, channels, eighths)\n--\n\n"
                               "Decode a JPEG into out; return None, or libjpeg's first warning or "
                               "error.");
 
@@ -198,8 +198,8 @@ static PyObject *decode_jpeg(PyObject *module, PyObject *arguments) {
     PyObject *result = NULL;
     enum sk_code code;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "y*w*IIiip:decode_jpeg", &data, &out, &whole.width,
-                          &whole.height, &whole.channels, &whole.eighths, &whole.fast))
+    if (!PyArg_ParseTuple(arguments, "y*w*IIii:decode_jpeg", &data, &out, &whole.width,
+                          &whole.height, &whole.channels, &whole.eighths))
         return NULL;
     if (whole.channels != 1 && whole.channels != 3 && whole.channels != 4)
         PyErr_SetString(PyExc_ValueError, "channels are 1, 3 or 4");

@@ -20,7 +20,7 @@ static enum sk_code decode(struct jpeg_decompress_struct *image, const sk_whole_
 
     sk_jpeg_check_profile(image); /* TurboJPEG warns of a damaged one, too */
     image->out_color_space = spaces[whole->channels];
-    image->dct_method = whole->fast ? JDCT_IFAST : JDCT_ISLOW;
+    image->dct_method = JDCT_ISLOW;
     image->do_fancy_upsampling = TRUE;
     image->scale_num = (unsigned)whole->eighths;
     image->scale_denom = 8;

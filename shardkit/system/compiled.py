@@ -63,18 +63,6 @@ class View(NamedTuple):
     """The crop of each image; None for full images of the size of ``out``."""
 
 
-class DecodingOptions(Protocol):
-    """A `shardkit.codecs.image.Decoding`."""
-
-    @property
-    def fast(self) -> bool:
-        """Whether JPEGs may use the fast inverse DCT."""
-
-    @property
-    def background(self) -> tuple[int, int, int]:
-        """Color under transparent pixels."""
-
-
 class IndexedRows(Protocol):
     """Rows of a dataset and their entries in the index: a `shardkit.dataset.located.LocatedRows`.
 
@@ -102,7 +90,7 @@ def fill(
     out: Pixels,
     table: CropTable | None = None,
     *,
-    decoding: DecodingOptions | None = None,
+    background: tuple[int, int, int] = _WHITE,
     mark: Integers | None = None,
 ) -> Sequence[int]:
     """Read, check, decode, crop and scale images into ``out``, and return those left to Python.
@@ -111,20 +99,20 @@ def fill(
         rows: The images.
         out: As in `View`.
         table: As in `View`.
-        decoding: Options of decoding; None for the defaults.
+        background: RGB color under transparent pixels.
         mark: Receives the row being read, shape (1,).
 
     Returns:
         Positions in the batch, ascending.
     """
-    return fill_views(rows, [View(out, table)], decoding=decoding, mark=mark)[0]
+    return fill_views(rows, [View(out, table)], background=background, mark=mark)[0]
 
 
 def fill_views(
     rows: IndexedRows,
     views: Sequence[View],
     *,
-    decoding: DecodingOptions | None = None,
+    background: tuple[int, int, int] = _WHITE,
     mark: Integers | None = None,
 ) -> list[Sequence[int]]:
     """Fill views of the same images as `fill` does; each image is read once, and decoded once.
@@ -139,8 +127,6 @@ def fill_views(
     sides = [side for view in views for side in view.out.shape[1:3]]
     if compiled is None or not all(0 < side <= _MOST_SIDE for side in sides):
         return [range(len(rows))] * len(views)
-    fast = decoding is not None and decoding.fast
-    background = _WHITE if decoding is None else decoding.background
     codes = np.empty((len(views), len(rows)), np.uint8)
     files, array = rows.descriptors(), None if mark is None else np.ascontiguousarray(rows.array)
     calls = []
@@ -149,7 +135,7 @@ def fill_views(
         numbers, bicubic, oversample = (None, False, 1.0) if table is None else table
         maps = rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None
         shape, verify = out.shape[1:3], (rows.verifies, rows.verifies)
-        stored = rows.entries, files, maps, numbers, array, mark, *verify, fast, background
+        stored = rows.entries, files, maps, numbers, array, mark, *verify, background
         calls.append((out, *shape, *stored, bicubic, TALL_FIRST, oversample, view_codes))
     if len(calls) == 1:
         compiled.fill(*calls[0])
@@ -408,7 +394,7 @@ def jpeg_header(data: Bytes) -> tuple[int, int, int] | str | None:
     return header
 
 
-def decode_jpeg(data: Bytes, out: Pixels, eighths: int, *, fast: bool) -> str | None:
+def decode_jpeg(data: Bytes, out: Pixels, eighths: int) -> str | None:
     """Decode a JPEG; this requires the module.
 
     Args:
@@ -416,7 +402,6 @@ def decode_jpeg(data: Bytes, out: Pixels, eighths: int, *, fast: bool) -> str | 
         out: uint8 of shape (height, width, channels), C-contiguous, of exactly the scaled size;
             gray, RGB or CMYK.
         eighths: Scale, 1 to 8.
-        fast: Whether to use the fast inverse DCT.
 
     Returns:
         libjpeg's first warning or error, None if there is none.
@@ -424,7 +409,7 @@ def decode_jpeg(data: Bytes, out: Pixels, eighths: int, *, fast: bool) -> str | 
     compiled = native.module()
     assert compiled is not None, "jpeg_header returned the size of the image"
     height, width, channels = out.shape
-    reason: str | None = compiled.decode_jpeg(data, out, width, height, channels, eighths, fast)
+    reason: str | None = compiled.decode_jpeg(data, out, width, height, channels, eighths)
     return reason
 
 

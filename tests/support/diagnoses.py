@@ -16,7 +16,7 @@ def setup(**changed: Any) -> Setup:
         "workers": 8,
         "batch_size": 64,
         "dataset": "LMDBDataset",
-        "jpeg": "exact",
+        "converted": True,
     }
     return Setup(**{**values, **changed})
 

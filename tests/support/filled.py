@@ -77,7 +77,7 @@ def fill_pieces(
     """Return the samples that the compiled module makes, and the positions that it left."""
     out = np.full((len(images), *crops[0].size, 3), 77, np.uint8)
     rows, table = Located(images).as_rows(), as_crop_table(op, crops)
-    return out, fill(rows, out, table, decoding=how)
+    return out, fill(rows, out, table, background=how.background)
 
 
 def fill_region(data: bytes, size: tuple[int, int], eighths: int, region: Region) -> Pixels | None:
@@ -103,5 +103,5 @@ def fill_whole(image: Stored, how: Decoding = EXACT) -> Pixels | None:
     """Return an image as the compiled module decodes it; None if it does not."""
     out = np.empty((1, image.height, image.width, 3), np.uint8)
     rows = Located([image]).as_rows()
-    left = fill(rows, out, decoding=how)
+    left = fill(rows, out, background=how.background)
     return None if left else out[0]

@@ -33,7 +33,6 @@ def run(bench: Bench) -> list[Table]:
     for name in format_names():
         options = {"format": name, "engine": "thread", "loader": one}
         decoding.append(cropped.shardkit(f"{name}, make_loader", **options))
-    decoding += [row for row in cropped.fast(loader=one) if row.options["engine"] == "thread"]
     return [
         _contend(
             Table(

@@ -27,7 +27,6 @@ def run(bench: Bench) -> list[Table]:
         *rows.libraries(),
         rows.ffcv(),
         *rows.every_format(),
-        *rows.fast(),
         *rows.planes(),
         *rows.pieces_alone(),
     ]

@@ -19,7 +19,7 @@ def run(bench: Bench) -> list[Table]:
 
 def _table(bench: Bench, folder: str, words: str) -> Table:
     rows = Rows("random", folder, f"random-{folder}", near=_ROUNDING)
-    special = [row for row in rows.fast() + rows.planes() if row.options["format"] == "lmdb"]
+    special = [row for row in rows.planes() if row.options["format"] == "lmdb"]
     contenders = [
         rows.other(_BASELINE, "imagefolder"),
         *rows.libraries()[:1],

@@ -34,17 +34,14 @@ class Rows:
     """What `Contender.near` is for decoders that are exact."""
 
     def shardkit(self, name: str, **options: Any) -> Contender:
-        """Return a row of shardkit; ``fast`` asks for its fast decoding."""
-        fast = options.pop("fast", False)
-        if fast:
-            options["dataset"] = {"jpeg": "fast"}
+        """Return a row of shardkit."""
         return Contender(
             name=f"shardkit {name}",
             adapter="shardkit_",
             kind=self.kind,
             folder=self.folder,
             reference=self.reference,
-            near=NEAR if fast else self.near,
+            near=self.near,
             options=options,
         )
 
@@ -56,20 +53,13 @@ class Rows:
             for engine in ENGINES
         ]
 
-    def fast(self, **options: Any) -> list[Contender]:
-        """Return rows of shardkit's fast decoding."""
-        return self.every_format(", jpeg='fast'", fast=True, **options)
-
     def planes(self) -> list[Contender]:
         """Return rows of shardkit that store the planes of JPEGs."""
         return self.every_format(", planes", planes=True)
 
     def pieces_alone(self, *formats: str, **options: Any) -> list[Contender]:
-        """Return rows of shardkit that decode the crop alone, exactly and fast."""
-        label, more = ", TurboJPEG 3", {"turbo": True, **options}
-        rows = self.every_format(label, **more) + self.every_format(
-            f"{label}, jpeg='fast'", fast=True, **more
-        )
+        """Return rows of shardkit that decode the crop alone."""
+        rows = self.every_format(", TurboJPEG 3", turbo=True, **options)
         return [row for row in rows if row.options["format"] in (formats or format_names())]
 
     def other(self, name: str, adapter: str, **options: Any) -> Contender:

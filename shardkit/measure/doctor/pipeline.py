@@ -56,8 +56,6 @@ class Remedy:
     """Fields of `LoaderOptions` to change, such as ``num_workers``."""
     default_collate: bool = False
     """Whether shardkit's collate function replaces the loader's."""
-    jpeg: str = ""
-    """JPEG decoding of a shardkit dataset, if it changes."""
     torch_threads: int | None = None
     """Threads that PyTorch uses for one operation, if it changes."""
     recipe: Recipe | None = None
@@ -88,8 +86,8 @@ class Setup:
     """Name of a custom collate function; empty for a default one."""
     transform: str = ""
     """Name of the transform; empty without one."""
-    jpeg: str = ""
-    """JPEG decoding of a shardkit dataset; empty for another one."""
+    converted: bool = False
+    """Whether the dataset is a converted one of shardkit."""
     is_ours: bool = False
     """Whether the dataset is one of shardkit, or a plain folder: its code is not the user's."""
 
@@ -147,7 +145,7 @@ class Pipeline:
             mapped=self.collects and not isinstance(self.dataset, IterableDataset),
             collate="" if self.collate in ours else _name(self.collate),
             transform="" if transform is None else _name(transform),
-            jpeg=inner.jpeg if isinstance(inner, ShardDataset) else "",
+            converted=isinstance(inner, ShardDataset),
             is_ours=type(inner).__module__.startswith("shardkit."),
         )
 
@@ -185,8 +183,6 @@ class Pipeline:
         dataset, size = self.dataset, self.setup.batch_size
         if data:
             dataset = _converted(innermost(dataset), data, remedy)
-        elif remedy.jpeg:
-            dataset = _with_jpeg(dataset, remedy.jpeg)
         rows = range(len(dataset)) if data else rows
         if self.setup.mapped and len(rows):
             count = min(max(len(self.dataset), _EPOCH_BATCHES * size // 8), _EPOCH_BATCHES * size)
@@ -232,14 +228,7 @@ def _converted(dataset: Any, data: str, remedy: Remedy) -> ShardDataset:
         decode = dataset.decode if has_decode else parse_decode(remedy.decode or "pil")
         transform = getattr(dataset, "transform", None)
         options = ReaderOptions(data, transform=transform, decode=decode)
-    return open_dataset(**vars(replace(options, jpeg=remedy.jpeg or options.jpeg)))
-
-
-def _with_jpeg(dataset: Any, jpeg: str) -> Any:
-    """Return a dataset of shardkit, within any ``Subset``, with another ``jpeg=``."""
-    if type(dataset) is Subset:
-        return Subset(_with_jpeg(dataset.dataset, jpeg), dataset.indices)
-    return dataset.with_jpeg(jpeg)
+    return open_dataset(**vars(options))
 
 
 def _sampled(loader: Any) -> int:

@@ -80,17 +80,6 @@ def default_collate(profile: Profile) -> Iterator[Remedy]:
         )
 
 
-def fast_jpeg(profile: Profile) -> Iterator[Remedy]:
-    """The fast inverse DCT."""
-    if profile.decodes and profile.kind == "jpg" and profile.setup.jpeg == "exact":
-        yield Remedy(
-            name='jpeg="fast"',
-            jpeg="fast",
-            code='open_dataset(..., jpeg="fast")',
-            price="pixels differ slightly",
-        )
-
-
 def resident(profile: Profile) -> Iterator[Remedy]:
     """All images decoded in memory."""
     if profile.resident_bytes:
@@ -125,7 +114,7 @@ def conversions(profile: Profile) -> Iterator[Remedy]:
     """Shards instead of files, smaller images, JPEGs for lossless images, planes, raw pixels."""
     if not profile.decodes or profile.files:
         return
-    if not profile.setup.jpeg:
+    if not profile.setup.converted:
         name = "shards instead of files" + " with make_loader" * profile.setup.stock
         space = size(profile.images * profile.stored_bytes)
         yield Remedy(name=name, recipe=Recipe(), price=f"{space} of disk")
@@ -160,16 +149,12 @@ def together(first: Remedy, second: Remedy) -> Remedy | None:
     """Return two remedies as one, or None if they exclude each other."""
     if (first.recipe and second.recipe) or first.options.keys() & second.options.keys():
         return None
-    recipe = first.recipe or second.recipe
-    if recipe and recipe.encode in ("raw", "planes") and (first.jpeg or second.jpeg):
-        return None
     return Remedy(
         name=f"{first.name} and {second.name}",
         options={**first.options, **second.options},
         default_collate=first.default_collate or second.default_collate,
-        jpeg=first.jpeg or second.jpeg,
         torch_threads=first.torch_threads or second.torch_threads,
-        recipe=recipe,
+        recipe=first.recipe or second.recipe,
         code=", ".join(filter(None, (first.code, second.code))),
         price="; ".join(filter(None, (first.price, second.price))),
         decode=first.decode or second.decode,
@@ -181,7 +166,6 @@ RULES: tuple[Callable[[Profile], Iterator[Remedy]], ...] = (
     engine,
     torch_threads,
     default_collate,
-    fast_jpeg,
     resident,
     same_images,
     conversions,

@@ -38,9 +38,8 @@ from shardkit.torch.data.values import move_arrays, read_apart, read_column
 from shardkit.torch.data.windows import WindowReader, Windows
 
 DECODES = ("pil", "numpy", "torch", "bytes")
-JPEG_DECODING = ("exact", "fast")
 
-_ATTRIBUTES = {"transform", "target_transform", "decode", "jpeg", "windows", "view"}
+_ATTRIBUTES = {"transform", "target_transform", "decode", "windows", "view"}
 """Options that a dataset has as attributes."""
 
 _ENTRIES_AT_ONCE = 1 << 18
@@ -100,13 +99,6 @@ class ReaderOptions:
     )
     as_dict: bool = option(
         False, help="Whether samples and batches are dicts by field name instead of tuples."
-    )
-    jpeg: str = option(
-        "exact",
-        help="``exact`` decodes JPEGs to Pillow's pixels. ``fast`` uses libjpeg's fast inverse "
-        "DCT for JPEGs of quality 90 or lower: about 4% faster, and off by less than 1.5 "
-        "levels of 255 on average per photograph.",
-        choices=JPEG_DECODING,
     )
     verify: bool | None = option(
         None,
@@ -204,7 +196,6 @@ class ShardDataset(Dataset[Sample]):
         self.transform: Function | Transforms | None = transform
         self.target_transform = options.target_transform
         self.decode = dict(decode) if isinstance(decode, Mapping) else decode
-        self.jpeg = options.jpeg
         self._shards = options.open()
         self._opened_with = {
             item.name: getattr(options, item.name)
@@ -400,13 +391,6 @@ class ShardDataset(Dataset[Sample]):
         other.decode = op
         return other
 
-    def with_jpeg(self: _Self, jpeg: str) -> _Self:
-        """Return this dataset with another ``jpeg=``; both have the same epoch."""
-        other = copy.copy(self)
-        vars(other).pop("_decoding", None)
-        other.jpeg = jpeg
-        return other
-
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
         """Set the epoch, so that random operations depend on (seed, epoch, view, row) only.
 
@@ -447,8 +431,7 @@ class ShardDataset(Dataset[Sample]):
                 self._shards.announce(self._stored(rows), name)
 
     def __repr__(self) -> str:
-        more = ", jpeg='fast'" if self.jpeg == "fast" else ""
-        more += f", view={self.view}" if self.view else ""
+        more = f", view={self.view}" if self.view else ""
         what = f"{len(self)} images, {len(self.classes)} classes"
         if self._layout != PAIR:
             more += f", fields={self.fields}"
@@ -765,7 +748,7 @@ class ShardDataset(Dataset[Sample]):
                 f"{self.path / MANIFEST_NAME} is damaged: background {color!r} is not an RGB color"
             )
         red, green, blue = color
-        return Decoding((red, green, blue), fast=self.jpeg == "fast")
+        return Decoding((red, green, blue))
 
 
 def _names(key: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -274,7 +274,8 @@ def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:
     blocks = [view for view in views if view is not None]
     if blocks:
         mark = first.rows.context.mark
-        rest = compiled.fill_views(first.located, blocks, decoding=first.decoding, mark=mark)
+        background = first.decoding.background
+        rest = compiled.fill_views(first.located, blocks, background=background, mark=mark)
         places = [place for place, view in enumerate(views) if view is not None]
         for place, numbers in zip(places, rest, strict=True):
             left[place] = numbers

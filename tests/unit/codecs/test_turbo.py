@@ -20,7 +20,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from helpers import Pixels, encoded, jpeg, make_dataset, make_tree, opened, picture, pixels, png
+from helpers import Pixels, encoded, jpeg, make_dataset, make_tree, opened, picture, pixels
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -34,7 +34,6 @@ from shardkit.dataset import decode as decoding
 from shardkit.dataset.decode import DecodedPart, decode_part, decode_stored, enclosing
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
-from shardkit.recipe import Recipe
 from shardkit.torch.data.ops import Crop, ImageOp
 
 simplejpeg = pytest.importorskip("simplejpeg")
@@ -148,23 +147,21 @@ def reduced(side: int, eighths: int) -> int:
 
 
 @functools.lru_cache(64)
-def whole(data: bytes, size: tuple[int, int], eighths: int = 8, fast: bool = False) -> Pixels:
+def whole(data: bytes, size: tuple[int, int], eighths: int = 8) -> Pixels:
     """Return all pixels of a JPEG, by simplejpeg."""
     width, height = (reduced(side, eighths) for side in size)
     enough = {"min_width": width, "min_height": height, "min_factor": 2}
-    found: Pixels = simplejpeg.decode_jpeg(data, fastdct=fast, **({} if eighths == 8 else enough))
+    found: Pixels = simplejpeg.decode_jpeg(data, **({} if eighths == 8 else enough))
     assert found.shape == (height, width, 3)
     return found
 
 
-def wrong(
-    data: bytes, size: tuple[int, int], eighths: int, region: Region, fast: bool = False
-) -> str:
+def wrong(data: bytes, size: tuple[int, int], eighths: int, region: Region) -> str:
     """Return the problem with a region that the library decodes, or None."""
-    found = decode_region(data, size, eighths, region, fast=fast)
+    found = decode_region(data, size, eighths, region)
     if found is None:
         return f"{region} at {eighths}/8 is not decoded"
-    expected = cut(whole(data, size, eighths, fast), region)
+    expected = cut(whole(data, size, eighths), region)
     return "" if np.array_equal(found, expected) else f"{region} at {eighths}/8 differs"
 
 
@@ -181,11 +178,8 @@ def spans(side: int) -> Iterator[tuple[int, int]]:
 # Pixels.
 
 
-@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
-def test_every_width_and_height_is_cropped_exactly(
-    library: str, subsampling: str, fast: bool
-) -> None:
+def test_every_width_and_height_is_cropped_exactly(library: str, subsampling: str) -> None:
     size = 35, 19
     data = made(*size, subsampling)
     for eighths in EIGHTHS:
@@ -196,7 +190,7 @@ def test_every_width_and_height_is_cropped_exactly(
         down = itertools.product(columns, spans(height))
         for (left, wide), (top, high) in itertools.chain(across, down):
             region = Region(left, top, wide, high)
-            assert not wrong(data, size, eighths, region, fast)
+            assert not wrong(data, size, eighths, region)
 
 
 @pytest.mark.parametrize(
@@ -247,16 +241,7 @@ def test_any_region_of_any_size_is_cropped_exactly(library: str, data: st.DataOb
     down = data.draw(st.integers(1, height - top))
     image = made(*size, data.draw(st.sampled_from(SUBSAMPLINGS), "subsampling"))
     region = Region(left, top, across, down)
-    assert not wrong(image, size, eighths, region, data.draw(st.booleans(), "fast"))
-
-
-def test_fast_is_not_exact(library: str) -> None:
-    data, region = made(*WIDE), REGIONS[0]
-    exact, fast = (decode_region(data, WIDE, 8, region, fast=fast) for fast in (False, True))
-    assert exact is not None
-    assert fast is not None
-    assert not np.array_equal(exact, fast)
-    assert not wrong(data, WIDE, 8, region)  # it is no lasting state
+    assert not wrong(image, size, eighths, region)
 
 
 def test_bytes_may_be_a_view(library: str) -> None:
@@ -446,7 +431,7 @@ def test_threads_decode_independently(library: str) -> None:
         together.wait(30)
         for n in range(200):
             size, eighths = sizes[(n * step) % len(sizes)], EIGHTHS[n % 2]
-            fault = wrong(made(*size), size, eighths, Region(n % 17, n % 11, 9, 7), n % 3 == 0)
+            fault = wrong(made(*size), size, eighths, Region(n % 17, n % 11, 9, 7))
             faults.extend([fault] if fault else [])
 
     for size in sizes:
@@ -649,54 +634,3 @@ def test_loaders_give_the_same_with_the_library(
     assert not int(decodes)
     assert len(found) == len(expected)
     assert all(itertools.starmap(torch.equal, zip(found, expected, strict=True)))
-
-
-@pytest.mark.parametrize("named", ["off", "library"])
-def test_fast_is_close_and_the_same_with_and_without_the_library(
-    choose: Callable[[str | None], None],
-    decodes: torch.Tensor,
-    photos: Path,
-    named: str,
-) -> None:
-    if named == "library" and not LIBRARIES:
-        pytest.skip("no TurboJPEG 3 for this Python")
-    op = RandomResizedCrop(16)
-    choose("off")
-    exact = epochs(open_dataset(photos, decode=op))
-    expected = epochs(open_dataset(photos, decode=op, jpeg="fast"))
-    choose(named if named == "off" else str(LIBRARIES[0]))
-    fast = epochs(open_dataset(photos, decode=op, jpeg="fast"))
-    assert torch.equal(fast, expected)
-    assert bool(int(decodes)) == (named != "off")
-    difference = (exact.double() - fast.double()).abs().mean()
-    assert 0 < difference < 1.5
-
-
-@pytest.mark.parametrize("decode", ["numpy", "torch", "pil"])
-def test_fast_full_images_are_close_but_not_equal(photos: Path, decode: str) -> None:
-    exact = open_dataset(photos, decode=decode)
-    fast = open_dataset(photos, decode=decode, jpeg="fast")
-    for (one, _), (other, _) in zip(exact[:], fast[:], strict=True):
-        difference = np.abs(np.asarray(one).astype(float) - np.asarray(other))
-        assert 0 < difference.mean() < 1.5
-
-
-@pytest.mark.parametrize("kind", ["png", "raw"])
-@pytest.mark.parametrize("decode", ["numpy", RandomResizedCrop(12)], ids=["whole", "part"])
-def test_fast_affects_jpegs_only(tmp_path: Path, kind: str, decode: str | ImageOp) -> None:
-    files: dict[str, bytes | None] = {f"a/{n}.png": png(30, 20, n) for n in range(3)}
-    recipe = Recipe(encode="raw", resize=(20, 30), resize_mode="crop") if kind == "raw" else None
-    path = make_dataset(
-        make_tree(tmp_path / "photos", files), tmp_path / "made", recipe=recipe or Recipe()
-    )
-    exact, fast = (open_dataset(path, decode=decode, jpeg=name) for name in ("exact", "fast"))
-    for dataset in (exact, fast):
-        dataset.set_epoch(0)
-    for (one, _), (other, _) in zip(exact[:], fast[:], strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-
-
-@pytest.mark.parametrize("value", ["", "FAST", "slow", None, True])
-def test_an_unknown_way_to_decode_jpegs_is_an_error(photos: Path, value: Any) -> None:
-    with refused(UsageError, "jpeg="):
-        open_dataset(photos, jpeg=value)

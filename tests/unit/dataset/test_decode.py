@@ -11,10 +11,8 @@ import pytest
 from helpers import encoded, jpeg, jpeg_of_scans, opened, picture, pixels, png
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from shardkit.codecs.image import EXACT, Decoding, Pixels
-from shardkit.codecs.quantizers import allow_fast_dct
 from shardkit.codecs.reduced import reduction, sufficient_eighths
 from shardkit.codecs.turbo import Region
 from shardkit.dataset import decode as decoding
@@ -102,56 +100,6 @@ def test_transparent_pixels_show_the_background() -> None:
     assert np.unique(found.reshape(-1, 3), axis=0).tolist() == [[1, 2, 3]]
 
 
-# Faster decoding of JPEGs.
-
-
-def test_fast_affects_jpegs_only() -> None:
-    for field, data in {"png": png(), "raw": pixels().tobytes()}.items():
-        image = stored(data, field)
-        np.testing.assert_array_equal(
-            decode_stored(image, Decoding(fast=True)), decode_stored(image)
-        )
-
-
-def test_fast_matches_simplejpegs_fast_dct() -> None:
-    simplejpeg = pytest.importorskip("simplejpeg")
-    data = jpeg(97, 61)
-    found = decode_stored(stored(data, "jpg", 97, 61), Decoding(fast=True))
-    expected = simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=False)
-    np.testing.assert_array_equal(found, expected)
-    assert not np.array_equal(found, oracle(data))
-
-
-@pytest.mark.parametrize("quality", [10, 50, 90, 92, 100])
-@pytest.mark.parametrize("subsampling", [0, 1, 2])
-def test_fast_stays_within_one_and_a_half_levels_at_saturated_edges(
-    quality: int, subsampling: int
-) -> None:
-    pytest.importorskip("simplejpeg")
-    random = np.random.default_rng(quality)
-    for cell in (1, 2, 3, 5, 8, 13):
-        corners = random.integers(0, 2, (120 // cell + 1, 160 // cell + 1, 3)) * np.uint8(255)
-        values = corners.astype(np.uint8).repeat(cell, 0).repeat(cell, 1)[:120, :160]
-        options = {"quality": quality, "subsampling": subsampling}
-        image = stored(encoded(Image.fromarray(values), "JPEG", **options), "jpg", 160, 120)
-        exact, fast = decode_stored(image), decode_stored(image, Decoding(fast=True))
-        # Blocks of 8 pixels overflow the fast DCT, whose sums have 16 bits.
-        assert np.abs(exact.astype(int) - fast).mean() < (5 if cell == 8 else 1.5)
-        assert np.array_equal(exact, fast) == (quality > 90)
-
-
-def test_quantizers_are_found_wherever_they_are() -> None:
-    data = jpeg(24, 16, quality=85)
-    assert allow_fast_dct(data)
-    assert allow_fast_dct(memoryview(data))
-    assert not allow_fast_dct(jpeg(24, 16, quality=96))
-    table = data.index(b"\xff\xdb")
-    for end in (2, table, table + 3, table + 30):
-        assert not allow_fast_dct(data[:end])
-    wide = data.replace(b"\xff\xdb\0\x43\0", b"\xff\xdb\0\x43\x10")  # says 16 bits
-    assert not allow_fast_dct(wide)
-
-
 # Reduced images.
 
 
@@ -216,10 +164,8 @@ def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     """Records the calls to a library that decodes nothing, or regions of zeros."""
     calls: list[Any] = []
 
-    def decode(
-        data: bytes, size: tuple[int, int], eighths: int, region: Region, *, fast: bool
-    ) -> Pixels | None:
-        calls.append((size, eighths, region, fast))
+    def decode(data: bytes, size: tuple[int, int], eighths: int, region: Region) -> Pixels | None:
+        calls.append((size, eighths, region))
         return np.zeros((region.height, region.width, 3), np.uint8) if request.param else None
 
     monkeypatch.setattr(decoding, "decode_region", decode)
@@ -227,16 +173,15 @@ def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     return calls
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_turbojpeg_decodes_only_the_required_pixels(asked: list[Any], fast: bool) -> None:
+def test_turbojpeg_decodes_only_the_required_pixels(asked: list[Any]) -> None:
     image = stored(jpeg(97, 61), "jpg", 97, 61)
     for at_least, eighths, region in (
         ((0, 0), 8, (9, 6, 30, 21)),
         ((49, 31), 4, (4, 3, 16, 11)),
         ((30, 20), 3, (3, 2, 12, 9)),
     ):
-        part = decode_part(image, Region(9, 6, 30, 21), Decoding(fast=fast, at_least=at_least))
-        assert asked.pop() == ((97, 61), eighths, region, fast)
+        part = decode_part(image, Region(9, 6, 30, 21), Decoding(at_least=at_least))
+        assert asked.pop() == ((97, 61), eighths, region)
         assert part.scale == eighths / 8
         if not part.pixels.any():
             assert (part.left, part.top) == region[:2]
@@ -244,7 +189,7 @@ def test_turbojpeg_decodes_only_the_required_pixels(asked: list[Any], fast: bool
         else:
             assert (part.left, part.top) == (0, 0)
             np.testing.assert_array_equal(
-                part.pixels, decode_stored(image, Decoding(fast=fast, at_least=at_least))
+                part.pixels, decode_stored(image, Decoding(at_least=at_least))
             )
     assert asked == []
 

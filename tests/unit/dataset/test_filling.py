@@ -121,10 +121,9 @@ def python_samples(images: list[Stored], op: ImageOp, crops: list[Crop], how: De
     return np.stack([op.render(i.encoded, p, how) for i, p in zip(images, crops, strict=True)])
 
 
-@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_samples_are_those_of_python(name: str, fast: bool) -> None:
-    op, how, random = OPERATIONS[name], Decoding(fast=fast), np.random.default_rng(5)
+def test_samples_are_those_of_python(name: str) -> None:
+    op, how, random = OPERATIONS[name], Decoding(), np.random.default_rng(5)
     images = list((kinds() | planes_of(kinds()) | png_kinds()).values()) * 6
     raw = pixels(61, 47)
     images += [Stored(raw.tobytes(), 61, 47, "raw")] * 6
@@ -140,8 +139,8 @@ def test_samples_are_those_of_python(name: str, fast: bool) -> None:
 
 def test_whole_images_are_those_of_python() -> None:
     images = kinds() | planes_of(kinds()) | png_kinds()
-    for (name, image), fast in itertools.product(images.items(), (False, True)):
-        how = Decoding(fast=fast, background=(9, 99, 199))
+    how = Decoding(background=(9, 99, 199))
+    for name, image in images.items():
         np.testing.assert_array_equal(fill_whole(image, how), python_whole(image, how), name)
 
 

@@ -127,7 +127,7 @@ def test_buffers_of_a_wrong_size_are_refused(module: ModuleType) -> None:
             "pieces": None,
             "rows": None,
             "mark": None,
-            "options": (True, True, False, (255, 255, 255), False, False, 1.0),
+            "options": (True, True, (255, 255, 255), False, False, 1.0),
             "codes": bytearray(2),
         }
         given.update(changed)
@@ -155,7 +155,7 @@ def test_buffers_of_a_wrong_size_are_refused(module: ModuleType) -> None:
         with pytest.raises(ValueError, match=r"size|bytes|height|read-only"):
             call(**changed)
     shared = ((2, 2), (bytes(64), np.zeros(2, np.int32), None, None, None, None))
-    options = (True, True, False, (255, 255, 255), False, False, 1.0)
+    options = (True, True, (255, 255, 255), False, False, 1.0)
     one, other = (
         (bytearray(24), *shared[0], entries, *shared[1][1:], *options, bytearray(2))
         for entries in (shared[1][0], bytes([*bytes(63), 1]))

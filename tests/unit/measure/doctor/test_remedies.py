@@ -13,7 +13,7 @@ from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
 from shardkit.measure.doctor.remedies import loop_changes, propose
 
-FAST, SMALLER, RAW = 'jpeg="fast"', "smaller images with shorter side 256", "raw pixels of 256x256"
+SMALLER, RAW = "smaller images with shorter side 256", "raw pixels of 256x256"
 PLANES = "planes instead of JPEGs with shorter side 256"
 PROCESSES, THREADS = "worker processes instead of threads", "threads instead of worker processes"
 ONE_THREAD = "1 PyTorch thread per operation"
@@ -28,21 +28,20 @@ def _libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_planes_are_not_proposed_without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes, "can_read_jpegs", lambda: False)
-    assert {remedy.name for remedy in propose(profile())} == {FAST, SMALLER, RAW}
+    assert {remedy.name for remedy in propose(profile())} == {SMALLER, RAW}
 
 
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        (profile(), {FAST, SMALLER, PLANES, RAW}),
-        (profile(side=256.0), {FAST, "planes instead of JPEGs", RAW}),
-        (profile(images=10**12), {FAST, SMALLER, PLANES}),
-        (profile(setup=setup(jpeg="fast")), {SMALLER, PLANES, RAW}),
+        (profile(), {SMALLER, PLANES, RAW}),
+        (profile(side=256.0), {"planes instead of JPEGs", RAW}),
+        (profile(images=10**12), {SMALLER, PLANES}),
         (profile(kind="raw"), set()),
         (profile(kind="y4m"), set()),
         (profile(kind="png", side=256.0), {"JPEGs instead of PNGs", RAW}),
         (
-            profile(setup=setup(jpeg="", engine="process", stock=True)),
+            profile(setup=setup(converted=False, engine="process", stock=True)),
             {THREADS, "shards instead of files with make_loader", SMALLER, PLANES, RAW},
         ),
         (profile(**OWN), {PROCESSES, ONE_THREAD}),
@@ -118,10 +117,10 @@ OWN_FILES: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("changed", "decode"),
-    [({}, "RandomResizedCrop(224)"), ({"setup": setup(jpeg="", transform="augment")}, "")],
+    [({}, "RandomResizedCrop(224)"), ({"setup": setup(converted=False, transform="augment")}, "")],
 )
 def test_the_same_images_are_read_alike(changed: dict[str, Any], decode: str) -> None:
-    given = profile(**{"setup": setup(jpeg=""), **OWN_FILES, **changed})
+    given = profile(**{"setup": setup(converted=False), **OWN_FILES, **changed})
     (remedy,) = [each for each in propose(given) if each.recipe is not None]
     assert (remedy.decode, remedy.default_collate) == (decode, True)
 
