@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from shardkit.contracts import Format, Source, SourceKind
 from shardkit.errors import UsageError
+from shardkit.system.late import load
 from shardkit.system.text import quoted, suggestion
 
 DEFAULT_SOURCE = "imagefolder"
@@ -51,13 +51,12 @@ class _Registry(Generic[_Plugin]):
                 f"unknown {self.word} {quoted(name)}; choose from {', '.join(self.names())}."
                 f"{self.hint(name)}"
             )
-        module, _, attribute = target.partition(":")
         try:
-            plugin = getattr(import_module(module), attribute)
+            plugin = load(target)
         except ImportError as error:
             raise UsageError(
                 f"{self.word} {name!r} needs a package that cannot be imported: {error}. "
-                f"Install it with `pip install {(error.name or module).partition('.')[0]}`."
+                f"Install it with `pip install {(error.name or target).partition('.')[0]}`."
             ) from error
         except AttributeError:
             plugin = None

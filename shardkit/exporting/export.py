@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from shardkit.conversion.disk import as_failure
@@ -18,6 +17,7 @@ from shardkit.errors import UsageError
 from shardkit.exporting.output import OutputFolder
 from shardkit.exporting.records import Exporting
 from shardkit.system.files import overlap, require_local, sync
+from shardkit.system.late import load
 from shardkit.system.pool import Progress, Report
 
 LAYOUTS: Mapping[str, str] = {
@@ -110,11 +110,10 @@ def get_layout(name: str) -> Write:
     """
     if name not in LAYOUTS:
         raise UsageError(f"layout={name!r} is unknown; choose from {', '.join(sorted(LAYOUTS))}")
-    module, _, attribute = LAYOUTS[name].partition(":")
     try:
-        write: Write = getattr(import_module(module), attribute)
+        write: Write = load(LAYOUTS[name])
     except ImportError as error:
-        package = (error.name or module).partition(".")[0]
+        package = (error.name or LAYOUTS[name]).partition(".")[0]
         raise UsageError(
             f"the layout {name} needs {package}: pip install 'shardkit[{name}]'"
         ) from error

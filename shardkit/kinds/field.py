@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from shardkit.codecs.geometry import Frame, Geometry
 from shardkit.codecs.image_type import RGB, ImageType
 from shardkit.record import IMAGE, LABEL, Record, image_name
+from shardkit.system.late import load
 from shardkit.system.text import quoted
 
 KINDS = (
@@ -394,7 +394,7 @@ class Field:
 @cache
 def get_kind(name: str) -> Kind:
     """Return one of `KINDS` by name; its module is imported at first use."""
-    kind: Kind = import_module(f"shardkit.kinds.{name}").KIND
+    kind: Kind = load(f"shardkit.kinds.{name}:KIND")
     return kind
 
 

@@ -8,12 +8,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
 from shardkit.errors import CorruptShard, ShardkitError, UsageError
 from shardkit.stores.urls import WRITABLE
+from shardkit.system.late import load
 
 _TIMEOUT = "30"
 """Default seconds for one request, with its body."""
@@ -29,8 +29,8 @@ ATTEMPTS = 3
 """Reads of a range before an early end counts as damage: not all clients compare lengths."""
 
 _CLIENTS = {
-    **dict.fromkeys(("az", "gs", "s3"), "client:ObjectStore"),
-    **dict.fromkeys(("http", "https"), "web:WebServer"),
+    **dict.fromkeys(("az", "gs", "s3"), "shardkit.stores.client:ObjectStore"),
+    **dict.fromkeys(("http", "https"), "shardkit.stores.web:WebServer"),
 }
 
 _Answer = TypeVar("_Answer")
@@ -213,6 +213,5 @@ def open_store(url: str) -> Store:
     Raises:
         ImportError: If a package is missing.
     """
-    module, _, name = _CLIENTS[url.partition(":")[0]].partition(":")
-    store: Store = getattr(import_module(f"{__package__}.{module}"), name)(url)
+    store: Store = load(_CLIENTS[url.partition(":")[0]])(url)
     return store

@@ -1,8 +1,11 @@
-"""Imports point downward between packages, and form no cycle inside one."""
+"""Imports point downward, form no cycle inside a package, and never lead from core to ring."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -60,6 +63,117 @@ HEAVY = {
 
 LAZY = {"recipe": "shardkit.codecs.scaling"}
 """The one module that is loaded inside a function: it needs torch."""
+
+
+RINGS = {
+    "remote": "stores transfer dataset.remote sources.bucket_folder verification.remote",
+    "jobs": "conversion.jobs conversion.ledger conversion.work system.cluster",
+    "layers": "dataset.layered conversion.layers conversion.field_source conversion.field_table "
+    "conversion.field_values conversion.fields verification.layer_source",
+    "typed images": "codecs.typed codecs.tiff codecs.tiff_structure codecs.image_type "
+    "conversion.typed torch.data.typed",
+    "planes": "codecs.planes",
+    "orders": "sampling.weighted sampling.buckets torch.data.buckets torch.data.windows",
+    "engines": "torch.engine.resident torch.engine.helper system.helper torch.tuned",
+    "wrapped sources": "sources.divided conversion.exclude sources.samples "
+    "verification.given_pixels",
+    "facts": "dataset.facts codecs.measures",
+    "changes": "conversion.append conversion.merge conversion.extend conversion.splitting",
+    "attach": "conversion.attach sources.kept",
+    "sources": "sources.table sources.arrow_reader sources.npy_files sources.npy "
+    "sources.library_process sources.coco sources.voc sources.mds sources.litdata sources.ffcv "
+    "sources.huggingface sources.hdf5 sources.hdf5_reader sources.lmdb sources.lmdb_reader "
+    "sources.mnist sources.cifar sources.tfrecord sources.webdataset sources.unpacking "
+    "sources.spool sources.named_files sources.column_shards sources.npy_arrays "
+    "sources.table_rows sources.entry_files sources.kept",
+    "outer": "reporting exporting measure cli testing torch.lightning",
+}
+"""Packages and modules around the core, in which one may import another."""
+
+LEFT: tuple[str, ...] = (
+    "codecs.image imports codecs.planes",
+    "conversion.build imports codecs.image_type",
+    "conversion.build imports codecs.measures",
+    "conversion.build imports dataset.facts",
+    "conversion.bulk imports codecs.measures",
+    "conversion.convert imports conversion.exclude",
+    "conversion.convert imports conversion.jobs",
+    "conversion.convert imports conversion.ledger",
+    "conversion.convert imports sources.divided",
+    "conversion.convert imports sources.samples",
+    "conversion.convert imports stores.urls",
+    "conversion.convert imports transfer.bucket",
+    "conversion.convert imports transfer.upload",
+    "conversion.engine imports dataset.facts",
+    "conversion.plan imports conversion.typed",
+    "conversion.stored_order imports sources.entry_files",
+    "conversion.task imports dataset.facts",
+    "dataset.decode imports codecs.image_type",
+    "dataset.decode imports codecs.planes",
+    "dataset.decode imports codecs.typed",
+    "dataset.index_reader imports dataset.layered",
+    "dataset.located imports codecs.image_type",
+    "dataset.opened imports dataset.layered",
+    "dataset.opened imports dataset.remote",
+    "dataset.opened imports stores.cache",
+    "dataset.opened imports stores.urls",
+    "dataset.shard_files imports dataset.remote",
+    "dataset.shardset imports dataset.remote",
+    "kinds.field imports codecs.image_type",
+    "kinds.image imports codecs.image_type",
+    "kinds.image imports codecs.typed",
+    "recipe imports codecs.image_type",
+    "recipe imports codecs.planes",
+    "recipe imports codecs.typed",
+    "sources.imagefolder imports sources.bucket_folder",
+    "sources.inputs imports sources.unpacking",
+    "torch.data.datasets imports codecs.image_type",
+    "torch.data.datasets imports torch.data.typed",
+    "torch.data.datasets imports torch.data.windows",
+    "torch.data.order_options imports torch.data.buckets",
+    "torch.data.sampled imports sampling.weighted",
+    "torch.data.samplers imports sampling.weighted",
+    "torch.data.samplers imports torch.data.buckets",
+    "torch.engine.workers imports system.helper",
+    "torch.loader imports torch.engine.helper",
+    "torch.loader imports torch.engine.resident",
+    "torch.loader imports torch.tuned",
+    "verification.decoding imports codecs.planes",
+    "verification.describe imports conversion.jobs",
+    "verification.describe imports dataset.remote",
+    "verification.describe imports sampling.buckets",
+    "verification.describe imports stores.urls",
+    "verification.record_comparison imports codecs.image_type",
+    "verification.record_comparison imports conversion.extend",
+    "verification.record_comparison imports verification.given_pixels",
+    "verification.repair imports verification.layer_source",
+    "verification.source_match imports conversion.extend",
+    "verification.source_match imports sources.divided",
+    "verification.source_match imports sources.samples",
+    "verification.verify imports stores.urls",
+    "verification.verify imports verification.layer_source",
+    "verification.verify imports verification.remote",
+)
+"""Imports from the core that are still there. This list only shrinks."""
+
+LOADED = (
+    "remote",
+    "jobs",
+    "layers",
+    "typed images",
+    "planes",
+    "orders",
+    "engines",
+    "sources",
+    "wrapped sources",
+    "facts",
+    "changes",
+    "attach",
+)
+"""Rings that the main job still loads. This list only shrinks."""
+
+LINES = 44_700
+"""Lines of the modules that the main job may load."""
 
 
 class Import(NamedTuple):
@@ -234,3 +348,44 @@ def narrows_a_type(test: ast.expr) -> bool:
     if isinstance(test, ast.Call):
         return ast.unparse(test.func) == "isinstance" and len(calls) == 1
     return ast.unparse(test).endswith(" is not None") and not calls
+
+
+def ring_of(module: str) -> str | None:
+    for ring, places in RINGS.items():
+        if any(module == place or module.startswith(place + ".") for place in places.split()):
+            return ring
+    return None
+
+
+def test_the_core_imports_no_ring() -> None:
+    found = {
+        f"{name} imports {target}"
+        for name, path in FILES.items()
+        if name not in ("__init__", "__main__") and ring_of(name) is None
+        for item in imports(path)
+        if (target := own(item.module)) and ring_of(target) and not item.typing_only
+    }
+    assert sorted(found) == sorted(LEFT)
+
+
+@pytest.mark.slow
+def test_what_is_loaded_by_name_exists() -> None:
+    """No table names a module or an object that was moved."""
+    for path in FILES.values():
+        for node in nodes(path):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                module, colon, name = node.value.partition(":")
+                if colon and name.isidentifier() and module.startswith("shardkit."):
+                    assert hasattr(importlib.import_module(module), name), node.value
+
+
+@pytest.mark.slow
+def test_the_main_job_loads_no_ring(tmp_path: Path) -> None:
+    script = ROOT / "scripts" / "main_job.py"
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True, check=True
+    )
+    lines = {name: int(count) for count, name in map(str.split, done.stdout.splitlines())}
+    total = lines.pop("all")
+    assert {ring_of(name) for name in lines} - {None} == set(LOADED)
+    assert total <= LINES
