@@ -11,7 +11,7 @@ from shardkit.cli.printing import Tally
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
 from shardkit.conversion.convert import commit
-from shardkit.stores.urls import as_url
+from shardkit.system.urls import as_url
 
 
 @dataclass(frozen=True, kw_only=True)

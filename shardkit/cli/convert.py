@@ -41,11 +41,11 @@ from shardkit.registry import (
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import report
 from shardkit.sources.divided import DivisionOptions
-from shardkit.stores.urls import as_url
 from shardkit.system.cluster import open_cluster
 from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import shell
+from shardkit.system.urls import as_url
 
 
 class _Sources(click.Group):

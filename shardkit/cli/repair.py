@@ -14,9 +14,9 @@ from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import UsageError
-from shardkit.stores.urls import as_url
 from shardkit.system.formatting import amount
 from shardkit.system.text import printable
+from shardkit.system.urls import as_url
 from shardkit.verification.repair import Repaired, repair
 
 _LISTED = 50

@@ -14,7 +14,7 @@ from shardkit.dataset.parts import dataset_parts
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.options import option
 from shardkit.registry import get_source
-from shardkit.stores.urls import as_url
+from shardkit.system.urls import as_url
 from shardkit.transfer.download import download
 
 

@@ -17,9 +17,9 @@ from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.options import same_option
-from shardkit.stores.urls import as_url
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable, shell
+from shardkit.system.urls import as_url
 from shardkit.verification.receipt import check_receipt as compare_receipt
 from shardkit.verification.receipt import load_receipt, require_new, save_receipt
 from shardkit.verification.shard_check import Finding

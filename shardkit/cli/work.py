@@ -16,9 +16,9 @@ from shardkit.cli.run import Run
 from shardkit.cli.runner import command
 from shardkit.conversion.task import Built
 from shardkit.conversion.work import WorkOptions, work
-from shardkit.stores.urls import as_url
 from shardkit.system.formatting import amount
 from shardkit.system.text import as_command, quoted
+from shardkit.system.urls import as_url
 
 _TASK_VARIABLE = "SLURM_ARRAY_TASK_ID"
 

@@ -51,10 +51,10 @@ from shardkit.registry import DEFAULT_SOURCE, open_source
 from shardkit.sources.divided import DivisionOptions, divided
 from shardkit.sources.imagefolder import FolderOptions
 from shardkit.sources.samples import SampleOptions, Samples
-from shardkit.stores.urls import as_url
 from shardkit.system.pool import Progress
 from shardkit.system.safe_paths import is_file
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
+from shardkit.system.urls import as_url
 from shardkit.transfer.bucket import committed_at
 from shardkit.transfer.upload import require_vacant, upload
 

@@ -46,10 +46,10 @@ from shardkit.sources.divided import reopen
 from shardkit.sources.driver import ListedSource, Listing
 from shardkit.sources.entry_files import dump_entries, load_entries
 from shardkit.sources.samples import Samples
-from shardkit.stores.urls import as_url
 from shardkit.system.files import as_name, published, read_small, write_atomically
 from shardkit.system.safe_paths import UNFIT, is_file, make_folder, parts_of, remove, walk
 from shardkit.system.text import as_command, quoted, shell
+from shardkit.system.urls import as_url
 from shardkit.transfer.bucket import BucketPlan, claim_at
 from shardkit.transfer.upload import manifest_at, occupied, taken, writable
 

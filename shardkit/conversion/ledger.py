@@ -22,9 +22,9 @@ from shardkit.dataset.manifest import (
     ShardEntry,
 )
 from shardkit.errors import UsageError
-from shardkit.stores.urls import as_url
 from shardkit.system.safe_paths import UNFIT, remove, walk
 from shardkit.system.temporary import TemporaryFolder
+from shardkit.system.urls import as_url
 from shardkit.transfer.bucket import BucketPlan
 
 FOLDER_CLAIMS = f"{STATE}/claims"

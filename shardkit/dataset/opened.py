@@ -28,7 +28,6 @@ from shardkit.dataset.remote import CachedShards, fetch_dataset, fetch_layer
 from shardkit.dataset.reports import IGNORED, StoredReport
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.stores.cache import open_cache
-from shardkit.stores.urls import as_local, as_url
 from shardkit.system.files import (
     as_name,
     remove_leftovers,
@@ -39,6 +38,7 @@ from shardkit.system.files import (
 from shardkit.system.formatting import parse_bytes
 from shardkit.system.safe_paths import NO_PATH, UNFIT, LinkRefused, require_no_link
 from shardkit.system.text import as_command, name_list
+from shardkit.system.urls import as_local, as_url
 
 _Loaded = TypeVar("_Loaded")
 

@@ -22,9 +22,9 @@ from shardkit.sources.places import (
 )
 from shardkit.stores import whole
 from shardkit.stores.process import call
-from shardkit.stores.urls import as_url
 from shardkit.system.files import require_local
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
+from shardkit.system.urls import as_url
 
 _TOGETHER = 1 << 20
 """Bytes of objects that the helper process sends at a time, which costs less than one by one."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
 from shardkit.errors import CorruptShard, ShardkitError, UsageError
-from shardkit.stores.urls import WRITABLE
 from shardkit.system.late import load
+from shardkit.system.urls import WRITABLE
 
 _TIMEOUT = "30"
 """Default seconds for one request, with its body."""

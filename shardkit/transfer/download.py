@@ -16,9 +16,9 @@ from shardkit.errors import UsageError
 from shardkit.sources.inputs import expand
 from shardkit.stores import fetch
 from shardkit.stores.process import call
-from shardkit.stores.urls import as_url
 from shardkit.system.pool import Progress, Report
 from shardkit.system.safe_paths import make_folder, parts_of
+from shardkit.system.urls import as_url
 
 
 def download(

@@ -13,10 +13,10 @@ from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import dump_json
 from shardkit.stores import fetch, objects
 from shardkit.stores.process import call
-from shardkit.stores.urls import WRITABLE, as_url
 from shardkit.system.files import SMALL_BYTES, as_name, read_small, sha256_of
 from shardkit.system.pool import Progress, Report
 from shardkit.system.text import as_command
+from shardkit.system.urls import WRITABLE, as_url
 
 CLAIM = ".shardkit-upload.json"
 """Names the dataset or plan that is being uploaded, so that no other one writes to the place.

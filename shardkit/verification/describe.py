@@ -20,9 +20,9 @@ from shardkit.dataset.remote import fetch_splits
 from shardkit.errors import NotPublished, UsageError
 from shardkit.record import ABSENT, STORED_KINDS
 from shardkit.sampling.buckets import BucketSizes, parse_buckets
-from shardkit.stores.urls import as_url
 from shardkit.system.temporary import TemporaryFolder
 from shardkit.system.text import as_command
+from shardkit.system.urls import as_url
 from shardkit.verification.source_match import how_made
 
 Numbers = npt.NDArray[np.integer[Any]]

@@ -12,9 +12,9 @@ from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.options import about, option, require_valid, takes
-from shardkit.stores.urls import as_local, as_url
 from shardkit.system.files import as_text
 from shardkit.system.pool import Report, run_tasks
+from shardkit.system.urls import as_local, as_url
 from shardkit.verification.file_check import check_files, check_view
 from shardkit.verification.layer_source import compared_with, divide_sources
 from shardkit.verification.record_comparison import ComparisonResult

@@ -1,4 +1,4 @@
-"""URLs of datasets in object stores."""
+"""Paths and URLs: which text is a URL of an object store, and which a local path."""
 
 from __future__ import annotations
 

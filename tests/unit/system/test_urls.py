@@ -8,7 +8,7 @@ import pytest
 from table import for_each
 
 from shardkit import UsageError
-from shardkit.stores.urls import as_local, as_url
+from shardkit.system.urls import as_local, as_url
 
 
 @for_each(
