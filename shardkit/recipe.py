@@ -17,15 +17,17 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 from PIL import Image, ImageColor
 
-from shardkit.codecs import planes
 from shardkit.codecs.geometry import Geometry, centered
 from shardkit.codecs.image import (
+    FILTERS,
     WHITE,
+    Coding,
     Color,
     Decoding,
     ImageInfo,
     Pixels,
     apply_orientation,
+    coding_of,
     decode,
     encode,
     inspect,
@@ -37,7 +39,6 @@ from shardkit.codecs.quiet import quiet
 from shardkit.codecs.reduced import reduction
 from shardkit.codecs.structure import webp_is_lossless
 from shardkit.codecs.typed import (
-    FILTERS,
     crop_or_pad,
     decode_gray,
     decode_typed,
@@ -345,6 +346,11 @@ class Recipe(RecipeOptions):
         return self.copy or (self.encode == "keep" and unchanged and self.pixels != "gray")
 
     @property
+    def _coding(self) -> Coding | None:
+        """The encoding, if it is no image file; it may replace that of a JPEG."""
+        return coding_of(_ENCODED_AS.get(self.encode, ""))
+
+    @property
     def scaling(self) -> dict[str, Any]:
         """The options that require ``resize``, by name."""
         return {item.name: getattr(self, item.name) for item in _SCALING}
@@ -387,8 +393,8 @@ class Recipe(RecipeOptions):
         Raises:
             UsageError: If one is missing.
         """
-        if self.encode == "planes":
-            planes.require_jpeg_planes()
+        if coding := self._coding:
+            coding.require()
 
     def at_work(self) -> AbstractContextManager[None]:
         """Return a context manager in which to apply the recipe to many images.
@@ -548,8 +554,8 @@ class Recipe(RecipeOptions):
         notes = self._header_notes(info)
         if plan is None:
             stored = field, data
-            if self.encode == "planes" and field == "jpg":
-                stored = self._planes(data, notes)
+            if field == "jpg" and (coding := self._coding):
+                stored = self._recode(data, coding, notes)
             elif self.check == "decode" and not (
                 proven or info.surely_decodes or (field == "jpg" and compiled.jpeg_decodes(data))
             ):
@@ -561,10 +567,7 @@ class Recipe(RecipeOptions):
         _check_size(plan)
         image = self._change(data, field, info, plan, notes)
         self._require_raw_size(image.width, image.height, info)
-        if plan.field == PLANES:
-            content = planes.from_rgb(np.asarray(image), "420")
-        else:
-            content = encode(image, plan.field, self._quality_for(data, field))
+        content = encode(image, plan.field, self._quality_for(data, field))
         view = Geometry((info.width, info.height), info.orientation, plan.size, plan.canvas)
         return _Converted(plan.field, content, image.size, notes, view)
 
@@ -665,13 +668,13 @@ class Recipe(RecipeOptions):
             raise BadImage(f"it is of {ImageType.of(pixels)}, not of {kind}")
         return pixels
 
-    def _planes(self, data: bytes, notes: dict[str, int]) -> tuple[str, bytes]:
-        """Return field and content: a JPEG's planes if they give its pixels, or else the JPEG."""
+    def _recode(self, data: bytes, coding: Coding, notes: dict[str, int]) -> tuple[str, bytes]:
+        """Return field and content: a JPEG recoded if that has its pixels, or else the JPEG."""
         pixels = self._decode(data, "jpg", notes)
-        content = None if CHECK_NOTES & notes.keys() else planes.from_jpeg(data)
-        if content is None or not np.array_equal(planes.decode(content), pixels):
+        content = None if CHECK_NOTES & notes.keys() else coding.from_jpeg(data)
+        if content is None or not np.array_equal(coding.decode(content, None, None), pixels):
             return "jpg", data
-        return PLANES, content
+        return _ENCODED_AS[self.encode], content
 
     def _decode(
         self, data: bytes, field: str, notes: dict[str, int], at_least: _Size = (0, 0)
@@ -716,7 +719,7 @@ class Recipe(RecipeOptions):
         turned = self.orient and info.orientation != 1
         unchanged = geometry == (info.upright, info.upright) and not turned
         wanted = _ENCODED_AS.get(self.encode, field)
-        if self.encode == "planes" and unchanged:  # a JPEG's planes do not change its pixels
+        if unchanged and self._coding:  # which does not change the pixels of a JPEG
             wanted = field
         if unchanged and self.quality is None and wanted == field != FOREIGN_FIELD:
             return None

@@ -27,7 +27,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from shardkit.codecs import libjpeg, planes
+from shardkit.codecs import libjpeg
 from shardkit.codecs.decode_errors import as_bad_image, raise_interruption, require_memory
 from shardkit.codecs.foreign import identify, open_foreign
 from shardkit.codecs.geometry import Mask
@@ -48,9 +48,11 @@ from shardkit.codecs.structure import (
     tiff_frames,
     webp_size,
 )
+from shardkit.codecs.turbo import Region
 from shardkit.errors import BadImage
 from shardkit.record import FOREIGN_FIELD, PLANES
 from shardkit.system import compiled
+from shardkit.system.late import load
 
 Pixels = npt.NDArray[np.uint8]
 """RGB pixels: uint8, shape (height, width, 3)."""
@@ -115,8 +117,43 @@ _TRANSPOSITIONS = {
 }
 
 
+_CODINGS = {PLANES: "shardkit.codecs.planes:CODING"}
+"""Encodings of RGB that are no image files, by image field: each a `Coding`."""
+
+FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+}
+"""Pillow's antialiased filters by name."""
+
+
 class WrongSizeError(BadImage):
     """The image's size differs from the expected one."""
+
+
+class Coding(NamedTuple):
+    """An encoding of RGB that is no image file."""
+
+    stated_size: Callable[[bytes | memoryview], tuple[int, int]]
+    """Returns the width and height that a header states; raises `BadImage`."""
+    decode: Callable[[bytes | memoryview, Region | None, Pixels | None], Pixels]
+    """Returns a region, or all, in the given array if there is one; raises `BadImage`."""
+    check: Callable[[bytes | memoryview], None]
+    """Raises `BadImage` for damage that decoding does not find."""
+    encode: Callable[[Pixels], bytes]
+    from_jpeg: Callable[[bytes], bytes | None]
+    """Returns what should decode to the pixels of a JPEG; None if it has no such form."""
+    require: Callable[[], None]
+    """Raises `UsageError` if a library for `from_jpeg` is missing."""
+
+
+def coding_of(field: str) -> Coding | None:
+    """Return the coding of an image field; None for image files and raw pixels."""
+    target = _CODINGS.get(field)
+    coding: Coding | None = None if target is None else load(target)
+    return coding
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +224,7 @@ def inspect(data: bytes, field: str) -> ImageInfo:
                 width, height, _ = libjpeg.read_header(data)
                 check_size(width, height)
                 return ImageInfo(width, height)
-    if field == PLANES:
+    if field in _CODINGS:
         return ImageInfo(*stated_size(data, field))
     if field == "png" and (plain := plain_png(data)):
         check_size(plain.width, plain.height)
@@ -214,8 +251,8 @@ def stated_size(data: bytes | memoryview, field: str) -> tuple[int, int]:
     if field == "jpg" and libjpeg.is_available():
         with contextlib.suppress(JpegError):  # Pillow supports more kinds
             return libjpeg.read_header(data)[:2]
-    if field == PLANES:
-        width, height = planes.stated_size(data)
+    if coding := coding_of(field):
+        width, height = coding.stated_size(data)
         check_size(width, height)
         return width, height
     with opened(data, field) as image:
@@ -265,8 +302,8 @@ def decode(
     """
     if warnings is None:
         warnings = []
-    if field == PLANES:
-        return _decode_planes(data, out)
+    if coding := coding_of(field):
+        return _decode_coding(data, field, coding, out)
     if field == "jpg" and libjpeg.is_available():
         pixels = _decode_jpeg(data, how, out, warnings)
         if pixels is not None:
@@ -364,7 +401,8 @@ def encode(image: Image.Image, field: str, quality: int | None) -> bytes:
 
     Args:
         image: The image, in mode RGB.
-        field: ``jpg`` (4:2:0, baseline), ``png``, ``webp`` or ``raw`` (plain pixels).
+        field: ``jpg`` (4:2:0, baseline), ``png``, ``webp``, ``raw`` (plain pixels) or that of a
+            `Coding`.
         quality: 1 to 100; for jpg and webp. None stores webp without loss.
 
     Raises:
@@ -372,6 +410,8 @@ def encode(image: Image.Image, field: str, quality: int | None) -> bytes:
     """
     if field == "raw":
         return image.tobytes()
+    if coding := coding_of(field):
+        return coding.encode(np.asarray(image))
     # Not simplejpeg: below quality 96 it uses libjpeg's fast DCT, which costs 0.06 dB.
     buffer = io.BytesIO()
     options = {"lossless": True} if quality is None else {"quality": quality}
@@ -433,11 +473,13 @@ def _decode_by_pillow(
         return _put(image, how.background, np.empty(shape, np.uint8) if out is None else out)
 
 
-def _decode_planes(data: bytes | memoryview, out: Pixels | None) -> Pixels:
-    width, height = stated_size(data, PLANES)
+def _decode_coding(
+    data: bytes | memoryview, field: str, coding: Coding, out: Pixels | None
+) -> Pixels:
+    width, height = stated_size(data, field)
     if out is not None and out.shape != (height, width, 3):
         raise WrongSizeError(f"it is {width} x {height} pixels, not of the expected size")
-    return planes.decode(data, out=out)
+    return coding.decode(data, None, out)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs import turbo
+from shardkit.codecs.image import Coding
 from shardkit.codecs.structure import jpeg_coefficient_bytes
 from shardkit.codecs.turbo import Region
 from shardkit.errors import BadImage, UsageError
@@ -354,3 +355,13 @@ def _halved(plane: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     plane = np.pad(plane, ((0, height % 2), (0, width % 2)), "edge")
     sums = plane[::2, ::2] + plane[::2, 1::2] + plane[1::2, ::2] + plane[1::2, 1::2]
     return (sums + 1 + np.arange(sums.shape[1]) % 2) >> 2
+
+
+CODING = Coding(
+    stated_size=stated_size,
+    decode=decode,
+    check=require_bands,
+    encode=lambda pixels: from_rgb(pixels, "420"),
+    from_jpeg=from_jpeg,
+    require=require_jpeg_planes,
+)

@@ -16,6 +16,7 @@ from PIL import Image
 from shardkit.codecs.decode_errors import as_bad_image
 from shardkit.codecs.geometry import upright
 from shardkit.codecs.image import (
+    FILTERS,
     Decoding,
     ImageInfo,
     Pixels,
@@ -31,14 +32,6 @@ from shardkit.codecs.tiff import decode_tiff
 from shardkit.errors import BadImage
 from shardkit.record import ARRAY_IMAGE, PLANES
 from shardkit.system.npy import npy_header, read_npy
-
-FILTERS = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-}
-"""Pillow's antialiased filters by name."""
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom of a part of an image, in pixels."""

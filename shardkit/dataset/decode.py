@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardkit.codecs import planes
 from shardkit.codecs.image import (
     EXACT,
     Decoding,
     Pixels,
     WrongSizeError,
+    coding_of,
     decode,
     stated_size,
 )
@@ -22,7 +22,6 @@ from shardkit.codecs.reduced import reduced_side, reduction, sufficient_eighths
 from shardkit.codecs.turbo import Region, available, decode_region
 from shardkit.codecs.typed import decode_typed, display, inspect_typed
 from shardkit.dataset.located import EncodedImage
-from shardkit.record import PLANES
 
 
 class DecodedPart(NamedTuple):
@@ -151,9 +150,10 @@ def decode_part(image: EncodedImage, region: Region, how: Decoding) -> DecodedPa
         # torch.from_numpy warns about read-only memory.
         raw = _raw(image)
         return DecodedPart(raw if raw.flags.writeable else raw.copy(), 0, 0, 1.0)
-    if image.field == PLANES:
+    if coding := coding_of(image.field):
         require_stated_size(image)
-        return DecodedPart(planes.decode(image.data, region), region.left, region.top, 1.0)
+        pixels = coding.decode(image.data, region, None)
+        return DecodedPart(pixels, region.left, region.top, 1.0)
     # For tiny images several scales give one size, and simplejpeg would choose another of them.
     usual = min(size) >= 8 and image.width * image.height <= MAX_PIXELS
     if image.field == "jpg" and usual and (region.width, region.height) != size and available():

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardkit.codecs import planes
-from shardkit.codecs.image import decode_mask
+from shardkit.codecs.image import coding_of, decode_mask
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.dataset.decode import decode_stored, decode_stored_type
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
-from shardkit.record import ABSENT, IMAGE, NO_LABEL, PLANES, STORED_KINDS, Record, image_kind
+from shardkit.record import ABSENT, IMAGE, NO_LABEL, STORED_KINDS, Record, image_kind
 
 RawShape = tuple[int, int, int] | None
 """The manifest's ``raw_shape``: height, width and channels of raw pixels."""
@@ -65,8 +64,8 @@ def _image_fault(
             decode_stored_type(image, typed, warnings=warnings)
         else:
             decode_stored(image, warnings=warnings)
-        if kind == PLANES:
-            planes.require_bands(data)
+        if coding := coding_of(kind):
+            coding.check(data)
     except BadImage as error:
         return str(error)
     if warnings and "damaged" not in meta:

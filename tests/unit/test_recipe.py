@@ -15,8 +15,7 @@ from table import for_each
 
 from shardkit import Field, UsageError
 from shardkit.codecs import planes
-from shardkit.codecs.image import decode, sniff
-from shardkit.codecs.typed import FILTERS
+from shardkit.codecs.image import FILTERS, decode, sniff
 from shardkit.errors import BadImage
 from shardkit.recipe import RESIZE_MODES, Recipe, parse_size
 from shardkit.record import Record
@@ -612,7 +611,8 @@ def test_tolerated_damage_keeps_its_bytes() -> None:
 
 def test_planes_that_give_other_pixels_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     other = planes.from_rgb(pixels(24, 16, seed=9), "420")
-    monkeypatch.setattr(planes, "from_jpeg", lambda data: other)
+    coding = planes.CODING._replace(from_jpeg=lambda data: other)
+    monkeypatch.setattr(planes, "CODING", coding)
     assert applied(jpeg(), encode="planes") == applied(jpeg())
 
 

@@ -19,8 +19,7 @@ from table import for_each
 
 from shardkit import UsageError
 from shardkit.codecs import scaling
-from shardkit.codecs.image import sniff
-from shardkit.codecs.typed import FILTERS
+from shardkit.codecs.image import FILTERS, sniff
 from shardkit.conversion.assemble import Assembly
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan

@@ -11,10 +11,9 @@ from PIL import Image, ImageOps
 from refusals import refused
 from table import for_each
 
-from shardkit.codecs.image import Decoding, decode
+from shardkit.codecs.image import FILTERS, Decoding, decode
 from shardkit.codecs.image_type import DTYPES, GRAY, MOST_CHANNELS, RGB, ImageType
 from shardkit.codecs.typed import (
-    FILTERS,
     crop_or_pad,
     decode_gray,
     decode_typed,
