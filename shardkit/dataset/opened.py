@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -24,10 +23,9 @@ from shardkit.dataset.manifest import (
     load_any_manifest,
     load_manifest,
 )
-from shardkit.dataset.remote import CachedShards, fetch_dataset, fetch_layer
 from shardkit.dataset.reports import IGNORED, StoredReport
+from shardkit.dataset.shard_files import LOCAL_FILES, Access
 from shardkit.errors import CorruptDataset, Problem, UsageError
-from shardkit.stores.cache import open_cache
 from shardkit.system.files import (
     as_name,
     remove_leftovers,
@@ -35,10 +33,10 @@ from shardkit.system.files import (
     state_folder,
     write_atomically,
 )
-from shardkit.system.formatting import parse_bytes
+from shardkit.system.late import load
 from shardkit.system.safe_paths import NO_PATH, UNFIT, LinkRefused, require_no_link
 from shardkit.system.text import as_command, name_list
-from shardkit.system.urls import as_local, as_url
+from shardkit.system.urls import STORES, as_local, scheme_and_place
 
 _Loaded = TypeVar("_Loaded")
 
@@ -55,6 +53,12 @@ class Fetching(NamedTuple):
 LOCAL = Fetching()
 """Not at all."""
 
+_OPENERS = {
+    "": "shardkit.dataset.opened:open_local",
+    **dict.fromkeys(STORES, "shardkit.dataset.remote:open_remote"),
+}
+"""What opens a dataset, by the scheme of its URL."""
+
 
 class OpenedDataset:
     """One dataset, whose manifest and files are read when they are needed.
@@ -64,7 +68,7 @@ class OpenedDataset:
         split: Its name in a directory of splits, or "".
         digest: What the directory of splits states as the digest of its manifest.
         root: The folder of an attached dataset's archives, if the user named it.
-        cached: The shards, if they are not in the directory.
+        access: How its shards are opened.
 
     Raises:
         UsageError: If ``directory`` is a URL.
@@ -77,13 +81,13 @@ class OpenedDataset:
         *,
         digest: str | None = None,
         root: Path | None = None,
-        cached: CachedShards | None = None,
+        access: Access = LOCAL_FILES,
     ) -> None:
         require_local(directory)
         self._directory = directory.expanduser()
         self.split = split
         self.root = root
-        self.cached = cached
+        self.access = access
         self._digest = digest
         self._stamp = _stamp(self._directory)
         self._stated: Manifest | None = None
@@ -116,7 +120,7 @@ class OpenedDataset:
     @property
     def place(self) -> str:
         """The URL or path of the dataset, for messages."""
-        return str(self.path) if self.cached is None else self.cached.url
+        return self.access.place(self.path)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -138,7 +142,7 @@ class OpenedDataset:
         """The dataset before any change of its fields, as its shards and its index have it."""
         if not self.manifest.layers:
             return self
-        base = OpenedDataset(self._directory, self.split, root=self.root, cached=self.cached)
+        base = OpenedDataset(self._directory, self.split, root=self.root, access=self.access)
         base.manifest = self.manifest.base
         base._stated = self.manifest
         return base
@@ -149,15 +153,11 @@ class OpenedDataset:
         Raises:
             CorruptDataset: If it is damaged, or of another dataset.
         """
-        cached = self.cached
-        if cached is not None:
-            fetch_layer(cached, self.path, layer)
-            cached = replace(cached, url=f"{cached.url}/{layer.folder}")
         opened = OpenedDataset(
             self.path / layer.folder,
             f"{self.prefix}{layer.folder}",
             digest=layer.digest,
-            cached=cached,
+            access=self.access.of_layer(self.path, layer),
         )
         opened.manifest = load_layer(self.path, self.manifest, layer)
         return opened
@@ -319,11 +319,15 @@ def open_one(
         CorruptDataset: If the manifest, or the index at a URL, is damaged.
         ShardkitError: If the store cannot be read.
     """
-    url = as_url(path)
-    if url is not None:
-        if root is not None:
-            raise UsageError(f"{url} is not an attached dataset; leave root= out")
-        return open_remote(f"{url}/{split}" if split else url, fetching)
+    scheme, place = scheme_and_place(path)
+    opened: OpenedDataset = load(_OPENERS[scheme])(place, split, root, fetching)
+    return opened
+
+
+def open_local(
+    path: str, split: str | None, root: str | os.PathLike[str] | None, fetching: Fetching
+) -> OpenedDataset:
+    """Open one dataset of this machine; see `open_one`."""
     if fetching != LOCAL:
         raise UsageError(f"{path} is local; cache= and cache_limit= are for object stores")
     place = Path(as_local(path))
@@ -344,25 +348,6 @@ def open_one(
                 ) from error
         raise
     return opened
-
-
-def open_remote(url: str, fetching: Fetching) -> OpenedDataset:
-    """Open one dataset in an object store, after fetching its manifest and its index.
-
-    Raises:
-        UsageError: If there is no dataset, the cache cannot be used, or access is denied.
-        CorruptDataset: If the manifest or the index is damaged.
-        ShardkitError: If the store cannot be read.
-    """
-    cache, limit = fetching
-    most = None if limit is None else parse_bytes(limit, "cache_limit")
-    if cache is None:
-        raise UsageError(
-            f"{url} is read through a local cache: open_dataset({url!r}, cache=DIR, "
-            "cache_limit='50GB')"
-        )
-    opened = open_cache(cache, most)
-    return OpenedDataset(fetch_dataset(url, opened), cached=CachedShards(url, opened))
 
 
 def remember(directory: Path, manifest: Manifest) -> bool:

@@ -7,28 +7,35 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from shardkit.dataset.handles import ShardFile, drop_removed, forget, is_open, shard_file
+from shardkit.dataset.index import Rows
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
     FileEntry,
     Layer,
     Manifest,
-    ShardEntry,
     SplitsManifest,
     parse_manifest,
 )
+from shardkit.dataset.opened import Fetching, OpenedDataset
+from shardkit.dataset.shard_files import Access, ShardFiles
 from shardkit.errors import CorruptDataset, CorruptShard, UsageError
 from shardkit.record import LABEL
 from shardkit.stores import fetch
-from shardkit.stores.cache import Cache, RemoteFile
+from shardkit.stores.cache import Cache, RemoteFile, open_cache
 from shardkit.stores.fetch import fetch_file
 from shardkit.stores.process import call, send
 from shardkit.system.files import SMALL_BYTES, as_name, has_sha256, write_atomically
+from shardkit.system.formatting import parse_bytes
 
 _USED_SECONDS = 5.0
 """Interval at which the use of a shard is noted in the cache: the time of its file."""
@@ -37,46 +44,83 @@ _ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class CachedShards:
-    """The shards of a dataset in an object store. Pickled, it is its URL and the cache's folder."""
+class InStore(Access):
+    """The access to the shards of a dataset in an object store, through a cache."""
 
     url: str
     cache: Cache
-    _used: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
 
-    def path(self, entry: FileEntry) -> Path:
-        """Return the path of a shard in the cache, where it may be missing."""
-        return self.cache.shard(entry.sha256)
+    def files(self, dataset: OpenedDataset) -> ShardFiles:
+        """Return the copies of the shards."""
+        return CachedShards(dataset, self.url, self.cache)
 
-    def lookahead(self, shards: Sequence[ShardEntry]) -> int:
-        """Return the rows to fetch ahead: two shards, while another one is read."""
-        return 2 * max(shard.rows for shard in shards)
+    def place(self, directory: Path) -> str:
+        """Return the URL."""
+        return self.url
 
-    def discard(self, entry: FileEntry) -> None:
-        """Remove a damaged file from the cache."""
-        self.path(entry).unlink(missing_ok=True)
-        forget(self.path(entry), entry.sha256)
+    def of_layer(self, directory: Path, layer: Layer) -> Access:
+        """Fetch the manifest and the index of a layer; return the access to its shards."""
+        try:
+            _fetch_files(self.url, self.cache, directory, layer.index_files)
+        except OSError as error:
+            raise self.cache.unusable(error) from error
+        return InStore(f"{self.url}/{layer.folder}", self.cache)
 
-    def open(self, entry: ShardEntry) -> ShardFile:
-        """Return an open shard; fetch it first unless it is in the cache.
+
+class CachedShards(ShardFiles):
+    """The copies of shards in a cache, fetched when needed.
+
+    Args:
+        dataset: The dataset, with the local copy of manifest and index.
+        url: Its URL.
+        cache: The cache.
+    """
+
+    def __init__(self, dataset: OpenedDataset, url: str, cache: Cache) -> None:
+        super().__init__(dataset)
+        self._url, self._cache = url, cache
+        self._used: dict[str, float] = {}
+        self.lookahead = 2 * max(shard.rows for shard in self._entries)  # while another is read
+        self.remedy = f"It was removed from the cache; read it again, from {url}."
+
+    def open(self, shards: Collection[int]) -> dict[int, ShardFile]:
+        """Return some shards, open, after fetching those that are not in the cache.
 
         Raises:
             CorruptShard: If the store holds other content.
-            ShardkitError: If it cannot be fetched.
+            ShardkitError: If one cannot be fetched.
         """
-        path, size, sha256 = self.path(entry), entry.bytes, entry.sha256
+        if len(shards) > 1:
+            self._fetch_ahead(sorted(shards))
+        return {number: self._open(number) for number in sorted(shards)}
+
+    def announce(self, shards: npt.NDArray[np.int64], index: Rows) -> None:
+        """Fetch some shards into the cache, without waiting."""
+        self._fetch_ahead(np.unique(shards).tolist())
+
+    def forget(self, shard: int) -> None:
+        """Remove a damaged shard from the cache, so that it is fetched again."""
+        self.path(shard).unlink(missing_ok=True)
+        super().forget(shard)
+
+    def _find(self, shard: int) -> Path:
+        return self._cache.shard(self._entries[shard].sha256)
+
+    def _open(self, shard: int) -> ShardFile:
+        path, entry = self.path(shard), self._entries[shard]
+        size, sha256 = entry.bytes, entry.sha256
         if not is_open(path, sha256):
             drop_removed()  # an open file keeps its space on the disk
         with contextlib.suppress(CorruptShard):  # it is not there, most likely
             file = shard_file(path, size, sha256)
-            if self.cache.holds(file.descriptor, sha256):
+            if self._cache.holds(file.descriptor, sha256):
                 self._note_use(file, sha256)
                 return file
             forget(path, sha256)
-        call(fetch.shard, self.cache, _remote(self.url, entry))
+        call(fetch.shard, self._cache, _remote(self._url, entry))
         try:
             file = shard_file(path, size, sha256)
-            self.cache.accept(file.descriptor, sha256)
+            self._cache.accept(file.descriptor, sha256)
         finally:
             call(fetch.release, sha256)
         return file
@@ -87,22 +131,39 @@ class CachedShards:
             self._used[sha256] = now
             file.touch()
 
-    def fetch_ahead(self, entries: Iterable[ShardEntry]) -> None:
+    def _fetch_ahead(self, shards: Iterable[int]) -> None:
         """Fetch shards into the cache, without waiting."""
-        for entry in entries:
-            path = self.path(entry)
+        for shard in shards:
+            path, entry = self.path(shard), self._entries[shard]
             if not is_open(path, entry.sha256) and not path.exists():
-                send(fetch.ahead, self.cache, _remote(self.url, entry))
+                send(fetch.ahead, self._cache, _remote(self._url, entry))
 
 
-def fetch_dataset(url: str, cache: Cache) -> Path:
-    """Fetch the manifest and the index of a dataset; return the local folder with both.
+def open_remote(
+    url: str, split: str | None, root: str | os.PathLike[str] | None, fetching: Fetching
+) -> OpenedDataset:
+    """Open one dataset in an object store, after fetching its manifest and its index.
 
     Raises:
         UsageError: If there is no dataset, the cache cannot be used, or access is denied.
         CorruptDataset: If the manifest or the index is damaged.
         ShardkitError: If the store cannot be read.
     """
+    if root is not None:
+        raise UsageError(f"{url} is not an attached dataset; leave root= out")
+    url = f"{url}/{split}" if split else url
+    most = None if fetching.limit is None else parse_bytes(fetching.limit, "cache_limit")
+    if fetching.cache is None:
+        raise UsageError(
+            f"{url} is read through a local cache: open_dataset({url!r}, cache=DIR, "
+            "cache_limit='50GB')"
+        )
+    cache = open_cache(fetching.cache, most)
+    return OpenedDataset(_fetch_dataset(url, cache), access=InStore(url, cache))
+
+
+def _fetch_dataset(url: str, cache: Cache) -> Path:
+    """Fetch the manifest and the index of a dataset; return the local folder with both."""
     content, manifest = fetch_manifest(url)
     manifest.require_own_shards(  # they are files of the machine that it is read on
         f"{url} is an attached dataset, which can only be read where it was made"
@@ -120,19 +181,6 @@ def fetch_dataset(url: str, cache: Cache) -> Path:
     except OSError as error:
         raise cache.unusable(error) from error
     return folder
-
-
-def fetch_layer(cached: CachedShards, folder: Path, layer: Layer) -> None:
-    """Fetch the manifest and the index of a layer into the folder of its dataset.
-
-    Raises:
-        CorruptDataset: If they are damaged.
-        ShardkitError: If the store cannot be read.
-    """
-    try:
-        _fetch_files(cached.url, cached.cache, folder, layer.index_files)
-    except OSError as error:
-        raise cached.cache.unusable(error) from error
 
 
 def _fetch_files(url: str, cache: Cache, folder: Path, entries: Iterable[FileEntry]) -> None:

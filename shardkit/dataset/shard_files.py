@@ -1,4 +1,4 @@
-"""The files of a dataset's shards: in its directory, attached, or copies from an object store."""
+"""The files of a dataset's shards: in its directory, or attached."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,13 @@ from shardkit.dataset.handles import (
 )
 from shardkit.dataset.index import Rows
 from shardkit.dataset.located import BatchShards
-from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.remote import CachedShards
+from shardkit.dataset.manifest import Layer
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.system.files import as_name
 from shardkit.system.text import as_command
+
+if TYPE_CHECKING:  # it opens them
+    from shardkit.dataset.opened import OpenedDataset
 
 _GAP = 16384
 """Maximum bytes between two images that share one readahead call."""
@@ -168,34 +170,33 @@ class ShardFiles:
         return file
 
 
-class RemoteShardFiles(ShardFiles):
-    """The copies of shards in a cache, fetched when needed.
+class Access:
+    """How the shards of a dataset are opened: as local files. Others inherit from this class.
 
-    Args:
-        dataset: The dataset, with the local copy of manifest and index.
-        cached: The shards.
+    It is pickled to worker processes.
     """
 
-    def __init__(self, dataset: OpenedDataset, cached: CachedShards) -> None:
-        super().__init__(dataset)
-        self._cached = cached
-        self.lookahead = cached.lookahead(self._entries)
-        self.remedy = f"It was removed from the cache; read it again, from {cached.url}."
+    def files(self, dataset: OpenedDataset) -> ShardFiles:
+        """Return the files of the shards."""
+        return ShardFiles(dataset)
 
-    def open(self, shards: Collection[int]) -> dict[int, ShardFile]:
-        """Return some shards, open, after fetching them."""
-        if len(shards) > 1:
-            self._cached.fetch_ahead(self._entries[number] for number in sorted(shards))
-        return {number: self._cached.open(self._entries[number]) for number in sorted(shards)}
+    def place(self, directory: Path) -> str:
+        """Return the path or URL of the dataset, for messages.
 
-    def announce(self, shards: npt.NDArray[np.int64], index: Rows) -> None:
-        """Fetch some shards into the cache, without waiting."""
-        self._cached.fetch_ahead(self._entries[number] for number in np.unique(shards).tolist())
+        Args:
+            directory: Where its manifest and index are.
+        """
+        return str(directory)
 
-    def forget(self, shard: int) -> None:
-        """Remove a damaged shard from the cache, so that it is fetched again."""
-        super().forget(shard)
-        self._cached.discard(self._entries[shard])
+    def of_layer(self, directory: Path, layer: Layer) -> Access:
+        """Return the access to the shards of a layer, after bringing its index to ``directory``.
 
-    def _find(self, shard: int) -> Path:
-        return self._cached.path(self._entries[shard])
+        Raises:
+            CorruptDataset: If the index is damaged.
+            ShardkitError: If it cannot be fetched.
+        """
+        return self
+
+
+LOCAL_FILES = Access()
+"""The access to a dataset on this machine."""

@@ -27,8 +27,7 @@ from shardkit.dataset.index_builder import IndexedRecord, difference, shard_reco
 from shardkit.dataset.index_reader import IndexReader, IndexRows, RelabeledRows
 from shardkit.dataset.located import LocatedRows
 from shardkit.dataset.opened import LOCAL, Fetching, OpenedDataset, open_one
-from shardkit.dataset.remote import CachedShards
-from shardkit.dataset.shard_files import RemoteShardFiles, ShardFiles
+from shardkit.dataset.shard_files import Access
 from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
 from shardkit.kinds.column import Column
 from shardkit.kinds.field import Field, Schema, apart_of, columns_of, uniform_arrays
@@ -75,11 +74,9 @@ class ShardSet:
         self.directory, self.manifest = dataset.path.absolute(), dataset.manifest
         self.place = dataset.place
         """The URL or path of the dataset, for messages."""
-        self.files = ShardFiles(dataset)
+        self.files = dataset.access.files(dataset)
         """The shards."""
         self._verify_given = self._verify_option = verify
-        if dataset.cached is not None:
-            self.files = RemoteShardFiles(dataset, dataset.cached)
         self._entries: dict[str, IndexRows] = {}
         self._columns: dict[str, StoredColumn] = {}
         self._layers: dict[str, ShardSet] = {}
@@ -88,7 +85,7 @@ class ShardSet:
         return self.manifest.rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = (self._verify_option, self.dataset.cached, self.dataset.root)
+        options = (self._verify_option, self.dataset.access, self.dataset.root)
         return _reopen, (self.directory, *options, self.manifest.digest)
 
     @cached_property
@@ -542,11 +539,11 @@ def resolve_rows(
 def _reopen(
     directory: Path,
     verify: bool | None,
-    cached: CachedShards | None,
+    access: Access,
     root: Path | None,
     digest: str,
 ) -> ShardSet:
     """Reopen an unpickled dataset, unless another one has replaced it."""
-    shards = ShardSet(OpenedDataset(directory, cached=cached, root=root), verify=verify)
+    shards = ShardSet(OpenedDataset(directory, access=access, root=root), verify=verify)
     shards.dataset.require_digest(digest)
     return shards

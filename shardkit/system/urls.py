@@ -13,6 +13,9 @@ _SCHEMES = ("az", "gs", "https", "s3")
 _TEST_SCHEMES = ("http",)
 """Read without encryption, so for servers on this machine only."""
 
+STORES = (*_SCHEMES, *_TEST_SCHEMES)
+"""The scheme of each URL that `as_url` returns: keys of tables that say who handles it."""
+
 
 def as_url(path: str | os.PathLike[str]) -> str | None:
     """Return the URL that ``path`` states, without a slash at its end; None for a local path.
@@ -52,6 +55,16 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
     if not host:
         raise UsageError(f"{url} names no bucket or host: {parts.scheme}://BUCKET/PATH")
     return url
+
+
+def scheme_and_place(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the scheme of a URL, and the URL as `as_url` does; "" and the text of a local path.
+
+    Raises:
+        UsageError: As `as_url`.
+    """
+    url = as_url(path)
+    return ("", os.fspath(path)) if url is None else (url.partition(":")[0], url)
 
 
 def as_local(path: str | os.PathLike[str]) -> str:

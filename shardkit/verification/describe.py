@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shardkit.conversion.jobs import progress_of
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
-from shardkit.dataset.opened import Fetching, OpenedDataset, OpenedDirectory, open_remote
+from shardkit.dataset.opened import Fetching, OpenedDataset, OpenedDirectory, open_one
 from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.remote import fetch_splits
 from shardkit.errors import NotPublished, UsageError
@@ -60,7 +60,7 @@ def describe(directory: str | Path, buckets: str | None = None) -> dict[str, dic
                 raise _not_published(url) or error from error
             fetching = Fetching(cache)
             return {
-                name: _describe(open_remote(split_url, fetching), sizes)
+                name: _describe(open_one(split_url, fetching=fetching), sizes)
                 for name, split_url in urls.items()
             }
     try:

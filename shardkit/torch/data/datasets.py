@@ -202,9 +202,8 @@ class ShardDataset(Dataset[Sample]):
             for item in options_of(ReaderOptions)
             if item.name not in _ATTRIBUTES and getattr(options, item.name) is not item.default
         }
-        if self._shards.dataset.cached is None:  # its folder is enough
-            del self._opened_with["path"]
-            self._opened_with.pop("split", None)
+        for name in ("path", "split"):  # its own place is enough
+            self._opened_with.pop(name, None)
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
         self.windows = options.windows
@@ -234,7 +233,7 @@ class ShardDataset(Dataset[Sample]):
     def options(self) -> ReaderOptions:
         """The options of this dataset, to open it, or a copy at another ``path``, alike."""
         attributes = {name: getattr(self, name) for name in _ATTRIBUTES}
-        return ReaderOptions(**{"path": self.path} | self._opened_with, **attributes)
+        return ReaderOptions(self._shards.place, **self._opened_with, **attributes)
 
     def _windowed_fields(self, windows: Windows, fields: Sequence[str] | None) -> Sequence[str]:
         """Return the fields to read: those with windows unless others are given too.
