@@ -18,7 +18,7 @@ from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.options import same_option
 from shardkit.system.formatting import amount, size
-from shardkit.system.text import printable, shell
+from shardkit.system.text import name_list, printable, shell
 from shardkit.system.urls import as_url
 from shardkit.verification.receipt import check_receipt as compare_receipt
 from shardkit.verification.receipt import load_receipt, require_new, save_receipt
@@ -146,10 +146,10 @@ def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
     if any(finding.as_stored for finding in result.findings):
         line("bad image", _BAD_IMAGE)
     if result.source:
-        _show_source(result.source, result.converted)
+        _show_source(result.source, result)
 
 
-def _show_source(source: SourceReport, converted: int) -> None:
+def _show_source(source: SourceReport, result: Verification) -> None:
     files = f"{amount(source.files, 'file')} of {printable(source.name)}, {size(source.bytes)}"
     if source.left_out:
         verb = "was" if source.left_out == 1 else "were"
@@ -157,8 +157,10 @@ def _show_source(source: SourceReport, converted: int) -> None:
         files += f" ({others} skipped, not selected or beyond --limit)"
     if not source.alike:
         equal = "every record equals its converted file"
-        if not converted:
+        if not result.converted:
             equal = "every byte matches"
+        if result.replaced:
+            equal += f", except for what replaced {name_list(result.replaced)} later"
         line("source", f"{files}: each present once, {equal}")
         return
     line(

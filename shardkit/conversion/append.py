@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from shardkit.conversion.extend import (
     scan_of_base,
     without_empty_shards,
 )
-from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.parted_scan import scan_in_parts
 from shardkit.conversion.plan import (
     ConvertOptions,
@@ -110,6 +110,12 @@ class AppendArguments(AppendOptions):
             "dataset."
         )
     )
+    _: KW_ONLY
+    schema: Mapping[str, Field | str] | None = option(
+        None,
+        help="Fields of Python samples that differ from those of the dataset: a label with its "
+        "classes and the new ones.",
+    )
 
 
 @takes(AppendArguments)
@@ -137,7 +143,13 @@ def append(arguments: AppendArguments) -> Appended:
         finish_interrupted(directory)
         manifests = load_splits(directory)
         check_target(directory, force=True)
-        opened = _open(directory, arguments.source, manifests, missing=arguments.missing)
+        opened = _open(
+            directory,
+            arguments.source,
+            manifests,
+            missing=arguments.missing,
+            schema=arguments.schema,
+        )
         refuse_overlap(opened, directory)
         temporary = TemporaryFolder()  # for the list of images, while the plan is used
         with full_disk_named():
@@ -185,16 +197,23 @@ def _with_originals(scan: Scan, manifest: Manifest) -> Scan:
 
 
 def _open(
-    directory: Path, source: Any, manifests: Mapping[str, Manifest], *, missing: str
+    directory: Path,
+    source: Any,
+    manifests: Mapping[str, Manifest],
+    *,
+    missing: str,
+    schema: Mapping[str, Field | str] | None,
 ) -> Source:
     """Open a path as the source that the dataset was first made from, or Python samples.
 
     If that was divided into splits, so is this one, unless it has folders for these splits.
     """
+    if not isinstance(source, (str, Path, Source)):
+        return _samples(source, manifests, missing=missing, schema=schema)
+    if schema is not None:
+        raise UsageError("schema is an option of samples")
     if isinstance(source, Source):
         return source
-    if not isinstance(source, (str, Path)):
-        return _samples(source, manifests, missing=missing)
     described = _first_sources(manifests)
     kind = {str(description.get("kind")) for description in described.values()}.pop()
     if is_dataset(source) and kind != DatasetSource.kind:
@@ -209,15 +228,23 @@ def _open(
     return opened
 
 
-def _samples(samples: Any, manifests: Mapping[str, Manifest], *, missing: str) -> Source:
+def _samples(
+    samples: Any,
+    manifests: Mapping[str, Manifest],
+    *,
+    missing: str,
+    schema: Mapping[str, Field | str] | None,
+) -> Source:
     """Return Python samples with the fields of the dataset, divided as that was."""
     manifest, described = next(iter(manifests.values())), _first_sources(manifests)
     names = next(iter(described.values())).get("fields")
-    schema = dict(manifest.fields_by_name)
-    classes, label = tuple(getattr(samples, "classes", None) or ()), schema.get(LABEL)
+    fields: dict[str, Field | str] = {**manifest.fields_by_name}
+    classes = tuple(getattr(samples, "classes", None) or ())
+    label = manifest.fields_by_name.get(LABEL)
     if label is not None and classes != (label.classes or ())[: len(classes)]:
-        schema[LABEL] = replace(label, classes=classes)  # which the numbers of their labels mean
-    opened = Samples(samples, SampleOptions(schema=schema, fields=names))
+        fields[LABEL] = replace(label, classes=classes)  # which the numbers of their labels mean
+    fields.update(schema or {})
+    opened = Samples(samples, SampleOptions(schema=fields, fields=names))
     rows = sum(manifest.rows + len(manifest.skipped) for manifest in manifests.values())
     optional = manifest.fields_by_name if missing == "skip" else manifest.lacking
     opened = opened.after(rows, with_keys=True, optional=optional)
@@ -448,7 +475,8 @@ def _fingerprint(plan: Plan, manifests: Mapping[str, Manifest]) -> ConversionFin
     """Return everything that determines the result: also the dataset to append to."""
     planned = plan.fingerprint()
     dataset = [manifest.digest for manifest in manifests.values()]
-    return replace(planned, settings={**planned.settings, "the dataset": dataset})
+    changed = {COMMAND: "append", "the dataset": dataset}
+    return replace(planned, settings={**planned.settings, **changed})
 
 
 def _some(names: list[str]) -> str:

@@ -23,7 +23,7 @@ from shardkit.contracts import AttachableSource, Entry, Located, Range, Scan, So
 from shardkit.conversion.assemble import Assembly
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.engine import Work, publishing, run
-from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.staging import StagingDirectory, open_staging, refuse_overlap
 from shardkit.conversion.task import ShardResult, Task, finish_part, new_part
 from shardkit.dataset.index import Index, IndexPart, save_index
@@ -368,6 +368,7 @@ def _fingerprint(plan: _AttachPlan) -> ConversionFingerprint:
     return ConversionFingerprint(
         settings={
             **settings,
+            COMMAND: "attach",
             "the version of shardkit": __version__,
             "classes": plan.scan.classes and list(plan.scan.classes),
             "the folder of the archives": plan.folder,

@@ -85,10 +85,12 @@ def common_schema(shapes: Sequence[Shape]) -> Schema:
     """
     first = shapes[0]
     for shape in shapes[1:]:
-        for what, one, other in (
-            ("formats", {"format": first.format}, {"format": shape.format}),
-            ("recipes", _recipe(first), _recipe(shape)),
-            ("fields", _fields(first), _fields(shape)),
+        again = "convert one of them again with the options of the other"
+        alike = "make them alike with `shardkit fields`, or convert one of them again"
+        for what, one, other, remedy in (
+            ("formats", {"format": first.format}, {"format": shape.format}, again),
+            ("recipes", _recipe(first), _recipe(shape), again),
+            ("fields", _fields(first), _fields(shape), alike),
         ):
             differing = [name for name in {**one, **other} if one.get(name) != other.get(name)]
             if differing:
@@ -98,7 +100,7 @@ def common_schema(shapes: Sequence[Shape]) -> Schema:
                         f"{name}: {one.get(name, 'none')} and {other.get(name, 'none')}"
                         for name in differing
                     )
-                    + "); convert one of them again with the options of the other"
+                    + f"); {remedy}"
                 )
     classes = _common_classes(shapes)
     schema = dict(first.schema)

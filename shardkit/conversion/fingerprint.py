@@ -15,6 +15,9 @@ from shardkit.record import dump_json, load_json
 from shardkit.system.files import open_regular, published, read_small, write_atomically
 from shardkit.system.safe_paths import UNFIT
 
+COMMAND = "the command"
+"""The setting with the command that does the work: the settings of another one say nothing."""
+
 _NAMED = 3
 """Files that a message names; it counts the others."""
 
@@ -101,6 +104,8 @@ def differences(folder: Path, now: ConversionFingerprint, bad: Collection[str]) 
             compared = _compared(map(load_json, lines), now.parts())
     except (*UNFIT, ValueError, TypeError, KeyError):
         return ["the description of its source and options is damaged"]
+    if settings.get(COMMAND) != now.settings.get(COMMAND):
+        return [f"`shardkit {_value(settings.get(COMMAND))}` started it"]
     reasons = [
         # A setting that only one has, such as a library's version, follows from another one.
         _describe(name, settings[name], now.settings[name])

@@ -12,7 +12,7 @@ from shardkit.contracts import Scan
 from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.combine import link_file
 from shardkit.conversion.engine import publishing
-from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
 from shardkit.conversion.staging import StagingDirectory, open_staging
 from shardkit.dataset.index_reader import IndexReader, index_of
@@ -72,6 +72,7 @@ def change_request(
         known = [[layer.name, layer.operation, *layer.fields, layer.digest] for layer in layers]
         states.append([dataset.manifest.base.digest, known])
     settings: dict[str, Any] = {
+        COMMAND: "fields",
         "the change": operation,
         "the fields to change": list(fields),
         "the dataset": states,

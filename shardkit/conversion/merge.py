@@ -17,7 +17,7 @@ from shardkit.conversion.combine import (
     shape_of,
 )
 from shardkit.conversion.engine import publishing
-from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.layers import as_layer, described, needed_layers, require_same_rows
 from shardkit.conversion.staging import StagingDirectory, clear_trash, open_staging
 from shardkit.dataset.manifest import Layer, Manifest, save_manifest
@@ -191,7 +191,7 @@ def _layer_shards(manifests: Sequence[Manifest]) -> list[str]:
 
 
 def _fingerprint(merged: Mapping[str, Sequence[OpenedDataset]]) -> ConversionFingerprint:
-    settings: dict[str, object] = {
+    settings: dict[str, object] = {COMMAND: "merge"} | {
         f"the datasets{f' of {split}' if split else ''}": [
             dataset.manifest.digest for dataset in datasets
         ]

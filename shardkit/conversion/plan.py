@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from shardkit._version import __version__
 from shardkit.contracts import Format, Images, Original, Scan, StoredEntries
-from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.stored_order import sort_entries, stored_order
 from shardkit.conversion.typed import typed_recipe, typed_scan
 from shardkit.dataset.manifest import FORMAT_VERSION
@@ -211,6 +211,7 @@ class Plan:
             **options.recipe.describe(),
         }
         return {
+            COMMAND: "convert",
             **{f"--{name.replace('_', '-')}": value for name, value in values.items()},
             **{f"the version of {name}": value for name, value in self.software.items()},
             "classes": self.scan.classes and list(self.scan.classes),

@@ -183,6 +183,8 @@ class Exporting:
             stored: The stored name of the field.
         """
         path = record.meta["path"]
+        if path.isdigit():  # the number of a Python sample, which others of the dataset may have
+            path = record.key
         kind = stored.rpartition(".")[2]
         if self._keeps_names and stored in IMAGE_FIELDS:
             return str(path)

@@ -8,8 +8,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME
+from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
+from shardkit.dataset.parts import changed_fields
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.options import about, option, require_valid, takes
 from shardkit.system.files import as_text
@@ -48,6 +49,8 @@ class Verification:
     """Result of the comparison with the source, if requested and successful."""
     converted: int = 0
     """Number of records that equal their files after the conversion changed an image."""
+    replaced: list[str] = field(default_factory=list)
+    """Names of the fields that were replaced after the conversion, so not compared with it."""
 
     @property
     def ok(self) -> bool:
@@ -191,6 +194,7 @@ class _Verifier:
                 own = {prefix: compared[prefix] for prefix in compared if prefix in prefixes}
                 result.source = report_source(against, own, left_out)
                 result.converted = sum(part.converted for part in own.values())
+                result.replaced = _replaced(next(iter(splits.values())).manifest)
         elif self.remote is not None:
             result.findings += self.remote.stored_digests(tasks)
         result.findings.sort(
@@ -241,6 +245,14 @@ class _Verifier:
             if checked.compared:
                 compared.setdefault(task.prefix, ComparisonResult()).add(checked.compared)
         return compared
+
+
+def _replaced(manifest: Manifest) -> list[str]:
+    """Return the fields whose values did not come from the source of the conversion."""
+    later = {name for layer in manifest.layers for name in layer.fields}
+    converted = manifest.base.fields_by_name.keys()
+    replaced = changed_fields(manifest.base.source) | later & converted
+    return sorted(replaced & manifest.fields_by_name.keys())
 
 
 def _other_content(task: ShardCheck, twin: str | None) -> Finding:

@@ -24,22 +24,26 @@ from helpers import (
     run_main,
     tree,
 )
+from PIL import Image
 from refusals import refused
 from stated import done, restate_json, stated
 
 from shardkit import (
     CorruptDataset,
     Field,
+    Sample,
     ShardDataset,
     UsageError,
     append,
     attach,
     convert,
     diff,
+    export,
     merge,
     open_dataset,
     open_source,
     repair,
+    replace_fields,
     verify,
 )
 from shardkit.errors import BadImages
@@ -310,6 +314,47 @@ def test_datasets_of_samples_are_appended_to_each_other(tmp_path: Path) -> None:
         assert append(tmp_path / "0", tmp_path / "10").images == images
     assert _numbers(tmp_path / "0") == {"k/0": 0, "k/1": 1, "k/10": 10, "k/11": 11}
     assert verify(tmp_path / "0", against=[_samples(0, 2), _samples(10, 2)]).ok
+    export(tmp_path / "0", tmp_path / "files", layout="csv")
+    files = {path.stem: path for path in (tmp_path / "files/k").iterdir()}
+    assert files.keys() == {"0", "1", "10", "11"}  # their paths are numbers, which repeat
+    for stem, path in files.items():
+        assert np.array_equal(np.asarray(Image.open(path)), pixels(seed=int(stem)))
+
+
+def _labeled(*labels: str) -> list[Sample]:
+    return [Sample(f"{label}/1", image=pixels(seed=1), label=label) for label in labels]
+
+
+def _of(*classes: str) -> dict[str, Field]:
+    return {"label": Field("label", classes=classes)}
+
+
+def test_samples_of_new_classes_are_appended(tmp_path: Path) -> None:
+    place = tmp_path / "made"
+    convert(_labeled("cat", "dog"), place, to="lmdb", schema=_of("cat", "dog"))
+    with refused(BadImages, "owl"):
+        append(place, _labeled("owl"))
+    with refused(UsageError, "cat, dog"):
+        append(place, _labeled("owl"), schema=_of("owl", "cat", "dog"))
+    with refused(UsageError, "schema"):
+        append(place, tmp_path, schema=_of("cat", "dog", "owl"))
+    assert append(place, _labeled("owl"), schema=_of("cat", "dog", "owl")).images == 1
+    dataset = open_dataset(place, decode="bytes")
+    assert dataset.classes == ["cat", "dog", "owl"]
+    named = {key: dataset.classes[dataset[row][1]] for row, key in enumerate(dataset.keys)}
+    assert named == {"cat/1": "cat", "dog/1": "dog", "owl/1": "owl"}
+    assert verify(place).ok
+
+
+def test_unfinished_work_of_another_command_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "made"
+    convert(_labeled("cat"), place, to="lmdb", schema=_of("cat"))
+    bad = Sample("bad", image=b"x", label="cat")
+    with refused(BadImages):
+        append(place, [Sample("a", image=pixels(seed=2), label="cat"), bad], shard_samples=1)
+    with refused(UsageError, place, "append", "force=True"):
+        replace_fields(place, {"label": ["cat"]})
+    assert replace_fields(place, {"label": ["cat"]}, force=True).written
 
 
 def test_samples_without_keys_are_told_apart_by_them(tmp_path: Path) -> None:
