@@ -235,6 +235,14 @@ def _decoded(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
+Comparison = Callable[[Record, Schema], str]
+"""Returns how a record with a schema differs from Python values that it was made from, or ""."""
+
+
+def _is_same(record: Record, schema: Schema) -> str:
+    return ""
+
+
 class Source(ABC):
     """A list of images and the bytes of each.
 
@@ -286,15 +294,15 @@ class Source(ABC):
             BadImage: If it cannot be read, is not an image or has changed since the scan.
         """
 
-    def read_given(self, split: str, entry: Entry) -> tuple[Record, Mapping[str, Any]]:
-        """Return the result of `read`, and the Python values that it was made from, by field.
+    def read_given(self, split: str, entry: Entry) -> tuple[Record, Comparison]:
+        """Return the result of `read`, and a comparison with the values that it was made from.
 
         Sources of files have no such values.
 
         Raises:
             BadImage: As for `read`.
         """
-        return self.read(split, entry), {}
+        return self.read(split, entry), _is_same
 
     @abstractmethod
     def locate(self, split: str, entry: Entry) -> str:
@@ -403,6 +411,18 @@ class PartedSource(Source):
         Raises:
             UsageError: If there are neither images nor problems.
         """
+
+    in_order: bool = False
+    """Whether images must be listed in the order of `scan`, for `complete`."""
+
+    def complete(self, scan: Scan) -> Scan:
+        """Return the scan of all parts, without images that only the whole shows to be unwanted.
+
+        Raises:
+            UsageError: If the source is empty.
+        """
+        self.require_images(scan)
+        return scan
 
 
 class Located(NamedTuple):

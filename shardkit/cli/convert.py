@@ -26,7 +26,6 @@ from shardkit.cli.url_source import Copies, copied, require_root
 from shardkit.contracts import Source, SourceKind
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import Placement, convert, plan_conversion, plan_jobs
-from shardkit.conversion.exclude import Exclusion
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import UsageError
 from shardkit.options import option
@@ -40,7 +39,7 @@ from shardkit.registry import (
 )
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import report
-from shardkit.sources.divided import DivisionOptions
+from shardkit.sources.opening import DivisionOptions, Exclusion
 from shardkit.system.cluster import open_cluster
 from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus

@@ -49,8 +49,9 @@ from shardkit.kinds.field import Field, Schema
 from shardkit.options import about, option, part, require_valid, same_option, takes
 from shardkit.record import LABEL
 from shardkit.registry import get_source
-from shardkit.sources.divided import Divided, is_divided, reopen
-from shardkit.sources.samples import FIRST, SampleOptions, Samples
+from shardkit.sources.divided import Divided, is_divided
+from shardkit.sources.opening import SampleOptions, wrapped_as
+from shardkit.sources.samples import FIRST, Samples
 from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
@@ -220,7 +221,7 @@ def _open(
         return DatasetSource(source)
     find = partial(get_source(kind).find, Path(source))
     try:
-        opened = reopen(find, described)
+        opened = wrapped_as(described, find)
         if isinstance(opened, Divided) and (opened.stratified or _has_folders(source, manifests)):
             return find(described)  # a stratified division could move images of the dataset
     except UsageError as error:
@@ -248,7 +249,7 @@ def _samples(
     rows = sum(manifest.rows + len(manifest.skipped) for manifest in manifests.values())
     optional = manifest.fields_by_name if missing == "skip" else manifest.lacking
     opened = opened.after(rows, with_keys=True, optional=optional)
-    return reopen(lambda _: opened, described)
+    return wrapped_as(described, lambda _: opened)
 
 
 def _has_folders(source: str | Path, names: Collection[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from shardkit.conversion.engine import (
     publishing,
     save_facts,
 )
-from shardkit.conversion.exclude import Exclusion, exclude_listed
 from shardkit.conversion.fingerprint import saved_digest
 from shardkit.conversion.finished import finished
 from shardkit.conversion.jobs import (
@@ -47,10 +46,7 @@ from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import DiskFull, UsageError
 from shardkit.options import about, changed, option, part, takes
 from shardkit.recipe import Recipe, RecipeOptions
-from shardkit.registry import DEFAULT_SOURCE, open_source
-from shardkit.sources.divided import DivisionOptions, divided
-from shardkit.sources.imagefolder import FolderOptions
-from shardkit.sources.samples import SampleOptions, Samples
+from shardkit.sources.opening import OpeningOptions, open_given
 from shardkit.system.pool import Progress
 from shardkit.system.safe_paths import is_file
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
@@ -99,10 +95,7 @@ class Placement:
 class ConvertArguments(  # its fields have the reverse order
     Placement,
     Builder,
-    Exclusion,
-    DivisionOptions,
-    SampleOptions,
-    FolderOptions,
+    OpeningOptions,
     RecipeOptions,
     ConvertOptions,
 ):
@@ -172,7 +165,7 @@ def plan_conversion(arguments: ConvertArguments) -> Plan:
     """
     request = _read_options(arguments)
     _, place = _staged(arguments.target, request.placement)
-    return plan_scan(request.scan(), place, request.options, force=request.placement.force)
+    return plan_scan(request.source.scan(), place, request.options, force=request.placement.force)
 
 
 @takes(ConvertArguments)
@@ -208,14 +201,8 @@ class _Request(NamedTuple):
 
     source: Source
     options: ConvertOptions
-    lists: Sequence[str | Path]
-    """Files that list images to leave out."""
     builder: Builder
     placement: Placement
-
-    def scan(self) -> Scan:
-        """List the images of the source."""
-        return exclude_listed(self.source.scan(), self.lists)
 
 
 def _read_options(arguments: ConvertArguments) -> _Request:
@@ -224,16 +211,8 @@ def _read_options(arguments: ConvertArguments) -> _Request:
         raise UsageError(f"recipe and {', '.join(changed(recipe))} exclude each other: choose one")
     options = part(replace(arguments, recipe=arguments.recipe or recipe), ConvertOptions)
     builder, placement = part(arguments, Builder), part(arguments, Placement)
-    folder, samples = part(arguments, FolderOptions), part(arguments, SampleOptions)
-    source = _as_source(arguments.source, folder, samples)
-    division = vars(part(arguments, DivisionOptions))
-    return _Request(
-        divided(source, **division, seed=options.seed),
-        options,
-        arguments.lists,
-        builder,
-        placement,
-    )
+    source = open_given(arguments.source, part(arguments, OpeningOptions), options.seed)
+    return _Request(source, options, builder, placement)
 
 
 def _staged(target: str | Path, placement: Placement) -> tuple[str | None, Path]:
@@ -248,28 +227,13 @@ def _staged(target: str | Path, placement: Placement) -> tuple[str | None, Path]
     return url, Path(target if staging is None else staging)
 
 
-def _as_source(source: Any, folder: FolderOptions, samples: SampleOptions) -> Source:
-    """Return the source that the arguments of `convert` name."""
-    is_folder = isinstance(source, (str, Path))
-    if not is_folder and changed(folder):
-        raise UsageError("class_order and splits are options of image folders")
-    if not is_folder and not isinstance(source, Source):
-        return Samples(source, samples)
-    if changed(samples):
-        raise UsageError("schema and fields are options of samples")
-    if not is_folder:
-        opened: Source = source
-        return opened
-    return open_source(DEFAULT_SOURCE, source, **vars(folder))
-
-
 def _write_plan(request: _Request, target: Path) -> Converted:
-    source, options, lists, builder, placement = request
+    source, options, builder, placement = request
     make: Callable[[Path], Plan]
     if isinstance(source, PartedSource):
-        make = partial(plan_in_parts, source, options, builder, lists=lists)
+        make = partial(plan_in_parts, source, options, builder)
     else:
-        scan = request.scan()
+        scan = source.scan()
         make = lambda _: make_plan(scan, options)  # noqa: E731
     return write_plan(source, target, make, force=placement.force)
 
@@ -293,12 +257,7 @@ def write_plan(
 
 
 def plan_in_parts(
-    source: PartedSource,
-    options: ConvertOptions,
-    builder: Builder,
-    folder: Path,
-    *,
-    lists: Sequence[str | Path] = (),
+    source: PartedSource, options: ConvertOptions, builder: Builder, folder: Path
 ) -> Plan:
     """Return the plan for a source that is listed in parts: no process holds all of its images.
 
@@ -307,14 +266,10 @@ def plan_in_parts(
         options: The options.
         builder: Lists the parts.
         folder: An empty folder for files, which must remain while the plan is used.
-        lists: Files that list images to leave out.
     """
-    if lists:  # the report has these images in the source's order
-        scan = scan_in_parts(source, folder, lambda _: None, builder.list_parts)
-        return make_plan(exclude_listed(scan, lists), options)
-    order = partial(seed_of, options=options)
+    order = (lambda _: None) if source.in_order else partial(seed_of, options=options)
     scan = scan_in_parts(source, folder, order, builder.list_parts)
-    return make_plan(scan, options, sorted_already=True)
+    return make_plan(scan, options, sorted_already=not source.in_order)
 
 
 def plan_scan(
@@ -350,13 +305,13 @@ def convert_scan(
 
 def _convert(request: _Request, target: Path) -> Converted:
     """Convert the images of a source, listed in parts if possible."""
-    source, options, lists, builder, placement = request
+    source, options, builder, placement = request
     force = placement.force
     if not isinstance(source, PartedSource):
-        return convert_scan(request.scan(), target, options, builder, force=force)
+        return convert_scan(source.scan(), target, options, builder, force=force)
     refuse_overlap(source, target)
     lister = replace(builder, on_progress=None)
-    make = partial(plan_in_parts, source, options, lists=lists)
+    make = partial(plan_in_parts, source, options)
     if is_file(target, MANIFEST_NAME) and not force:
         # A finished run is recognized without writing to the target. Other machines cannot list
         # into a temporary folder of this one.

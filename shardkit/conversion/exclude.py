@@ -3,37 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
-from shardkit.contracts import Entry, Images, Scan, StoredEntries
+from shardkit.contracts import (
+    Entry,
+    Images,
+    PartedSource,
+    PartListing,
+    Scan,
+    Source,
+    SourcePart,
+    StoredEntries,
+)
 from shardkit.dataset.reports import EXCLUDED
 from shardkit.dataset.selection import Listed, read_list
 from shardkit.errors import Problem, UsageError
-from shardkit.options import option
 from shardkit.sources.divided import Divided
+from shardkit.sources.wrapper import Wrapper
 from shardkit.system.text import name_list
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exclusion:
-    """Which images of a source a conversion leaves out."""
+class Excluded(Wrapper):
+    """A source without the images that lists name.
 
-    HEADING: ClassVar[str] = "Division"
+    Args:
+        source: The source.
+        lists: As for `exclude_listed`.
+    """
 
-    exclude: str | Path | Sequence[str | Path] = option(
-        (),
-        help="Leave out the images whose keys or paths FILE lists, one per line, such as the lists "
-        "of `shardkit report --exclude`; for a dataset, also row numbers. Repeatable.",
-        metavar="[SPLIT=]FILE",
-        is_repeated=True,
-    )
+    def __init__(self, source: Source, lists: Sequence[str | Path]) -> None:
+        super().__init__(source)
+        self._lists = lists
 
-    @property
-    def lists(self) -> Sequence[str | Path]:
-        """The files."""
-        return [self.exclude] if isinstance(self.exclude, (str, Path)) else self.exclude
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the other images of the source."""
+        return exclude_listed(self.source.scan(classes), self._lists)
+
+
+class ExcludedParts(Excluded, PartedSource):
+    """The same for a source of parts: only the whole shows which images a list means."""
+
+    source: PartedSource
+    in_order = True  # in which the report has the images that are left out
+
+    def parts(
+        self, most: int, classes: Sequence[str] | None = None
+    ) -> tuple[Scan, Sequence[SourcePart]]:
+        """Return the parts of the source."""
+        return self.source.parts(most, classes)
+
+    def list_part(self, part: SourcePart) -> PartListing:
+        """List the images of a part of the source."""
+        return self.source.list_part(part)
+
+    def require_images(self, scan: Scan) -> None:
+        """Refuse an empty source."""
+        self.source.require_images(scan)
+
+    def complete(self, scan: Scan) -> Scan:
+        """Return the scan of all parts without the images that are listed."""
+        return exclude_listed(self.source.complete(scan), self._lists)
+
+
+def excluded(source: Source, *, exclude: str | Path | Sequence[str | Path], seed: int) -> Source:
+    """Return a source without the images that files list."""
+    lists = [exclude] if isinstance(exclude, (str, Path)) else exclude
+    return (ExcludedParts if isinstance(source, PartedSource) else Excluded)(source, lists)
 
 
 def exclude_listed(scan: Scan, lists: Sequence[str | Path]) -> Scan:

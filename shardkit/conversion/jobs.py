@@ -42,10 +42,9 @@ from shardkit.kinds.field import describe_schema, load_schema
 from shardkit.recipe import Recipe
 from shardkit.record import Record, dump_json, load_json
 from shardkit.registry import get_format, get_source, is_own_source
-from shardkit.sources.divided import reopen
 from shardkit.sources.driver import ListedSource, Listing
 from shardkit.sources.entry_files import dump_entries, load_entries
-from shardkit.sources.samples import Samples
+from shardkit.sources.opening import SAMPLES, wrapped_as
 from shardkit.system.files import as_name, published, read_small, write_atomically
 from shardkit.system.safe_paths import UNFIT, is_file, make_folder, parts_of, remove, walk
 from shardkit.system.text import as_command, quoted, shell
@@ -83,7 +82,7 @@ def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: boo
         UsageError: If there is one, or the images are Python samples.
     """
     kind = plan.scan.source.kind
-    if kind == Samples.kind:
+    if kind == SAMPLES:
         raise UsageError("jobs cannot open Python samples; convert them with executor=")
     target = staging.target
     staging.start(plan.fingerprint(), force=force)
@@ -228,7 +227,7 @@ def _reopen(kind: str, path: Path, described: Mapping[str, Mapping[str, Any]]) -
         UsageError: If it is not there, or a description is damaged.
     """
     try:
-        return reopen(partial(get_source(kind).find, path), described)
+        return wrapped_as(described, partial(get_source(kind).find, path))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
             f"what the plan states about its source {path} is damaged ({error}). Plan again with "

@@ -101,8 +101,7 @@ def scan_in_parts(
         others = scan.ignored.get(split, ())
         ignored[split] = _Joined([*(listing.ignored for listing in of_split), others])
     scan = replace(scan, splits=splits, ignored=ignored)
-    source.require_images(scan)
-    return scan
+    return source.complete(scan)
 
 
 class _Joined(Collection[Problem]):

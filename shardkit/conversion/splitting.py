@@ -14,7 +14,8 @@ from shardkit.dataset.selection import LIST_HEAD
 from shardkit.dataset.source import DatasetSource
 from shardkit.errors import UsageError
 from shardkit.options import about, option, part, takes
-from shardkit.sources.divided import SIDES, Divided, Division, DivisionOptions
+from shardkit.sources.divided import SIDES, Divided, Division
+from shardkit.sources.opening import DivisionOptions
 from shardkit.system.files import is_temporary, require_local, write_together
 
 

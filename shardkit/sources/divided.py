@@ -7,8 +7,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from shardkit.contracts import (
     Entry,
@@ -22,9 +21,10 @@ from shardkit.contracts import (
     StoredEntries,
 )
 from shardkit.errors import CorruptDataset, Problem, UsageError
-from shardkit.options import option, options_of
-from shardkit.record import Record
+from shardkit.options import options_of
 from shardkit.registry import get_source, source_names
+from shardkit.sources.opening import DIVISION, DivisionOptions
+from shardkit.sources.wrapper import Wrapper
 from shardkit.system.text import as_command, name_list, quoted
 
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
@@ -34,27 +34,6 @@ FOLDER = "folder"
 
 _TOLERANCE = 0.3
 """Fraction of a share by which groups may change it without a warning."""
-
-_DIVISION = "division"
-"""The entry of a description with a `Division` and the side."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DivisionOptions:
-    """The options of `Division`."""
-
-    HEADING: ClassVar[str] = "Division"
-
-    val: float = option(
-        0.0, help="Fraction of images for a split val, such as 0.1.", metavar="FRACTION"
-    )
-    test: float = option(0.0, help="Fraction of images for a split test.", metavar="FRACTION")
-    stratify: bool = option(False, help="Divide each class by itself, in exact fractions.")
-    group: str | None = option(
-        None,
-        help="Keep images of one folder, or with one value in a column, in one split.",
-        metavar="folder|COLUMN",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +154,7 @@ def _side(place: float, val: float, test: float) -> str:
     return TEST if place < val + test else TRAIN
 
 
-class Divided(Source):
+class Divided(Wrapper):
     """A source without splits, divided into some.
 
     Args:
@@ -188,26 +167,23 @@ class Divided(Source):
     def __init__(
         self, source: Source, division: Division, names: Mapping[str, str] | None = None
     ) -> None:
-        self.kind = source.kind
-        self._source, self._division = source, division
+        super().__init__(source)
+        self._division = division
         self._names = {side: side for side in division.sides} if names is None else dict(names)
         self._may_be_empty = names is not None
         self._scan: Scan | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._source, self._division, self._names)
+        return type(self), (self.source, self._division, self._names)
 
-    def __str__(self) -> str:
-        return str(self._source)
+    def inner(self, split: str) -> str:
+        """Return "": the source has no splits."""
+        return ""
 
     @property
     def stratified(self) -> bool:
         """Whether the side of an image also depends on the other images."""
         return self._division.stratify
-
-    def paths(self) -> Sequence[Path]:
-        """Return the paths of the source."""
-        return self._source.paths()
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images of each side.
@@ -215,7 +191,7 @@ class Divided(Source):
         Raises:
             UsageError: If the source has splits, lacks labels or groups, or a side is empty.
         """
-        scan = self._scan = self._source.scan(classes)
+        scan = self._scan = self.source.scan(classes)
         self._require_whole(scan)
         if self._division.stratify and (scan.classes is None or not scan.known):
             raise UsageError(
@@ -254,37 +230,7 @@ class Divided(Source):
     def describe(self, split: str) -> Mapping[str, Any]:
         """Return the description of the source, with the division and the side."""
         division = {**asdict(self._division), "side": self._names[split]}
-        return {**self._source.describe(""), _DIVISION: division}
-
-    def read(self, split: str, entry: Entry) -> Record:
-        """Return the record of an image; see `shardkit.contracts.Source.read`."""
-        return self._source.read("", entry)
-
-    def read_given(self, split: str, entry: Entry) -> tuple[Record, Mapping[str, Any]]:
-        """Return a record and its values; see `shardkit.contracts.Source.read_given`."""
-        return self._source.read_given("", entry)
-
-    def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
-        """Return the file of each image; see `shardkit.contracts.Source.files`."""
-        return self._source.files("", entries)
-
-    @property
-    def chunk_bytes(self) -> int:  # type: ignore[override]
-        """Bytes of images that a process prepares at a time."""
-        return self._source.chunk_bytes
-
-    def ahead(self, split: str, entries: Sequence[Entry]) -> None:
-        """Start to read images; see `shardkit.contracts.Source.ahead`."""
-        self._source.ahead("", entries)
-
-    def only(self, entries: Sequence[Entry]) -> Divided:
-        """Return a source with these images alone, if they are in memory."""
-        source = self._source.only(entries)
-        return self if source is self._source else Divided(source, self._division, self._names)
-
-    def locate(self, split: str, entry: Entry) -> str:
-        """Return the location of an image."""
-        return self._source.locate("", entry)
+        return {**super().describe(split), DIVISION: division}
 
     def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
         """Return the images of a side as the conversion listed them."""
@@ -292,7 +238,7 @@ class Divided(Source):
             return ()
         if not skipped:
             return scan.splits[split].entries
-        listed = self._source.relist(self._scan, "", skipped)
+        listed = self.source.relist(self._scan, "", skipped)
         return self._divide(listed)[self._names[split]]
 
     def _divide(self, entries: Sequence[Entry]) -> dict[str, Sequence[Entry]]:
@@ -326,7 +272,7 @@ class Divided(Source):
         if group == FOLDER:
             return [entry.path.rpartition("/")[0] for entry in entries]
         try:
-            values = list(self._source.column(entries, group))
+            values = list(self.column(entries, group))
         except UsageError as error:
             raise UsageError(f"group={group!r}: {error}; or group by folder") from error
         lacking = [
@@ -351,7 +297,7 @@ class Divided(Source):
 class DividedParts(Divided, PartedSource):
     """A source of parts, divided by paths or folders, as a `shardkit.contracts.PartedSource`."""
 
-    _source: PartedSource
+    source: PartedSource
 
     def parts(
         self, most: int, classes: Sequence[str] | None = None
@@ -361,7 +307,7 @@ class DividedParts(Divided, PartedSource):
         Raises:
             UsageError: If the source is missing or unreadable, or has splits.
         """
-        scan, parts = self._source.parts(most, classes)
+        scan, parts = self.source.parts(most, classes)
         self._require_whole(scan)
         first = next(iter(self._names))
         divided_scan = replace(
@@ -375,7 +321,7 @@ class DividedParts(Divided, PartedSource):
 
     def list_part(self, part: SourcePart) -> PartListing:
         """List the images of a part."""
-        listing = self._source.list_part(part.place)
+        listing = self.source.list_part(part.place)
         return listing._replace(entries=self._sides(entry for _, entry in listing.entries))
 
     def require_images(self, scan: Scan) -> None:
@@ -384,7 +330,7 @@ class DividedParts(Divided, PartedSource):
         Raises:
             UsageError: If there is one.
         """
-        self._source.require_images(scan)
+        self.source.require_images(scan)
         self._require_sides(scan.splits)
         sides = {self._names[name]: images for name, images in scan.splits.items()}
         self._division.warn_if_off(sides)
@@ -413,7 +359,7 @@ def divided(source: Source, **options: Any) -> Source:
 
 def is_divided(described: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return whether descriptions, by split, are of sides of one source."""
-    return any(_DIVISION in description for description in described.values())
+    return any(DIVISION in description for description in described.values())
 
 
 def reopen(
@@ -429,16 +375,10 @@ def reopen(
     Raises:
         CorruptDataset: If a description is damaged.
     """
-    divisions = [
-        dict(description[_DIVISION])
-        for description in described.values()
-        if _DIVISION in description
-    ]
-    if not divisions:
-        return find(described)
     try:
+        divisions = [dict(description[DIVISION]) for description in described.values()]
         names = {
-            split: str(description[_DIVISION]["side"]) for split, description in described.items()
+            split: str(description[DIVISION]["side"]) for split, description in described.items()
         }
         (rule,) = {tuple(sorted(description.items())) for description in _without_side(divisions)}
         division = Division(**dict(rule))
@@ -449,7 +389,7 @@ def reopen(
             f"the manifest does not state how images were divided: {error}"
         ) from error
     rest = {
-        name: value for name, value in next(iter(described.values())).items() if name != _DIVISION
+        name: value for name, value in next(iter(described.values())).items() if name != DIVISION
     }
     return Divided(find({"": rest}), division, names)
 

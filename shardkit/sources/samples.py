@@ -7,25 +7,26 @@ import itertools
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.contracts import (
+    Comparison,
     Entry,
     Images,
     PackedEntries,
     Scan,
     Source,
-    SourceOptions,
     StoredEntries,
 )
-from shardkit.errors import BadImage, UsageError
-from shardkit.kinds.field import Field, check_schema
+from shardkit.errors import BadImage, CorruptDataset, UsageError
+from shardkit.kinds.field import Field, Schema, check_schema
 from shardkit.kinds.packing import infer_field, pack
-from shardkit.options import option
 from shardkit.record import IMAGE, LABEL, META_FIELD, NO_LABEL, Record, dump_json
+from shardkit.sources.given_pixels import other_pixels
+from shardkit.sources.opening import SAMPLES, Described, SampleOptions
 from shardkit.sources.row_log import PIECE
 from shardkit.sources.spool import Spool
 from shardkit.system.text import name_list, quoted, shortened
@@ -59,25 +60,6 @@ class Sample:
         """The value of each field; None where the sample lacks it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleOptions(SourceOptions):
-    """The options of samples."""
-
-    schema: Mapping[str, Field | str] | None = option(
-        None,
-        help="Fields of samples by name, each a `shardkit.Field` or a kind; others follow from the "
-        "first sample.",
-        is_keyword_only=True,
-        stored="",
-    )
-    fields: Sequence[str] | None = option(
-        None,
-        help="Names of the values of samples that are tuples; image and label for two of them.",
-        is_keyword_only=True,
-        store=list,
-    )
-
-
 class Samples(Source):
     """A sequence of samples as a `shardkit.contracts.Source`.
 
@@ -88,7 +70,7 @@ class Samples(Source):
         options: The options.
     """
 
-    kind = "samples"
+    kind = SAMPLES
 
     def __init__(self, samples: Any, options: SampleOptions | None = None) -> None:
         self._options = options or SampleOptions()
@@ -103,6 +85,25 @@ class Samples(Source):
         self._names = self._options.fields
         self._first, self._is_keyed = 0, False
         self._schema = self._complete(self._options.schema or {})
+
+    @classmethod
+    def restored(cls, samples: Any, schema: Schema, described: Described) -> Samples:
+        """Return the samples that a dataset was made from.
+
+        Args:
+            samples: The samples.
+            schema: The fields of the dataset.
+            described: What the manifests state about them.
+
+        Raises:
+            CorruptDataset: If a description is damaged.
+        """
+        description = next(iter(described.values()))
+        first = description.get(FIRST, 0)
+        if type(first) is not int or first < 0:
+            raise CorruptDataset(f"the manifest states {quoted(first)} samples before others")
+        options = SampleOptions(schema=schema, fields=description.get("fields"))
+        return cls(samples, options).after(first, with_keys=first > 0)  # some may be left out
 
     def __str__(self) -> str:
         return f"{self._name} of {len(self._samples)} samples"
@@ -178,8 +179,8 @@ class Samples(Source):
         """
         return self.read_given(split, entry)[0]
 
-    def read_given(self, split: str, entry: Entry) -> tuple[Record, Mapping[str, Any]]:
-        """Return the record of a sample and its values; the sample is read once."""
+    def read_given(self, split: str, entry: Entry) -> tuple[Record, Comparison]:
+        """Return the record of a sample, and a comparison with its values, which are read once."""
         key, values = self._values(entry.place)
         fields: dict[str, bytes] = {}
         meta: dict[str, Any] = {"path": entry.path}
@@ -193,7 +194,8 @@ class Samples(Source):
                 fields[stored] = content
             else:
                 meta[name] = content
-        return Record(key or entry.key, {**fields, META_FIELD: dump_json(meta)}), values
+        record = Record(key or entry.key, {**fields, META_FIELD: dump_json(meta)})
+        return record, partial(other_pixels, values)
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the number of a sample."""

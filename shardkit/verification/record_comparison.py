@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -26,10 +25,8 @@ from shardkit.record import (
     META_FIELD,
     Record,
     dump_json,
-    image_field,
     image_kind,
 )
-from shardkit.verification.given_pixels import has_pixels, is_given
 
 ALIKE_PSNR = 40.0
 """Minimum peak signal-to-noise ratio, in decibels, for two images to count as the same picture.
@@ -107,11 +104,12 @@ class RecordComparison:
         if entry is None:
             return "the source does not contain its file"
         try:
-            original, given = self._against.source.read_given(self._against.split, entry)
+            original, comparison = self._against.source.read_given(self._against.split, entry)
             checked = record.meta.keys() & CHECK_NOTES
             recipe = self._against.recipe if checked else self._recipe
             expected = recipe.apply(original, self._against.schema)
-            wrong = self._other_pixels(expected if recipe.keeps_bytes else original, given)
+            lossless = expected if recipe.keeps_bytes else original
+            wrong = comparison(lossless, self._against.schema)
         except BadImage as error:
             return f"its file cannot be converted: {error}"
         data = _content(original)
@@ -126,24 +124,6 @@ class RecordComparison:
             return wrong
         other = _other_fields(record, expected)
         return other or self._other_bytes(record, expected, original) or wrong
-
-    def _other_pixels(self, record: Record, given: Mapping[str, Any]) -> str:
-        """Return which image of a record lacks the pixels that were given in Python, or "".
-
-        Args:
-            record: The record to compare, whose images are encoded without loss.
-            given: The values of its fields.
-
-        Raises:
-            BadImage: If an image cannot be decoded.
-        """
-        for name, value in given.items():
-            field, stored = self._against.schema.get(name), image_field(record.fields, name)
-            if field is None or stored is None or not is_given(field, value):
-                continue
-            if not has_pixels(field, value, record.fields[stored], image_kind(stored)):
-                return f"the pixels of its {name} differ from the given ones"
-        return ""
 
     def _other_bytes(self, record: Record, expected: Record, original: Record) -> str:
         """Return which field of a record differs from its file, unless it is a similar image."""

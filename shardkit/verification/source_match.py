@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,9 +24,8 @@ from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.kinds.field import Schema
 from shardkit.recipe import Recipe
 from shardkit.record import LABEL
-from shardkit.registry import get_format, get_source, source_names
-from shardkit.sources.divided import reopen
-from shardkit.sources.samples import FIRST, SampleOptions, Samples
+from shardkit.registry import get_format
+from shardkit.sources.opening import reopen
 from shardkit.system.files import has_sha256, overlap
 from shardkit.system.text import is_within, quoted
 from shardkit.verification.shard_check import Finding
@@ -87,15 +86,9 @@ def scan_source(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     (kind,) = kinds
     if is_dataset(root) and kind != DatasetSource.kind:  # a dataset with the same records
         return DatasetSource(root).scan(classes[0] if classes else ())
-    if not isinstance(root, (str, Path)) or kind == Samples.kind:
-        return _scan_samples(root, kind, manifests)
-    if kind not in source_names():
-        raise UsageError(
-            f"the dataset was made from a source of kind {quoted(kind)}, which is not installed; "
-            f"choose from {', '.join(source_names())}"
-        )
     described = {split: manifest.source for split, manifest in manifests.items()}
-    source = reopen(partial(get_source(kind).find, Path(root)), described)
+    schema = next(iter(manifests.values())).fields_by_name
+    source = reopen(kind, root, described, schema)
     return _unchanged(source.scan(classes[0] if classes else ()), described)
 
 
@@ -105,31 +98,6 @@ def _unchanged(scan: Scan, described: Mapping[str, Mapping[str, Any]]) -> Scan:
     if changed.isdisjoint(scan.schema):
         return scan
     return Provided.of(scan, scan.schema.keys() - changed)
-
-
-def _scan_samples(samples: Any, kind: str, manifests: Mapping[str, Manifest]) -> Scan:
-    """Scan the Python samples that a dataset was made from.
-
-    Raises:
-        UsageError: If it was made from something else, or ``samples`` is a path.
-    """
-    if kind != Samples.kind:
-        raise UsageError(
-            f"the dataset was made from a source of kind {quoted(kind)}: give its path"
-        )
-    if isinstance(samples, (str, Path)):
-        raise UsageError(
-            "the dataset was made from Python samples: compare it from Python, for example with "
-            "shardkit.verify(dataset, against=samples)"
-        )
-    manifest = next(iter(manifests.values()))
-    names, first = manifest.source.get("fields"), manifest.source.get(FIRST, 0)
-    options = SampleOptions(schema=manifest.fields_by_name, fields=names)
-    if type(first) is not int or first < 0:
-        raise CorruptDataset(f"the manifest states {quoted(first)} samples before others")
-    opened = Samples(samples, options).after(first, with_keys=first > 0)  # some may be left out
-    described = {split: manifest.source for split, manifest in manifests.items()}
-    return _unchanged(reopen(lambda _: opened, described).scan(manifest.classes), described)
 
 
 def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[dict[str, SourceMatch]]:

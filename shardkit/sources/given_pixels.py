@@ -6,6 +6,7 @@ Nothing here is used to store them: a mistake in `shardkit.kinds` must show.
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from PIL import Image
 
 from shardkit.codecs.image import decode_mask
 from shardkit.codecs.typed import decode_typed
-from shardkit.kinds.field import Field
+from shardkit.kinds.field import Field, Schema
+from shardkit.record import Record, image_field, image_kind
 
 _FILES = (str, Path, bytes, bytearray, memoryview)
 """Types of values that are image files or their paths."""
@@ -23,12 +25,32 @@ _FILES = (str, Path, bytes, bytearray, memoryview)
 _Pixels = npt.NDArray[Any]
 
 
-def is_given(field: Field, value: Any) -> bool:
+def other_pixels(values: Mapping[str, Any], record: Record, schema: Schema) -> str:
+    """Return which image of a record lacks the pixels that were given in Python, or "".
+
+    Args:
+        values: The values of the record's fields.
+        record: The record, whose images are encoded without loss.
+        schema: The fields.
+
+    Raises:
+        BadImage: If an image cannot be decoded.
+    """
+    for name, value in values.items():
+        field, stored = schema.get(name), image_field(record.fields, name)
+        if field is None or stored is None or not _is_given(field, value):
+            continue
+        if not _has_pixels(field, value, record.fields[stored], image_kind(stored)):
+            return f"the pixels of its {name} differ from the given ones"
+    return ""
+
+
+def _is_given(field: Field, value: Any) -> bool:
     """Return whether a value is the pixels of an image or mask, rather than its file."""
     return field.type.is_picture and value is not None and not isinstance(value, _FILES)
 
 
-def has_pixels(field: Field, value: Any, content: bytes, kind: str) -> bool:
+def _has_pixels(field: Field, value: Any, content: bytes, kind: str) -> bool:
     """Return whether a file has the pixels that a user gave.
 
     Args:

@@ -1,0 +1,166 @@
+"""The source that a user means, for a conversion or from a manifest, in the wrappers that it needs.
+
+An option that was given asks for a wrapper, and so does an entry in the description of a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from shardkit.contracts import Source, SourceOptions
+from shardkit.errors import UsageError
+from shardkit.kinds.field import Field, Schema
+from shardkit.options import changed, option, part
+from shardkit.registry import DEFAULT_SOURCE, get_source, open_source, source_names
+from shardkit.sources.imagefolder import FolderOptions
+from shardkit.system.late import load
+from shardkit.system.text import quoted
+
+SAMPLES = "samples"
+"""The kind of Python samples. It is in no registry: no command can name them."""
+
+_SAMPLES = "shardkit.sources.samples:Samples"
+
+DIVISION = "division"
+"""The entry of a description with the rule by which images were divided, and the side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions(SourceOptions):
+    """The options of Python samples."""
+
+    schema: Mapping[str, Field | str] | None = option(
+        None,
+        help="Fields of samples by name, each a `shardkit.Field` or a kind; others follow from the "
+        "first sample.",
+        is_keyword_only=True,
+        stored="",
+    )
+    fields: Sequence[str] | None = option(
+        None,
+        help="Names of the values of samples that are tuples; image and label for two of them.",
+        is_keyword_only=True,
+        store=list,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivisionOptions:
+    """How to divide images into splits: see `shardkit.sources.divided.Division`."""
+
+    HEADING: ClassVar[str] = "Division"
+
+    val: float = option(
+        0.0, help="Fraction of images for a split val, such as 0.1.", metavar="FRACTION"
+    )
+    test: float = option(0.0, help="Fraction of images for a split test.", metavar="FRACTION")
+    stratify: bool = option(False, help="Divide each class by itself, in exact fractions.")
+    group: str | None = option(
+        None,
+        help="Keep images of one folder, or with one value in a column, in one split.",
+        metavar="folder|COLUMN",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclusion:
+    """Which images of a source a conversion leaves out."""
+
+    HEADING: ClassVar[str] = "Division"
+
+    exclude: str | Path | Sequence[str | Path] = option(
+        (),
+        help="Leave out the images whose keys or paths FILE lists, one per line, such as the lists "
+        "of `shardkit report --exclude`; for a dataset, also row numbers. Repeatable.",
+        metavar="[SPLIT=]FILE",
+        is_repeated=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpeningOptions(Exclusion, DivisionOptions, SampleOptions, FolderOptions):
+    """All options of `shardkit.convert` about its source."""
+
+
+_BY_OPTION: Mapping[type[Any], str] = {
+    DivisionOptions: "shardkit.sources.divided:divided",
+    Exclusion: "shardkit.conversion.exclude:excluded",
+}
+"""What wraps a source, inside out, if one of these options is given: it gets them and the seed."""
+
+_BY_ENTRY = {DIVISION: "shardkit.sources.divided:reopen"}
+"""What wraps a source whose description has an entry: it gets `find` and ``described``."""
+
+Described = Mapping[str, Mapping[str, Any]]
+"""The description of each split of a source; see `shardkit.contracts.Source.describe`."""
+
+
+def open_given(source: Any, options: OpeningOptions, seed: int) -> Source:
+    """Return the source that the arguments of `shardkit.convert` mean.
+
+    Raises:
+        UsageError: If it cannot be opened, or options do not go with it.
+    """
+    opened = _unwrapped(source, part(options, FolderOptions), part(options, SampleOptions))
+    for kind, target in _BY_OPTION.items():
+        given = part(options, kind)
+        if changed(given):
+            opened = load(target)(opened, **vars(given), seed=seed)
+    return opened
+
+
+def _unwrapped(source: Any, folder: FolderOptions, samples: SampleOptions) -> Source:
+    is_folder = isinstance(source, (str, Path))
+    if not is_folder and changed(folder):
+        raise UsageError("class_order and splits are options of image folders")
+    if not is_folder and not isinstance(source, Source):
+        opened: Source = load(_SAMPLES)(source, samples)
+        return opened
+    if changed(samples):
+        raise UsageError("schema and fields are options of samples")
+    return open_source(DEFAULT_SOURCE, source, **vars(folder)) if is_folder else source
+
+
+def reopen(kind: str, root: Any, described: Described, schema: Schema) -> Source:
+    """Open the source of a dataset.
+
+    Args:
+        kind: Its kind, as the manifest states it.
+        root: Its path, or the samples.
+        described: What the manifests state about it.
+        schema: The fields of the dataset.
+
+    Raises:
+        UsageError: If ``root`` cannot be its source.
+        CorruptDataset: If the description of a wrapper is damaged.
+    """
+    is_path = isinstance(root, (str, Path))
+    if kind == SAMPLES:
+        if is_path:
+            raise UsageError(
+                "the dataset was made from Python samples: compare it from Python, for example "
+                "with shardkit.verify(dataset, against=samples)"
+            )
+        return wrapped_as(described, partial(load(_SAMPLES).restored, root, schema))
+    if not is_path:
+        raise UsageError(
+            f"the dataset was made from a source of kind {quoted(kind)}: give its path"
+        )
+    if kind not in source_names():
+        raise UsageError(
+            f"the dataset was made from a source of kind {quoted(kind)}, which is not installed; "
+            f"choose from {', '.join(source_names())}"
+        )
+    return wrapped_as(described, partial(get_source(kind).find, Path(root)))
+
+
+def wrapped_as(described: Described, find: Callable[[Described], Source]) -> Source:
+    """Return the source that ``find`` opens from descriptions, in the wrappers that these name."""
+    for entry, target in _BY_ENTRY.items():
+        if any(entry in description for description in described.values()):
+            find = partial(load(target), find)
+    return find(described)
