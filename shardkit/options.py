@@ -145,6 +145,7 @@ def require_valid(values: Any) -> None:
     for item in options_of(type(values)):
         value = getattr(values, item.name)
         if item.parse is not None and value is not None:
+            _require_path(item, value)
             value = item.parse(value)
             object.__setattr__(values, item.name, value)
         if item.choices and value not in (*item.choices, item.default):
@@ -166,6 +167,12 @@ def _require_flag(item: Option, value: object) -> None:
     if is_flag and type(value) is not bool and value is not item.default:
         values = "True, False nor None" if "None" in item.type else "True nor False"
         raise UsageError(f"{item.name}={value!r:.80} is neither {values}")
+
+
+def _require_path(item: Option, value: object) -> None:
+    """Refuse an empty path, which `Path` takes for the current folder."""
+    if "Path" in item.type and isinstance(value, str) and not value:
+        raise UsageError(f"{item.name} is empty: give a path or URL", where=item.name)
 
 
 def _is_positive(value: object) -> bool:
@@ -347,12 +354,11 @@ class _Signature(inspect.Signature):
 
 
 def _refuse_wrong_types(values: Any) -> None:
-    """Refuse an empty path, which `Path` takes for the current folder, and flags of other types."""
+    """Refuse empty paths, and flags of other types."""
     for item in options_of(type(values)):
         value = getattr(values, item.name)
         _require_flag(item, value)
-        if "Path" in item.type and isinstance(value, str) and not value:
-            raise UsageError(f"{item.name} is empty: give a path or URL", where=item.name)
+        _require_path(item, value)
 
 
 def _with_arguments(doc: str, kind: Any, order: Iterable[str]) -> str:

@@ -17,6 +17,9 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
+RECEIVER = "shardkit-helper"
+"""Name of a helper's thread that waits for messages. It holds no lock that a fork needs."""
+
 _PACKAGES = str(Path(__file__).parents[1])
 _usual: Any = None
 

@@ -29,7 +29,7 @@ from typing import IO, Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 from shardkit import errors
 from shardkit.errors import ShardkitError
-from shardkit.system.bootstrap import command
+from shardkit.system.bootstrap import RECEIVER, command
 from shardkit.system.pool import end_with_parent
 
 _P = ParamSpec("_P")
@@ -43,9 +43,6 @@ _AHEAD = 4
 
 _END_SECONDS = 5.0
 """Time for the child to exit by itself once its parent has ended."""
-
-RECEIVER = "shardkit-helper"
-"""Name of the child's thread that waits for messages. It holds no lock that a fork needs."""
 
 _ERRORS = {
     name: error

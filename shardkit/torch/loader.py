@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 
 from shardkit.errors import LoaderFailed, UsageError
 from shardkit.options import about, option, part, takes
+from shardkit.system.late import load
 from shardkit.system.priority import priority_problem
 from shardkit.torch.data import nested
 from shardkit.torch.data.collate import collate
@@ -22,25 +22,30 @@ from shardkit.torch.data.iterable import IterableShardDataset
 from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.data.resume import ResumeState
 from shardkit.torch.data.schedule import BatchSchedule
-from shardkit.torch.engine import preflight, workers
-from shardkit.torch.engine.fetch import Fetch
-from shardkit.torch.engine.helper import HelperEngine
-from shardkit.torch.engine.options import LoaderOptions, Settings
-from shardkit.torch.engine.processes import ProcessEngine
-from shardkit.torch.engine.resident import ResidentFetch
-from shardkit.torch.engine.threads import ThreadEngine
-from shardkit.torch.tuned import load_tuned
+from shardkit.torch.engine import preflight
+from shardkit.torch.engine.fetch import Engine, Fetch
+from shardkit.torch.engine.options import ENGINE_KINDS, READERS, LoaderOptions, Settings
 
 _LOG = logging.getLogger(__name__)
 
-FILES_PER_BATCH = 2
-"""File descriptors that a batch uses on its way from a worker process."""
-
-_PROCESSES: dict[str, type[ProcessEngine]] = {"helper": HelperEngine, "process": ProcessEngine}
-"""Engines that start processes."""
-
 _USER = 5
 """Stack level of warnings in `_choose_engine`, which point at the caller of `make_loader`."""
+
+
+class Preset(Protocol):
+    """Settings for what the arguments of a loader leave open."""
+
+    def complete(self, given: LoaderArguments) -> tuple[LoaderOptions, int, str]:
+        """Return options and batch size with these settings, and the reason for the engine.
+
+        Raises:
+            UsageError: If an argument contradicts them.
+        """
+
+
+def _read_preset(path: str | PathLike[str]) -> Preset:
+    preset: Preset = load("shardkit.torch.tuned:load_tuned")(path)
+    return preset
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class LoaderArguments(LoaderOptions, OrderOptions):
         None,
         help="A file written by ``shardkit tune --out``, for settings that other arguments leave "
         "open.",
+        parse=_read_preset,
     )
 
 
@@ -73,13 +79,13 @@ def make_loader(given: LoaderArguments) -> Loader:
             ``tuned`` is invalid.
     """
     dataset, batch_size, options = given.dataset, given.batch_size, part(given, LoaderOptions)
-    if given.tuned is not None:
-        tuned = load_tuned(given.tuned)
-        options = tuned.options(options)
-        batch_size = tuned.batch_size if batch_size is None else batch_size
-        tuned.warn_of_threads(preflight.why_processes(dataset))
+    by, preset = "requested", cast("Preset | None", given.tuned)
+    if preset is not None:
+        options, batch_size, by = preset.complete(given)
     if batch_size is None:
         raise UsageError("batch_size= is required, unless tuned= sets it")
+    reader: type[Fetch] = load(READERS[options.resident])
+    options, by = reader.suited(options, by)
     order = part(given, OrderOptions)
     if isinstance(dataset, IterableShardDataset):
         order = dataset.completed(order)
@@ -92,15 +98,13 @@ def make_loader(given: LoaderArguments) -> Loader:
         )
     schedule = order.schedule(dataset, batch_size)
     schedule.lookahead = getattr(dataset, "lookahead", 0)
-    make: Callable[..., Fetch] = Fetch
-    if options.resident is not None:
-        order.require_one_size()
-        make = partial(ResidentFetch, resident=options.resident)
-    fetch = make(
-        dataset, options.collate_fn or collate, with_rows=options.with_rows, views=order.view_ops
+    fetch = reader(
+        dataset,
+        options.collate_fn or collate,
+        with_rows=options.with_rows,
+        op=order.op,
+        views=order.view_ops,
     )
-    fetch.op = order.op
-    by = "requested" if given.tuned is None else f"tuned, in {given.tuned}"
     return Loader(fetch, schedule, options, by)
 
 
@@ -172,9 +176,8 @@ class Loader:
             problem = priority_problem() or "with 0 workers, the training thread loads"
             warnings.warn(f"priority='low' has no effect: {problem}", RuntimeWarning, stacklevel=4)
         self.engine, self.reason = _choose_engine(fetch, settings, by)
-        engine = _PROCESSES.get(self.engine, ThreadEngine)
-        self._engine: ThreadEngine | ProcessEngine = engine(fetch, settings)
-        self._new_threads = partial(ThreadEngine, fetch, settings)
+        self._fetch, self._settings = fetch, settings
+        self._engine = _engine_class(self.engine)(fetch, settings)
         _LOG.info("%r", self)
 
     def __len__(self) -> int:
@@ -271,28 +274,24 @@ class Loader:
 
         Other threads, or CUDA, may run since the loader was created; then workers cannot fork.
         """
-        if self.options.engine == "process" or not isinstance(self._engine, ProcessEngine):
+        if self.options.engine == "process":
             return
         problem = self._engine.start_problem()
         if problem is not None:
             _warn_of_threads(self.engine, problem, stacklevel=4)
             self.engine, self.reason = "thread", f"{self.reason}, but {problem}"
-            self._engine = self._new_threads()
+            self._engine = _engine_class(self.engine)(self._fetch, self._settings)
 
 
 def _choose_engine(fetch: Fetch, settings: Settings, by: str) -> tuple[str, str]:
     """Return an engine and the reason for it (``by`` if it was requested)."""
-    asked, resident = settings.options.engine, settings.options.resident
-    if resident is not None:
-        return "thread", f"the decoded dataset is in memory ({resident})"
+    asked = settings.options.engine
     engine, reason = asked, by
     if asked == "auto":
         engine, reason = preflight.suited_engine(preflight.why_processes(fetch.dataset))
-    if engine == "thread":
-        return engine, reason
     is_free = asked == "auto" and engine == "process"
     problem = preflight.why_threads(fetch.dataset) if is_free else None
-    problem = problem or _process_problem(engine, fetch, settings)
+    problem = problem or _engine_class(engine).problem(fetch, settings)
     if problem is None:
         return engine, reason
     if asked == "process":
@@ -302,17 +301,9 @@ def _choose_engine(fetch: Fetch, settings: Settings, by: str) -> tuple[str, str]
     return "thread", f"{reason}, but {problem}"
 
 
-def _process_problem(engine: str, fetch: Fetch, settings: Settings) -> str | None:
-    """Return why the processes of an engine may fail on this machine, or None."""
-    if settings.num_workers == 0:
-        return None
-    kind = _PROCESSES[engine]
-    blocks = kind.blocks(settings)
-    size = preflight.batch_bytes(fetch.dataset, settings.batch_size, fetch.ops or (fetch.op,))
-    needed = blocks * kind.least_in_block(fetch, settings)
-    problem = preflight.shared_memory_problem(size * needed) if size else None
-    problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * blocks * fetch.views)
-    return problem or workers.start_problem(settings.options.start_method, fetch)
+def _engine_class(name: str) -> type[Engine]:
+    kind: type[Engine] = load(ENGINE_KINDS[name].target)
+    return kind
 
 
 def _warn_of_threads(engine: str, problem: str, *, stacklevel: int) -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import UsageError
+from shardkit.options import part
 from shardkit.system.files import read_small, write_result
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import quoted
 from shardkit.torch.engine.options import ENGINE_KINDS, LoaderOptions
-from shardkit.torch.engine.preflight import local_ranks
+from shardkit.torch.engine.preflight import local_ranks, why_processes
+from shardkit.torch.loader import LoaderArguments, Preset
 
 VERSION = 1
 
@@ -36,7 +38,7 @@ _MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class Tuned(Preset):
     """The best settings measured."""
 
     batch_size: int
@@ -48,6 +50,22 @@ class Tuned:
     """Ranks that shared the machine when it was measured."""
     measured: dict[str, Any] = field(default_factory=dict)
     """The measurements and their subject, for readers."""
+    path: str = field(default="", compare=False)
+    """The file that it was read from."""
+
+    def complete(self, given: LoaderArguments) -> tuple[LoaderOptions, int, str]:
+        """Warn if the settings may not suit machine or dataset; see `Preset`."""
+        if self.processors != usable_cpus():
+            warnings.warn(
+                f"{self.path} was measured with {self.processors} processors, and this process may "
+                f"use {usable_cpus()}: `shardkit tune` again finds what is best here",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        options = self.options(part(given, LoaderOptions))
+        self.warn_of_threads(why_processes(given.dataset))
+        size = self.batch_size if given.batch_size is None else given.batch_size
+        return options, size, f"tuned, in {self.path}"
 
     def options(self, given: LoaderOptions) -> LoaderOptions:
         """Return ``given`` with the tuned settings.
@@ -82,7 +100,7 @@ class Tuned:
                 "--transform`; in threads a transform without shardkit.with_rng does not draw "
                 "repeatable random numbers",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _shared(self, ranks: int) -> dict[str, Any]:
@@ -100,6 +118,7 @@ class Tuned:
             ShardkitError: If it cannot be written.
         """
         value = {"shardkit_tuned": VERSION, **dataclasses.asdict(self)}
+        del value["path"]
         write_result(Path(path), (json.dumps(value, indent=1) + "\n").encode())
 
 
@@ -111,19 +130,17 @@ def require_replaceable(path: str | PathLike[str]) -> None:
     """
     place = Path(path)
     if place.exists() or place.is_symlink():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # measured on another machine: it is replaced
-            try:
-                load_tuned(place)
-            except UsageError as error:
-                raise UsageError(f"{error}. It was not changed: choose another name") from error
+        try:
+            load_tuned(place)
+        except UsageError as error:
+            raise UsageError(f"{error}. It was not changed: choose another name") from error
     elif not os.access(place.parent, os.W_OK):
         what = "cannot be written to" if place.parent.is_dir() else "is not a folder"
         raise UsageError(f"{path} cannot be written: {place.parent} {what}")
 
 
 def load_tuned(path: str | PathLike[str]) -> Tuned:
-    """Read a file of `shardkit tune --out`, and warn if it was measured with another CPU count.
+    """Read a file of `shardkit tune --out`.
 
     Raises:
         UsageError: If it cannot be read, or is not such a file.
@@ -135,22 +152,14 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
             f"{path} cannot be read: {error.strerror or error}; `shardkit tune --out` writes it"
         ) from error
     try:
-        tuned = _parsed(json.loads(content))
+        return _parsed(json.loads(content), str(path))
     except (ValueError, TypeError, KeyError, RecursionError, UsageError) as error:
         raise UsageError(
             f"{path} is not what `shardkit tune --out` writes, or of another version: {error}"
         ) from error
-    if tuned.processors != usable_cpus():
-        warnings.warn(
-            f"{path} was measured with {tuned.processors} processors, and this process may use "
-            f"{usable_cpus()}: `shardkit tune` again finds what is best here",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    return tuned
 
 
-def _parsed(value: Any) -> Tuned:
+def _parsed(value: Any, path: str) -> Tuned:
     version = value.get("shardkit_tuned") if isinstance(value, dict) else None
     if type(version) is not int or version != VERSION:
         raise ValueError(f'it does not say "shardkit_tuned": {VERSION}')
@@ -170,4 +179,5 @@ def _parsed(value: Any) -> Tuned:
         processors=value["processors"],
         ranks=counts["ranks"],
         measured=value["measured"],
+        path=path,
     )

@@ -18,8 +18,7 @@ from shardkit.system import machine, native
 from shardkit.system.formatting import size
 from shardkit.torch.data.memory import SHARED_MEMORY
 from shardkit.torch.engine import preflight
-from shardkit.torch.engine.processes import SPARE_SLOTS
-from shardkit.torch.loader import FILES_PER_BATCH
+from shardkit.torch.engine.processes import FILES_PER_BATCH, SPARE_SLOTS
 
 SEVERITIES = ("problem", "warning", "note", "ok")
 """Loading fails or a setting cannot work; it costs speed; information; passed."""

@@ -111,25 +111,13 @@ class OrderOptions(RowOrder):
 
     @property
     def op(self) -> ImageOp | None:
-        """The operation that ``sampler`` sets if a batch is one view; None for the dataset's."""
-        return self.sampler.op if isinstance(self.sampler, Buckets) and not self.ops else None
+        """The operation that ``sampler`` sets for all samples; None for the dataset's."""
+        return self.sampler.op if isinstance(self.sampler, Buckets) else None
 
     @property
     def view_ops(self) -> tuple[ImageOp | None, ...]:
         """The operation of each view, None for the dataset's own; empty for one batch."""
         return self.ops or (None,) * (cast(int, self.views) if self.views != 1 else 0)
-
-    def require_one_size(self) -> None:
-        """Check that all batches of ``resident`` have samples of one size.
-
-        Raises:
-            UsageError: If not.
-        """
-        if isinstance(self.sampler, Buckets):
-            raise UsageError(
-                "resident= holds images of one size, and sampler=Buckets(...) makes several: leave "
-                "resident= out"
-            )
 
     def _check_buckets(self) -> None:
         """Check that each batch can be of one bucket.

@@ -1,9 +1,9 @@
-"""From a request to a batch: the reading code of all engines."""
+"""From a request to a batch: the reading code of all engines, and what a loader asks of them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any, cast
@@ -28,6 +28,7 @@ from shardkit.torch.data.read_context import (
     seed_globals,
 )
 from shardkit.torch.data.schedule import Request
+from shardkit.torch.engine.options import LoaderOptions, Settings
 
 _AT_ONCE_BYTES, _COPIED_BYTES, _MOST_AT_ONCE = 8 << 20, 20 << 20, 16
 """Batches to read at once: their bytes, their bytes if nothing is decoded, and their number.
@@ -41,16 +42,13 @@ _SAMPLED_ROWS = 64
 class Fetch:
     """Reads batches of a dataset; picklable if the dataset and the collate function are."""
 
-    op: ImageOp | None = None
-    """The operation of a batch without views, None for the dataset's own ``decode``. Its samples
-    may have another size in each batch."""
-
     def __init__(
         self,
         dataset: Any,
         collate: Callable[[Sequence[Any]], Any],
         *,
         with_rows: bool,
+        op: ImageOp | None = None,
         views: Sequence[ImageOp | None] = (),
     ) -> None:
         """Create a reader of batches.
@@ -59,15 +57,31 @@ class Fetch:
             dataset: Any object with ``__getitem__``, preferably with ``__getitems__``.
             collate: Makes a batch of samples.
             with_rows: Whether to append the rows of the samples to a batch; -1 for padding.
+            op: The operation of a batch without views, None for the dataset's own ``decode``. Its
+                samples may have another size in each batch.
             views: The operation of each view, None for the dataset's own ``decode``. A batch is
                 then a tuple with a batch for each. Without views, it is one batch.
         """
+        self.op = op
         self.ops = tuple(views)
         self.views = max(1, len(self.ops))
         """Number of views."""
         self.dataset = dataset
         self.collate = collate
         self._with_rows = with_rows
+
+    @classmethod
+    def suited(cls, options: LoaderOptions, reason: str) -> tuple[LoaderOptions, str]:
+        """Return options that suit this reader, and the reason for their engine.
+
+        Args:
+            options: The options of a loader.
+            reason: The reason for the engine that they set.
+
+        Raises:
+            UsageError: If they contradict it.
+        """
+        return options, reason
 
     def __call__(
         self,
@@ -190,6 +204,33 @@ class Fetch:
         """Return the name of the sample at ``row`` for errors."""
         name = getattr(self.dataset, "describe_row", None)
         return str(name(row)) if name is not None else f"row {row}"
+
+
+Batches = Generator[tuple[Request, Any], None, None]
+"""Requests with their batches."""
+
+
+class Engine:
+    """Turns requests into batches. `ENGINE_KINDS` lists all engines."""
+
+    def __init__(self, fetch: Fetch, settings: Settings) -> None:
+        """Create an engine; its workers start with the first iteration."""
+
+    @classmethod
+    def problem(cls, fetch: Fetch, settings: Settings) -> str | None:
+        """Return why this engine may fail on this machine, or None."""
+        return None
+
+    def start_problem(self) -> str | None:
+        """Return why workers cannot start now, or None."""
+        return None
+
+    def run(self, requests: Iterator[Request]) -> Batches:
+        """Yield each request with its batch."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop workers that survive an iteration; the next one starts others."""
 
 
 class _GlobalGenerators:

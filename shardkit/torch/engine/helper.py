@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 from shardkit.torch.data.memory import full_explained
 from shardkit.torch.data.schedule import Request
 from shardkit.torch.engine.failure import Failure
-from shardkit.torch.engine.fetch import Fetch
+from shardkit.torch.engine.fetch import Batches, Fetch
 from shardkit.torch.engine.options import Settings
 from shardkit.torch.engine.processes import Answers, ProcessEngine, Remote, Requests, failure
 from shardkit.torch.engine.ring import Packed, Ring
@@ -55,7 +55,7 @@ class HelperEngine(ProcessEngine):
         self._threads = settings.num_workers
         self._slots = self.blocks(settings)
 
-    def run(self, requests: Iterator[Request]) -> Generator[tuple[Request, Any], None, None]:
+    def run(self, requests: Iterator[Request]) -> Batches:
         """Yield each request with its batch.
 
         Raises:
@@ -135,7 +135,7 @@ class _RemoteThreads(Remote):
         options = replace(settings.options, timeout=0.0, pin_memory=False)
         self._settings = replace(settings, options=options, pinned=False)
         self._announced: deque[Request] = deque()
-        self._batches: Generator[tuple[Request, Any], None, None] | None = None
+        self._batches: Batches | None = None
 
     def __getitem__(self, call: _Call) -> Any:
         worker = get_worker_info()

@@ -15,21 +15,45 @@ from shardkit.system.priority import priority_problem
 
 
 class EngineKind(NamedTuple):
-    """What the workers of an engine are."""
+    """Where an engine is, and what its workers are."""
 
+    target: str
+    """``module:CLASS`` of an `Engine`."""
     worker: str
-    """Name of one."""
+    """Name of a worker."""
     shares_gil: bool
     """Whether they are threads of one process."""
     starts_processes: bool
 
 
 ENGINE_KINDS = {
-    "thread": EngineKind("thread", shares_gil=True, starts_processes=False),
-    "helper": EngineKind("helper thread", shares_gil=True, starts_processes=True),
-    "process": EngineKind("worker process", shares_gil=False, starts_processes=True),
+    "thread": EngineKind(
+        "shardkit.torch.engine.threads:ThreadEngine",
+        "thread",
+        shares_gil=True,
+        starts_processes=False,
+    ),
+    "helper": EngineKind(
+        "shardkit.torch.engine.helper:HelperEngine",
+        "helper thread",
+        shares_gil=True,
+        starts_processes=True,
+    ),
+    "process": EngineKind(
+        "shardkit.torch.engine.processes:ProcessEngine",
+        "worker process",
+        shares_gil=False,
+        starts_processes=True,
+    ),
 }
 """All engines, the cheapest first."""
+
+READERS: dict[str | None, str] = {
+    None: "shardkit.torch.engine.fetch:Fetch",
+    "cpu": "shardkit.torch.engine.resident:ResidentFetch",
+    "cuda": "shardkit.torch.engine.resident:CudaFetch",
+}
+"""``module:CLASS`` of the `Fetch` for each value of ``resident``."""
 
 ENGINES = ("auto", *ENGINE_KINDS)
 LATE_REMEDY = (
@@ -83,7 +107,7 @@ class LoaderOptions:
         "``cuda``, the current device. Batches are the same, and so is a state. Each rank holds "
         "all rows. The images have one size, and no operation but `RandomCrop` draws random "
         "numbers.",
-        choices=("cpu", "cuda"),
+        choices=tuple(memory for memory in READERS if memory is not None),
     )
     num_workers: int | None = option(
         None,
@@ -158,18 +182,6 @@ class LoaderOptions:
             )
         if not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
             raise UsageError(f"timeout={self.timeout!r} is not a number of seconds, from 0 on")
-        kind = ENGINE_KINDS.get(self.engine)
-        if self.resident is not None and kind is not None and kind.starts_processes:
-            raise UsageError(
-                f"resident= reads the memory of this process: leave engine={self.engine!r} out"
-            )
-        if self.resident == "cuda" and self.num_workers:
-            raise UsageError(
-                "resident='cuda' makes batches on the current stream, which other threads do not "
-                "share: leave num_workers= out"
-            )
-        if self.resident == "cuda" and self.pin_memory:
-            raise UsageError("resident='cuda' makes no batch in main memory: leave pin_memory= out")
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise UsageError(f"collate_fn={self.collate_fn!r} is not a function")
 
@@ -181,8 +193,7 @@ class LoaderOptions:
             pinned: Whether memory can be pinned.
             batch_size: Samples in a batch.
         """
-        default = num_workers if self.resident is None else 0
-        workers = default if self.num_workers is None else self.num_workers
+        workers = num_workers if self.num_workers is None else self.num_workers
         prefetch = None
         if self.prefetch_factor is not None:
             prefetch = self.prefetch_factor * max(1, workers)
@@ -191,7 +202,7 @@ class LoaderOptions:
             num_workers=workers,
             thread_prefetch=prefetch or workers + 2,
             process_prefetch=prefetch or max(1, 2 * workers),
-            pinned=pinned and self.pin_memory is not False and self.resident != "cuda",
+            pinned=pinned and self.pin_memory is not False,
             batch_size=batch_size,
             is_low=self.priority == "low" and workers > 0 and priority_problem() is None,
         )

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import time
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -28,9 +28,12 @@ from shardkit.torch.data.read_context import Allocate
 from shardkit.torch.data.schedule import Request
 from shardkit.torch.engine import preflight, workers
 from shardkit.torch.engine.failure import Failure, is_from_worker
-from shardkit.torch.engine.fetch import Fetch
+from shardkit.torch.engine.fetch import Batches, Engine, Fetch
 from shardkit.torch.engine.options import LATE_REMEDY, Settings
 from shardkit.torch.engine.ring import Packed, Ring, Slots
+
+FILES_PER_BATCH = 2
+"""File descriptors that a batch uses on its way from a worker process."""
 
 SPARE_SLOTS = 3
 """Slots of a worker in addition to prefetched batches: one in use, one before it, one to fill."""
@@ -45,7 +48,7 @@ _LIMITS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of a system that permits no more processes or files."""
 
 
-class ProcessEngine:
+class ProcessEngine(Engine):
     """Reads requests in worker processes, or with 0 workers in this one."""
 
     def __init__(self, fetch: Fetch, settings: Settings) -> None:
@@ -77,7 +80,19 @@ class ProcessEngine:
         self._owner = os.getpid()
         self._end: weakref.finalize[..., ProcessEngine] | None = None
 
-    def run(self, requests: Iterator[Request]) -> Generator[tuple[Request, Any], None, None]:
+    @classmethod
+    def problem(cls, fetch: Fetch, settings: Settings) -> str | None:
+        """Return why the processes may fail on this machine, or None."""
+        if settings.num_workers == 0:
+            return None
+        blocks = cls.blocks(settings)
+        size = preflight.batch_bytes(fetch.dataset, settings.batch_size, fetch.ops or (fetch.op,))
+        needed = blocks * cls.least_in_block(fetch, settings)
+        problem = preflight.shared_memory_problem(size * needed) if size else None
+        problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * blocks * fetch.views)
+        return problem or workers.start_problem(settings.options.start_method, fetch)
+
+    def run(self, requests: Iterator[Request]) -> Batches:
         """Yield each request with its batch.
 
         Raises:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.data.read_context import Allocate, ReadContext, draws_key, new_block, reading
 from shardkit.torch.data.schedule import Request
 from shardkit.torch.engine.fetch import Fetch, seeded_for_collate
-from shardkit.torch.engine.options import LoaderOptions
+from shardkit.torch.engine.options import ENGINE_KINDS, LoaderOptions
 from shardkit.torch.engine.preflight import default_workers, local_ranks
 from shardkit.torch.engine.threads import ThreadEngine
 
@@ -41,34 +42,47 @@ class ResidentFetch(Fetch):
     Batches equal those of `Fetch`. They are copies: changing one changes no other.
     """
 
+    memory: ClassVar[str] = "cpu"
+    """The value of ``resident``."""
+
+    @classmethod
+    def suited(cls, options: LoaderOptions, reason: str) -> tuple[LoaderOptions, str]:
+        """Return options for the threads of this process, of which there are none by default."""
+        kind = ENGINE_KINDS.get(options.engine)
+        if kind is not None and kind.starts_processes:
+            raise UsageError(
+                f"resident= reads the memory of this process: leave engine={options.engine!r} out"
+            )
+        options = replace(options, engine="thread", num_workers=options.num_workers or 0)
+        return options, f"the decoded dataset is in memory ({cls.memory})"
+
     def __init__(
         self,
         dataset: Any,
         collate: Callable[[Sequence[Any]], Any],
         *,
-        resident: str,
         with_rows: bool,
+        op: ImageOp | None = None,
         views: Sequence[ImageOp | None] = (),
     ) -> None:
-        """Decode the dataset.
-
-        Args:
-            dataset: A `ShardDataset`, or a ``Subset`` or ``ConcatDataset`` of some.
-            collate: As for `Fetch`.
-            resident: ``cpu`` or ``cuda``.
-            with_rows: As for `Fetch`.
-            views: As for `Fetch`, without operations.
+        """Decode the dataset, a `ShardDataset`, or a ``Subset`` or ``ConcatDataset`` of some.
 
         Raises:
-            UsageError: If the dataset does not fit, or its batches cannot be made of tensors.
+            UsageError: If the dataset does not fit, its batches cannot be made of tensors, or an
+                operation is set for all samples.
         """
+        if op is not None:
+            raise UsageError(
+                "resident= holds images of one size, and sampler=Buckets(...) makes several: leave "
+                "resident= out"
+            )
         if any(view is not None for view in views):
             raise UsageError(
                 "resident= holds images of one size, which the operations in views= do not share: "
                 "set views=2 with decode=RandomCrop(...), or leave resident= out"
             )
         super().__init__(dataset, collate, with_rows=with_rows, views=views)
-        self._device = device = _device(resident)
+        self._device = device = _device(self.memory)
         self._parts: list[_Part] = []
         self._part_of, self._place_of = np.zeros((2, len(dataset)), np.int64)
         for portion, part, places in _parts(dataset, device):
@@ -119,6 +133,25 @@ class ResidentFetch(Fetch):
                 torch.cat(parts).index_select(0, back) for parts in zip(*blocks, strict=True)
             ]
         return self._parts[0].view(columns, is_default=is_default)
+
+
+class CudaFetch(ResidentFetch):
+    """Holds the rows on the current CUDA device."""
+
+    memory = "cuda"
+
+    @classmethod
+    def suited(cls, options: LoaderOptions, reason: str) -> tuple[LoaderOptions, str]:
+        """Return options for the training thread."""
+        options, reason = super().suited(options, reason)
+        if options.num_workers:
+            raise UsageError(
+                "resident='cuda' makes batches on the current stream, which other threads do not "
+                "share: leave num_workers= out"
+            )
+        if options.pin_memory:
+            raise UsageError("resident='cuda' makes no batch in main memory: leave pin_memory= out")
+        return replace(options, pin_memory=False), reason
 
 
 def resident_bytes(dataset: Any) -> int:

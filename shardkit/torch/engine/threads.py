@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from shardkit.system.priority import lower_priority
 from shardkit.torch.data.memory import BlockPool, new_pinned, pin
 from shardkit.torch.data.read_context import Allocate
 from shardkit.torch.data.schedule import Request
-from shardkit.torch.engine.fetch import Fetch
+from shardkit.torch.engine.fetch import Batches, Engine, Fetch
 from shardkit.torch.engine.options import LATE_REMEDY, Settings
 
 _EXIT_SECONDS = 1.0
@@ -38,11 +38,7 @@ _STOP_SECONDS = 0.2
 """Seconds that the end of an iteration waits for them; usually they have finished."""
 
 
-Batches = Generator[tuple[Request, Any], None, None]
-"""Requests with their batches."""
-
-
-class ThreadEngine:
+class ThreadEngine(Engine):
     """Reads requests in threads; at most ``prefetch`` batches are ready or in progress.
 
     Of small batches, a thread reads several at once: Python would take longer than copying one.
@@ -122,9 +118,6 @@ class ThreadEngine:
             if os.getpid() == owner:  # a fork has no threads, but may have copied their locks
                 threads.stop()
                 threads.join(_STOP_SECONDS)
-
-    def close(self) -> None:
-        """Do nothing: an engine holds no thread between iterations."""
 
     def at_once(self) -> tuple[int, int]:
         """Return how many batches to read at once, and to prefetch."""

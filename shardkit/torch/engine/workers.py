@@ -18,8 +18,7 @@ import torch
 import torch.multiprocessing
 
 from shardkit.errors import UsageError
-from shardkit.system.bootstrap import main_file, main_problem
-from shardkit.system.helper import RECEIVER
+from shardkit.system.bootstrap import RECEIVER, main_file, main_problem
 from shardkit.system.priority import lower_priority
 from shardkit.system.turns import Turn, join_turn
 from shardkit.torch import _compat
@@ -38,7 +37,7 @@ _WATCH_SECONDS = 0.5
 _LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
 """Maximum bytes of a temporary folder's path: a socket path has at most 107 on Linux (unix(7))."""
 
-_PRELOAD = ("torch", "shardkit.torch.loader")
+_PRELOAD = ("torch", "shardkit.torch.loader", "shardkit.torch.engine.processes")
 """Modules that a fork server imports once: workers then start in 0.1 s, not 2 s."""
 
 

@@ -81,10 +81,15 @@ def test_ranks_that_share_a_machine_share_the_workers(monkeypatch: pytest.Monkey
 
 
 def test_another_machine_warns(tmp_path: Path) -> None:
+    dataset = open_dataset(make_dataset(make_folder(tmp_path / "a"), tmp_path / "made"))
     path = written(tmp_path, processors=usable_cpus() + 1)
 
-    with pytest.warns(RuntimeWarning, match=f"measured with {usable_cpus() + 1} processors"):
-        load_tuned(path)
+    with pytest.warns(
+        RuntimeWarning, match=f"measured with {usable_cpus() + 1} processors"
+    ) as told:
+        make_loader(dataset, tuned=path)
+
+    assert [warning.filename for warning in told] == [__file__]
 
 
 def test_settings_that_tune_does_not_write_are_refused(tmp_path: Path) -> None:

@@ -190,9 +190,11 @@ def server() -> Iterator[Any]:
 
 def test_the_fork_server_loads_torch_once(server: Any) -> None:
     workers.preload()
-    assert server._preload_modules == ["__main__", "torch", "shardkit.torch.loader"]
+    ours = ["shardkit.torch.loader", "shardkit.torch.engine.processes"]
+    assert server._preload_modules == ["__main__", "torch", *ours]
     workers.preload()
-    assert server._preload_modules == ["__main__", "torch", "shardkit.torch.loader"]
+    ours = ["shardkit.torch.loader", "shardkit.torch.engine.processes"]
+    assert server._preload_modules == ["__main__", "torch", *ours]
 
 
 def test_the_users_fork_server_preload_is_kept(server: Any) -> None:

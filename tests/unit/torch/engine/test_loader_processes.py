@@ -266,7 +266,7 @@ def test_a_worker_that_dies_with_a_lock_blocks_nobody(root: Path, dropped: bool)
     loader = make_loader(dataset, BATCH, **in_processes(1))
     batches = iter(loader)
     next(batches)
-    iterator = loader._engine._iterator  # type: ignore[union-attr]
+    iterator = loader._engine._iterator  # type: ignore[attr-defined]
     iterator._workers[0].kill()
     iterator._workers[0].join()
     iterator._workers_done_event._cond._lock.acquire(block=False)  # as the dead worker might

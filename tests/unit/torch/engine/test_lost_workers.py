@@ -114,7 +114,7 @@ def test_a_killed_worker_with_a_lock_blocks_nobody_before_it_is_gone(
     pid = int(next(iter(loader))[0, 0])
     os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr(workers, "_kill", lambda _: None)
-    iterator = loader._engine._iterator  # type: ignore[union-attr]
+    iterator = loader._engine._iterator  # type: ignore[attr-defined]
     iterator._workers_done_event._cond._lock.acquire(block=False)  # as the worker might
 
     try:
