@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
+from operator import index
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -32,22 +33,12 @@ from shardkit.codecs.image import (
     encode,
     inspect,
 )
-from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType, TypedPixels
+from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType, pixel_kind
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.codecs.limits import MAX_PIXELS, in_turn_if_large
 from shardkit.codecs.quiet import quiet
 from shardkit.codecs.reduced import reduction
 from shardkit.codecs.structure import webp_is_lossless
-from shardkit.codecs.typed import (
-    crop_or_pad,
-    decode_gray,
-    decode_typed,
-    encode_typed,
-    inspect_typed,
-    lossless_encoding,
-    scale_typed,
-    turn,
-)
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field, Schema
 from shardkit.kinds.mask import LOSSY, moved_mask
@@ -74,7 +65,7 @@ from shardkit.record import (
     image_name,
 )
 from shardkit.system import compiled
-from shardkit.system.npy import npy_header
+from shardkit.system.late import load
 
 _Size = tuple[int, int]
 """Width and height, in pixels."""
@@ -92,7 +83,8 @@ TOO_SMALL = "--enlarge or --resize-mode pad"
 _TORCH_FILTERS = ("bicubic", "bilinear")
 """The `FILTERS` that torch has with antialiasing."""
 
-_ENCODED_AS = {"jpeg": "jpg", "png": "png", "webp": "webp", "raw": "raw", "planes": PLANES}
+ENCODED_AS = {"jpeg": "jpg", "png": "png", "webp": "webp", "raw": "raw", "planes": PLANES}
+"""The image field of each encoding; ``keep`` keeps that of the file."""
 _TYPED_ENCODINGS = {"gray": ("keep", "png", "jpeg", "raw"), "keep": ("keep", "png", "raw")}
 """Encodings of typed images: those that hold all of their types, or one that is checked later."""
 _KEPT = ("jpg", "png", "webp")
@@ -106,9 +98,6 @@ than the requested size."""
 
 CHECK_NOTES = frozenset(("damaged", "odd"))
 """The `NOTES` that result from decoding an image."""
-
-_MOST_COLORS = 4
-"""Maximum channels of an image of 8 bits, with transparency."""
 
 RE_ENCODE = "which cannot be stored as it is; --encode jpeg, png or webp re-encodes it"
 
@@ -255,7 +244,7 @@ class Recipe(RecipeOptions):
     """Whether records come from a dataset and are stored unchanged and unchecked."""
 
     channels: int = RGB.channels
-    """Channels of stored images, which `shardkit.conversion.typed` sets."""
+    """Channels of stored images, which a plan sets for typed ones."""
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -348,7 +337,7 @@ class Recipe(RecipeOptions):
     @property
     def _coding(self) -> Coding | None:
         """The encoding, if it is no image file; it may replace that of a JPEG."""
-        return coding_of(_ENCODED_AS.get(self.encode, ""))
+        return coding_of(ENCODED_AS.get(self.encode, ""))
 
     @property
     def scaling(self) -> dict[str, Any]:
@@ -436,17 +425,16 @@ class Recipe(RecipeOptions):
             return record, _notes_in(record.meta, others)
         field = record.image_field or FOREIGN_FIELD
         typed = schema[IMAGE].pixels if IMAGE in schema else None
-        simple = field in record.fields and field not in ("raw", PLANES)
+        simple = field in record.fields and image_kind(field) not in ("raw", PLANES, ARRAY_IMAGE)
         if not others and simple and typed is None:
-            image = self._convert(record.fields[field], image_kind(field), proven=proven)
+            image = self._convert_file(record.fields[field], image_kind(field), proven=proven)
             return _stored(record, field, image), image.notes
         fields = dict(record.fields)
         meta = {name: value for name, value in record.meta.items() if name not in NOTES}
         view, notes = None, dict[str, int]()
         if field in fields:
-            turned = _orientation(record.meta)
-            content, kind = _as_file(fields.pop(field), image_kind(field), meta, typed)
-            image = self._convert(content, kind, turned=turned, typed=typed)
+            original = Original(fields.pop(field), image_kind(field), record.meta, typed)
+            image = self._convert(original)
             fields[image_name(IMAGE, image.field)] = image.content
             meta |= image.described
             notes |= image.notes
@@ -483,24 +471,23 @@ class Recipe(RecipeOptions):
         stored = image_field(fields, name) or f"{name}.{FOREIGN_FIELD}"
         if stored not in fields:
             return {}
-        typed, described = field.pixels, meta.get(name)
-        data, kind = _as_file(fields.pop(stored), image_kind(stored), described, typed)
+        original = Original(fields.pop(stored), image_kind(stored), meta.get(name), field.pixels)
         if field.type.follows:
-            image = self._mask(data, kind, view)
+            image = self._mask(*original.as_file(), view)
         else:
-            image = self._convert(data, kind, turned=_orientation(described), typed=typed)
+            image = self._convert(original)
         fields[f"{name}.{image.field}"] = image.content
         meta[name] = image.described
         return image.notes
 
-    def _mask(self, data: bytes, field: str, view: Geometry | None) -> _Converted:
+    def _mask(self, data: bytes, field: str, view: Geometry | None) -> ConvertedImage:
         """Return a mask under the geometry of its image."""
         info = self._inspect(data, field)
         if field in LOSSY:
             raise BadImage(f"a mask cannot be a {field} file, which changes values: use PNG")
         size = info.width, info.height
         if view is None:
-            view = Geometry(size, info.orientation, *self._geometry(*info.upright))
+            view = Geometry(size, info.orientation, *self.geometry(*info.upright))
         if size != view.stored and not (view.is_identity and self.keeps_bytes):
             raise BadImage(
                 f"the mask is {size[0]} x {size[1]} pixels; its image is {view.stored[0]} x "
@@ -509,19 +496,25 @@ class Recipe(RecipeOptions):
         if view.is_identity and field != FOREIGN_FIELD:
             if self.check == "decode" and not info.surely_decodes:
                 self._decode(data, field, {})
-            return _Converted(field, data, size, {}, view)
+            return ConvertedImage(field, data, size, {}, view)
         content = moved_mask(data, field, view)
-        return _Converted("png", content, view.canvas, {}, view)
+        return ConvertedImage("png", content, view.canvas, {}, view)
 
-    def _convert(
-        self,
-        data: bytes,
-        field: str,
-        *,
-        turned: int = 1,
-        proven: bool = False,
-        typed: ImageType | None = None,
-    ) -> _Converted:
+    def _convert(self, original: Original) -> ConvertedImage:
+        """Check an image, and change it if the recipe says so.
+
+        Raises:
+            BadImage: As for `apply`.
+        """
+        # An array becomes RGB of 8 bits in no way that suits all.
+        is_array = original.field == ARRAY_IMAGE
+        kind = "typed" if is_array else pixel_kind(original.pixels)
+        convert: Conversion = load(_CONVERSIONS[kind])
+        return convert(self, original)
+
+    def _convert_file(
+        self, data: bytes, field: str, turned: int = 1, *, proven: bool = False
+    ) -> ConvertedImage:
         """Check an image, unless it is ``proven``, and change it if the recipe says so.
 
         Args:
@@ -529,15 +522,7 @@ class Recipe(RecipeOptions):
             field: Its kind.
             turned: Its EXIF orientation if it is planes, whose record has no EXIF data.
             proven: Whether it certainly decodes without a warning.
-            typed: Its type in the schema; None for RGB of 8 bits.
-
-        Raises:
-            BadImage: As for `apply`.
         """
-        if typed is not None:
-            return self._convert_typed(data, field, turned, typed)
-        if field == ARRAY_IMAGE:
-            raise _not_rgb(decode_typed(data, field))
         info = self._inspect(data, field)
         if field == PLANES:
             info = replace(info, orientation=turned)
@@ -546,12 +531,12 @@ class Recipe(RecipeOptions):
 
     def _convert_inspected(
         self, data: bytes, field: str, info: ImageInfo, *, proven: bool
-    ) -> _Converted:
+    ) -> ConvertedImage:
         if info.kind and self.keeps_bytes:
             decode(data, field, Decoding(self.fill))  # raises if re-encoding would fail too
             raise BadImage(f"it is an image of the format {info.kind}, {RE_ENCODE}")
         plan = self._plan(info, field)
-        notes = self._header_notes(info)
+        notes = self.header_notes(info)
         if plan is None:
             stored = field, data
             if field == "jpg" and (coding := self._coding):
@@ -563,13 +548,13 @@ class Recipe(RecipeOptions):
             if info.orientation != 1:
                 notes["orientation"] = info.orientation
             size = info.width, info.height
-            return _Converted(*stored, size, notes, Geometry(size, 1, size, size))
-        _check_size(plan)
+            return ConvertedImage(*stored, size, notes, Geometry(size, 1, size, size))
+        check_size(plan.size, plan.canvas)
         image = self._change(data, field, info, plan, notes)
-        self._require_raw_size(image.width, image.height, info)
+        self.require_raw_size(image.width, image.height, info)
         content = encode(image, plan.field, self._quality_for(data, field))
         view = Geometry((info.width, info.height), info.orientation, plan.size, plan.canvas)
-        return _Converted(plan.field, content, image.size, notes, view)
+        return ConvertedImage(plan.field, content, image.size, notes, view)
 
     def _quality_for(self, data: bytes, field: str) -> int | None:
         """Return the quality of a changed image; None to keep a lossless WebP lossless."""
@@ -582,7 +567,7 @@ class Recipe(RecipeOptions):
             return None
         return self.quality or DEFAULT_QUALITY
 
-    def _header_notes(self, info: ImageInfo) -> dict[str, int]:
+    def header_notes(self, info: ImageInfo) -> dict[str, int]:
         """Return the notes on an image that its header decides."""
         notes: dict[str, int] = {}
         if self.resize_mode != "pad" and not self.enlarge and self._enlarges(*info.upright):
@@ -591,7 +576,7 @@ class Recipe(RecipeOptions):
             notes["frames"] = info.frames
         return notes
 
-    def _require_raw_size(self, width: int, height: int, info: ImageInfo) -> None:
+    def require_raw_size(self, width: int, height: int, info: ImageInfo) -> None:
         """Refuse a changed image that is too small for raw pixels of one size."""
         if self.raw_shape and (height, width) != self.box:
             raise BadImage(
@@ -599,82 +584,13 @@ class Recipe(RecipeOptions):
                 f"({TOO_SMALL})"
             )
 
-    def _convert_typed(
-        self, data: bytes, field: str, turned: int, expected: ImageType
-    ) -> _Converted:
-        """Check and change an image of the type that the schema states."""
-        info, kind = inspect_typed(data, field)
-        if field == ARRAY_IMAGE and self.pixels == "gray" and kind != expected:
-            raise _not_rgb(decode_typed(data, field))
-        if field == PLANES:
-            info = replace(info, orientation=turned)
-        if self.pixels == "keep" and kind != expected:
-            raise BadImage(f"it is of {kind}; the first image is of {expected}")
-        notes = self._header_notes(info)
-        size = info.width, info.height
-        geometry = self._geometry(*info.upright)
-        turns = self.orient and info.orientation != 1
-        unchanged = geometry == (info.upright, info.upright) and not turns
-        wanted = self._typed_encoding(expected)
-        # An array from Python is not a file of the user's: PNG is smaller.
-        keeps = self.encode == "keep" and field not in (ARRAY_IMAGE, FOREIGN_FIELD)
-        same_kind = kind == expected and (keeps or wanted == field)
-        if unchanged and same_kind and self.quality is None:
-            if self.check == "decode":
-                self._decode_typed(data, field, expected, notes)
-            if info.orientation != 1:
-                notes["orientation"] = info.orientation
-            return _Converted(field, data, size, notes, Geometry(size, 1, size, size))
-        plan = _Change(wanted, *geometry)
-        _check_size(plan)
-        with in_turn_if_large(info.width, info.height):
-            pixels = turn(self._decode_typed(data, field, expected, notes), info.orientation)
-            whole = 0.0, 0.0, float(pixels.shape[1]), float(pixels.shape[0])
-            pixels = scale_typed(pixels, whole, plan.size[::-1], self.filter)
-        place = (*centered(plan.size, plan.canvas), *plan.canvas)
-        fill = _luma(self.fill) if self.pixels == "gray" else 0
-        pixels = crop_or_pad(pixels, place, fill)
-        self._require_raw_size(pixels.shape[1], pixels.shape[0], info)
-        content = encode_typed(pixels, wanted, self.quality or DEFAULT_QUALITY)
-        view = Geometry(size, info.orientation, *geometry)
-        return _Converted(wanted, content, plan.canvas, notes, view)
-
-    def _typed_encoding(self, kind: ImageType) -> str:
-        """Return the encoding of an image of a type that changes.
-
-        Raises:
-            BadImage: If the encoding of the recipe does not hold the type.
-        """
-        if self.encode == "keep":
-            return lossless_encoding(kind)
-        wanted = _ENCODED_AS[self.encode]
-        if not kind.is_held_by(wanted):
-            raise BadImage(
-                f"{self.encode} does not hold images of {kind}: use --encode keep or --encode raw"
-            )
-        return wanted
-
-    def _decode_typed(
-        self, data: bytes, field: str, kind: ImageType, notes: dict[str, int]
-    ) -> TypedPixels:
-        """Decode an image to its type; note its faults, or raise for them."""
-        warnings: list[str] = []
-        if self.pixels == "gray" and field != ARRAY_IMAGE:
-            pixels: TypedPixels = decode_gray(data, field, Decoding(self.fill), warnings)
-        else:
-            pixels = decode_typed(data, field, warnings)
-        self._judge(data, warnings, notes)
-        if ImageType.of(pixels) != kind:
-            raise BadImage(f"it is of {ImageType.of(pixels)}, not of {kind}")
-        return pixels
-
     def _recode(self, data: bytes, coding: Coding, notes: dict[str, int]) -> tuple[str, bytes]:
         """Return field and content: a JPEG recoded if that has its pixels, or else the JPEG."""
         pixels = self._decode(data, "jpg", notes)
         content = None if CHECK_NOTES & notes.keys() else coding.from_jpeg(data)
         if content is None or not np.array_equal(coding.decode(content, None, None), pixels):
             return "jpg", data
-        return _ENCODED_AS[self.encode], content
+        return ENCODED_AS[self.encode], content
 
     def _decode(
         self, data: bytes, field: str, notes: dict[str, int], at_least: _Size = (0, 0)
@@ -683,10 +599,10 @@ class Recipe(RecipeOptions):
         warnings: list[str] = []
         how = Decoding(self.fill, at_least=at_least)
         pixels = decode(data, field, how, warnings=warnings)
-        self._judge(data, warnings, notes)
+        self.judge(data, warnings, notes)
         return pixels
 
-    def _judge(self, data: bytes, warnings: list[str], notes: dict[str, int]) -> None:
+    def judge(self, data: bytes, warnings: list[str], notes: dict[str, int]) -> None:
         """Note what libjpeg warned about a JPEG, or raise for it."""
         for warning in warnings:
             loss = jpeg_loss(data, warning)
@@ -715,10 +631,10 @@ class Recipe(RecipeOptions):
         """Return the change that an image needs, or None if its bytes can be stored unchanged."""
         if self.keeps_bytes and field != FOREIGN_FIELD:
             return None
-        geometry = self._geometry(*info.upright)
+        geometry = self.geometry(*info.upright)
         turned = self.orient and info.orientation != 1
         unchanged = geometry == (info.upright, info.upright) and not turned
-        wanted = _ENCODED_AS.get(self.encode, field)
+        wanted = ENCODED_AS.get(self.encode, field)
         if unchanged and self._coding:  # which does not change the pixels of a JPEG
             wanted = field
         if unchanged and self.quality is None and wanted == field != FOREIGN_FIELD:
@@ -727,7 +643,7 @@ class Recipe(RecipeOptions):
             wanted = "png"
         return _Change(wanted, *geometry)
 
-    def _geometry(self, width: int, height: int) -> _Geometry:
+    def geometry(self, width: int, height: int) -> _Geometry:
         """Return the size to scale an upright image to, and the canvas to crop or pad it to."""
         if self.box is None:
             return _Geometry((width, height), (width, height))
@@ -802,7 +718,47 @@ class Recipe(RecipeOptions):
 _SCALING = [item for item in options_of(RecipeOptions) if item.requires == "resize"]
 
 
-class _Converted(NamedTuple):
+class Original(NamedTuple):
+    """An image before its conversion."""
+
+    data: bytes
+    field: str
+    """Its kind: a name in `shardkit.record.IMAGE_FIELDS`, `ARRAY_IMAGE`, or a foreign one."""
+    described: Any
+    """What the metadata of its record state of it, if that is a dataset's."""
+    pixels: ImageType | None
+    """Its type in the schema; None for RGB of 8 bits."""
+
+    @property
+    def size(self) -> _Size:
+        """Width and height of raw pixels, from the metadata.
+
+        Raises:
+            BadImage: If they are missing.
+        """
+        try:
+            return index(self.described["width"]), index(self.described["height"])
+        except (KeyError, TypeError) as error:
+            raise BadImage(f"its metadata lacks the size of its pixels: {error!r}") from error
+
+    @property
+    def orientation(self) -> int:
+        """The EXIF orientation that the metadata note."""
+        noted = self.described.get("orientation") if isinstance(self.described, dict) else None
+        return noted if type(noted) is int and 2 <= noted <= 8 else 1
+
+    def as_file(self) -> tuple[bytes, str]:
+        """Return an image of RGB and its kind; raw pixels as a file.
+
+        Raises:
+            BadImage: If their size is missing.
+        """
+        if self.field != "raw":
+            return self.data, self.field
+        return b"P6 %d %d 255\n" % self.size + self.data, "ppm"
+
+
+class ConvertedImage(NamedTuple):
     """An image to store."""
 
     field: str
@@ -826,6 +782,21 @@ class _Geometry(NamedTuple):
     canvas: _Size
 
 
+Conversion = Callable[[Recipe, Original], ConvertedImage]
+"""Checks an image of one kind of pixels, and changes it if the recipe says so."""
+
+_CONVERSIONS = {
+    "rgb": "shardkit.recipe:convert_rgb",
+    "typed": "shardkit.conversion.typed:convert_typed",
+}
+"""A `Conversion` for each `pixel_kind`."""
+
+
+def convert_rgb(recipe: Recipe, original: Original) -> ConvertedImage:
+    """Check an image that becomes RGB of 8 bits, and change it if the recipe says so."""
+    return recipe._convert_file(*original.as_file(), original.orientation)
+
+
 @dataclass(frozen=True, slots=True)
 class _Change:
     """Change of one image: scale to ``size``, crop or pad to ``canvas``, encode as ``field``."""
@@ -835,36 +806,14 @@ class _Change:
     canvas: _Size
 
 
-def _not_rgb(array: TypedPixels) -> BadImage:
-    """Return the error of an array that is no image of 8 bits; ``array`` has channels last."""
-    height, width, channels = array.shape
-    if moved := seems_moved(height, width, channels):
-        return BadImage(f"it has {moved}")
-    remedy = "store it with --pixels keep, or as a field of the kind array"
-    if channels > _MOST_COLORS:
-        return BadImage(f"it has {channels} channels, not 1 to 4: {remedy}")
-    example = ", as in (255 * x).round().astype('uint8')" if array.dtype.kind == "f" else ""
-    return BadImage(f"its values are {array.dtype}, not uint8: convert them{example}, or {remedy}")
-
-
-def seems_moved(height: int, width: int, channels: int) -> str:
-    """Return what is odd about an image whose channels are probably another axis, or ""."""
-    if channels <= _MOST_COLORS or min(height, width) > _MOST_COLORS:
-        return ""
-    expected = "arrays have channels last: numpy.moveaxis(array, 0, -1)"
-    if width < height:
-        expected = "tensors have channels first: tensor.permute(2, 0, 1)"
-    return f"{height} x {width} pixels and {channels} channels, but {expected}"
-
-
 def _scaling() -> Any:
     """Return the module that loads torch, only for recipes that need it."""
     return import_module("shardkit.codecs.scaling")
 
 
-def _check_size(plan: _Change) -> None:
+def check_size(*sizes: _Size) -> None:
     """Refuse sizes over the limit: 60,000 x 1 pixels enlarged to 256 rows would be 4e9 pixels."""
-    for width, height in (plan.size, plan.canvas):
+    for width, height in sizes:
         if width * height > MAX_PIXELS:
             raise BadImage(
                 f"it would become {width} x {height} pixels, over the limit of {MAX_PIXELS}"
@@ -897,37 +846,7 @@ def _notes_in(meta: Mapping[str, Any], others: Iterable[str]) -> dict[str, int]:
     return {name: 1 for values in described for name in NOTES if name in values}
 
 
-def _orientation(described: Any) -> int:
-    """Return the EXIF orientation that the metadata of an image of a dataset notes."""
-    noted = described.get("orientation") if isinstance(described, dict) else None
-    return noted if type(noted) is int and 2 <= noted <= 8 else 1
-
-
-def _luma(color: Color) -> int:
-    """Return a color as Pillow's mode L has it."""
-    return int(np.asarray(Image.new("RGB", (1, 1), color).convert("L"))[0, 0])
-
-
-def _as_file(
-    data: bytes, field: str, described: Any, typed: ImageType | None = None
-) -> tuple[bytes, str]:
-    """Return an image and its kind; raw pixels, whose size is in the metadata, as a file.
-
-    Raises:
-        BadImage: If the size is missing.
-    """
-    if field != "raw":
-        return data, field
-    try:
-        if typed is not None:
-            shape = described["height"], described["width"], typed.channels
-            return npy_header(shape, typed.values) + data, ARRAY_IMAGE
-        return b"P6 %d %d 255\n" % (described["width"], described["height"]) + data, "ppm"
-    except (KeyError, TypeError) as error:
-        raise BadImage(f"its metadata lacks the size of its pixels: {error!r}") from error
-
-
-def _stored(record: Record, field: str, image: _Converted) -> Record:
+def _stored(record: Record, field: str, image: ConvertedImage) -> Record:
     """Return a record with one image, changed; ``field`` is that of the image before."""
     fields = {name: value for name, value in record.fields.items() if name != field}
     size, notes = image.size, image.notes

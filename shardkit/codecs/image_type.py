@@ -79,3 +79,8 @@ class ImageType:
 
 GRAY = ImageType(1, "uint8")
 RGB = ImageType(3, "uint8")
+
+
+def pixel_kind(pixels: ImageType | None) -> str:
+    """Return the name of what handles such pixels, in tables: None is RGB of 8 bits."""
+    return "rgb" if pixels is None else "typed"

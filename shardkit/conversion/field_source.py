@@ -14,7 +14,7 @@ from PIL import Image
 
 from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source, StoredEntries
 from shardkit.conversion.field_values import FieldValues
-from shardkit.dataset.decode import decode_stored, decode_stored_type
+from shardkit.dataset.decode import decode_own, decode_stored
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptDataset
@@ -180,7 +180,7 @@ def _picture(shards: ShardSet, row: int, name: str) -> Any:
         return None
     stored = located.read(0, memoryview(bytearray(located.lengths[0])))
     if stored.pixels is not None:
-        return decode_stored_type(stored, stored.pixels)
+        return decode_own(stored)
     if shards.schema[name].type.follows:
         return Image.open(io.BytesIO(stored.data))
     return Image.fromarray(decode_stored(stored))

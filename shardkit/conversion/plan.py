@@ -20,7 +20,6 @@ from shardkit._version import __version__
 from shardkit.contracts import Format, Images, Original, Scan, StoredEntries
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.stored_order import sort_entries, stored_order
-from shardkit.conversion.typed import typed_recipe, typed_scan
 from shardkit.dataset.manifest import FORMAT_VERSION
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Schema, describe_schema
@@ -31,6 +30,7 @@ from shardkit.registry import get_format
 from shardkit.system import formatting
 from shardkit.system.files import SMALL_BYTES
 from shardkit.system.formatting import parse_bytes
+from shardkit.system.late import load
 from shardkit.system.text import printable
 
 DEFAULT_SHARD_BYTES = 256 << 20
@@ -263,9 +263,10 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
         name: as_stored(images, seed=seed, limit=options.limit)
         for name, images in scan.splits.items()
     }
-    scan = typed_scan(scan, options.recipe, sources.values())
-    options = replace(options, recipe=typed_recipe(options.recipe, scan.schema))
-    options.recipe.require_codecs()
+    plan_pixels = load(_PIXEL_PLANS[options.recipe.pixels])
+    scan, recipe = plan_pixels(scan, options.recipe, sources.values())
+    options = replace(options, recipe=recipe)
+    recipe.require_codecs()
     if not (options.recipe.keeps_bytes or any(f.type.is_picture for f in scan.schema.values())):
         raise UsageError(
             "the source has no images to change: leave out options for images, such as resize="
@@ -279,6 +280,34 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
         splits=tuple(_plan_split(name, source, scan, options) for name, source in sources.items()),
         software=software_of(storage, options.recipe),
     )
+
+
+_PIXEL_PLANS = {
+    "rgb": "shardkit.conversion.plan:plan_rgb",
+    "gray": "shardkit.conversion.typed:plan_typed",
+    "keep": "shardkit.conversion.typed:plan_typed",
+}
+"""What decides channels and dtype of the stored images, by the recipe's ``pixels``."""
+
+
+def plan_rgb(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[Scan, Recipe]:
+    """Return scan and recipe of images that become RGB of 8 bits: unchanged.
+
+    Args:
+        scan: The scan.
+        recipe: The recipe.
+        sources: The images of each split in the order of rows.
+
+    Raises:
+        UsageError: If they are of other types.
+    """
+    typed = [field.pixels for field in scan.schema.values() if field.pixels is not None]
+    if typed:
+        raise UsageError(
+            f"{scan.source} has images of {typed[0]}: give pixels='keep', or pixels='gray', to "
+            "change them"
+        )
+    return scan, recipe
 
 
 def _require_few_classes(schema: Schema) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +17,12 @@ from shardkit.codecs.image import (
     decode,
     stated_size,
 )
-from shardkit.codecs.image_type import ImageType, TypedPixels
+from shardkit.codecs.image_type import TypedPixels, pixel_kind
 from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.codecs.reduced import reduced_side, reduction, sufficient_eighths
 from shardkit.codecs.turbo import Region, available, decode_region
-from shardkit.codecs.typed import decode_typed, display, inspect_typed
 from shardkit.dataset.located import EncodedImage
+from shardkit.system.late import load
 
 
 class DecodedPart(NamedTuple):
@@ -36,53 +37,34 @@ class DecodedPart(NamedTuple):
     """Side lengths of the decoded image divided by those of the stored image."""
 
 
-def decode_stored(
-    image: EncodedImage,
-    how: Decoding = EXACT,
-    *,
-    out: Pixels | None = None,
-    warnings: list[str] | None = None,
-) -> Pixels:
-    """Return the pixels of a stored image, as RGB; of a typed image those that are shown.
+class Decoder(NamedTuple):
+    """What decodes the stored images of one kind of pixels."""
 
-    `decode_stored_type` returns a typed image unchanged.
-
-    Args:
-        image: The image.
-        how: Decoding options.
-        out: Array for the pixels, of exactly the image's shape.
-        warnings: Receives libjpeg's first warning about a JPEG, if any.
-
-    Returns:
-        uint8 of shape (height, width, 3); ``out`` if given.
-
-    Raises:
-        WrongSizeError: If the size differs from the index.
-        BadImage: If the image cannot be decoded.
-    """
-    shape = (image.height, image.width, 3)
-    if image.pixels is not None:
-        shown = display(decode_stored_type(image, image.pixels, warnings=warnings))
-        return shown if out is None else _copied(shown, out)
-    if image.field != "raw":
-        pixels = decode(image.data, image.field, how, out=out, warnings=warnings)
-        if pixels.shape != shape and not (any(how.at_least) and reduction(pixels.shape, shape)):
-            raise WrongSizeError(f"it decodes to {pixels.shape}, the index states {shape}")
-        if pixels.shape != shape:
-            require_stated_size(image)  # do not mistake a smaller image for a reduced one
-        return pixels
-    pixels = _raw(image)
-    return pixels.copy() if out is None else _copied(pixels, out)  # the caller may write to it
+    decode: Callable[[EncodedImage, Decoding, list[str] | None], TypedPixels]
+    """Returns all pixels in their own channels and dtype; see `decode_own`."""
+    display: Callable[[TypedPixels], Pixels]
+    """Returns them as RGB of 8 bits."""
+    stated_size: Callable[[EncodedImage], tuple[int, int]]
+    """Returns the width and height that the header states; raises `BadImage`."""
 
 
-def decode_stored_type(
-    image: EncodedImage, kind: ImageType, *, warnings: list[str] | None = None
-) -> TypedPixels:
+_DECODERS = {
+    "rgb": "shardkit.dataset.decode:RGB_DECODER",
+    "typed": "shardkit.dataset.typed:TYPED_DECODER",
+}
+"""A `Decoder` for each `pixel_kind`."""
+
+
+def _decoder_of(image: EncodedImage) -> Decoder:
+    decoder: Decoder = load(_DECODERS[pixel_kind(image.pixels)])
+    return decoder
+
+
+def decode_own(image: EncodedImage, warnings: list[str] | None = None) -> TypedPixels:
     """Return the pixels of a stored image in its own channels and dtype.
 
     Args:
         image: The image.
-        kind: The type that the schema states.
         warnings: Receives libjpeg's first warning about a JPEG, if any.
 
     Returns:
@@ -92,24 +74,61 @@ def decode_stored_type(
         WrongSizeError: If size or type differ from index and schema.
         BadImage: If the image cannot be decoded.
     """
-    shape = image.height, image.width, kind.channels
-    if image.field == "raw":
-        if len(image.data) != math.prod(shape) * kind.values.itemsize:
-            raise WrongSizeError(f"it has {len(image.data)} bytes of raw pixels, not {shape}")
-        raw = np.frombuffer(image.data, kind.values).reshape(shape)
-        return raw.astype(kind.dtype)
-    pixels = decode_typed(image.data, image.field, warnings)
-    if pixels.shape != shape or pixels.dtype != kind.dtype:
-        raise WrongSizeError(
-            f"it decodes to {pixels.dtype} of shape {pixels.shape}; index and schema state "
-            f"{kind.dtype} of shape {shape}"
-        )
-    return pixels if pixels.flags.writeable else pixels.copy()
+    return _decoder_of(image).decode(image, EXACT, warnings)
 
 
-def _copied(pixels: Pixels, out: Pixels) -> Pixels:
+def decode_shown(image: EncodedImage, how: Decoding = EXACT) -> Pixels:
+    """Return the pixels of a stored image as they are shown: RGB of 8 bits.
+
+    Raises:
+        WrongSizeError, BadImage: As `decode_own`.
+    """
+    decoder = _decoder_of(image)
+    return decoder.display(decoder.decode(image, how, None))
+
+
+def decode_stored(
+    image: EncodedImage,
+    how: Decoding = EXACT,
+    warnings: list[str] | None = None,
+    *,
+    out: Pixels | None = None,
+) -> Pixels:
+    """Return the pixels of a stored image that is RGB of 8 bits.
+
+    Args:
+        image: The image.
+        how: Decoding options.
+        warnings: Receives libjpeg's first warning about a JPEG, if any.
+        out: Array for the pixels, of exactly the image's shape.
+
+    Returns:
+        uint8 of shape (height, width, 3); ``out`` if given.
+
+    Raises:
+        WrongSizeError: If the size differs from the index.
+        BadImage: If the image cannot be decoded.
+    """
+    shape = (image.height, image.width, 3)
+    if image.field != "raw":
+        pixels = decode(image.data, image.field, how, out=out, warnings=warnings)
+        if pixels.shape != shape and not (any(how.at_least) and reduction(pixels.shape, shape)):
+            raise WrongSizeError(f"it decodes to {pixels.shape}, the index states {shape}")
+        if pixels.shape != shape:
+            require_stated_size(image)  # do not mistake a smaller image for a reduced one
+        return pixels
+    pixels = _raw(image)
+    if out is None:
+        return pixels.copy()  # the caller may write to it
     out[:] = pixels
     return out
+
+
+RGB_DECODER = Decoder(
+    decode=decode_stored,
+    display=lambda pixels: pixels,
+    stated_size=lambda image: stated_size(image.data, image.field),
+)
 
 
 def require_stated_size(image: EncodedImage) -> None:
@@ -119,13 +138,7 @@ def require_stated_size(image: EncodedImage) -> None:
         WrongSizeError: If the sizes differ.
         BadImage: If the header is damaged.
     """
-    if image.pixels is None:
-        width, height = stated_size(image.data, image.field)
-    else:
-        info, kind = inspect_typed(bytes(image.data), image.field)
-        width, height = info.width, info.height
-        if kind != image.pixels:
-            raise WrongSizeError(f"it is of {kind}; the schema states {image.pixels}")
+    width, height = _decoder_of(image).stated_size(image)
     # Decoding rotates some TIFF files by 90 degrees.
     if sorted((width, height)) != sorted((image.width, image.height)):
         raise WrongSizeError(
@@ -134,7 +147,7 @@ def require_stated_size(image: EncodedImage) -> None:
 
 
 def decode_part(image: EncodedImage, region: Region, how: Decoding) -> DecodedPart:
-    """Return a part of a stored image, or all of it where that costs no more.
+    """Return a part of an image of `decode_stored`, or all of it where that costs no more.
 
     Args:
         image: The image.

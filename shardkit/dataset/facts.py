@@ -24,7 +24,7 @@ from shardkit.codecs.measures import (
 )
 from shardkit.codecs.properties import MOST_FRAMES, Properties, estimated_quality, properties
 from shardkit.codecs.structure import plain_png
-from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.record import ARRAY_IMAGE
@@ -135,7 +135,7 @@ def _measure_ordinary(image: EncodedImage, measures: npt.NDArray[Any]) -> None:
 
 def _decoded(image: EncodedImage, header: Properties) -> Any:
     """Return the measures of an image that Python decodes."""
-    pixels = decode_stored(image, Decoding(at_least=(SIDE, SIDE)))
+    pixels = decode_shown(image, Decoding(at_least=(SIDE, SIDE)))
     size = image.width, image.height
     measures = measure(pixels, size)
     reduced = pixels.size < 3 * math.prod(size)
@@ -143,7 +143,7 @@ def _decoded(image: EncodedImage, header: Properties) -> Any:
         least = SHARP_SIDE, SHARP_SIDE
         gray = decode_luma(image.data, least)
         if gray is None:
-            pixels = decode_stored(image, Decoding(at_least=least))
+            pixels = decode_shown(image, Decoding(at_least=least))
             gray = np.asarray(Image.fromarray(pixels).convert("L"))
         measures["sharpness"] = sharpness(gray)
     return measures

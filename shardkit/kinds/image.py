@@ -10,10 +10,10 @@ from PIL import Image
 
 from shardkit.codecs.image import SNIFF_BYTES, sniff
 from shardkit.codecs.image_type import ImageType
-from shardkit.codecs.typed import encode_typed
 from shardkit.kinds.field import Field, Need
 from shardkit.kinds.picture import Picture, as_png
 from shardkit.record import ARRAY_IMAGE
+from shardkit.system.npy import npy_header
 
 _MOST_PNG_CHANNELS = 4
 
@@ -66,7 +66,8 @@ class _Image(Picture):
             raise ValueError(f"an image cannot be an array of shape {value.shape}")
         if typed.dtype == np.uint8 and typed.shape[2] <= _MOST_PNG_CHANNELS:
             return "png", as_png(Image.fromarray(typed[..., 0] if typed.shape[2] == 1 else typed))
-        return ARRAY_IMAGE, encode_typed(typed, ARRAY_IMAGE)
+        values = np.ascontiguousarray(typed, ImageType.of(typed).values)
+        return ARRAY_IMAGE, npy_header(values.shape, values.dtype) + values.tobytes()
 
 
 def _in_png_mode(image: Image.Image) -> Image.Image:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.measures import SIDE, measure
-from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.decode import decode_shown
 from shardkit.errors import BadImage
 from shardkit.record import STORED_KINDS
 from shardkit.reporting.collection import Collection
@@ -38,7 +38,7 @@ def channel_statistics(images: Collection) -> tuple[list[float], list[float]]:
         lost = np.zeros(3)
         for row, image in images.read(sample):
             with contextlib.suppress(BadImage):  # its facts are wrong
-                lost += _squares(measure(decode_stored(image))) - _squares(images.facts[row])
+                lost += _squares(measure(decode_shown(image))) - _squares(images.facts[row])
         squares += lost / count * (len(reduced) / len(rows))
     std = np.sqrt(np.maximum(squares - middle**2, 0))
     return (middle / 255).tolist(), (std / 255).tolist()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.typed import turn
-from shardkit.dataset.decode import decode_stored, decode_stored_type
+from shardkit.dataset.decode import decode_own
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.reporting.collection import Collection
@@ -110,9 +110,7 @@ def _confirm(images: Collection, rows: Rows, same: Identical) -> None:
 
 def _digest(image: EncodedImage, orientation: int = 1) -> bytes:
     try:
-        typed = image.pixels
-        pixels = decode_stored(image) if typed is None else decode_stored_type(image, typed)
-        pixels = turn(pixels, max(orientation, 1))
+        pixels = turn(decode_own(image), max(orientation, 1))
     except BadImage:
         return hashlib.sha256(image.data).digest()
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from shardkit.codecs.image import Decoding
-from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage
 from shardkit.record import ABSENT
@@ -44,7 +44,7 @@ def picture(shards: ShardSet, row: int, side: int, *, annotated: bool = True) ->
     try:
         if stored.field == ABSENT:
             raise BadImage("it has no image")
-        shown = Image.fromarray(decode_stored(stored, Decoding(at_least=(side, side))))
+        shown = Image.fromarray(decode_shown(stored, Decoding(at_least=(side, side))))
     except BadImage:
         shown = Image.new("RGB", (side, side), "#888")
         draw = ImageDraw.Draw(shown)

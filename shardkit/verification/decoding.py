@@ -7,7 +7,7 @@ from typing import Any
 
 from shardkit.codecs.image import coding_of, decode_mask
 from shardkit.codecs.jpeg_faults import jpeg_loss
-from shardkit.dataset.decode import decode_stored, decode_stored_type
+from shardkit.dataset.decode import decode_own
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
@@ -51,7 +51,6 @@ def _image_fault(
     data: bytes, stored: str, field: Field, meta: Mapping[str, Any], raw_shape: RawShape
 ) -> str:
     kind, width, height = image_kind(stored), int(meta["width"]), int(meta["height"])
-    typed = field.own_pixels
     if kind == "raw" and (height, width) != (raw_shape or ())[:2]:
         return "its shape differs from the manifest's raw_shape"
     warnings = list[str]()
@@ -59,11 +58,7 @@ def _image_fault(
         if field.type.follows:
             shape = decode_mask(data, kind).shape
             return "" if shape[:2] == (height, width) else f"its mask has the shape {shape}"
-        image = EncodedImage(data, kind, NO_LABEL, width, height, typed)
-        if typed is not None:
-            decode_stored_type(image, typed, warnings=warnings)
-        else:
-            decode_stored(image, warnings=warnings)
+        decode_own(EncodedImage(data, kind, NO_LABEL, width, height, field.own_pixels), warnings)
         if coding := coding_of(kind):
             coding.check(data)
     except BadImage as error:

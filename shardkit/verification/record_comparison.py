@@ -13,7 +13,7 @@ from shardkit.codecs.image import Pixels, decode_mask
 from shardkit.codecs.image_type import ImageType
 from shardkit.contracts import Entry, Source
 from shardkit.conversion.extend import with_fields
-from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
@@ -215,7 +215,7 @@ def _pixels(record: Record, stored: str, typed: ImageType | None) -> Pixels:
     name, _, kind = stored.rpartition(".")
     meta = record.meta[name] if name else record.meta
     size = int(meta["width"]), int(meta["height"])
-    return decode_stored(EncodedImage(record.fields[stored], kind, record.label, *size, typed))
+    return decode_shown(EncodedImage(record.fields[stored], kind, record.label, *size, typed))
 
 
 def _psnr(one: Pixels, other: Pixels) -> float:

@@ -125,9 +125,9 @@ SIDES = st.integers(1, 400)
 
 @given(SIDES, SIDES, st.integers(1, 300))
 def test_shorter_equals_torchvisions_resize(width: int, height: int, short: int) -> None:
-    change = Recipe(resize=short, enlarge=True)._geometry(width, height)
+    change = Recipe(resize=short, enlarge=True).geometry(width, height)
     assert change.size == change.canvas == torchvision_resize(width, height, short)
-    small = Recipe(resize=short)._geometry(width, height)
+    small = Recipe(resize=short).geometry(width, height)
     expected = change.size if min(width, height) >= short else (width, height)
     assert small.size == small.canvas == expected
 
@@ -140,7 +140,7 @@ def test_each_mode_gives_the_documented_size(
         changes = {
             mode: Recipe(
                 resize=(box_height, box_width), resize_mode=mode, enlarge=enlarge
-            )._geometry(width, height)
+            ).geometry(width, height)
             for mode in RESIZE_MODES
         }
         cover = max(box_width / width, box_height / height)

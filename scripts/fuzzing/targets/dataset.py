@@ -10,7 +10,7 @@ import numpy as np
 
 from scripts.fuzzing.material import dataset
 from scripts.fuzzing.target import Target, broken
-from shardkit.dataset.decode import decode_stored
+from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.handles import forget
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.shardset import ShardSet, open_shards
@@ -148,7 +148,7 @@ def _sample(shards: ShardSet, row: int) -> _Sample | None:
     try:
         found = shards.find(np.array([row]))
         image = found.read(0, memoryview(bytearray(found.lengths[0])))
-        return decode_stored(image).tobytes(), image.label
+        return decode_shown(image).tobytes(), image.label
     except (CorruptDataset, BadImage):
         return None
 

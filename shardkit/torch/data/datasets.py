@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from shardkit.codecs.image import WHITE, Decoding
-from shardkit.codecs.image_type import RGB
+from shardkit.codecs.image_type import RGB, pixel_kind
 from shardkit.codecs.turbo import available
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import Fetching
@@ -27,13 +27,13 @@ from shardkit.kinds.field import BFLOAT16, Field, Kind, Schema, get_kind
 from shardkit.options import about, option, options_of, require_valid, takes
 from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer
+from shardkit.system.late import load
 from shardkit.system.text import name_list, quoted
 from shardkit.torch.data.batch_rows import BatchRows, describe_row
 from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, SeveralViews, Values
 from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import BatchContext, EpochCell
-from shardkit.torch.data.typed import TypedReader
 from shardkit.torch.data.values import move_arrays, read_apart, read_column
 from shardkit.torch.data.windows import WindowReader, Windows
 
@@ -41,6 +41,12 @@ DECODES = ("pil", "numpy", "torch", "bytes")
 
 _ATTRIBUTES = {"transform", "target_transform", "decode", "windows", "view"}
 """Options that a dataset has as attributes."""
+
+_READERS = {
+    "rgb": "shardkit.torch.data.images:ImageReader",
+    "typed": "shardkit.torch.data.typed:TypedReader",
+}
+"""The `ImageReader` of each `pixel_kind`."""
 
 _ENTRIES_AT_ONCE = 1 << 18
 """Entries of the index to read at once, which bounds memory."""
@@ -705,9 +711,9 @@ class ShardDataset(Dataset[Sample]):
         """Return a reader of images or masks."""
         if name in self._followers:
             require_one_size(batch, self._leading or name, name)
-        reader: type[ImageReader] = MaskReader if kind.follows else ImageReader
-        if self.schema[name].own_pixels is not None:
-            reader = TypedReader
+        reader: type[ImageReader] = MaskReader
+        if not kind.follows:
+            reader = load(_READERS[pixel_kind(self.schema[name].own_pixels)])
         return reader(batch, name, self._decode_of(name), self._function(name), self._decoding)
 
     @cached_property

@@ -11,7 +11,7 @@ from PIL import Image
 
 from shardkit.codecs.image_type import ImageType, TypedPixels
 from shardkit.codecs.typed import crop_or_pad, scale_typed
-from shardkit.dataset.decode import decode_stored_type
+from shardkit.dataset.typed import decode_stored_type
 from shardkit.errors import UsageError
 from shardkit.system import compiled
 from shardkit.torch.data.collate import Values
@@ -109,7 +109,7 @@ class TypedReader(ImageReader):
         self.rows.context.note(located.rows[number])
         stored = located.read(number, self._buffer)
         with self.rows.naming_record(located, number):
-            return decode_stored_type(stored, self.kind)
+            return decode_stored_type(stored)
 
     def _keep(self, pixels: TypedPixels, number: int) -> None:
         """Keep the view of an image."""

@@ -78,7 +78,7 @@ def reference(
         turned(Fraction(box[a]), Fraction(box[b]), size, orientation) for a, b in ((0, 1), (2, 3))
     ]
     upright = size if orientation < 5 else size[::-1]
-    scaled, canvas = recipe._geometry(*upright)
+    scaled, canvas = recipe.geometry(*upright)
     placed = []
     for axis in (0, 1):
         shift = round((scaled[axis] - canvas[axis]) / 2)
@@ -157,7 +157,7 @@ def test_keypoints_follow_an_independent_reference(
     record = make(np.zeros(size[::-1], np.uint8), [], orientation, points)
     made, notes = recipe.apply_with_notes(record, SCHEMA)
     upright = size if orientation < 5 else size[::-1]
-    scaled, canvas = recipe._geometry(*upright)
+    scaled, canvas = recipe.geometry(*upright)
     expected = []
     for x, y, visibility in points:
         both = turned(Fraction(x), Fraction(y), size, orientation)
@@ -220,7 +220,7 @@ def test_masks_follow_their_image_and_get_no_new_value(  # noqa: PLR0917
         assert 0 not in values
     # The pixel of the mask at the center of each pixel of the result.
     upright = size if orientation < 5 else size[::-1]
-    scaled, canvas = recipe._geometry(*upright)
+    scaled, canvas = recipe.geometry(*upright)
     left, top = (round((a - b) / 2) for a, b in zip(scaled, canvas, strict=True))
     back = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)
     for y, x in np.ndindex(values.shape):
