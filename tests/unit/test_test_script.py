@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cpu
 import pytest
 from helpers import DEADLINE, make_tree
 
@@ -55,8 +56,11 @@ def run_script(place: Path, files: dict[str, bytes], *arguments: str) -> tuple[i
         "scripts/setup": PASSES,
         "scripts/test": SCRIPT.read_bytes(),
     }
+    cpu_limit = Path(cpu.__file__).read_bytes()
     tests = {"tests/unit/test_a.py": TESTS, "tests/campaigns/test_c.py": TESTS}
-    make_tree(place, {**tools, **tests, "pyproject.toml": SETTINGS, **files})
+    make_tree(
+        place, {**tools, **tests, "pyproject.toml": SETTINGS, "conftest.py": cpu_limit, **files}
+    )
     for name in tools:
         (place / name).chmod(0o755)
     done = subprocess.run(
