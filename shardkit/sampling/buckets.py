@@ -21,11 +21,12 @@ from shardkit.sampling.order import (
     Order,
     Positions,
     derive_key,
+    digest,
     permute,
     permute_each,
     step_keys,
 )
-from shardkit.sampling.weighted import Weights, digest
+from shardkit.sampling.weighted import Weights
 
 MOST_SIDE = 65535
 """Maximum side of a bucket: that of a JPEG."""

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -190,6 +190,14 @@ def derive_key(purpose: str, seed: int, epoch: int) -> int:
     """Return the 64-bit key of a purpose in an epoch: an 8-byte BLAKE2b digest."""
     text = f"shardkit {purpose} {seed} {epoch}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def digest(*arrays: npt.NDArray[Any]) -> str:
+    """Return a text that identifies the values of arrays in a state."""
+    hasher = hashlib.sha256()
+    for array in arrays:
+        hasher.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    return hasher.hexdigest()[:16]
 
 
 _Number = TypeVar("_Number", int, Positions)

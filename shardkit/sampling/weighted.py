@@ -5,7 +5,6 @@ Like `Order`, they are pure functions of seed, epoch and position; docs/order.md
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from shardkit.sampling.order import (
     Order,
     Positions,
     derive_key,
+    digest,
     permute_each,
     step_keys,
 )
@@ -144,11 +144,3 @@ def block_counts(weights: Weights) -> Positions:
     missing = BLOCK - int(counts.sum())
     counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
     return counts
-
-
-def digest(*arrays: npt.NDArray[Any]) -> str:
-    """Return a text that identifies the values of arrays in a state."""
-    hasher = hashlib.sha256()
-    for array in arrays:
-        hasher.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
-    return hasher.hexdigest()[:16]

@@ -18,8 +18,7 @@ from shardkit.system.late import load
 from shardkit.system.priority import priority_problem
 from shardkit.torch.data import nested
 from shardkit.torch.data.collate import collate
-from shardkit.torch.data.iterable import IterableShardDataset
-from shardkit.torch.data.order_options import OrderOptions
+from shardkit.torch.data.order_options import OrderedDataset, OrderOptions
 from shardkit.torch.data.resume import ResumeState
 from shardkit.torch.data.schedule import BatchSchedule
 from shardkit.torch.engine import preflight
@@ -87,7 +86,7 @@ def make_loader(given: LoaderArguments) -> Loader:
     reader: type[Fetch] = load(READERS[options.resident])
     options, by = reader.suited(options, by)
     order = part(given, OrderOptions)
-    if isinstance(dataset, IterableShardDataset):
+    if isinstance(dataset, OrderedDataset):
         order = dataset.completed(order)
         dataset = dataset.dataset
     if not nested.has_rows(dataset):

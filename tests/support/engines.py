@@ -34,8 +34,8 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.sampling.epochs import Epochs
+from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.data.read_context import NumberedRows, ReadContext
-from shardkit.torch.data.samplers import make_order
 
 DECODE = RandomCrop(8, padding=2)
 """Each sample depends on random numbers, and every engine can draw them."""
@@ -223,8 +223,8 @@ class ByHand:
     def _read(self, name: str, epoch: int) -> list[tuple[int, list[Print]]]:
         options = dict(ORDERS[name])
         dataset = open_dataset(self.path, decode=DECODE)
-        shuffle, sampler = options.pop("shuffle", False), options.pop("sampler", None)
-        order, epochs = make_order(dataset, shuffle, SEED, sampler), Epochs(**options)
+        rows_of = {name: options.pop(name) for name in ("shuffle", "sampler") if name in options}
+        order, epochs = OrderOptions(seed=SEED, **rows_of).order(dataset), Epochs(**options)
         rows = epochs.rows(order, epoch, np.arange(epochs.size(order))).tolist()
         found = []
         for position, row in enumerate(rows):

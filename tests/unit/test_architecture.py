@@ -73,7 +73,8 @@ RINGS = {
     "typed images": "codecs.typed codecs.tiff codecs.tiff_structure codecs.png16 dataset.typed "
     "conversion.typed torch.data.typed",
     "planes": "codecs.planes",
-    "orders": "sampling.weighted sampling.buckets torch.data.buckets torch.data.windows",
+    "orders": "sampling.weighted sampling.buckets torch.data.samplers torch.data.buckets "
+    "torch.data.windows torch.data.iterable",
     "engines": "torch.engine.resident torch.engine.helper system.helper torch.tuned",
     "wrapped sources": "sources.divided conversion.exclude sources.samples sources.given_pixels",
     "facts": "dataset.facts codecs.measures",
@@ -105,10 +106,6 @@ LEFT: tuple[str, ...] = (
     "sources.imagefolder imports sources.bucket_folder",
     "sources.inputs imports sources.unpacking",
     "torch.data.datasets imports torch.data.windows",
-    "torch.data.order_options imports torch.data.buckets",
-    "torch.data.sampled imports sampling.weighted",
-    "torch.data.samplers imports sampling.weighted",
-    "torch.data.samplers imports torch.data.buckets",
     "verification.describe imports conversion.jobs",
     "verification.describe imports dataset.remote",
     "verification.describe imports sampling.buckets",

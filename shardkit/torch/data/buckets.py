@@ -21,6 +21,7 @@ from shardkit.sampling.order import Draws, Order, Positions
 from shardkit.sampling.weighted import check_weights
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.ops import Crop, ImageOp, check_probability
+from shardkit.torch.data.order_options import OrderOptions, OrderSampler
 
 _KNOWN = {"crop": ("random", "center"), "leftovers": ("drop", "carry")}
 
@@ -57,7 +58,7 @@ class BucketCrop(ImageOp):
 
 
 @dataclass(frozen=True, eq=False)
-class Buckets:
+class Buckets(OrderSampler):
     """Read batches of one size each: images are grouped by aspect ratio, as diffusion models need.
 
     Each image belongs to the size with the nearest aspect ratio. It is scaled to cover that size,
@@ -144,6 +145,19 @@ class Buckets:
         heights, widths = _image_sizes(dataset).T
         counts: list[BucketCount] = self.sizes.count([(widths, heights)])
         return counts
+
+    def check(self, options: OrderOptions) -> None:
+        """Check that each batch can be of one bucket; see `OrderSampler`."""
+        if options.samples_per_epoch is not None or options.aug_repeats != 1:
+            raise UsageError(
+                "sampler=Buckets(...) makes an epoch of full batches of each bucket: leave out "
+                "samples_per_epoch= and aug_repeats="
+            )
+        if isinstance(options.views, (list, tuple)):
+            raise UsageError(
+                "sampler=Buckets(...) sets the operation of each view: use views=2 for two crops "
+                "of each image"
+            )
 
     def order(self, dataset: Any, seed: int) -> Order:
         """Return the order of a dataset's rows.

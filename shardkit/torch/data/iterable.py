@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from os import PathLike
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from shardkit.errors import StateMismatch, UsageError
 from shardkit.options import about, changed, option, options_of, part, takes
@@ -25,7 +25,7 @@ from shardkit.torch.data.datasets import (
     open_dataset,
 )
 from shardkit.torch.data.nested import row_repeats
-from shardkit.torch.data.order_options import OrderOptions, RowOrder
+from shardkit.torch.data.order_options import OrderedDataset, OrderOptions, RowOrder
 from shardkit.torch.data.read_context import ReadContext, read_at_once
 from shardkit.torch.data.resume import ResumeState, Run, is_count
 from shardkit.torch.data.schedule import BatchSchedule, Request
@@ -62,7 +62,7 @@ class _Start(NamedTuple):
     """Workers of the state that it resumes; None if any number will do."""
 
 
-class IterableShardDataset(IterableDataset[Any]):
+class IterableShardDataset(OrderedDataset):
     """The rows of a dataset of any format, one after the other.
 
     Ranks and workers divide samples, not shards: any number of either reads each sample once.

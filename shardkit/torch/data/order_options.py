@@ -6,17 +6,53 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from torch.utils.data import IterableDataset
+
 from shardkit.errors import UsageError
 from shardkit.options import option
 from shardkit.sampling.epochs import Epochs
-from shardkit.sampling.order import BlockShuffle
+from shardkit.sampling.order import BlockShuffle, Order
 from shardkit.sampling.ranks import Rank
 from shardkit.torch.data import nested
-from shardkit.torch.data.buckets import Buckets
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.ops import ImageOp
-from shardkit.torch.data.samplers import make_order
+from shardkit.torch.data.sampled import SampledOrder
 from shardkit.torch.data.schedule import BatchSchedule
+
+
+class OrderSampler:
+    """A value of ``sampler`` that states the order of each epoch, such as `shardkit.Weighted`."""
+
+    def check(self, options: OrderOptions) -> None:
+        """Refuse options that contradict the order.
+
+        Raises:
+            UsageError: With the option.
+        """
+
+    @property
+    def op(self) -> ImageOp | None:
+        """The operation of the images, which the loader sets; None for the dataset's own."""
+        return None
+
+    def order(self, dataset: Any, seed: int) -> Order:
+        """Return the order of a dataset's rows.
+
+        Raises:
+            UsageError: If the dataset has no such order.
+        """
+        raise NotImplementedError
+
+
+class OrderedDataset(IterableDataset[Any]):
+    """A map-style dataset with an order of its own, which loaders take apart."""
+
+    dataset: Any
+    """The map-style dataset."""
+
+    def completed(self, order: OrderOptions) -> OrderOptions:
+        """Return options of a loader, with those of this dataset where they are None."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,60 +119,60 @@ class OrderOptions(RowOrder):
         Raises:
             UsageError: If options contradict each other or the dataset.
         """
-        self._check_buckets()
+        if isinstance(self.sampler, OrderSampler):
+            self.sampler.check(self)
         self._check_ops(dataset)
-        shuffle = False if self.shuffle is None else self.shuffle
-        seed = 0 if self.seed is None else self.seed
         rank = self.rank or Rank()
         if self.drop_last is not None:
             rank = replace(rank, drop_last=self.drop_last)
-        order = make_order(dataset, shuffle, seed, self.sampler)
         epochs = Epochs(
             samples_per_epoch=self.samples_per_epoch,
             aug_repeats=self.aug_repeats,
             views=len(self.ops) or cast(int, self.views),
         )
         repeats = nested.row_repeats(dataset)
-        schedule = BatchSchedule(order, batch_size, rank, epochs, repeats)
+        schedule = BatchSchedule(self.order(dataset), batch_size, rank, epochs, repeats)
         schedule.endless = schedule.require_endless(self.endless)
         return schedule
+
+    def order(self, dataset: Any) -> Order:
+        """Return the order of the rows of a dataset.
+
+        Raises:
+            UsageError: If ``sampler`` is none, contradicts ``shuffle``, or does not suit the
+                dataset.
+        """
+        shuffle = False if self.shuffle is None else self.shuffle
+        seed = 0 if self.seed is None else self.seed
+        sampler = self.sampler
+        if sampler is None:
+            return Order(size=len(dataset), shuffle=shuffle, seed=seed)
+        if shuffle is not False:
+            raise UsageError("sampler= and shuffle= both set the order: leave one of them out")
+        if isinstance(sampler, OrderSampler):
+            return sampler.order(dataset, seed)
+        if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):
+            hint = f": use {sampler.__name__}(...)" if isinstance(sampler, type) else ""
+            raise UsageError(f"sampler={sampler!r} is not a sampler with a length{hint}")
+        return SampledOrder(size=len(sampler), seed=seed, sampler=sampler, of=len(dataset))
 
     @property
     def ops(self) -> tuple[ImageOp, ...]:
         """The operation of each view; empty if ``views`` is a number, and ``sampler`` sets none."""
         if isinstance(self.views, (list, tuple)):
             return tuple(self.views)
-        several = isinstance(self.sampler, Buckets) and self.views != 1
-        return (self.sampler.op,) * cast(int, self.views) if several else ()
+        op = self.op
+        return () if op is None or self.views == 1 else (op,) * cast(int, self.views)
 
     @property
     def op(self) -> ImageOp | None:
         """The operation that ``sampler`` sets for all samples; None for the dataset's."""
-        return self.sampler.op if isinstance(self.sampler, Buckets) else None
+        return self.sampler.op if isinstance(self.sampler, OrderSampler) else None
 
     @property
     def view_ops(self) -> tuple[ImageOp | None, ...]:
         """The operation of each view, None for the dataset's own; empty for one batch."""
         return self.ops or (None,) * (cast(int, self.views) if self.views != 1 else 0)
-
-    def _check_buckets(self) -> None:
-        """Check that each batch can be of one bucket.
-
-        Raises:
-            UsageError: If not.
-        """
-        if not isinstance(self.sampler, Buckets):
-            return
-        if self.samples_per_epoch is not None or self.aug_repeats != 1:
-            raise UsageError(
-                "sampler=Buckets(...) makes an epoch of full batches of each bucket: leave out "
-                "samples_per_epoch= and aug_repeats="
-            )
-        if isinstance(self.views, (list, tuple)):
-            raise UsageError(
-                "sampler=Buckets(...) sets the operation of each view: use views=2 for two crops "
-                "of each image"
-            )
 
     def _check_ops(self, dataset: Any) -> None:
         """Check that operations in ``views`` can be the ``decode`` of a dataset.

@@ -16,8 +16,7 @@ from torch.utils.data import (
 )
 
 from shardkit.errors import UsageError
-from shardkit.sampling.order import Order, Positions, derive_key
-from shardkit.sampling.weighted import digest
+from shardkit.sampling.order import Order, Positions, derive_key, digest
 from shardkit.torch.data.read_context import globals_kept, seed_globals
 
 _PYTORCH = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)

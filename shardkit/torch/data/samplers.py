@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from shardkit.errors import UsageError
-from shardkit.sampling.order import BlockShuffle, Order, Positions
+from shardkit.sampling.order import Order, Positions
 from shardkit.sampling.weighted import (
     BLOCK,
     GroupedOrder,
@@ -17,12 +17,11 @@ from shardkit.sampling.weighted import (
     block_counts,
     check_weights,
 )
-from shardkit.torch.data.buckets import Buckets
 from shardkit.torch.data.nested import has_rows, inner_datasets
-from shardkit.torch.data.sampled import SampledOrder
+from shardkit.torch.data.order_options import OrderSampler
 
 
-class Weighted:
+class Weighted(OrderSampler):
     """Draw rows with replacement, with probabilities in proportion to ``weights``.
 
     An epoch has as many samples as the dataset, unless ``samples_per_epoch`` is set.
@@ -53,7 +52,7 @@ class Weighted:
         return WeightedOrder(size=len(dataset), seed=seed, cumulative=self._cumulative)
 
 
-class Balanced:
+class Balanced(OrderSampler):
     """Read all classes equally often.
 
     Each run of as many samples as there are classes holds every class once, in random order. Within
@@ -81,7 +80,7 @@ class Balanced:
         return _grouped("Balanced", seed, np.ones_like(sizes), sizes, members)
 
 
-class Mixture:
+class Mixture(OrderSampler):
     """Read several datasets in given proportions.
 
     Each run of 10,000 samples has the exact share of each dataset, in random order. Within a
@@ -160,33 +159,6 @@ class Mixture:
         used = counts > 0
         members = np.arange(lengths.sum())[np.repeat(used, lengths)]
         return _grouped("Mixture", seed, counts[used], lengths[used], members)
-
-
-Sampler = Weighted | Balanced | Mixture | Buckets
-
-
-def make_order(dataset: Any, shuffle: bool | BlockShuffle, seed: int, sampler: Any) -> Order:
-    """Return the order in which a loader reads the rows of a dataset.
-
-    Args:
-        dataset: A dataset with a length and rows.
-        shuffle: How rows are shuffled.
-        seed: Selects the order of each epoch.
-        sampler: One of this module or of PyTorch instead of ``shuffle``, or None.
-
-    Raises:
-        UsageError: If options contradict each other or the dataset.
-    """
-    if sampler is None:
-        return Order(size=len(dataset), shuffle=shuffle, seed=seed)
-    if shuffle is not False:
-        raise UsageError("sampler= and shuffle= both set the order: leave one of them out")
-    if isinstance(sampler, Sampler):
-        return sampler.order(dataset, seed)
-    if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):
-        hint = f": use {sampler.__name__}(...)" if isinstance(sampler, type) else ""
-        raise UsageError(f"sampler={sampler!r} is not a sampler with a length{hint}")
-    return SampledOrder(size=len(sampler), seed=seed, sampler=sampler, of=len(dataset))
 
 
 def _grouped(
