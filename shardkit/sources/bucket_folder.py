@@ -15,31 +15,16 @@ from shardkit.sources.places import (
     MAX_BYTES,
     TOO_LARGE,
     Finder,
-    LocalFolder,
     Place,
     claims_image,
     walk_order,
 )
 from shardkit.stores import whole
 from shardkit.stores.process import call
-from shardkit.system.files import require_local
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
-from shardkit.system.urls import as_url
 
 _TOGETHER = 1 << 20
 """Bytes of objects that the helper process sends at a time, which costs less than one by one."""
-
-
-def open_place(path: str | Path) -> Place:
-    """Return the place of a path or URL.
-
-    Raises:
-        UsageError: If the URL has credentials or an unknown scheme.
-    """
-    if url := as_url(path):
-        return BucketFolder(url)
-    require_local(path)
-    return LocalFolder(path)
 
 
 class BucketFolder(Place):

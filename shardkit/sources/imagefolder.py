@@ -27,7 +27,6 @@ from shardkit.contracts import (
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.options import option
 from shardkit.record import DATASET_FILE, NO_LABEL, Record, make_keys
-from shardkit.sources.bucket_folder import open_place
 from shardkit.sources.image_files import require_inside
 from shardkit.sources.images import IMAGE_SUFFIXES, image_record
 from shardkit.sources.places import (
@@ -37,6 +36,7 @@ from shardkit.sources.places import (
     UNREADABLE_FOLDER,
     Finder,
     Place,
+    open_place,
     walk_order,
 )
 from shardkit.system.files import read_small

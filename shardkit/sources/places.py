@@ -19,7 +19,9 @@ from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.sources.image_files import open_at_once, read_file
 from shardkit.sources.images import IMAGE_SUFFIXES
 from shardkit.sources.inputs import require_machine
-from shardkit.system.files import as_name, as_text
+from shardkit.system.files import as_name, as_text, require_local
+from shardkit.system.late import load
+from shardkit.system.urls import STORES, scheme_and_place
 
 MAX_BYTES = 0x7FFFF000
 """Maximum size of an image file: Linux reads no more at once."""
@@ -32,6 +34,23 @@ UNREADABLE_FOLDER = "the folder cannot be read"
 
 _STORED = ("utf-8", "surrogateescape")
 """Encoding of names in datasets, whatever the locale."""
+
+_PLACES = {
+    "": "shardkit.sources.places:open_local",
+    **dict.fromkeys(STORES, "shardkit.sources.bucket_folder:BucketFolder"),
+}
+"""What opens a place, by the scheme of its URL."""
+
+
+def open_place(path: str | Path) -> Place:
+    """Return the place of a path or URL.
+
+    Raises:
+        UsageError: If the URL has credentials or an unknown scheme.
+    """
+    scheme, place = scheme_and_place(path)
+    opened: Place = load(_PLACES[scheme])(place)
+    return opened
 
 
 class Place(ABC):
@@ -192,6 +211,12 @@ class LocalFolder(Place):
         """Return the path of each file."""
         prefix = os.fsencode(self._prefix)
         return [prefix + name.encode(*_STORED) for name in names]
+
+
+def open_local(path: str) -> Place:
+    """Return a local folder; see `open_place`."""
+    require_local(path)
+    return LocalFolder(path)
 
 
 class _Walk(Finder):
