@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
@@ -27,7 +26,13 @@ from shardkit.system.safe_paths import (
     parts_of,
 )
 from shardkit.system.temporary import TemporaryFolder
-from shardkit.verification.shard_check import CheckedShard, Finding, ShardCheck, check_shard
+from shardkit.verification.shard_check import (
+    CheckedShard,
+    Checks,
+    Finding,
+    ShardCheck,
+    check_shard,
+)
 
 _ATTEMPTS = 3
 
@@ -35,17 +40,50 @@ _MOST = 1_000_000
 """Maximum objects below a URL: a dataset has thousands."""
 
 
-@dataclass(frozen=True)
-class RemoteChecks:
-    """Checks of the shards of a mirror."""
+class RemoteChecks(Checks):
+    """Checks of a dataset in an object store, in a local mirror of it."""
 
-    url: str
+    def __init__(self, place: str, root: Path | None = None) -> None:
+        self.place = place
+        self.root = None  # the shards are in the store
+
+    @contextlib.contextmanager
+    def directory(self) -> Iterator[Path]:
+        """Provide a temporary folder with all files: shards have their size, but no content.
+
+        Raises:
+            UsageError: If there is no dataset.
+            ShardkitError: If the store cannot be read.
+        """
+        url = self.place
+        if url.startswith("http"):
+            raise UsageError(f"{url} cannot be verified: a web server does not list its files")
+        sizes = call(objects.sizes, url)
+        if MANIFEST_NAME not in sizes:
+            raise UsageError(f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME}")
+        if len(sizes) > _MOST:
+            raise ShardkitError(f"{url} holds {len(sizes):,} files, more than a dataset can have")
+        with TemporaryFolder() as mirror:
+            for name, size in sizes.items():
+                _place(mirror, name, size)
+            for prefix, manifest in _manifests(mirror, url, sizes):
+                manifest.require_own_shards(  # they are files of this machine
+                    f"{url} is an attached dataset; verify it where it was made"
+                )
+                for entry in manifest.index_files:
+                    path = mirror / as_name(prefix + entry.name)
+                    right = sizes.get(prefix + entry.name) == entry.bytes
+                    for _ in range(_ATTEMPTS if right else 0):
+                        call(fetch.download, url, prefix + entry.name, path)
+                        if has_sha256(path, entry.sha256, mirror):
+                            break
+            yield mirror
 
     def check(self, task: ShardCheck) -> CheckedShard:
         """Fetch a shard, check it, and remove its content again."""
         path = task.directory / as_name(task.entry.name)
         for _ in range(_ATTEMPTS):  # a fault on the way is no damage
-            call(fetch.download, self.url, task.prefix + task.entry.name, path)
+            call(fetch.download, self.place, task.prefix + task.entry.name, path)
             checked = check_shard(task)
             if checked.sha256 == task.entry.sha256:
                 break
@@ -57,7 +95,7 @@ class RemoteChecks:
     def stored_digests(self, tasks: Sequence[ShardCheck]) -> list[Finding]:
         """Return the shards whose upload stored another SHA-256 than the manifest's."""
         names = [task.prefix + task.entry.name for task in tasks]
-        stored = call(objects.digests, self.url, names)
+        stored = call(objects.digests, self.place, names)
         return [
             Finding(file=name, reason="the SHA-256 stored with it differs from the manifest")
             for name, task in zip(names, tasks, strict=True)
@@ -65,44 +103,18 @@ class RemoteChecks:
         ]
 
 
-@contextlib.contextmanager
-def mirrored(url: str) -> Iterator[Path]:
-    """Yield a temporary folder with the files below a URL: shards have their size, but no content.
-
-    Raises:
-        UsageError: If there is no dataset.
-        ShardkitError: If the store cannot be read.
-    """
-    if url.startswith("http"):
-        raise UsageError(f"{url} cannot be verified: a web server does not list its files")
-    sizes = call(objects.sizes, url)
-    if MANIFEST_NAME not in sizes:
-        raise UsageError(f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME}")
-    if len(sizes) > _MOST:
-        raise ShardkitError(f"{url} holds {len(sizes):,} files, more than a dataset can have")
-    with TemporaryFolder() as mirror:
-        for name, size in sizes.items():
-            try:
-                _make(mirror, name, size)
-            except (ValueError, OverflowError, FileExistsError, *UNFIT):
-                pass  # a name that no dataset has
-            except OSError as error:
-                if error.errno not in (*NO_PATH, errno.EINVAL, errno.EFBIG):
-                    raise ShardkitError(
-                        f"{mirror} cannot be written: {error.strerror}. Set TMPDIR to a folder "
-                        "with more space."
-                    ) from error
-        for prefix, manifest in _manifests(mirror, url, sizes):
-            manifest.require_own_shards(  # they are files of this machine
-                f"{url} is an attached dataset; verify it where it was made"
-            )
-            for entry in manifest.index_files:
-                path = mirror / as_name(prefix + entry.name)
-                for _ in range(_ATTEMPTS if sizes.get(prefix + entry.name) == entry.bytes else 0):
-                    call(fetch.download, url, prefix + entry.name, path)
-                    if has_sha256(path, entry.sha256, mirror):
-                        break
-        yield mirror
+def _place(mirror: Path, name: str, size: int) -> None:
+    """Create an empty file of a size, unless no dataset has a file of that name."""
+    try:
+        _make(mirror, name, size)
+    except (ValueError, OverflowError, FileExistsError, *UNFIT):
+        pass
+    except OSError as error:
+        if error.errno not in (*NO_PATH, errno.EINVAL, errno.EFBIG):
+            raise ShardkitError(
+                f"{mirror} cannot be written: {error.strerror}. Set TMPDIR to a folder with more "
+                "space."
+            ) from error
 
 
 def _make(mirror: Path, name: str, size: int) -> None:

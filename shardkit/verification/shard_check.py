@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +42,7 @@ from shardkit.registry import get_format
 from shardkit.system.files import FileSha256, as_name, sha256_of
 from shardkit.system.pool import Meter
 from shardkit.system.safe_paths import UNFIT
+from shardkit.system.urls import as_local
 from shardkit.verification.decoding import decoding_fault, range_fault
 from shardkit.verification.record_comparison import (
     ComparisonResult,
@@ -136,6 +137,34 @@ class CheckedShard(NamedTuple):
     sha256: str
     compared: ComparisonResult | None
     """Result of the comparison with the source, if requested."""
+
+
+class Checks:
+    """How the files of a dataset are checked: where they are. Others inherit from this class.
+
+    It is pickled to worker processes.
+
+    Args:
+        place: The path or URL of the dataset.
+        root: The folder of an attached dataset's archives, if the user named it.
+    """
+
+    def __init__(self, place: str, root: Path | None = None) -> None:
+        self.place = str(Path(as_local(place)))
+        self.root = root
+
+    @contextmanager
+    def directory(self) -> Iterator[Path]:
+        """Provide a local directory with all files; those of shards may lack their content."""
+        yield Path(self.place)
+
+    def check(self, task: ShardCheck) -> CheckedShard:
+        """Find all damage of one shard."""
+        return check_shard(task)
+
+    def stored_digests(self, tasks: Sequence[ShardCheck]) -> list[Finding]:
+        """Return the shards that need not be read to see that their SHA-256 is wrong."""
+        return []
 
 
 def check_shard(task: ShardCheck) -> CheckedShard:

@@ -14,16 +14,22 @@ from shardkit.dataset.parts import changed_fields
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.options import about, option, require_valid, takes
 from shardkit.system.files import as_text
+from shardkit.system.late import load
 from shardkit.system.pool import Report, run_tasks
-from shardkit.system.urls import as_local, as_url
+from shardkit.system.urls import STORES, scheme_and_place
 from shardkit.verification.file_check import check_files, check_view
 from shardkit.verification.layer_source import compared_with, divide_sources
 from shardkit.verification.record_comparison import ComparisonResult
-from shardkit.verification.remote import RemoteChecks, mirrored
-from shardkit.verification.shard_check import Finding, ShardCheck, check_shard
+from shardkit.verification.shard_check import Checks, Finding, ShardCheck
 from shardkit.verification.source_comparison import SourceReport, attach_source, report_source
 
 LEVELS = ("quick", "full", "decode")
+
+_CHECKS = {
+    "": "shardkit.verification.shard_check:Checks",
+    **dict.fromkeys(STORES, "shardkit.verification.remote:RemoteChecks"),
+}
+"""How the files of a dataset are checked, by the scheme of its URL."""
 
 
 @dataclass(kw_only=True)
@@ -124,37 +130,39 @@ def verify(options: VerifyArguments) -> Verification:
         UsageError: If there is no dataset, its manifest is of a newer version, or ``against``
             cannot be its source.
     """
-    against, url = options.against, as_url(options.directory)
-    remote = None if url is None else RemoteChecks(url)
+    scheme, place = scheme_and_place(options.directory)
+    root = None if options.root is None else Path(options.root)
+    checks: Checks = load(_CHECKS[scheme])(place, root)
     verification = Verification(level=options.level)
-    verifier = _Verifier(verification, against, options.workers, options.on_progress, remote)
-    if url is None:
-        root = None if options.root is None else Path(options.root)
-        return verifier.run(Path(as_local(options.directory)), root)
-    with mirrored(url) as mirror:
-        result = verifier.run(mirror)
-        result.findings = [
-            replace(finding, reason=finding.reason.replace(str(mirror), url))
-            for finding in result.findings
-        ]
+    verifier = _Verifier(
+        verification, options.against, options.workers, options.on_progress, checks
+    )
+    with checks.directory() as directory:
+        result = verifier.run(directory)
+    result.findings = [
+        replace(finding, reason=finding.reason.replace(str(directory), checks.place))
+        for finding in result.findings
+    ]
     return result
 
 
 @dataclass(frozen=True)
 class _Verifier:
-    """A verification of a local dataset, or of the mirror of a remote one."""
+    """A verification of the files in a directory."""
 
     result: Verification
     against: Any
     workers: int
     on_progress: Report | None
-    remote: RemoteChecks | None
+    checks: Checks
 
-    def run(self, directory: Path, root: Path | None = None) -> Verification:
+    def run(self, directory: Path) -> Verification:
         """Check the dataset in ``directory``."""
         result, against = self.result, self.against
         left_out = 0
-        splits = {dataset.split: dataset for dataset in _datasets(directory, root, result)}
+        splits = {
+            dataset.split: dataset for dataset in _datasets(directory, self.checks.root, result)
+        }
         result.manifests = {name: dataset.manifest.digest for name, dataset in splits.items()}
         named = {MANIFEST_NAME}
         tasks: list[ShardCheck] = []
@@ -195,8 +203,8 @@ class _Verifier:
                 result.source = report_source(against, own, left_out)
                 result.converted = sum(part.converted for part in own.values())
                 result.replaced = _replaced(next(iter(splits.values())).manifest)
-        elif self.remote is not None:
-            result.findings += self.remote.stored_digests(tasks)
+        else:
+            result.findings += self.checks.stored_digests(tasks)
         result.findings.sort(
             key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
         )
@@ -232,11 +240,10 @@ class _Verifier:
             tasks: The checks of the shards.
             splits: The splits: all other shards are of layers, which add fields to their records.
         """
-        check = check_shard if self.remote is None else self.remote.check
         twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
         compared: dict[str, ComparisonResult] = {}
         for task, checked in run_tasks(
-            check, tasks, workers=self.workers, on_progress=self.on_progress
+            self.checks.check, tasks, workers=self.workers, on_progress=self.on_progress
         ):
             self.result.records += checked.records if task.split in splits else 0
             self.result.findings += checked.findings
