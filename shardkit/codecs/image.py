@@ -531,27 +531,6 @@ def _decode_jpeg(
     return None if is_cmyk else pixels  # Pillow's CMYK conversion differs by one
 
 
-def decode_luma(
-    data: bytes | memoryview, at_least: tuple[int, int]
-) -> npt.NDArray[np.uint8] | None:
-    """Return the luma of a JPEG that libjpeg decodes without a warning; None for others.
-
-    Args:
-        data: The encoded image.
-        at_least: As for `Decoding`.
-
-    Returns:
-        uint8 of shape (height, width).
-    """
-    if not libjpeg.is_available():
-        return None
-    try:
-        return libjpeg.decode_jpeg(data, "GRAY", at_least=at_least)[:, :, 0]
-    except JpegError as error:
-        require_memory(str(error))
-        return None
-
-
 @contextlib.contextmanager
 def opened(data: bytes | memoryview, field: str) -> Iterator[Image.Image]:
     """Open an encoded image with Pillow, after the checks that Pillow lacks; decode nothing.

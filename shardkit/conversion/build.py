@@ -19,12 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardkit.codecs.image_type import ImageType
-from shardkit.codecs.measures import MEASURES
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.conversion.plan import software_of
-from shardkit.conversion.task import FEWER, ShardResult, Task, save_result
-from shardkit.dataset.facts import Facts, measure_images
+from shardkit.conversion.task import (
+    FEWER,
+    Observed,
+    ShardResult,
+    Task,
+    get_observer,
+    save_result,
+)
 from shardkit.dataset.index import IndexPart, join_parts
 from shardkit.dataset.index_builder import ShardPart, index_shard
 from shardkit.dataset.located import EncodedImage
@@ -58,8 +63,8 @@ class ShardTask(Task):
     """Versions of all libraries that can change its bytes."""
     keep: bool
     """Whether to keep the shard if some of its images are bad."""
-    facts: bool = False
-    """Whether to measure the images too, for `shardkit.conversion.task.load_facts`."""
+    observer: str = ""
+    """The file of an `shardkit.conversion.task.Observer` of the images; "" for none."""
 
     @property
     def name(self) -> str:
@@ -107,10 +112,10 @@ class ShardTask(Task):
         """Build the shard, read it back and compare it with the input."""
         try:
             with published(self.path) as temporary:
-                result, part, facts = _write(self, temporary)
+                result, part, observed = _write(self, temporary)
         except _UnwantedError as unwanted:
             return unwanted.result
-        save_result(self, result, part, facts)
+        save_result(self, result, part, observed)
         return result
 
 
@@ -136,8 +141,8 @@ class _Tally:
         self.notes: Counter[str] = Counter()
         self.keys: list[str] = []
         self.checksums: list[int] = []
-        self.facts: list[Facts] = []
-        """Of records, chunk by chunk; empty unless they are wanted."""
+        self.observed: list[Observed] = []
+        """What an observer found, chunk by chunk."""
 
     def count(self, record: Record, notes: Iterable[str]) -> None:
         self.keys.append(record.key)
@@ -149,10 +154,10 @@ class _Tally:
         self.notes.update(other.notes)
         self.keys += other.keys
         self.checksums += other.checksums
-        self.facts += other.facts
+        self.observed += other.observed
 
 
-def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart, list[Facts]]:
+def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart, dict[str, Observed]]:
     storage = get_format(task.format)
     spec = ShardSpec(meta={**task.meta, "shard": task.number}, raw_shape=task.recipe.raw_shape)
     tally = _Tally()
@@ -180,7 +185,11 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart, list[Fa
         bytes=path.stat().st_size,
         sha256=sha256.result(),
     )
-    return _result(tally, entry), part, tally.facts
+    observed = {}
+    if task.observer:
+        observed[task.observer] = np.concatenate(tally.observed)
+        get_observer(task.observer).bind(observed[task.observer], part.rows["checksum"])
+    return _result(tally, entry), part, observed
 
 
 def repeated_keys(keys: Sequence[str]) -> list[str]:
@@ -249,7 +258,7 @@ class _Chunk(NamedTuple):
     recipe: Recipe
     schema: Schema
     format: str
-    facts: bool
+    observer: str
 
     @property
     def spec(self) -> ShardSpec:
@@ -277,10 +286,10 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
         size += max(entry.bytes, raw_bytes)
         if row > start and (size > most or row - start == _CHUNK_ROWS):
             part = source.take(range(start, row))
-            yield _Chunk(part, task.recipe, task.schema, task.format, task.facts)
+            yield _Chunk(part, task.recipe, task.schema, task.format, task.observer)
             start, size = row, max(entry.bytes, raw_bytes)
     rest = source.take(range(start, len(source)))
-    yield _Chunk(rest, task.recipe, task.schema, task.format, task.facts)
+    yield _Chunk(rest, task.recipe, task.schema, task.format, task.observer)
 
 
 def _prepare_apart(chunk: _Chunk) -> _Prepared:
@@ -294,11 +303,14 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     source, recipe = chunk.source, chunk.recipe
     records: list[Record] = []
     rows: list[int] = []
-    measures = np.zeros(len(source), MEASURES) if chunk.facts else None
+    observer = get_observer(chunk.observer) if chunk.observer else None
+    measuring = None
+    if observer is not None:
+        measuring = np.zeros(len(source), observer.measures), observer.waves
     tally = _Tally()
     with recipe.at_work():
         plain = chunk.schema.keys() <= {IMAGE, LABEL}
-        ordinary = read_ordinary(source, recipe, measures) if plain else [None] * len(source)
+        ordinary = read_ordinary(source, recipe, measuring) if plain else [None] * len(source)
         for row in range(len(source)):
             try:
                 record, notes = ordinary[row] or _read(chunk, row)
@@ -311,10 +323,10 @@ def _prepare(chunk: _Chunk) -> _Prepared:
                 rows.append(row)
                 tally.count(record, notes)
     tally.checksums += checksums(records)
-    if measures is not None:
+    if observer is not None and measuring is not None:
         typed = chunk.schema[IMAGE].own_pixels if IMAGE in chunk.schema else None
         read = partial(_image_at, records, typed)
-        tally.facts.append(measure_images(read, measures[rows]))
+        tally.observed.append(observer.observe(read, measuring[0][rows]))
     pieces = get_format(chunk.format).pieces
     if pieces is None:
         return _Prepared(records, [], tally)

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from shardkit.codecs.measures import WAVES, measure_png
 from shardkit.codecs.structure import PlainPng
 from shardkit.contracts import Entry, Images
 from shardkit.errors import BadImage
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE_FIELDS, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.system import compiled
-from shardkit.system.compiled import FileHeader
+from shardkit.system.compiled import FileHeader, Measures, Waves
 
 Prepared = tuple[Record, Mapping[str, int]]
 """A record to store, and the notes on its image."""
 
 
 def read_ordinary(
-    source: Images, recipe: Recipe, measures: npt.NDArray[Any] | None = None
+    source: Images, recipe: Recipe, measuring: tuple[Measures, Waves] | None = None
 ) -> list[Prepared | None]:
     """Return the records of the images to store, or None for each that is left.
 
@@ -36,16 +34,16 @@ def read_ordinary(
     Args:
         source: The images.
         recipe: The recipe.
-        measures: Receives the `MEASURES` of images that are decoded.
+        measuring: Receives the measures of images that are decoded, by these waves.
     """
     try:
-        return _read_ordinary(source, recipe, measures)
+        return _read_ordinary(source, recipe, measuring)
     except MemoryError:  # one by one, they need less
         return [None] * len(source)
 
 
 def _read_ordinary(
-    source: Images, recipe: Recipe, measures: npt.NDArray[Any] | None
+    source: Images, recipe: Recipe, measuring: tuple[Measures, Waves] | None
 ) -> list[Prepared | None]:
     is_plain = recipe.keeps_bytes and recipe.pixels == "rgb"
     paths = source.files() if is_plain else None
@@ -55,17 +53,12 @@ def _read_ordinary(
     sizes = np.fromiter((entry.bytes for entry in entries), np.int64, len(entries))
     mtimes = np.fromiter((entry.stamp for entry in entries), np.int64, len(entries))
     decode = recipe.check == "decode"
-    files = compiled.read_images(
-        paths, (sizes, mtimes), decode=decode, measures=measures, waves=WAVES
-    )
+    files = compiled.read_images(paths, (sizes, mtimes), decode=decode, measuring=measuring)
     if files is None:
         return [None] * len(source)
-    places = [None if measures is None else measures[n : n + 1] for n in range(len(entries))]
     return [
-        None
-        if content is None
-        else _prepared(_Inspected(entry, content, header, code, out), recipe)
-        for entry, content, header, code, out in zip(entries, *files, places, strict=True)
+        None if content is None else _prepared(_Inspected(entry, content, header, code), recipe)
+        for entry, content, header, code in zip(entries, *files, strict=True)
     ]
 
 
@@ -77,21 +70,15 @@ class _Inspected(NamedTuple):
     header: FileHeader
     code: int
     """0 if all is known about it."""
-    measures: npt.NDArray[Any] | None
-    """Receives its measures."""
 
 
 def _decodes(inspected: _Inspected) -> bool:
-    """Return whether an image certainly decodes; measure it if it does."""
-    content, image, measures = inspected.content, inspected.header, inspected.measures
+    """Return whether an image certainly decodes."""
+    content, image = inspected.content, inspected.header
     if image.packed_size and not image.decodes:  # a PNG, and the module lacks libdeflate
         packed = content[image.packed : image.packed + image.packed_size]
         plain = PlainPng(image.width, image.height, image.channels, packed)
-        rows = plain.rows()
-        if rows is not None and measures is not None:
-            measure_png(plain, rows, measures)
-            measures["content"] = compiled.crc32(content)
-        return rows is not None
+        return plain.is_whole()
     return bool(image.decodes)
 
 

@@ -17,7 +17,7 @@ from shardkit.conversion.engine import (
     finish,
     prepare,
     publishing,
-    save_facts,
+    save_observed,
 )
 from shardkit.conversion.fingerprint import saved_digest
 from shardkit.conversion.finished import finished
@@ -41,7 +41,7 @@ from shardkit.conversion.staging import (
     refuse_overlap,
 )
 from shardkit.conversion.task import load_result
-from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
+from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import DiskFull, UsageError
 from shardkit.options import about, changed, option, part, takes
@@ -411,8 +411,8 @@ def _without_images(plan: Plan, target: Path) -> Plan:
 
 def _make(plan: Plan, staging: StagingDirectory, builder: Builder | None) -> int:
     """Make the dataset, and return the number of shards kept from an earlier run."""
-    facts = builder is not None and builder.facts
-    works = [prepare(split, plan, staging, facts=facts) for split in plan.splits]
+    observer = FACTS_NAME if builder is not None and builder.facts else ""
+    works = [prepare(split, plan, staging, observer=observer) for split in plan.splits]
     kept = 0
     try:
         if builder is None:
@@ -425,7 +425,7 @@ def _make(plan: Plan, staging: StagingDirectory, builder: Builder | None) -> int
         raise DiskFull(f"{error}{plan.large_files()}") from error
     manifests = {}
     for work in works:
-        save_facts(work)
+        save_observed(work)
         manifests[work.split] = finish(work, plan)
     save_manifests(manifests, staging.dataset)
     return kept

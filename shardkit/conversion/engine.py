@@ -22,10 +22,17 @@ from shardkit.conversion.disk import DiskReservation
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.plan import Plan, SplitPlan
 from shardkit.conversion.staging import StagingDirectory
-from shardkit.conversion.task import Built, ShardResult, Task, load_facts, load_result
-from shardkit.dataset.facts import FACT
+from shardkit.conversion.task import (
+    OBSERVERS,
+    Built,
+    ShardResult,
+    Task,
+    get_observer,
+    load_observed,
+    load_result,
+)
 from shardkit.dataset.index import Index, IndexPart
-from shardkit.dataset.manifest import FACTS_NAME, Manifest, PartEntry, ShardEntry
+from shardkit.dataset.manifest import Manifest, PartEntry, ShardEntry
 from shardkit.dataset.parts import CHANGED, source_of
 from shardkit.errors import BadImages, ConversionFailed, DiskFull, Problem
 from shardkit.recipe import TOO_SMALL
@@ -148,7 +155,7 @@ def prepare(
     staging: StagingDirectory,
     *,
     first: int = 0,
-    facts: bool = False,
+    observer: str = "",
 ) -> Work[ShardTask]:
     """Return the work to build the shards of a split.
 
@@ -157,7 +164,7 @@ def prepare(
         plan: The plan.
         staging: The staging directory.
         first: Number of the first shard.
-        facts: Whether to measure the images, too.
+        observer: The file of an observer of the images; "" for none.
     """
     folder = staging.dataset / as_name(split.name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +172,7 @@ def prepare(
     return Work(
         split.name,
         folder,
-        [replace(task, facts=facts) for task in tasks],
+        [replace(task, observer=observer) for task in tasks],
         problems=plan.scan.problems.get(split.name, ()),
         ignored=plan.scan.ignored.get(split.name, ()),
     )
@@ -372,11 +379,11 @@ def finish(work: Work[ShardTask], plan: Plan) -> Manifest:
     return described.finish(pieces)
 
 
-def save_facts(work: Work[ShardTask]) -> None:
-    """Write the facts of a split next to its shards, if any were measured."""
-    path = work.folder / FACTS_NAME
-    if any((task.part / FACTS_NAME).exists() for task in work.tasks):
-        with closing(NpyWriter(path, FACT)) as writer:
-            for task, shard in zip(work.tasks, work.shards, strict=True):
-                writer.append(load_facts(task, shard.rows))
-        sync(path)
+def save_observed(work: Work[ShardTask]) -> None:
+    """Write what observers found in a split next to its shards; zeros for shards without."""
+    for name in OBSERVERS:
+        if any((task.part / name).exists() for task in work.tasks):
+            with closing(NpyWriter(work.folder / name, get_observer(name).values)) as writer:
+                for task, shard in zip(work.tasks, work.shards, strict=True):
+                    writer.append(load_observed(task, name, shard.rows))
+            sync(work.folder / name)

@@ -10,13 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.facts import ABSENT_IMAGE, MEASURED, Facts
 from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.record import IMAGE, STORED_KINDS
-from shardkit.reporting.facts import load_facts
+from shardkit.reporting.facts import ABSENT_IMAGE, MEASURED, Facts, load_facts
 from shardkit.system.pool import Progress, Report
 from shardkit.system.text import name_list
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.facts import BROKEN
 from shardkit.record import NO_LABEL
 from shardkit.reporting.collection import Collection
 from shardkit.reporting.copies import Copies, RowPairs, connected
+from shardkit.reporting.facts import BROKEN
 from shardkit.reporting.identical import (
     Identical,
     Rows,

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.facts import BROKEN
 from shardkit.dataset.selection import KEY_MARK
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL
-from shardkit.reporting.facts import measure_rows
+from shardkit.reporting.facts import BROKEN, measure_rows
 from shardkit.reporting.fields import sampled_rows
 from shardkit.system.text import quoted
 

@@ -460,8 +460,7 @@ def read_images(
     stats: tuple[Integers, Integers],
     *,
     decode: bool,
-    measures: Measures | None,
-    waves: Waves,
+    measuring: tuple[Measures, Waves] | None,
 ) -> ImageFiles | None:
     """Read and inspect image files.
 
@@ -469,20 +468,20 @@ def read_images(
         paths: The files.
         stats: Size and modification time in nanoseconds of each; other files are left.
         decode: Whether to check the pixels.
-        measures: Receives the measures of images that are decoded; None for none.
-        waves: See `Waves`.
+        measuring: Receives the measures of images that are decoded, by these waves.
     """
     compiled = native.module()
     if compiled is None:
         return None
     headers, codes = np.zeros(len(paths), _HEADER), np.zeros(len(paths), np.uint8)
+    measures, waves = measuring or (None, None)
     contents = compiled.read_images(
         paths,
         *stats,
         decode,
         headers.view(np.uint8),
         codes,
-        None if measures is None else waves,
+        waves,
         bytearray() if measures is None else measures.view(np.uint8),
     )
     return ImageFiles(contents, list(map(FileHeader._make, headers.tolist())), codes.tolist())

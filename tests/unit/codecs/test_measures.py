@@ -20,8 +20,8 @@ from shardkit.codecs.image import Pixels, decode
 from shardkit.codecs.measures import MEASURES, WAVES, may_be_blurred, measure, measure_png
 from shardkit.codecs.properties import properties
 from shardkit.codecs.structure import plain_png
-from shardkit.dataset.facts import measure_images
 from shardkit.dataset.located import EncodedImage
+from shardkit.reporting.facts import measure_images
 from shardkit.system import native
 
 compiled = pytest.mark.skipif(native.module() is None, reason="the compiled module is not used")

@@ -15,7 +15,7 @@ import pytest
 from helpers import encoded, exif, jpeg, make_tree, picture, png, png_chunk, png_file
 
 from shardkit.codecs.image import inspect, sniff
-from shardkit.codecs.measures import MEASURES
+from shardkit.codecs.measures import MEASURES, WAVES
 from shardkit.contracts import Entry, Images
 from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.errors import BadImage
@@ -127,7 +127,7 @@ def test_mutated_images_are_left_or_read_alike(tmp_path: Path) -> None:
         )
     source, recipe = folder(tmp_path, files), Recipe()
     found, measures = read_ordinary(source, recipe), np.zeros(len(files), MEASURES)
-    assert read_ordinary(source, recipe, measures) == found
+    assert read_ordinary(source, recipe, (measures, WAVES)) == found
     assert all(each or not done for each, done in zip(found, measures["done"], strict=True))
     assert 20 < sum(each is not None for each in found) < 200
     for row, each in enumerate(found):

@@ -14,11 +14,10 @@ from planted_faults import scene
 
 from shardkit import convert
 from shardkit.conversion.convert import Converted
-from shardkit.dataset.facts import VERSION
 from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.shardset import open_shards
 from shardkit.errors import BadImages
-from shardkit.reporting.facts import load_facts
+from shardkit.reporting.facts import VERSION, load_facts
 from shardkit.system import native
 
 

@@ -17,12 +17,11 @@ from planted_faults import scene
 from shardkit import append, convert, report, verify
 from shardkit.codecs.measures import measure
 from shardkit.codecs.properties import properties
-from shardkit.dataset.facts import BROKEN, MEASURED, Facts
 from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.recipe import Recipe
 from shardkit.reporting import facts as facts_module
-from shardkit.reporting.facts import load_facts
+from shardkit.reporting.facts import BROKEN, MEASURED, Facts, load_facts
 from shardkit.reporting.page import page
 
 

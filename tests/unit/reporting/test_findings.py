@@ -15,13 +15,12 @@ from planted_faults import FAULTS, planted, scene
 from refusals import refused
 
 from shardkit import UsageError, convert, report
-from shardkit.dataset.facts import MEASURED, VERSION
 from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import CorruptRecord
 from shardkit.reporting import similar
-from shardkit.reporting.facts import load_facts
+from shardkit.reporting.facts import MEASURED, VERSION, load_facts
 from shardkit.reporting.neighbors import Hashes, Pairs, near_pairs
 from shardkit.reporting.report import DatasetReport
 from shardkit.system.npy import save_npy
