@@ -74,7 +74,7 @@ RINGS = {
     "conversion.typed torch.data.typed",
     "planes": "codecs.planes",
     "orders": "sampling.weighted sampling.buckets torch.data.samplers torch.data.buckets "
-    "torch.data.windows torch.data.iterable",
+    "torch.data.windows torch.data.iterable sampling.neighbors",
     "engines": "torch.engine.resident torch.engine.helper system.helper torch.tuned",
     "wrapped sources": "sources.divided conversion.exclude sources.samples sources.given_pixels",
     "facts": "codecs.measures codecs.properties",
@@ -99,7 +99,6 @@ LEFT: tuple[str, ...] = (
     "dataset.index_reader imports dataset.layered",
     "dataset.opened imports dataset.layered",
     "sources.inputs imports sources.unpacking",
-    "torch.data.datasets imports torch.data.windows",
     "verification.describe imports conversion.jobs",
     "verification.describe imports dataset.remote",
     "verification.describe imports sampling.buckets",

@@ -1,11 +1,14 @@
-"""The rows of one batch: where their fields are stored, and the random numbers of each."""
+"""The rows of one batch: where their fields are stored, and the random numbers of each.
+
+A sample may hold neighbors of its row, too: `RowWindows`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +22,7 @@ from shardkit.record import ABSENT, IMAGE, LABEL
 from shardkit.sampling.order import BatchDraws
 from shardkit.system import compiled
 from shardkit.system.scratch import scratch
+from shardkit.torch.data.collate import Layout, Values
 from shardkit.torch.data.ops import Crop, ImageOp
 from shardkit.torch.data.read_context import BatchContext, raised
 
@@ -175,3 +179,52 @@ def _transform_of(name: str) -> str:
 def describe_row(shards: ShardSet, row: int) -> str:
     """Return the name of a record in errors: its key, row and source file."""
     return f"record {shards.keys[row]!r} (row {row}, from {shards.paths[row]!r}) of {shards.place}"
+
+
+class RowWindows:
+    """States which neighboring rows a sample holds; the base of `shardkit.Windows`."""
+
+    fields: Mapping[str, Iterable[int]]
+    """Fields with windows."""
+
+    def names(self, fields: Sequence[str] | None) -> Sequence[str]:
+        """Return the fields to read, given those that a user named.
+
+        Raises:
+            UsageError: If one with windows is not among them.
+        """
+        raise NotImplementedError
+
+    def layout(self, fields: Layout) -> Layout:
+        """Return the fields of samples, given those that are read."""
+        raise NotImplementedError
+
+    def reader(self, shards: ShardSet) -> WindowReader:
+        """Return a reader for a dataset.
+
+        Raises:
+            UsageError: If it has no such windows.
+        """
+        raise NotImplementedError
+
+
+class WindowReader(Protocol):
+    """Reads the windows of a batch."""
+
+    def frames(self, name: str) -> int:
+        """Return the number of rows in a window of a field; 1 without windows."""
+
+    def padding(self, name: str, batch: BatchRows) -> Values:
+        """Return which rows of each window are padded."""
+
+    def read(
+        self, name: str, batch: BatchRows, read: Callable[[BatchRows], Values], *, drawn: bool
+    ) -> Values:
+        """Return the windows of a field.
+
+        Args:
+            name: The field.
+            batch: The rows of the samples.
+            read: Returns the values of rows, without transforms.
+            drawn: Whether values depend on random numbers, which all rows of a window share.
+        """

@@ -29,13 +29,12 @@ from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer
 from shardkit.system.late import load
 from shardkit.system.text import name_list, quoted
-from shardkit.torch.data.batch_rows import BatchRows, describe_row
+from shardkit.torch.data.batch_rows import BatchRows, RowWindows, WindowReader, describe_row
 from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, SeveralViews, Values
 from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import BatchContext, EpochCell
 from shardkit.torch.data.values import move_arrays, read_apart, read_column
-from shardkit.torch.data.windows import WindowReader, Windows
 
 DECODES = ("pil", "numpy", "torch", "bytes")
 
@@ -116,7 +115,7 @@ class ReaderOptions:
         help="Number of this view, from 0 on. Datasets over the same images draw different random "
         "numbers if their views differ, such as two crops of each image.",
     )
-    windows: Windows | None = option(
+    windows: RowWindows | None = option(
         None,
         help="Neighboring rows that each sample holds, see `Windows`. Samples are then dicts, "
         "images are tensors, and a transform gets a window.",
@@ -147,6 +146,8 @@ class ReaderOptions:
                 f"transform={self.transform!r} decodes images itself, and decode={self.decode!r} "
                 "is set too: leave one of them out"
             )
+        if self.windows is not None and not isinstance(self.windows, RowWindows):
+            raise UsageError(f"windows={self.windows!r} is not a shardkit.Windows(...)")
         if not isinstance(self.path, (str, PathLike)):
             raise UsageError(f"{quoted(self.path)} is not a path of a dataset")
         if self.split is not None and not isinstance(self.split, str):
@@ -215,14 +216,16 @@ class ShardDataset(Dataset[Sample]):
         self.windows = options.windows
         fields = options.fields
         if self.windows is not None:
-            fields = self._windowed_fields(self.windows, fields)
+            fields = self.windows.names(fields)
             self.decode = "torch" if self.decode == "pil" else self.decode
         as_dict = options.as_dict or self.windows is not None
         self._layout = _layout(self.schema, fields, as_dict, self._shards.place)
         self.layout = self._layout if self.windows is None else self.windows.layout(self._layout)
         """The fields of samples, and how a batch holds them."""
         self.follow = _following(self.schema, self._layout.names, options.follow)
-        self._reach = None if self.windows is None else WindowReader(self.windows, self._shards)
+        self._reach: WindowReader | None = None
+        if self.windows is not None:
+            self._reach = self.windows.reader(self._shards)
         self._check_options()
         self.view = check_integer("view", options.view, 0)
         self._epoch = EpochCell()
@@ -240,21 +243,6 @@ class ShardDataset(Dataset[Sample]):
         """The options of this dataset, to open it, or a copy at another ``path``, alike."""
         attributes = {name: getattr(self, name) for name in _ATTRIBUTES}
         return ReaderOptions(self._shards.place, **self._opened_with, **attributes)
-
-    def _windowed_fields(self, windows: Windows, fields: Sequence[str] | None) -> Sequence[str]:
-        """Return the fields to read: those with windows unless others are given too.
-
-        Raises:
-            UsageError: If ``windows`` is none, or has a field that is not read.
-        """
-        if not isinstance(windows, Windows):
-            raise UsageError(f"windows={windows!r} is not a shardkit.Windows(...)")
-        if fields is None or isinstance(fields, str):
-            return tuple(windows.fields) if fields is None else fields
-        for name in windows.fields:
-            if name not in fields:
-                raise UsageError(f"windows= has {name!r}, and fields= is {fields}: add it there")
-        return fields
 
     def _check_options(self) -> None:
         for decode in self._decodes():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.sampling.neighbors import Neighbors
 from shardkit.system.text import name_list
-from shardkit.torch.data.batch_rows import BatchRows, describe_row
+from shardkit.torch.data.batch_rows import BatchRows, RowWindows, describe_row
 from shardkit.torch.data.collate import Layout, Values
 from shardkit.torch.data.read_context import new_block
 
@@ -32,7 +32,7 @@ _KINDS = ("number", "text", "label")
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(RowWindows):
     """Which neighboring rows a sample holds, field by field.
 
     ``Windows(by="episode", order="frame", fields={"image": (-2, -1, 0), "action": range(16)})``
@@ -79,14 +79,27 @@ class Windows:
                 )
         object.__setattr__(self, "fields", frames)
 
+    def names(self, fields: Sequence[str] | None) -> Sequence[str]:
+        """Return the fields to read: those with windows unless others are given too."""
+        if fields is None or isinstance(fields, str):
+            return tuple(self.fields) if fields is None else fields
+        for name in self.fields:
+            if name not in fields:
+                raise UsageError(f"windows= has {name!r}, and fields= is {fields}: add it there")
+        return fields
+
     def layout(self, fields: Layout) -> Layout:
         """Return the fields of samples, given those that are read."""
         masks = tuple(f"{name}_is_pad" for name in self.fields)
         return Layout((*fields.names, *masks), as_dict=True, listed=fields.listed)
 
+    def reader(self, shards: ShardSet) -> _Reader:
+        """Return a reader for a dataset."""
+        return _Reader(self, shards)
 
-class WindowReader:
-    """Reads the windows of a batch."""
+
+class _Reader:
+    """Reads the windows of a batch; see `WindowReader`."""
 
     def __init__(self, windows: Windows, shards: ShardSet) -> None:
         """Find the neighbors of all rows.
@@ -124,15 +137,7 @@ class WindowReader:
     def read(
         self, name: str, batch: BatchRows, read: Callable[[BatchRows], Values], *, drawn: bool
     ) -> Values:
-        """Return the windows of a field.
-
-        Args:
-            name: The field.
-            batch: The rows of the samples.
-            read: Returns the values of rows, without transforms.
-            drawn: Whether values depend on random numbers, which all frames of a window share.
-                Otherwise, a frame of several windows is read once.
-        """
+        """Return the windows of a field. A frame of several windows is read once unless drawn."""
         rows = self._neighbors.of(batch.array, self._offsets[name])[0]
         flat, places = rows.reshape(-1), np.arange(rows.size)
         if drawn:
