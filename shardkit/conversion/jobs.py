@@ -24,6 +24,7 @@ from typing import Any
 from shardkit.contracts import Entry, Images, Scan, Source, SourceOptions, StoredEntries
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.engine import require_done, shard_task
+from shardkit.conversion.entry_files import dump_entries, load_entries
 from shardkit.conversion.fingerprint import saved_digest
 from shardkit.conversion.ledger import (
     FOLDER_CLAIMS,
@@ -43,7 +44,6 @@ from shardkit.recipe import Recipe
 from shardkit.record import Record, dump_json, load_json
 from shardkit.registry import get_format, get_source, is_own_source
 from shardkit.sources.driver import ListedSource, Listing
-from shardkit.sources.entry_files import dump_entries, load_entries
 from shardkit.sources.opening import SAMPLES, wrapped_as
 from shardkit.system.files import as_name, published, read_small, write_atomically
 from shardkit.system.safe_paths import UNFIT, is_file, make_folder, parts_of, remove, walk

@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from shardkit.contracts import Entry, StoredEntries
-from shardkit.sources.entry_files import dump_entries, load_entries
+from shardkit.conversion.entry_files import dump_entries, load_entries
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
 
 RUN = 50_000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage, UsageError
-from shardkit.sources.inputs import CHANGED
+from shardkit.sources.image_files import CHANGED
 from shardkit.sources.places import (
     MAX_BYTES,
     TOO_LARGE,

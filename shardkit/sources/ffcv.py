@@ -36,6 +36,7 @@ from shardkit.sources.beton_file import (
     without_terminator,
 )
 from shardkit.sources.driver import FileSource, Listing, Row
+from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import (
     AS_ARRAYS,
     image_record,
@@ -44,7 +45,6 @@ from shardkit.sources.images import (
     require_pixels,
 )
 from shardkit.sources.inputs import (
-    CHANGED,
     OpenedFile,
     file_at,
     place,

@@ -29,6 +29,7 @@ from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources import hdf5_reader
 from shardkit.sources.driver import FileSource, Listing, Row
+from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import (
     AS_ARRAYS,
     image_axes,
@@ -37,15 +38,7 @@ from shardkit.sources.images import (
     raw_record,
     require_pixels,
 )
-from shardkit.sources.inputs import (
-    CHANGED,
-    file_at,
-    place,
-    place_of,
-    require_rows,
-    stamp_of,
-    stem,
-)
+from shardkit.sources.inputs import file_at, place, place_of, require_rows, stamp_of, stem
 from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of
 from shardkit.sources.labels import Value, classes_option, read_classes
 from shardkit.sources.library_process import call

@@ -21,9 +21,9 @@ from shardkit.options import option, same_option
 from shardkit.record import NO_LABEL, Record, load_json
 from shardkit.sources import arrow_reader
 from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, split_names
+from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import image_record
 from shardkit.sources.inputs import (
-    CHANGED,
     InputFiles,
     file_at,
     find_files,

@@ -8,12 +8,21 @@ import stat
 
 from shardkit.codecs.image import image_field_of
 from shardkit.errors import BadImage, ConversionFailed
-from shardkit.sources.inputs import CHANGED, require_machine
 from shardkit.system.files import as_name
 from shardkit.system.safe_paths import parts_of
 
 _LARGE = 1 << 20
 """Size in bytes above which a file's header is checked before the rest is read."""
+
+_OF_A_FILE = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENXIO, errno.EIO),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EBADMSG),
+    getattr(errno, "EUCLEAN", errno.EIO),
+}
+"""Errors of reads that may concern a single file, such as a bad sector. Others, such as a server
+that does not answer or too many open files, concern all, and no image may be left out for them."""
+
+CHANGED = "it changed since the scan"
 
 
 def require_inside(name: str) -> None:
@@ -91,3 +100,16 @@ def _content(descriptor: int, expected: int, image: bool) -> bytes:
 def open_at_once(path: str, flags: int) -> int:
     """Open a file; if it is a pipe, do not wait for the other end."""
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def require_machine(error: OSError, path: str) -> None:
+    """Raise the error of a read unless this file alone is the cause: others would fail too.
+
+    Args:
+        error: The error.
+        path: The file, which a raised error names.
+    """
+    if error.errno == errno.ENOMEM:
+        raise MemoryError(f"{path}: {error.strerror}") from error
+    if error.errno is not None and error.errno not in _OF_A_FILE:
+        raise OSError(error.errno, error.strerror, path) from error

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from shardkit.contracts import Range
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
+from shardkit.sources.image_files import CHANGED, require_machine
 from shardkit.sources.unpacking import DEFLATED, Unpacked, packing_of, unpacked
 from shardkit.system.files import as_text, require_local
 
@@ -26,16 +27,6 @@ MAX_IMAGE_BYTES = 0x7FFFF000
 
 _FREE_ROWS = 1 << 17
 _Row = TypeVar("_Row")
-
-_OF_A_FILE = {
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENXIO, errno.EIO),
-    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EBADMSG),
-    getattr(errno, "EUCLEAN", errno.EIO),
-}
-"""Errors of reads that may concern a single file, such as a bad sector. Others, such as a server
-that does not answer or too many open files, concern all, and no image may be left out for them."""
-
-CHANGED = "it changed since the scan"
 
 _OFFSET_BITS = 44
 _AHEAD = 1 << 14
@@ -330,19 +321,6 @@ def stamp_of(path: str) -> int:
     except OSError as error:
         require_machine(error, path)
         raise BadImage(f"{path} cannot be read: {error.strerror}") from error
-
-
-def require_machine(error: OSError, path: str) -> None:
-    """Raise the error of a read unless this file alone is the cause: others would fail too.
-
-    Args:
-        error: The error.
-        path: The file, which a raised error names.
-    """
-    if error.errno == errno.ENOMEM:
-        raise MemoryError(f"{path}: {error.strerror}") from error
-    if error.errno is not None and error.errno not in _OF_A_FILE:
-        raise OSError(error.errno, error.strerror, path) from error
 
 
 def scanning(path: str, scan: Callable[[OpenedFile], None], stated: int | None = None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shardkit.errors import BadImage, ConversionFailed
-from shardkit.sources.inputs import require_machine
+from shardkit.sources.image_files import require_machine
 from shardkit.system.formatting import size
 from shardkit.system.helper import Helper
 

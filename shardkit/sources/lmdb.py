@@ -26,8 +26,9 @@ from shardkit.options import option
 from shardkit.record import NO_LABEL, Record
 from shardkit.sources import lmdb_reader
 from shardkit.sources.driver import ListedSource, Listing, Row
+from shardkit.sources.image_files import CHANGED, require_machine
 from shardkit.sources.images import image_record
-from shardkit.sources.inputs import CHANGED, require_machine, require_rows
+from shardkit.sources.inputs import require_rows
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.located import located_in

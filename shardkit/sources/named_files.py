@@ -20,9 +20,8 @@ from shardkit.kinds.field import Schema, describe_schema, load_schema
 from shardkit.kinds.packing import with_fields
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.image_files import read_file
+from shardkit.sources.image_files import read_file, require_machine
 from shardkit.sources.images import image_record
-from shardkit.sources.inputs import require_machine
 from shardkit.sources.kept import Kept, value_of
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.safe_paths import parts_of

@@ -16,9 +16,9 @@ from shardkit.contracts import Entry, Source, SourceKind
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.image_files import require_inside
+from shardkit.sources.image_files import CHANGED, require_inside
 from shardkit.sources.images import image_axes, pixel_record, require_pixels
-from shardkit.sources.inputs import CHANGED, place, place_of, reading, require_rows
+from shardkit.sources.inputs import place, place_of, reading, require_rows
 from shardkit.sources.labels import read_classes
 from shardkit.sources.npy_arrays import PICKLE, PICKLED, NpyArrays, NpyOptions
 from shardkit.sources.npy_files import (

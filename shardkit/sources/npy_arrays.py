@@ -19,9 +19,9 @@ from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.image_files import require_inside
+from shardkit.sources.image_files import CHANGED, require_inside
 from shardkit.sources.imagefolder import SPLIT_NAMES
-from shardkit.sources.inputs import CHANGED, place, place_of, require_rows
+from shardkit.sources.inputs import place, place_of, require_rows
 from shardkit.sources.labels import Value, checked_label, classes_option, read_classes
 from shardkit.sources.npy_files import (
     Array,

@@ -16,9 +16,8 @@ from pathlib import Path
 from shardkit.codecs.image import image_field_of
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.sources.image_files import open_at_once, read_file
+from shardkit.sources.image_files import open_at_once, read_file, require_machine
 from shardkit.sources.images import IMAGE_SUFFIXES
-from shardkit.sources.inputs import require_machine
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.late import load
 from shardkit.system.urls import STORES, scheme_and_place

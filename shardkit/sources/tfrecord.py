@@ -17,9 +17,9 @@ from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources.driver import FileSource, Listing, Row
+from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import image_record, is_image
 from shardkit.sources.inputs import (
-    CHANGED,
     MAX_IMAGE_BYTES,
     OpenedFile,
     file_at,

@@ -26,17 +26,9 @@ from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
 from shardkit.sources.driver import FileSource, Listing, Row
+from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import has_image_suffix, image_record
-from shardkit.sources.inputs import (
-    CHANGED,
-    OpenedFile,
-    file_at,
-    place,
-    place_of,
-    reading,
-    scanning,
-    stem,
-)
+from shardkit.sources.inputs import OpenedFile, file_at, place, place_of, reading, scanning, stem
 from shardkit.sources.kept import kind_of_suffix, parse_keep, value_of
 from shardkit.sources.labels import Value, checked_label, classes_option, read_classes
 from shardkit.sources.row_log import RowLog

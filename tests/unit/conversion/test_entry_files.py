@@ -8,8 +8,8 @@ from refusals import refused
 from table import for_each
 
 from shardkit.contracts import Entry
+from shardkit.conversion.entry_files import dump_entries, load_entries
 from shardkit.record import MAX_KEY_BYTES, NO_LABEL, dump_json
-from shardkit.sources.entry_files import dump_entries, load_entries
 
 ENTRY = Entry("cat/gr\u00f6\u00dfe\udcff.jpg", "cat/key", NO_LABEL, 1 << 40, -5, 7, '{"age": 1}')
 
