@@ -7,9 +7,11 @@ import hashlib
 import io
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 import zlib
@@ -264,6 +266,18 @@ def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def make_dataset(source: Path, target: Path, *, to: str = "lmdb", **options: Any) -> Path:
-    """Convert the folder ``source`` into ``target``, four images to a shard; return ``target``."""
-    convert(source, target, to=to, **{"shard_samples": 4, "workers": 1, **options})
-    return target
+    """Convert the folder ``source`` into ``target``, four images to a shard; return ``target``.
+
+    Files and options determine each byte, so the same ones are converted once and then copied.
+    """
+    call = repr((source.name, tree(source), to, options))
+    if call not in _MADE:
+        made = Path(_KEPT.name) / str(len(_MADE))
+        convert(source, made, to=to, **{"shard_samples": 4, "workers": 1, **options})
+        _MADE[call] = made
+    return Path(shutil.copytree(_MADE[call], target, dirs_exist_ok=True))
+
+
+_KEPT = tempfile.TemporaryDirectory(prefix="shardkit-tests-")
+_MADE: dict[str, Path] = {}
+"""What `make_dataset` has made in this process."""

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from refusals import refused
 from stated import done, has_compiled_module
 
-from shardkit import CenterCrop, UsageError, export, make_loader, open_dataset
+from shardkit import CenterCrop, UsageError, convert, export, make_loader, open_dataset
 from shardkit.errors import DiskFull
 
 pytestmark = pytest.mark.skipif(not has_compiled_module(), reason="it writes planes")
@@ -114,9 +114,9 @@ def test_a_disk_that_holds_only_the_jpegs_is_too_small(
     source = make_tree(tmp_path / "plain", {f"a/{n}.jpg": plain for n in range(4)})
     # Planes take 1.5 of that.
     monkeypatch.setattr("shardkit.conversion.disk.free_bytes", lambda _: 4 * 200 * 200)
-    assert make_dataset(source, tmp_path / "kept", to="webdataset").exists()
+    convert(source, tmp_path / "kept", to="webdataset", shard_samples=4)
     with refused(DiskFull, "needs about"):
-        make_dataset(source, tmp_path / "planes", to="webdataset", encode="planes")
+        convert(source, tmp_path / "planes", to="webdataset", encode="planes", shard_samples=4)
     assert not (tmp_path / "planes").exists()
 
 
