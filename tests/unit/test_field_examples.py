@@ -54,6 +54,7 @@ def test_a_segmentation_learns(path: Path) -> None:
     assert segment.overlap(segment.train(str(path)), str(path)) > before + 0.1
 
 
+@pytest.mark.slow
 def test_captions_become_words_and_back(path: Path) -> None:
     caption = example("caption", 2)
     captions = caption.open_dataset(path).column("caption").tolist()

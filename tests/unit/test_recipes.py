@@ -142,6 +142,7 @@ def test_a_state_of_torchdata_needs_its_number_of_workers(path: Path, recipe: Re
         next(iter(again))
 
 
+@pytest.mark.slow
 def test_albumentations_draw_the_same_in_any_worker_and_resumed_run(
     path: Path, recipe: Recipe
 ) -> None:

@@ -74,6 +74,7 @@ def commands(*path: str) -> list[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_command_and_every_option_has_help() -> None:
     paths = commands()
     assert {"convert", "verify", "info", "index", "tune"} <= {path[0] for path in paths}

@@ -29,6 +29,7 @@ def _libdeflate() -> None:
         pytest.skip(f"no libdeflate: {native.describe()}")
 
 
+@pytest.mark.slow
 def test_every_kind_of_png_has_the_pixels_of_pillow() -> None:
     found = compare(range(200), mutate=False)
 
@@ -77,6 +78,7 @@ def test_damage_is_explained_by_python(mode: str) -> None:
             decoded(bytes(data), "png")
 
 
+@pytest.mark.slow
 def test_16_bits_are_kept() -> None:
     kinds = Counter[tuple[int, int]]()
     for number in range(300):

@@ -149,6 +149,7 @@ def test_processes_and_threads_make_the_same_files(photos: Path, tmp_path: Path)
     assert tree(tmp_path / "one 1") == tree(tmp_path / "one 4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.usefixtures("three_threads")
 def test_torch_uses_one_thread_within_the_context(

@@ -574,6 +574,7 @@ def test_verify_compares_the_images_with_their_source(made: Path, folder: Path) 
     assert verification.source.files == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
 def test_append_extends_each_layer(folder: Path, tmp_path: Path, to: str) -> None:
     made = make_dataset(folder, tmp_path / "made", to=to)
@@ -722,6 +723,7 @@ def test_diff_and_report_see_the_layers(made: Path, tmp_path: Path) -> None:
     assert found is not None
 
 
+@pytest.mark.slow
 def test_a_bucket_serves_layers(made: Path, tmp_path: Path, bucket: Bucket) -> None:
     add_fields(made, captions(made, tmp_path), field=["caption"])
     add_fields(made, {"latent": np.arange(12, dtype=np.float32).reshape(6, 2)})

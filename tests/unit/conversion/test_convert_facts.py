@@ -71,6 +71,7 @@ def test_facts_are_those_of_a_report(
     facts_of(tmp_path / "made")
 
 
+@pytest.mark.slow
 def test_facts_change_nothing_and_do_not_depend_on_workers(photos: Path, tmp_path: Path) -> None:
     for name, workers in (("one", 1), ("two", 2), ("elsewhere", 1), ("without", 1)):
         convert(

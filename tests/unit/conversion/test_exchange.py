@@ -87,6 +87,7 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> I
     look()
 
 
+@pytest.mark.slow
 def test_a_dataset_is_readable_at_each_step(
     photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,6 +325,7 @@ def test_a_shard_that_differs_is_built_again(bucket: Bucket, source: Path, tmp_p
     assert held(bucket) == local(source)
 
 
+@pytest.mark.slow
 def test_a_killed_commit_leaves_a_dataset(
     bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,6 +400,7 @@ def test_wrong_bytes_are_fetched_again_or_refused(bucket: Bucket, source: Path) 
     assert SECRET not in str(error.value)
 
 
+@pytest.mark.slow
 def test_slurm_numbers_the_tasks(
     bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -385,6 +385,7 @@ def test_a_huge_manifest_is_refused_before_it_is_read(tmp_path: Path) -> None:
         load_any_manifest(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_manifest_that_no_reader_accepts_is_not_written(tmp_path: Path) -> None:
     huge = replace(make_manifest(), notes={"x" * SMALL_BYTES: 1})
     with pytest.raises(ShardkitError, match="larger shards"):

@@ -90,6 +90,7 @@ def test_a_group_is_never_on_two_sides(stratify: bool) -> None:
     assert sorted(itertools.chain(*sides.values())) == list(range(70))
 
 
+@pytest.mark.slow
 def test_a_conversion_divides_its_source(photos: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "to": "lmdb",

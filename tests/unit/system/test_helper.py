@@ -60,6 +60,7 @@ def test_answers_are_bytes_or_json_and_errors_keep_their_type(helper: Helper) ->
         helper.call(fail, "key")
 
 
+@pytest.mark.slow
 def test_it_is_started_again(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HelperEnded, match=r"crashed \(SIGABRT\)"):
         helper.call(os.abort)

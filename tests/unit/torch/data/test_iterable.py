@@ -377,6 +377,7 @@ def errors_of(loader: Iterable[Any]) -> list[Exception]:
             found.append(error)
 
 
+@pytest.mark.slow
 def test_a_workers_state_requires_the_same_number_of_workers(root: Path) -> None:
     dataset = new(root / "lmdb")
     state = {**dataset.state_dict(), "worker": 1, "num_workers": 2, "given": 1}

@@ -329,6 +329,7 @@ def test_several_threads_do_not_seed_the_global_generators(place: Path) -> None:
         assert [image for image, _ in dataset[:]] == expected
 
 
+@pytest.mark.slow
 def test_random_numbers_are_the_same_in_a_worker_and_here(place: Path) -> None:
     for transform in (numbers, own_numbers):
         found = []

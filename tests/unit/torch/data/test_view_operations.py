@@ -111,6 +111,7 @@ def implementation(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("without_native")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("implementation")
 def test_each_view_equals_its_operation_alone(path: Path) -> None:
     loader = loaded(opened(path))

@@ -193,6 +193,7 @@ def test_a_new_iteration_ends_the_old_one_and_closing_both(
         assert take(loader) == by_hand.batches("shuffled", 4)
 
 
+@pytest.mark.slow
 @loaders
 def test_an_endless_iteration_continues_with_the_next_epoch(
     root: Path, by_hand: ByHand, engine: str

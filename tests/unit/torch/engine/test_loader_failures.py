@@ -174,6 +174,7 @@ def hang(image: Any) -> Any:
     threading.Event().wait()
 
 
+@pytest.mark.slow
 @engines
 def test_a_hang_in_every_worker_is_an_error_each_time(place: Path, engine: str) -> None:
     crew = Crew()
