@@ -1,6 +1,6 @@
-"""Contracts that sources and storage formats implement.
+"""Contracts that sources, storage formats and targets implement.
 
-A source lists images and reads them; a format writes and reads shards.
+A source lists images and reads them; a format writes and reads shards; a target publishes them.
 """
 
 from __future__ import annotations
@@ -928,3 +928,27 @@ class Format:
 
     pieces: Pieces | None = None
     """Allows several processes to work on one shard; None if the format does not permit that."""
+
+
+class Target(ABC):
+    """Where a conversion publishes its dataset."""
+
+    folder: Path
+    """The local directory in which the dataset is built."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Check the place before the work of a conversion, as far as reading shows.
+
+        Raises:
+            UsageError: If it cannot be written, or holds another dataset.
+        """
+
+    @abstractmethod
+    def publish(self) -> bool:
+        """Publish the dataset in `folder`; return whether the place did not have it before.
+
+        Raises:
+            UsageError: If the place holds another dataset by now.
+            ShardkitError: If it cannot be written.
+        """

@@ -25,8 +25,9 @@ from shardkit.cli.runner import Command
 from shardkit.cli.url_source import Copies, copied, require_root
 from shardkit.contracts import Source, SourceKind
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.convert import Placement, convert, plan_conversion, plan_jobs
+from shardkit.conversion.convert import Placement, convert, plan_conversion
 from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.work import plan_jobs
 from shardkit.errors import UsageError
 from shardkit.options import option
 from shardkit.recipe import RecipeOptions

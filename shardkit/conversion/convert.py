@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from shardkit.contracts import PartedSource, Scan, Source
+from shardkit.contracts import PartedSource, Scan, Source, Target
 from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.engine import (
-    build,
-    collect,
-    finish,
-    prepare,
-    publishing,
-    save_observed,
-)
-from shardkit.conversion.fingerprint import saved_digest
+from shardkit.conversion.engine import Build, build, finish, prepare, publishing, save_observed
 from shardkit.conversion.finished import finished
-from shardkit.conversion.jobs import (
-    is_planned,
-    load_plan,
-    receive_results,
-    require_free,
-    save_plan,
-    send_plan,
-)
-from shardkit.conversion.ledger import local_folder, open_ledger
 from shardkit.conversion.parted_scan import scan_in_parts
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan, seed_of
 from shardkit.conversion.staging import (
     StagingDirectory,
     check_target,
     clear_trash,
-    finish_interrupted,
     open_staging,
     refuse_overlap,
 )
@@ -47,12 +28,17 @@ from shardkit.errors import DiskFull, UsageError
 from shardkit.options import about, changed, option, part, takes
 from shardkit.recipe import Recipe, RecipeOptions
 from shardkit.sources.opening import OpeningOptions, open_given
+from shardkit.system.late import load
 from shardkit.system.pool import Progress
 from shardkit.system.safe_paths import is_file
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
-from shardkit.system.urls import as_url
-from shardkit.transfer.bucket import committed_at
-from shardkit.transfer.upload import require_vacant, upload
+from shardkit.system.urls import STORES, scheme_and_place
+
+_TARGETS = {
+    "": "shardkit.conversion.convert:Directory",
+    **dict.fromkeys(STORES, "shardkit.transfer.upload:UploadTarget"),
+}
+"""What publishes a dataset, by the scheme of its URL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,12 +132,11 @@ def convert(arguments: ConvertArguments) -> Converted:
         DiskFull: If the disk lacks space.
         ConversionFailed: If writing fails.
     """
-    request = _read_options(arguments)
-    url, place = _staged(arguments.target, request.placement)
-    if url is not None:
-        require_vacant(url, place)  # before a long scan
-    converted = _convert(request, place)
-    if url is not None and upload(place, url):
+    request = read_options(arguments)
+    target = open_target(arguments.target, request.placement)
+    target.prepare()  # before a long scan
+    converted = _convert(request, target.folder)
+    if target.publish():
         converted = replace(converted, unchanged=False)
     return converted
 
@@ -163,40 +148,39 @@ def plan_conversion(arguments: ConvertArguments) -> Plan:
     Raises:
         UsageError: If an option is invalid or ``target`` cannot be used.
     """
-    request = _read_options(arguments)
-    _, place = _staged(arguments.target, request.placement)
-    return plan_scan(request.source.scan(), place, request.options, force=request.placement.force)
+    request = read_options(arguments)
+    target = open_target(arguments.target, request.placement).folder
+    return plan_scan(request.source.scan(), target, request.options, force=request.placement.force)
 
 
-@takes(ConvertArguments)
-def plan_jobs(arguments: ConvertArguments) -> Converted:
-    """Write only the plan into ``target``, for ``shardkit work`` and then `commit`.
-
-    All jobs share ``target``, a directory or a URL; ``staging`` is optional.
-    ``workers`` or ``executor`` list a folder of images, in memory that does not grow with it.
-
-    Returns:
-        The plan and its number of jobs.
+def open_target(target: str | Path, placement: Placement) -> Target:
+    """Return where a conversion publishes its dataset.
 
     Raises:
-        UsageError: If an option is invalid, or ``target`` cannot be used.
+        UsageError: If it lacks a folder for the dataset, or has one too many.
     """
-    request = _read_options(arguments)
-    target, placement = arguments.target, request.placement
-    url = as_url(target)
-    if url is None:
-        _staged(target, placement)
-        return _write_plan(request, Path(target))
-    if request.builder.executor is not None:
-        raise UsageError(f"{url} is planned by this machine alone: leave the cluster out")
-    require_free(url)
-    with local_folder(placement.staging) as folder:
-        planned = _write_plan(request, folder)
-        send_plan(folder, url, force=placement.force)
-    return planned
+    scheme, place = scheme_and_place(target)
+    opened: Target = load(_TARGETS[scheme])(place, placement.staging)
+    return opened
 
 
-class _Request(NamedTuple):
+class Directory(Target):
+    """A directory of this machine, in which the dataset is also built."""
+
+    def __init__(self, place: str, staging: str | Path | None) -> None:
+        if staging is not None:
+            raise UsageError(f"{place} is local; staging= is for conversions to a URL")
+        self.folder = Path(place)
+
+    def prepare(self) -> None:
+        """Do nothing: planning checks it."""
+
+    def publish(self) -> bool:
+        """Return False: `publish_plan` has published the dataset."""
+        return False
+
+
+class Request(NamedTuple):
     """The arguments of `convert`, read."""
 
     source: Source
@@ -205,55 +189,19 @@ class _Request(NamedTuple):
     placement: Placement
 
 
-def _read_options(arguments: ConvertArguments) -> _Request:
+def read_options(arguments: ConvertArguments) -> Request:
+    """Return the parts of the arguments, and the source that they name.
+
+    Raises:
+        UsageError: If an option is invalid.
+    """
     recipe = part(arguments, Recipe)
     if arguments.recipe is not None and changed(recipe):
         raise UsageError(f"recipe and {', '.join(changed(recipe))} exclude each other: choose one")
     options = part(replace(arguments, recipe=arguments.recipe or recipe), ConvertOptions)
     builder, placement = part(arguments, Builder), part(arguments, Placement)
     source = open_given(arguments.source, part(arguments, OpeningOptions), options.seed)
-    return _Request(source, options, builder, placement)
-
-
-def _staged(target: str | Path, placement: Placement) -> tuple[str | None, Path]:
-    """Return the URL of a target, if it is one, and the directory where its dataset is built."""
-    url, staging = as_url(target), placement.staging
-    if url is None and staging is not None:
-        raise UsageError(f"{target} is local; staging= is for conversions to a URL")
-    if url is not None and staging is None:
-        raise UsageError(
-            f"{url} is written from a local copy of the dataset; name a folder for it with staging="
-        )
-    return url, Path(target if staging is None else staging)
-
-
-def _write_plan(request: _Request, target: Path) -> Converted:
-    source, options, builder, placement = request
-    make: Callable[[Path], Plan]
-    if isinstance(source, PartedSource):
-        make = partial(plan_in_parts, source, options, builder)
-    else:
-        scan = source.scan()
-        make = lambda _: make_plan(scan, options)  # noqa: E731
-    return write_plan(source, target, make, force=placement.force)
-
-
-def write_plan(
-    source: Source, target: Path, make: Callable[[Path], Plan], *, force: bool
-) -> Converted:
-    """Write the plan for jobs into ``target``; see `plan_jobs`.
-
-    Args:
-        source: The source.
-        target: The directory, which all jobs share.
-        make: Returns the plan, given an empty folder for files that last until it is written.
-        force: Replace a dataset in ``target``, or discard another unfinished conversion.
-    """
-    refuse_overlap(source, target)
-    with open_staging(target, force=force) as staging, staging.scratch() as folder:
-        plan = make(folder)
-        jobs = save_plan(plan, Path(str(plan.scan.source)), staging, force=force)
-    return Converted(plan=load_plan(target), jobs=jobs)
+    return Request(source, options, builder, placement)
 
 
 def plan_in_parts(
@@ -303,7 +251,7 @@ def convert_scan(
         return publish_plan(plan, staging, builder, force=force)
 
 
-def _convert(request: _Request, target: Path) -> Converted:
+def _convert(request: Request, target: Path) -> Converted:
     """Convert the images of a source, listed in parts if possible."""
     source, options, builder, placement = request
     force = placement.force
@@ -335,63 +283,21 @@ def _finished(plan: Plan, target: Path) -> Converted | None:
     return Converted(plan=plan, manifests=existing, reused_shards=kept, unchanged=True)
 
 
-def commit(
-    target: str | Path, *, force: bool = False, staging: str | Path | None = None
-) -> Converted:
-    """Publish the dataset whose shards `shardkit work` built; reads no image and no shard.
-
-    Repeat it if it was interrupted. Repeating a finished call does nothing.
-
-    Args:
-        target: The directory or URL for which `plan_jobs` wrote a plan.
-        force: Replace a dataset in the directory.
-        staging: For a URL, the folder for index and manifest; None is the temporary folder.
-
-    Raises:
-        UsageError: If there is no plan, or ``target`` cannot be used.
-        ConversionFailed: If shards are missing. The message names their tasks.
-        ShardkitError: If the store cannot be used.
-    """
-    url = as_url(target)
-    if url is None and staging is not None:
-        raise UsageError(f"{target} is local; staging= is for a URL")
-    if url is not None and force:
-        raise UsageError(f"{target}: force=True replaces only local datasets; plan for another URL")
-    if url is not None:
-        manifests = committed_at(url)
-    else:
-        manifests = None if is_planned(Path(target)) else _committed(Path(target))
-    if manifests:
-        return Converted(plan=None, manifests=manifests, unchanged=True)
-    with open_ledger(target, staging) as ledger:
-        plan = receive_results(ledger)
-        with open_staging(ledger.folder, force=force) as work:
-            converted = publish_plan(plan, work, None, force=force)
-        ledger.publish()
-    return converted
-
-
-def _committed(target: Path) -> dict[str, Manifest] | None:
-    """Return the manifests of a dataset, after cleaning up what a killed `commit` left.
-
-    None means that there is no dataset, or that another conversion to the target is unfinished.
-    """
-    finish_interrupted(target)
-    if not is_file(target, MANIFEST_NAME) or saved_digest(StagingDirectory(target).state):
-        return None
-    return OpenedDirectory(target).manifests()
-
-
 def publish_plan(
-    plan: Plan, staging: StagingDirectory, builder: Builder | None, *, force: bool
+    plan: Plan,
+    staging: StagingDirectory,
+    builder: Builder,
+    *,
+    force: bool,
+    make: Build = build,
 ) -> Converted:
-    """Build and publish the dataset. Without a builder, all shards must be built already."""
+    """Build the shards with ``make``, and publish the dataset."""
     reused = sum(split.shards for split in plan.splits)
-    if builder and builder.on_progress:
+    if builder.on_progress:
         builder.on_progress(Progress(total=sum(len(split.source) for split in plan.splits)))
     with publishing(staging, plan.fingerprint(), force=force) as is_needed:
         if is_needed:
-            reused = _make(plan, staging, builder)
+            reused = _make(plan, staging, builder, make)
     committed = OpenedDirectory(staging.target).manifests()
     manifests = {split.name: committed[split.name] for split in plan.splits}
     plan = _without_images(plan, staging.target)
@@ -409,16 +315,12 @@ def _without_images(plan: Plan, target: Path) -> Plan:
     )
 
 
-def _make(plan: Plan, staging: StagingDirectory, builder: Builder | None) -> int:
+def _make(plan: Plan, staging: StagingDirectory, builder: Builder, make: Build) -> int:
     """Make the dataset, and return the number of shards kept from an earlier run."""
-    observer = FACTS_NAME if builder is not None and builder.facts else ""
+    observer = FACTS_NAME if builder.facts else ""
     works = [prepare(split, plan, staging, observer=observer) for split in plan.splits]
-    kept = 0
     try:
-        if builder is None:
-            collect(works, plan, staging)
-        else:
-            kept = build(works, plan, staging, builder)
+        kept = make(works, plan, staging, builder)
     except DiskFull as error:
         if not any(load_result(task) for work in works for task in work.tasks):
             staging.discard()  # the user may choose another disk

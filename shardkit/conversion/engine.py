@@ -9,7 +9,7 @@ import bisect
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,11 +34,10 @@ from shardkit.conversion.task import (
 from shardkit.dataset.index import Index, IndexPart
 from shardkit.dataset.manifest import Manifest, PartEntry, ShardEntry
 from shardkit.dataset.parts import CHANGED, source_of
-from shardkit.errors import BadImages, ConversionFailed, DiskFull, Problem
+from shardkit.errors import BadImages, DiskFull, Problem
 from shardkit.recipe import TOO_SMALL
 from shardkit.system.files import as_name, sync
 from shardkit.system.npy import NpyWriter
-from shardkit.system.text import as_command
 
 _Task = TypeVar("_Task", bound=Task)
 
@@ -198,6 +197,10 @@ def divide(works: Sequence[Work[_Task]]) -> tuple[list[_Task], list[_Task]]:
     return done, others
 
 
+Build = Callable[[Sequence[Work[ShardTask]], Plan, StagingDirectory, Builder], int]
+"""Makes all shards, as `build` does."""
+
+
 def build(
     works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingDirectory, builder: Builder
 ) -> int:
@@ -230,44 +233,6 @@ def build(
             raise DiskFull(f"{error} {space.need()}") from error
     require_good(works, plan, staging)
     return kept
-
-
-def collect(works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingDirectory) -> None:
-    """Load the results of all shards, which jobs have built.
-
-    Raises:
-        BadImages: As `build`.
-        ConversionFailed: If shards are missing.
-    """
-    tasks = [(work, task) for work in works for task in work.tasks]
-    missing = []
-    for number, (work, task) in enumerate(tasks):
-        if (result := load_result(task)) is None:
-            missing.append(number)
-        else:
-            work.results[task.part] = result
-    require_done(missing, len(tasks), staging.target)
-    staging.prune({task.path for _, task in tasks})
-    require_good(works, plan, staging)
-
-
-def require_done(missing: Sequence[int], tasks: int, target: Path | str) -> None:
-    """Refuse to commit while tasks are not done.
-
-    Raises:
-        ConversionFailed: If there are any. The message names them.
-    """
-    if missing:
-        more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
-        raise ConversionFailed(
-            f"{len(missing):,} of {tasks:,} tasks are not done: "
-            f"{', '.join(map(str, missing[:_NAMED]))}{more}. Build them with "
-            f"{as_command('work', target, '--claim')}, then commit again."
-        )
-
-
-_NAMED = 20
-"""Tasks that a message names; it counts the others."""
 
 
 def require_good(works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingDirectory) -> None:

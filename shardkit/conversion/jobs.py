@@ -23,7 +23,7 @@ from typing import Any
 
 from shardkit.contracts import Entry, Images, Scan, Source, SourceOptions, StoredEntries
 from shardkit.conversion.build import ShardTask
-from shardkit.conversion.engine import require_done, shard_task
+from shardkit.conversion.engine import shard_task
 from shardkit.conversion.entry_files import dump_entries, load_entries
 from shardkit.conversion.fingerprint import saved_digest
 from shardkit.conversion.ledger import (
@@ -38,7 +38,7 @@ from shardkit.conversion.staging import STATE, StagingDirectory
 from shardkit.conversion.task import Built, carry_out
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.reports import StoredReport, report_lines
-from shardkit.errors import Problem, ShardkitError, UsageError
+from shardkit.errors import ConversionFailed, Problem, ShardkitError, UsageError
 from shardkit.kinds.field import describe_schema, load_schema
 from shardkit.recipe import Recipe
 from shardkit.record import Record, dump_json, load_json
@@ -408,6 +408,25 @@ def receive_results(ledger: Ledger) -> Plan:
     tasks = _tasks(plan, ledger.folder)
     require_done(ledger.get_results(tasks, _rest(plan)), len(tasks), ledger.place)
     return plan
+
+
+def require_done(missing: Sequence[int], tasks: int, target: Path | str) -> None:
+    """Refuse to commit while tasks are not done.
+
+    Raises:
+        ConversionFailed: If there are any. The message names them.
+    """
+    if missing:
+        more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
+        raise ConversionFailed(
+            f"{len(missing):,} of {tasks:,} tasks are not done: "
+            f"{', '.join(map(str, missing[:_NAMED]))}{more}. Build them with "
+            f"{as_command('work', target, '--claim')}, then commit again."
+        )
+
+
+_NAMED = 20
+"""Tasks that a message names; it counts the others."""
 
 
 def require_free(url: str) -> None:

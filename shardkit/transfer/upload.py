@@ -7,6 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from shardkit.contracts import Target
 from shardkit.dataset.manifest import MANIFEST_NAME, FileEntry
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import CorruptDataset, UsageError
@@ -27,6 +28,33 @@ later sees the manifest.
 """
 
 _PLACES = f"{', '.join(WRITABLE[:-1])} or {WRITABLE[-1]}"
+
+
+class UploadTarget(Target):
+    """A URL to which the dataset is uploaded from the folder ``staging``."""
+
+    def __init__(self, url: str, staging: str | os.PathLike[str] | None) -> None:
+        if staging is None:
+            raise UsageError(
+                f"{url} is written from a local copy of the dataset; name a folder for it with "
+                "staging="
+            )
+        self.url = url
+        self.folder = Path(staging)
+
+    def prepare(self) -> None:
+        """Refuse a URL with another dataset than the one that may be finished in `folder`."""
+        existing = manifest_at(writable(self.url))
+        if existing is None:
+            return
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if existing == read_small(self.folder / MANIFEST_NAME):
+                return
+        raise taken(self.url)
+
+    def publish(self) -> bool:
+        """Upload the dataset."""
+        return upload(self.folder, self.url)
 
 
 def upload(
@@ -105,26 +133,6 @@ def occupied(place: str) -> UsageError:
 def taken(place: str, which: str = "a") -> UsageError:
     """Return the error that a URL holds a dataset, or another one."""
     return UsageError(f"{place} already holds {which} dataset; choose another URL")
-
-
-def require_vacant(url: str, directory: Path) -> None:
-    """Check a URL before the work of a conversion, as far as reading shows.
-
-    Args:
-        url: Where the dataset shall be.
-        directory: The local target. The URL may hold the dataset that is finished there.
-
-    Raises:
-        UsageError: If it cannot be written, access is denied, or it holds another dataset.
-        ShardkitError: If the store cannot be used.
-    """
-    existing = manifest_at(writable(url))
-    if existing is None:
-        return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if existing == read_small(directory / MANIFEST_NAME):
-            return
-    raise taken(url)
 
 
 def manifest_at(url: str) -> bytes | None:

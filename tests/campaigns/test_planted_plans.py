@@ -20,9 +20,9 @@ from refusals import refused
 
 from shardkit import ConversionFailed, ShardkitError, UsageError, open_dataset, open_source
 from shardkit.contracts import Source
-from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.jobs import Jobs
 from shardkit.conversion.ledger import Ledger
+from shardkit.conversion.work import commit, plan_jobs
 from shardkit.record import load_json
 from shardkit.sources import library_process
 from shardkit.testing.tools import call_in

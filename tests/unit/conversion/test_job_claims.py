@@ -13,9 +13,9 @@ from helpers import make_folder, tree, wait_until
 from refusals import refused
 
 from shardkit import UsageError, convert
-from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.jobs import Jobs
 from shardkit.conversion.ledger import Ledger
+from shardkit.conversion.work import commit, plan_jobs
 from shardkit.system.cluster import open_cluster
 from shardkit.system.pool import Progress
 

@@ -20,10 +20,10 @@ from helpers import invoke, make_dataset, make_folder, tree
 from refusals import refused, refuses
 
 from shardkit import ConversionFailed, ShardkitError, UsageError, convert, describe, upload
-from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.jobs import open_jobs, receive_results
 from shardkit.conversion.ledger import BucketLedger, Ledger, local_folder
 from shardkit.conversion.plan import Plan
+from shardkit.conversion.work import commit, plan_jobs
 from shardkit.errors import BadImages, DiskFull
 from shardkit.stores import objects
 from shardkit.stores.process import call
@@ -274,7 +274,7 @@ def test_a_discarded_plan_cannot_be_committed(
         meanwhile(bucket, source)
         return received
 
-    monkeypatch.setattr("shardkit.conversion.convert.receive_results", receive_then)
+    monkeypatch.setattr("shardkit.conversion.work.receive_results", receive_then)
     with refused(UsageError):
         commit(URL)
     assert not {"data/shardkit.json", "data/index/rows.npy"} & set(bucket.names())

@@ -10,8 +10,7 @@ from helpers import make_folder, tree
 from refusals import refused
 
 from shardkit import UsageError, convert
-from shardkit.conversion.convert import commit, plan_jobs
-from shardkit.conversion.work import work
+from shardkit.conversion.work import commit, plan_jobs, work
 from shardkit.errors import BadImages
 
 

@@ -16,8 +16,8 @@ from helpers import make_dataset
 from refusals import refused
 
 from shardkit import UsageError, download, open_dataset, upload, verify
-from shardkit.conversion.convert import commit, plan_jobs
 from shardkit.conversion.jobs import open_jobs
+from shardkit.conversion.work import commit, plan_jobs
 from shardkit.stores import objects
 from shardkit.stores.process import call
 
