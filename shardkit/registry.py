@@ -16,6 +16,9 @@ from shardkit.system.text import quoted, suggestion
 DEFAULT_SOURCE = "imagefolder"
 """The source that is meant where none is named."""
 
+DATASET = "dataset"
+"""The source of the records of a dataset."""
+
 DEFAULT_ATTACHED = "webdataset"
 """The source whose files `shardkit attach` takes where no kind is named."""
 
@@ -89,7 +92,7 @@ _SOURCES = _Registry(
     {
         "cifar": "shardkit.sources.cifar:SOURCE",
         "coco": "shardkit.sources.coco:SOURCE",
-        "dataset": "shardkit.dataset.source:SOURCE",
+        DATASET: "shardkit.dataset.source:SOURCE",
         "ffcv": "shardkit.sources.ffcv:SOURCE",
         "hdf5": "shardkit.sources.hdf5:SOURCE",
         "huggingface": "shardkit.sources.huggingface:SOURCE",

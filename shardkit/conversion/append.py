@@ -40,10 +40,10 @@ from shardkit.conversion.staging import (
 from shardkit.conversion.typed import with_types
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
-from shardkit.dataset.opened import OpenedDataset
+from shardkit.dataset.opened import OpenedDataset, is_dataset
 from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.reports import excluded_paths
-from shardkit.dataset.source import DatasetSource, is_dataset
+from shardkit.dataset.source import DatasetSource
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Field, Schema
 from shardkit.options import about, option, part, require_valid, same_option, takes

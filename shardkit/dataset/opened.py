@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from shardkit.dataset.index import Index
 from shardkit.dataset.index_reader import index_of
@@ -26,6 +26,7 @@ from shardkit.dataset.manifest import (
 from shardkit.dataset.reports import IGNORED, StoredReport
 from shardkit.dataset.shard_files import LOCAL_FILES, Access
 from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.record import DATASET_FILE
 from shardkit.system.files import (
     as_name,
     remove_leftovers,
@@ -39,6 +40,11 @@ from shardkit.system.text import as_command, name_list
 from shardkit.system.urls import STORES, as_local, scheme_and_place
 
 _Loaded = TypeVar("_Loaded")
+
+
+def is_dataset(root: Any) -> bool:
+    """Return whether what a user named is the folder of a dataset."""
+    return isinstance(root, (str, Path)) and (Path(root) / DATASET_FILE).is_file()
 
 
 class Fetching(NamedTuple):

@@ -29,8 +29,8 @@ from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptDataset, UsageError
 from shardkit.kinds.field import Field, apart_of, describe_schema
 from shardkit.options import option
-from shardkit.record import DATASET_FILE, IMAGE, LABEL, LABEL_FIELD, NO_LABEL, Record
-from shardkit.registry import get_format
+from shardkit.record import IMAGE, LABEL, LABEL_FIELD, NO_LABEL, Record
+from shardkit.registry import DATASET, get_format
 from shardkit.system.files import as_text
 from shardkit.system.text import name_list
 
@@ -62,11 +62,6 @@ class DatasetSourceOptions(SourceOptions):
     """True in a description: the user gave a file."""
 
 
-def is_dataset(root: Any) -> bool:
-    """Return whether a source that a user named is a dataset of shardkit."""
-    return isinstance(root, (str, Path)) and (Path(root) / DATASET_FILE).is_file()
-
-
 class DatasetSource(Source):
     """The records of a dataset, or of all its splits, each compared with the index when read.
 
@@ -75,7 +70,7 @@ class DatasetSource(Source):
         options: The options. For ``where``, see `shardkit.dataset.selection`.
     """
 
-    kind = "dataset"
+    kind = DATASET
 
     def __init__(self, folder: str | Path, options: DatasetSourceOptions | None = None) -> None:
         self._folder = Path(folder)

@@ -16,15 +16,14 @@ from shardkit.conversion.extend import Provided
 from shardkit.conversion.plan import as_stored, copying, software_of
 from shardkit.dataset.index import string_files
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
-from shardkit.dataset.opened import OpenedDataset
+from shardkit.dataset.opened import OpenedDataset, is_dataset
 from shardkit.dataset.parts import Part, changed_fields, dataset_parts
 from shardkit.dataset.reports import EXCLUDED, excluded_paths
-from shardkit.dataset.source import DatasetSource, is_dataset
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.kinds.field import Schema
 from shardkit.recipe import Recipe
 from shardkit.record import LABEL
-from shardkit.registry import get_format
+from shardkit.registry import DATASET, get_format, open_source
 from shardkit.sources.opening import reopen
 from shardkit.system.files import has_sha256, overlap
 from shardkit.system.text import is_within, quoted
@@ -84,8 +83,8 @@ def scan_source(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     if len(kinds) != 1:
         raise UsageError(f"the splits come from sources of different kinds: {sorted(kinds)}")
     (kind,) = kinds
-    if is_dataset(root) and kind != DatasetSource.kind:  # a dataset with the same records
-        return DatasetSource(root).scan(classes[0] if classes else ())
+    if is_dataset(root) and kind != DATASET:  # one with the same records
+        return open_source(DATASET, root).scan(classes[0] if classes else ())
     described = {split: manifest.source for split, manifest in manifests.items()}
     schema = next(iter(manifests.values())).fields_by_name
     source = reopen(kind, root, described, schema)

@@ -80,9 +80,9 @@ RINGS = {
     "facts": "codecs.measures codecs.properties",
     "changes": "conversion.append conversion.merge conversion.extend conversion.splitting",
     "attach": "conversion.attach sources.kept",
-    "sources": "sources.arrow_reader sources.beton_file sources.cifar sources.coco "
-    "sources.column_shards sources.crc32c sources.driver sources.ffcv sources.hdf5 "
-    "sources.hdf5_reader sources.huggingface sources.inputs sources.labels "
+    "sources": "dataset.source dataset.selection sources.arrow_reader sources.beton_file "
+    "sources.cifar sources.coco sources.column_shards sources.crc32c sources.driver sources.ffcv "
+    "sources.hdf5 sources.hdf5_reader sources.huggingface sources.inputs sources.labels "
     "sources.library_process sources.litdata sources.lmdb sources.lmdb_reader sources.located "
     "sources.mds sources.mnist sources.named_files sources.npy sources.npy_arrays "
     "sources.npy_files sources.row_log sources.spool sources.table sources.table_rows "
