@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry, Images, Original, Scan, Source
+from shardkit.contracts import Images, Original, Scan
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.combine import Shape, common_schema, in_several, link_shards, shape_of
@@ -25,129 +24,69 @@ from shardkit.conversion.staging import StagingDirectory
 from shardkit.dataset.manifest import Layer, Manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import entries_of, source_of, with_changed
-from shardkit.errors import Problem
 from shardkit.kinds.field import Field, Schema
 from shardkit.recipe import Recipe
-from shardkit.record import IMAGE, LABEL, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
+from shardkit.record import LABEL, LABEL_FIELD, NO_LABEL, Record
+from shardkit.sources.wrapper import SomeFields
 
 
-@dataclass(frozen=True)
-class Provided(Source):
-    """The images of a source with some of their fields."""
+class Provided(SomeFields):
+    """The fields of new images that a dataset, or one of its layers, has.
 
-    source: Source
-    schema: Schema
-    """All fields of the images."""
-    names: Collection[str]
-    """The names of the wanted fields."""
-    splits: Mapping[str, str]
-    """The split of ``source`` for each of this one's."""
-    recipe: Recipe | None = None
-    """What to do with the images first, since wanted fields follow them."""
-    labels: Sequence[int] | None = None
-    """The new label of each label; None keeps them."""
+    Args:
+        scan: The scan of the images.
+        names: The names of the wanted fields.
+        splits: The split of the images for each of this one's, if they differ.
+        recipe: What to do with the images first, since wanted fields follow them.
+        labels: The new label of each label; None keeps them.
+    """
 
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        """The kind of the source."""
-        return self.source.kind
+    def __init__(
+        self,
+        scan: Scan,
+        names: Collection[str],
+        splits: Mapping[str, str] | None = None,
+        recipe: Recipe | None = None,
+        labels: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(scan, names)
+        self._splits, self._recipe, self._labels = splits, recipe, labels
 
-    def __str__(self) -> str:
-        return str(self.source)
-
-    def paths(self) -> Sequence[Path]:
-        """Return the paths of the source."""
-        return self.source.paths()
-
-    def scan(self, classes: Sequence[str] | None = None) -> Scan:
-        """List the images of the source."""
-        return self.source.scan(classes)
+    def inner(self, split: str) -> str:
+        """Return the split of the source that has the images of a split."""
+        return split if self._splits is None else self._splits[split]
 
     def describe(self, split: str) -> Mapping[str, Any]:
         """Return the description of the source, with the names of the other fields."""
-        others = self.schema.keys() - self.names
-        described = self.source.describe(self.splits[split])
-        return with_changed(described, others, "")
+        return with_changed(super().describe(split), self.schema.keys() - self.names, "")
 
-    def read(self, split: str, entry: Entry) -> Record:
-        """Return the record of an image with the wanted fields alone.
+    def narrow(self, record: Record) -> Record:
+        """Return a record with the wanted fields alone, and with its new label.
 
         Raises:
-            BadImage: As for `Source.read`, or if the recipe cannot be applied.
+            BadImage: If the recipe cannot be applied.
         """
-        record = self.source.read(self.splits[split], entry)
-        if self.recipe is not None:
-            with self.recipe.at_work():
-                record = self.recipe.apply(record, self.schema)
-        record = with_fields(record, self.schema, self.names)
-        if self.labels is None or record.label == NO_LABEL:
+        if self._recipe is not None:
+            with self._recipe.at_work():
+                record = self._recipe.apply(record, self.schema)
+        record = super().narrow(record)
+        if self._labels is None or record.label == NO_LABEL:
             return record
-        label = b"%d" % self.labels[record.label]
+        label = b"%d" % self._labels[record.label]
         return Record(record.key, {**record.fields, LABEL_FIELD: label})
 
-    def locate(self, split: str, entry: Entry) -> str:
-        """Return the location of an image."""
-        return self.source.locate(self.splits[split], entry)
-
-    def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
-        """Return the images of a split as the conversion listed them."""
-        return self.source.relist(scan, split, skipped)
-
-    def ahead(self, split: str, entries: Sequence[Entry]) -> None:
-        """Start to read images; see `shardkit.contracts.Source.ahead`."""
-        self.source.ahead(self.splits[split], entries)
-
-    def only(self, entries: Sequence[Entry]) -> Source:
-        """Return a source with these images alone, if they are in memory."""
-        return replace(self, source=self.source.only(entries))
-
     @classmethod
-    def of(cls, scan: Scan, names: Collection[str], labels: Sequence[int] | None = None) -> Scan:
-        """Return a scan with some of its fields."""
-        source = cls(scan.source, scan.schema, names, {s: s for s in scan.splits}, labels=labels)
-        return replace(
-            scan,
-            source=source,
-            splits={split: replace(images, source=source) for split, images in scan.splits.items()},
-            originals={
-                split: _without(original, scan.schema.keys() - names)
-                for split, original in scan.originals.items()
-            },
-            exact_sizes=False,
-        )
+    def of_base(cls, scan: Scan, names: Collection[str], labels: Sequence[int] | None) -> Scan:
+        """Return a scan with the fields of a dataset without its layers."""
+        others = scan.schema.keys() - names
+        originals = {split: _without(its, others) for split, its in scan.originals.items()}
+        return replace(cls(scan, names, labels=labels).narrowed(scan), originals=originals)
 
 
 def _without(original: Original, names: Collection[str]) -> Original:
     """Return what a dataset states of its conversion, for a copy without some fields."""
     parts = [part._replace(source=with_changed(part.source, names, "")) for part in original.parts]
     return original._replace(parts=parts)
-
-
-def with_fields(record: Record, schema: Schema, names: Collection[str]) -> Record:
-    """Return a record with some of its fields.
-
-    Args:
-        record: The record.
-        schema: All its fields.
-        names: The names of the wanted ones.
-    """
-    fields = {
-        stored: content
-        for stored, content in record.fields.items()
-        if _field_of(stored, schema) in names
-    }
-    meta = record.meta
-    facts = meta.keys() - schema.keys() if IMAGE in names else {"path"}
-    kept = {name: value for name, value in meta.items() if name in facts or name in names}
-    return Record(record.key, {**fields, META_FIELD: dump_json(kept)})
-
-
-def _field_of(stored: str, schema: Schema) -> str:
-    """Return the field that a stored name is of; the metadata are of none."""
-    for name, field in schema.items():
-        if stored == field.stored_name(name):
-            return name
-    return "" if stored == META_FIELD else stored.rpartition(".")[0] or IMAGE
 
 
 def scan_of_base(scan: Scan, manifest: Manifest) -> Scan:
@@ -168,7 +107,7 @@ def scan_of_base(scan: Scan, manifest: Manifest) -> Scan:
     if scan.schema.keys() <= fields.keys() and labels in (None, [*range(len(labels or ()))]):
         return replace(scan, fields=fields, classes=classes)
     return replace(
-        Provided.of(scan, scan.schema.keys() & fields.keys(), labels),
+        Provided.of_base(scan, scan.schema.keys() & fields.keys(), labels),
         fields=fields,
         classes=classes,
     )
@@ -281,7 +220,7 @@ class Extension:
         if any(fields[name].type.follows for name in names):
             recipe = self.plan.options.recipe
         parts = {part.split: split for split, part in opened.items()}
-        source = Provided(scan.source, scan.schema, names, parts, recipe)
+        source = Provided(scan, names, parts, recipe)
         splits = {}
         for split, part in zip(self.plan.splits, parts, strict=True):
             bad = {problem.path for problem in bases[split.name].skipped}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema, all_kinds
 from shardkit.kinds.values import as_bits, as_numpy
-from shardkit.record import META_FIELD, Record, dump_json
+from shardkit.record import IMAGE, META_FIELD, Record, dump_json
 from shardkit.system.text import shortened
 
 _LONGEST = 200
@@ -71,3 +71,30 @@ def with_fields(record: Record, schema: Schema, values: Mapping[str, Any]) -> Re
     if meta:
         fields[META_FIELD] = dump_json({**record.meta, **meta})
     return Record(record.key, fields)
+
+
+def only_fields(record: Record, schema: Schema, names: Collection[str]) -> Record:
+    """Return a record with some of its fields.
+
+    Args:
+        record: The record.
+        schema: All its fields.
+        names: The names of the wanted ones.
+    """
+    fields = {
+        stored: content
+        for stored, content in record.fields.items()
+        if _field_of(stored, schema) in names
+    }
+    meta = record.meta
+    facts = meta.keys() - schema.keys() if IMAGE in names else {"path"}
+    kept = {name: value for name, value in meta.items() if name in facts or name in names}
+    return Record(record.key, {**fields, META_FIELD: dump_json(kept)})
+
+
+def _field_of(stored: str, schema: Schema) -> str:
+    """Return the field that a stored name is of; the metadata are of none."""
+    for name, field in schema.items():
+        if stored == field.stored_name(name):
+            return name
+    return "" if stored == META_FIELD else stored.rpartition(".")[0] or IMAGE

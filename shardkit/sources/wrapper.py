@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from shardkit.contracts import Comparison, Entry, Scan, Source
 from shardkit.errors import Problem
+from shardkit.kinds.packing import only_fields
 from shardkit.record import Record
 
 
@@ -82,3 +84,30 @@ class Wrapper(Source):
     def column(self, entries: Sequence[Entry], name: str) -> Iterable[Any]:
         """Return a value of each entry by which images can be grouped."""
         return self.source.column(entries, name)
+
+
+class SomeFields(Wrapper):
+    """The images of a source with some of their fields.
+
+    Args:
+        scan: The scan of the source.
+        names: The names of the wanted fields.
+    """
+
+    def __init__(self, scan: Scan, names: Collection[str]) -> None:
+        super().__init__(scan.source)
+        self.schema, self.names = scan.schema, names
+
+    def read_given(self, split: str, entry: Entry) -> tuple[Record, Comparison]:
+        """Return the record of an image with the wanted fields alone."""
+        record, comparison = super().read_given(split, entry)
+        return self.narrow(record), comparison
+
+    def narrow(self, record: Record) -> Record:
+        """Return a record with the wanted fields alone."""
+        return only_fields(record, self.schema, self.names)
+
+    def narrowed(self, scan: Scan) -> Scan:
+        """Return the scan of the other source as one of this."""
+        splits = {split: replace(images, source=self) for split, images in scan.splits.items()}
+        return replace(scan, source=self, splits=splits, exact_sizes=False)

@@ -12,11 +12,11 @@ import numpy as np
 from shardkit.codecs.image import Pixels, decode_mask
 from shardkit.codecs.image_type import ImageType
 from shardkit.contracts import Entry, Source
-from shardkit.conversion.extend import with_fields
 from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
+from shardkit.kinds.packing import only_fields
 from shardkit.recipe import CHECK_NOTES, Recipe
 from shardkit.record import (
     IMAGE,
@@ -117,7 +117,7 @@ class RecordComparison:
         self.result.bytes += len(data)
         if self._against.changed:
             wanted = self._against.schema.keys() - self._against.changed
-            record = with_fields(record, self._against.schema, wanted)
+            record = only_fields(record, self._against.schema, wanted)
         if record == expected:
             self.result.same += 1
             self.result.converted += _is_converted(record, original)

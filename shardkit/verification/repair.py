@@ -20,9 +20,9 @@ from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.system.files import has_sha256, move_into, sha256_of
 from shardkit.system.pool import Meter, Report, run_tasks
-from shardkit.verification.layer_source import divide_sources
 from shardkit.verification.reindex import rebuild_index
 from shardkit.verification.shard_check import Finding
+from shardkit.verification.source_comparison import divide_sources
 from shardkit.verification.source_match import SourceMatch, match_rows, match_sources
 
 _NAMED = 3
@@ -152,7 +152,7 @@ class _Repair:
     workers: int
     on_progress: Report | None
     layers: Mapping[str, Images]
-    """As `shardkit.verification.layer_source.Sources.layers`."""
+    """As `shardkit.verification.source_comparison.Sources.layers`."""
 
     def run(self, origins: Sequence[SourceMatch], entries: Sequence[FileEntry]) -> None:
         """Rebuild files: shards, then the index from the shards, then reports."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardkit.contracts import Images
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.errors import BadImage
+from shardkit.errors import BadImage, CorruptDataset
+from shardkit.recipe import Recipe
 from shardkit.system.files import as_text
+from shardkit.system.late import load
 from shardkit.verification.record_comparison import ComparisonResult, SourceComparison
 from shardkit.verification.shard_check import Finding, ShardCheck
 from shardkit.verification.source_match import SourceMatch, match_rows, match_sources
@@ -48,6 +52,80 @@ class AttachedSource(NamedTuple):
     findings: list[Finding]
     left_out: int
     """Number of the source's image files that do not belong in the dataset."""
+
+
+_READERS = {"fields": "shardkit.verification.layer_source:images_of"}
+"""What finds the rows of a layer in a source that a user named, by the kind that the layer states.
+
+It gets the source, the dataset of each split by the split of the layer, and the description of the
+layer's source. It returns the rows by that split, or nothing if they were made from something else.
+"""
+
+
+class Sources(NamedTuple):
+    """The sources that a user named, divided by what was made from them."""
+
+    base: Any
+    """Those of the conversion; None without any."""
+    layers: Mapping[str, Images]
+    """The rows of each layer whose source was named, by its split, such as ``val/layers/000001``.
+    """
+
+
+def divide_sources(splits: Mapping[str, OpenedDataset], given: Any) -> Sources:
+    """Find which sources the dataset was made from, and which its layers.
+
+    Args:
+        splits: The dataset of each split.
+        given: A source, or a list of these.
+
+    Raises:
+        UsageError: If a source of a layer cannot be read.
+        CorruptDataset: If a layer describes no source.
+    """
+    items = list(given) if isinstance(given, (list, tuple)) else [given]
+    base, layers = list[Any](), dict[str, Images]()
+    described = _described_layers(splits)
+    for item in items:
+        made = dict[str, Images]()
+        for folder, description in described.items():
+            datasets = {f"{dataset.prefix}{folder}": dataset for dataset in splits.values()}
+            made |= load(_READERS[description["kind"]])(item, datasets, description)
+        layers |= made
+        base += [] if made else [item]
+    if not layers:
+        return Sources(given, layers)
+    return Sources(base if len(base) > 1 else next(iter(base), None), layers)
+
+
+def _described_layers(splits: Mapping[str, OpenedDataset]) -> dict[str, Mapping[str, Any]]:
+    """Return the folder of each layer and the description of its source, if that can be read."""
+    first, described = next(iter(splits.values())), dict[str, Mapping[str, Any]]()
+    for layer in first.manifest.layers:
+        if layer.files:
+            with suppress(CorruptDataset):  # found by the check of its files
+                described[layer.folder] = first.layer(layer).manifest.source
+    return {folder: source for folder, source in described.items() if source["kind"] in _READERS}
+
+
+def compared_with(task: ShardCheck, images: Images) -> ShardCheck:
+    """Return the check of a shard of a layer that also compares it with its source.
+
+    Args:
+        task: The check.
+        images: The rows of the layer.
+    """
+    entries = images.entries[task.start : task.start + task.entry.rows]
+    against = SourceComparison(
+        source=images.source,
+        split=images.split,
+        entries=list(entries),
+        recipe=Recipe.restored(task.meta["recipe"]),
+        schema=task.schema,
+        changed=(),
+        exact=True,
+    )
+    return replace(task, against=against)
 
 
 def attach_source(

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from shardkit.contracts import Entry, Images, Scan
-from shardkit.conversion.extend import Provided
 from shardkit.conversion.plan import as_stored, copying, software_of
 from shardkit.dataset.index import string_files
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
@@ -25,6 +24,7 @@ from shardkit.recipe import Recipe
 from shardkit.record import LABEL
 from shardkit.registry import DATASET, get_format, open_source
 from shardkit.sources.opening import reopen
+from shardkit.sources.wrapper import SomeFields
 from shardkit.system.files import has_sha256, overlap
 from shardkit.system.text import is_within, quoted
 from shardkit.verification.shard_check import Finding
@@ -96,7 +96,7 @@ def _unchanged(scan: Scan, described: Mapping[str, Mapping[str, Any]]) -> Scan:
     changed = changed_fields(next(iter(described.values())))
     if changed.isdisjoint(scan.schema):
         return scan
-    return Provided.of(scan, scan.schema.keys() - changed)
+    return SomeFields(scan, scan.schema.keys() - changed).narrowed(scan)
 
 
 def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[dict[str, SourceMatch]]:

@@ -18,10 +18,15 @@ from shardkit.system.late import load
 from shardkit.system.pool import Report, run_tasks
 from shardkit.system.urls import STORES, scheme_and_place
 from shardkit.verification.file_check import check_files, check_view
-from shardkit.verification.layer_source import compared_with, divide_sources
 from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.shard_check import Checks, Finding, ShardCheck
-from shardkit.verification.source_comparison import SourceReport, attach_source, report_source
+from shardkit.verification.source_comparison import (
+    SourceReport,
+    attach_source,
+    compared_with,
+    divide_sources,
+    report_source,
+)
 
 LEVELS = ("quick", "full", "decode")
 
