@@ -21,11 +21,11 @@ from shardkit.dataset.index import (
     entries_file,
     string_files,
 )
-from shardkit.dataset.layered import LayeredIndex, plain_index, relabeled
-from shardkit.dataset.manifest import Manifest
+from shardkit.dataset.manifest import Layer, Manifest
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.record import IMAGE
 from shardkit.system.files import sha256_of
+from shardkit.system.late import load
 from shardkit.system.npy import npy_header
 from shardkit.system.safe_paths import UNFIT
 from shardkit.system.text import as_command
@@ -45,17 +45,49 @@ _SPAN = 32
 _AT_ONCE = 1 << 15
 """Rows read at a time (1 MiB) when all are requested."""
 
-_OPAQUE = np.dtype((np.void, ROW.itemsize))
+OPAQUE = np.dtype((np.void, ROW.itemsize))
 """A row without its fields, which NumPy gathers in a fifth of the time."""
 
 _Column = TypeVar("_Column")
 
 
+class Places:
+    """Where a dataset has its fields: all in its own files. Others inherit from this class."""
+
+    def index(self, directory: Path, manifest: Manifest) -> Index:
+        """Return the index of the dataset."""
+        return Index(directory, manifest.rows, manifest.fields_by_name, manifest.lacking)
+
+    def layer(self, directory: Path, manifest: Manifest, layer: Layer) -> Manifest:
+        """Return the manifest of one of the dataset's layers, which has files.
+
+        Raises:
+            CorruptDataset: If it is damaged, or of another dataset.
+        """
+        raise NotImplementedError
+
+    def entries(self, entries: IndexRows, labels: IndexRows | None) -> IndexRows:
+        """Return entries of images with the labels of other entries; None removes all labels."""
+        raise NotImplementedError
+
+
+_PLACES = {
+    "": "shardkit.dataset.index_reader:Places",
+    "layering": "shardkit.dataset.layered:LayeredPlaces",
+}
+"""Where a dataset has its fields, by the entry of the manifest that says so; "" is none."""
+
+
+def places_of(manifest: Manifest) -> Places:
+    """Return where a dataset has its fields."""
+    stated = "" if manifest.layering is None else "layering"
+    places: Places = load(_PLACES[stated])()
+    return places
+
+
 def index_of(directory: Path, manifest: Manifest) -> Index:
     """Return the index of the dataset that a manifest describes."""
-    if manifest.layers:
-        return LayeredIndex(directory, manifest)
-    return plain_index(directory, manifest)
+    return places_of(manifest).index(directory, manifest)
 
 
 class IndexReader:
@@ -135,7 +167,7 @@ class IndexRows:
             root: The dataset.
         """
         self._root = root
-        self._held = None if held is None else held.view(_OPAQUE)
+        self._held = None if held is None else held.view(OPAQUE)
         self._path = path
         self._count = count
         self._identity = identity
@@ -193,36 +225,6 @@ class IndexRows:
     def forget(self) -> None:
         """Reopen the file at its next use."""
         forget(self._path, self._identity)
-
-
-class RelabeledRows(IndexRows):
-    """The rows of an index with the labels of a layer.
-
-    Args:
-        rows: The rows.
-        labels: The rows of the layer; None if it removed the label.
-    """
-
-    def __init__(self, rows: IndexRows, labels: IndexRows | None) -> None:
-        self._rows = rows
-        self._labels = labels
-        self._count = rows.count
-        self._held = None
-        if rows.is_held:
-            self._held = self.read(np.arange(rows.count)).view(_OPAQUE)
-
-    def read(self, rows: npt.NDArray[np.int64]) -> Rows:
-        """Return the entries of ``rows``, in that order; see `IndexRows.read`."""
-        if self._held is not None:
-            return self._held[rows].view(ROW)
-        labels = None if self._labels is None else self._labels.read(rows)
-        return relabeled(self._rows.read(rows), labels)
-
-    def forget(self) -> None:
-        """Reopen the files at their next use."""
-        self._rows.forget()
-        if self._labels is not None:
-            self._labels.forget()
 
 
 def _require_content(directory: Path, name: str, sha256: str) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.index import HEAD, Index, Rows, damaged_rows
+from shardkit.dataset.index import HEAD, ROW, Index, Rows, damaged_rows
+from shardkit.dataset.index_reader import OPAQUE, IndexRows, Places, index_of
 from shardkit.dataset.manifest import LAYERS, Layer, Manifest, load_manifest
 from shardkit.errors import CorruptDataset
 from shardkit.record import IMAGE, LABEL, NO_LABEL
@@ -84,7 +85,7 @@ class LayeredIndex(Index):
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         super().__init__(directory, manifest.rows, manifest.fields_by_name, manifest.lacking)
         self._manifest = manifest
-        self._homes: dict[str, Index] = {"": plain_index(directory, manifest.base)}
+        self._homes: dict[str, Index] = {"": index_of(directory, manifest.base)}
 
     def rows(self, field: str = IMAGE) -> Rows:
         """Return the entries of all rows: memory-mapped and read-only, unless labels changed."""
@@ -120,14 +121,55 @@ class LayeredIndex(Index):
         index = self._homes.get(layer.name)
         if index is None:
             manifest = load_layer(self._directory, self._manifest, layer)
-            index = plain_index(self._directory / layer.folder, manifest)
+            index = index_of(self._directory / layer.folder, manifest)
             self._homes[layer.name] = index
         return index
 
 
-def plain_index(directory: Path, manifest: Manifest) -> Index:
-    """Return the index of a dataset without layers."""
-    return Index(directory, manifest.rows, manifest.fields_by_name, manifest.lacking)
+class LayeredPlaces(Places):
+    """The fields of a dataset with layers are in the files of these, too."""
+
+    def index(self, directory: Path, manifest: Manifest) -> Index:
+        """Return the index of the dataset."""
+        return LayeredIndex(directory, manifest)
+
+    def layer(self, directory: Path, manifest: Manifest, layer: Layer) -> Manifest:
+        """Return the manifest of a layer; see `load_layer`."""
+        return load_layer(directory, manifest, layer)
+
+    def entries(self, entries: IndexRows, labels: IndexRows | None) -> IndexRows:
+        """Return entries of images with the labels of other entries."""
+        return RelabeledRows(entries, labels)
+
+
+class RelabeledRows(IndexRows):
+    """The rows of an index with the labels of a layer.
+
+    Args:
+        rows: The rows.
+        labels: The rows of the layer; None if it removed the label.
+    """
+
+    def __init__(self, rows: IndexRows, labels: IndexRows | None) -> None:
+        self._rows = rows
+        self._labels = labels
+        self._count = rows.count
+        self._held = None
+        if rows.is_held:
+            self._held = self.read(np.arange(rows.count)).view(OPAQUE)
+
+    def read(self, rows: npt.NDArray[np.int64]) -> Rows:
+        """Return the entries of ``rows``, in that order; see `IndexRows.read`."""
+        if self._held is not None:
+            return self._held[rows].view(ROW)
+        labels = None if self._labels is None else self._labels.read(rows)
+        return relabeled(self._rows.read(rows), labels)
+
+    def forget(self) -> None:
+        """Reopen the files at their next use."""
+        self._rows.forget()
+        if self._labels is not None:
+            self._labels.forget()
 
 
 class _RelabeledValues:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from shardkit.dataset.index import Index
-from shardkit.dataset.index_reader import index_of
-from shardkit.dataset.layered import load_layer
+from shardkit.dataset.index_reader import index_of, places_of
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
     Layer,
@@ -165,7 +164,7 @@ class OpenedDataset:
             digest=layer.digest,
             access=self.access.of_layer(self.path, layer),
         )
-        opened.manifest = load_layer(self.path, self.manifest, layer)
+        opened.manifest = places_of(self.manifest).layer(self.path, self.manifest, layer)
         return opened
 
     @property

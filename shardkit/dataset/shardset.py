@@ -24,7 +24,7 @@ from shardkit.dataset.index import (
     require_counts,
 )
 from shardkit.dataset.index_builder import IndexedRecord, difference, shard_records
-from shardkit.dataset.index_reader import IndexReader, IndexRows, RelabeledRows
+from shardkit.dataset.index_reader import IndexReader, IndexRows, places_of
 from shardkit.dataset.located import LocatedRows
 from shardkit.dataset.opened import LOCAL, Fetching, OpenedDataset, open_one
 from shardkit.dataset.shard_files import Access
@@ -128,7 +128,7 @@ class ShardSet:
                 entries = home.entries_of(field)
                 if field == IMAGE and self.manifest.relabels:
                     labels = self.home(LABEL).entries if LABEL in self.schema else None
-                    entries = RelabeledRows(entries, labels)
+                    entries = places_of(self.manifest).entries(entries, labels)
             else:
                 rows = self.dataset.unchanged(lambda: self.index.rows(field))
                 entries = self.index.entries(rows, field)
