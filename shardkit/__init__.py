@@ -35,7 +35,7 @@ _PUBLIC = {
     "torch.data.iterable": (
         "IterableHDF5Dataset IterableLMDBDataset IterableShardDataset IterableTarDataset"
     ),
-    "torch.data.ops": "CenterCrop RandomCrop RandomResizedCrop Resize",
+    "torch.data.crops": "CenterCrop RandomCrop RandomResizedCrop Resize",
     "torch.data.read_context": "with_rng",
     "torch.data.samplers": "Balanced Mixture Weighted",
     "torch.data.windows": "Windows",

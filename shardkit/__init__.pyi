@@ -26,6 +26,10 @@ from shardkit.sources.samples import Sample as Sample
 from shardkit.torch.batch_size import find_batch_size as find_batch_size
 from shardkit.torch.data.buckets import Buckets as Buckets
 from shardkit.torch.data.collate import collate as collate
+from shardkit.torch.data.crops import CenterCrop as CenterCrop
+from shardkit.torch.data.crops import RandomCrop as RandomCrop
+from shardkit.torch.data.crops import RandomResizedCrop as RandomResizedCrop
+from shardkit.torch.data.crops import Resize as Resize
 from shardkit.torch.data.datasets import HDF5Dataset as HDF5Dataset
 from shardkit.torch.data.datasets import LMDBDataset as LMDBDataset
 from shardkit.torch.data.datasets import ShardDataset as ShardDataset
@@ -35,10 +39,6 @@ from shardkit.torch.data.iterable import IterableHDF5Dataset as IterableHDF5Data
 from shardkit.torch.data.iterable import IterableLMDBDataset as IterableLMDBDataset
 from shardkit.torch.data.iterable import IterableShardDataset as IterableShardDataset
 from shardkit.torch.data.iterable import IterableTarDataset as IterableTarDataset
-from shardkit.torch.data.ops import CenterCrop as CenterCrop
-from shardkit.torch.data.ops import RandomCrop as RandomCrop
-from shardkit.torch.data.ops import RandomResizedCrop as RandomResizedCrop
-from shardkit.torch.data.ops import Resize as Resize
 from shardkit.torch.data.read_context import with_rng as with_rng
 from shardkit.torch.data.samplers import Balanced as Balanced
 from shardkit.torch.data.samplers import Mixture as Mixture

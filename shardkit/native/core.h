@@ -214,7 +214,7 @@ size_t sk_fill(const sk_batch *views, size_t count);
 void sk_read_stored(const sk_batch *batch, uint8_t *const *to);
 uint32_t sk_length_of(const uint8_t *entry);
 
-/* draws.c: the crops of RandomResizedCrop in shardkit/torch/data/ops.py. */
+/* draws.c: the crops of RandomResizedCrop in shardkit/torch/data/crops.py. */
 typedef struct {
     double scale[2], ratio[2], log_ratio[2], flip;
 } sk_random_crop;

@@ -1,5 +1,5 @@
 /* Draw the pieces of RandomResizedCrop: the numbers of Draws in shardkit/sampling/order.py, and the
- * arithmetic of RandomResizedCrop.piece in shardkit/torch/data/ops.py, to the bit. */
+ * arithmetic of RandomResizedCrop.piece in shardkit/torch/data/crops.py, to the bit. */
 #include "core.h"
 
 #include <math.h>

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from shardkit.errors import UsageError
 from shardkit.system.text import shell
 from shardkit.torch.data.collate import count
-from shardkit.torch.data.ops import OPERATIONS, ImageOp
+from shardkit.torch.data.crops import OPERATIONS
+from shardkit.torch.data.ops import ImageOp
 
 _BAR_SECONDS = 0.3
 """Seconds between updates of a progress bar: drawing it takes about 0.1 ms."""

@@ -74,11 +74,13 @@ RINGS = {
     "conversion.typed torch.data.typed",
     "planes": "codecs.planes",
     "orders": "sampling.weighted sampling.buckets torch.data.samplers torch.data.buckets "
-    "torch.data.windows torch.data.iterable sampling.neighbors",
+    "torch.data.windows torch.data.iterable torch.sampler sampling.neighbors",
+    "operations": "torch.data.crops",
     "engines": "torch.engine.resident torch.engine.helper system.helper torch.tuned",
     "wrapped sources": "sources.divided conversion.exclude sources.samples sources.given_pixels",
     "facts": "codecs.measures codecs.properties",
-    "changes": "conversion.append conversion.merge conversion.extend conversion.splitting",
+    "changes": "conversion.append conversion.merge conversion.extend conversion.splitting "
+    "conversion.combine",
     "attach": "conversion.attach sources.kept",
     "sources": "dataset.source dataset.selection sources.arrow_reader sources.beton_file "
     "sources.cifar sources.coco sources.column_shards sources.crc32c sources.driver sources.ffcv "
@@ -88,7 +90,8 @@ RINGS = {
     "sources.npy_files sources.row_log sources.spool sources.table sources.table_rows "
     "sources.tar_members sources.tf_example sources.tfrecord sources.tfrecord_file "
     "sources.unpacking sources.voc sources.webdataset",
-    "outer": "reporting exporting measure cli testing torch.lightning verification.describe",
+    "outer": "reporting exporting measure cli testing torch.lightning torch.batch_size "
+    "torch.monitor torch.prefetch verification.describe verification.diff verification.receipt",
 }
 """Packages and modules around the core, in which one may import another."""
 

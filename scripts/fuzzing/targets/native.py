@@ -31,15 +31,8 @@ from shardkit.record import IMAGE_FIELDS, PLANES, STORED_KINDS
 from shardkit.sampling.order import BatchDraws, Draws
 from shardkit.system import native
 from shardkit.system.compiled import fill, read_stored
-from shardkit.torch.data.ops import (
-    CenterCrop,
-    Crop,
-    ImageOp,
-    RandomResizedCrop,
-    Resize,
-    as_crop_table,
-    select_crop_table,
-)
+from shardkit.torch.data.crops import CenterCrop, RandomResizedCrop, Resize
+from shardkit.torch.data.ops import Crop, ImageOp, as_crop_table, select_crop_table
 
 _VERIFIES, _MAPPED = 1, 4
 

@@ -22,8 +22,9 @@ from shardkit.measure.runner.spec import Subject
 from shardkit.system.files import require_local
 from shardkit.system.formatting import size
 from shardkit.system.text import printable, shortened
+from shardkit.torch.data.crops import OPERATIONS
 from shardkit.torch.data.datasets import DECODES, ShardDataset, open_dataset
-from shardkit.torch.data.ops import OPERATIONS, ImageOp
+from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.engine.preflight import why_processes
 
 DEFAULT_OPERATION = "RandomResizedCrop(224)"

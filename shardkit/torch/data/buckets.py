@@ -19,8 +19,9 @@ from shardkit.sampling.buckets import (
 )
 from shardkit.sampling.order import Draws, Order, Positions
 from shardkit.sampling.weighted import check_weights
+from shardkit.torch.data.crops import check_probability
 from shardkit.torch.data.datasets import ShardDataset
-from shardkit.torch.data.ops import Crop, ImageOp, check_probability
+from shardkit.torch.data.ops import Crop, ImageOp
 from shardkit.torch.data.order_options import OrderOptions, OrderSampler
 
 _KNOWN = {"crop": ("random", "center"), "leftovers": ("drop", "carry")}

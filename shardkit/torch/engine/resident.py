@@ -22,8 +22,9 @@ from shardkit.system import formatting
 from shardkit.system.machine import free_memory
 from shardkit.torch.data import nested
 from shardkit.torch.data.collate import BatchView, Values, collate
+from shardkit.torch.data.crops import RandomCrop
 from shardkit.torch.data.datasets import ShardDataset
-from shardkit.torch.data.ops import ImageOp, RandomCrop
+from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.data.read_context import Allocate, ReadContext, draws_key, new_block, reading
 from shardkit.torch.data.schedule import Request

@@ -41,7 +41,7 @@ from shardkit.dataset import decode as decoding
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage, CorruptRecord
 from shardkit.sampling.order import Draws
-from shardkit.torch.data import ops
+from shardkit.torch.data import crops, ops
 from shardkit.torch.data.images import frame_of
 from shardkit.torch.data.ops import Crop, ImageOp
 
@@ -666,7 +666,7 @@ WRONG: dict[str, list[Any]] = {
 
 def test_wrong_options_are_usage_errors() -> None:
     sizes: list[Any] = [0, -1, 1.5, "8", None, True, (8,), (8, 8, 8), (8, 0), [8, 8]]
-    for size, make in itertools.product(sizes, ops.OPERATIONS):
+    for size, make in itertools.product(sizes, crops.OPERATIONS):
         with refused(UsageError, make.__name__, size):
             make(size)
     for name, values in WRONG.items():
