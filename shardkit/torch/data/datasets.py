@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import BatchContext, EpochCell
 from shardkit.torch.data.values import move_arrays, read_apart, read_column
+
+if TYPE_CHECKING:
+    from shardkit.torch.data.windows import Windows
 
 DECODES = ("pil", "numpy", "torch", "bytes")
 
@@ -115,7 +118,7 @@ class ReaderOptions:
         help="Number of this view, from 0 on. Datasets over the same images draw different random "
         "numbers if their views differ, such as two crops of each image.",
     )
-    windows: RowWindows | None = option(
+    windows: Windows | None = option(
         None,
         help="Neighboring rows that each sample holds, see `Windows`. Samples are then dicts, "
         "images are tensors, and a transform gets a window.",
@@ -213,7 +216,7 @@ class ShardDataset(Dataset[Sample]):
             self._opened_with.pop(name, None)
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
-        self.windows = options.windows
+        self.windows: RowWindows | None = options.windows
         fields = options.fields
         if self.windows is not None:
             fields = self.windows.names(fields)
