@@ -17,6 +17,7 @@ from shardkit.conversion.field_values import FieldValues
 from shardkit.dataset.decode import decode_own, decode_stored
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.source import record_of
 from shardkit.errors import BadImage, CorruptDataset
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import pack
@@ -156,7 +157,7 @@ class Samples:
 
 def _sample(shards: ShardSet, row: int) -> dict[str, Any]:
     """Return the fields of a row."""
-    record = shards.record(row)
+    record = record_of(shards, row)
     meta = record.meta
     sample: dict[str, Any] = {"key": record.key, "path": meta["path"]}
     for name, field in shards.schema.items():

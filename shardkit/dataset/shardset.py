@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +23,20 @@ from shardkit.dataset.index import (
     damaged_rows,
     require_counts,
 )
-from shardkit.dataset.index_builder import IndexedRecord, difference, shard_records
 from shardkit.dataset.index_reader import IndexReader, IndexRows, places_of
 from shardkit.dataset.located import LocatedRows
 from shardkit.dataset.opened import LOCAL, Fetching, OpenedDataset, open_one
 from shardkit.dataset.shard_files import Access
-from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
+from shardkit.errors import CorruptDataset, CorruptRecord, UsageError
 from shardkit.kinds.column import Column
 from shardkit.kinds.field import Field, Schema, apart_of, columns_of, uniform_arrays
-from shardkit.kinds.packing import with_fields
 from shardkit.record import (
     ABSENT,
     IMAGE,
     LABEL,
-    LABEL_FIELD,
-    META_FIELD,
     NO_LABEL,
     STORED_KINDS,
     Record,
-    dump_json,
     image_field,
     is_raw,
 )
@@ -366,32 +361,6 @@ class ShardSet:
         stored = field.stored_name(name) if field is not None else None
         return record.fields[stored or image_field(record.fields, name) or ""]
 
-    def record(self, row: int) -> Record:
-        """Return the record of a row with all its fields, after comparing them with the index.
-
-        Raises:
-            CorruptRecord: If the record or its index is damaged.
-            CorruptDataset: If another dataset has replaced this one.
-        """
-        if self.manifest.layers:
-            return self._layered(row)
-        shard, place = self.files.place(row)
-        if not self.manifest.shards[shard].holds_records:
-            return self._assembled(row)
-        storage = get_format(self.manifest.format)
-        self.files.whole(shard)  # a missing shard is not a damaged record
-        stored: IndexedRecord
-        try:
-            reader = self.files.reader(shard, partial(shard_records, storage), "records")
-            (stored,) = reader.read([place])
-            part = self.part(np.array([row]))
-            reason = difference(stored, 0, part)[0] or self.shape_fault(stored.record)
-        except (CorruptShard, IndexError) as error:
-            reason = str(error)
-        if reason:
-            raise self.corrupt(row, int(self.entries.read(np.array([row]))["offset"][0]), reason)
-        return stored.record
-
     def shape_fault(self, record: Record) -> str:
         """Return which array or raw pixels have not the shape that the manifest states, or ""."""
         for name, data in record.fields.items():
@@ -409,50 +378,6 @@ class ShardSet:
     @cached_property
     def _raw_bytes(self) -> int:
         return math.prod(self.manifest.raw_shape or (0,))
-
-    def _layered(self, row: int) -> Record:
-        """Return the record of a row with the fields of all layers."""
-        homes = {name: self.home(name) for name in ("", *self.schema)}
-        records = {home: home.record(row) for home in homes.values()}
-        described = {home: record.meta for home, record in records.items()}
-        changed = self.manifest.base.fields_by_name
-        meta = {name: value for name, value in described[homes[""]].items() if name not in changed}
-        fields: dict[str, bytes] = {}
-        for name, field in self.schema.items():
-            stored_fields, described_here = records[homes[name]].fields, described[homes[name]]
-            stored = field.stored_name(name) or image_field(stored_fields, name)
-            if stored is not None and stored in stored_fields:
-                fields[stored] = stored_fields[stored]
-            if name in described_here:
-                meta[name] = described_here[name]
-        return Record(self.keys[row], {**fields, META_FIELD: dump_json(meta)})
-
-    def _assembled(self, row: int) -> Record:
-        """Return the record that a conversion of an attached archive would store."""
-        place = np.array([row])
-        fields: dict[str, bytes] = {}
-        meta: dict[str, Any] = {"path": self.paths[row]}
-        values: dict[str, Any] = {}
-        for name, field in self.schema.items():
-            if name == LABEL:
-                if (label := int(self.labels_of(place)[0])) != NO_LABEL:
-                    fields[LABEL_FIELD] = b"%d" % label
-                continue
-            if not field.type.stored_apart:
-                if (value := self.values(name, place).value(0)) is not None:
-                    values[name] = value
-                continue
-            located = self.find(place, name)
-            kind = located.fields[0]
-            if kind == ABSENT:
-                continue
-            stored = field.stored_name(name) or (kind if name == IMAGE else f"{name}.{kind}")
-            fields[stored] = bytes(located.read(0, memoryview(bytearray(located.lengths[0]))).data)
-            if field.type.is_picture:
-                size = {"width": located.widths[0], "height": located.heights[0]}
-                meta |= size if name == IMAGE else {name: size}
-        record = Record(self.keys[row], {**fields, META_FIELD: dump_json(meta)})
-        return with_fields(record, self.schema, values)
 
     def part(self, rows: npt.NDArray[np.int64]) -> IndexPart:
         """Return the index of some rows, counted from 0.

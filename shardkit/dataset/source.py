@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,26 @@ from shardkit.contracts import (
     SourceOptions,
     StoredEntries,
 )
+from shardkit.dataset.index_builder import IndexedRecord, difference, shard_records
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.parts import CHANGED, converted_digest, dataset_parts, with_changed
 from shardkit.dataset.selection import Mask, column_values, select
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import BadImage, CorruptDataset, UsageError
+from shardkit.errors import BadImage, CorruptDataset, CorruptShard, UsageError
 from shardkit.kinds.field import Field, apart_of, describe_schema
+from shardkit.kinds.packing import with_fields
 from shardkit.options import option
-from shardkit.record import IMAGE, LABEL, LABEL_FIELD, NO_LABEL, Record
+from shardkit.record import (
+    ABSENT,
+    IMAGE,
+    LABEL,
+    LABEL_FIELD,
+    META_FIELD,
+    NO_LABEL,
+    Record,
+    dump_json,
+    image_field,
+)
 from shardkit.registry import DATASET, get_format
 from shardkit.system.files import as_text
 from shardkit.system.text import name_list
@@ -178,7 +191,7 @@ class DatasetSource(Source):
             BadImage: If the record or its index is damaged, or the dataset was replaced.
         """
         try:
-            record = self._sets[split].record(entry.place)
+            record = record_of(self._sets[split], entry.place)
         except (KeyError, IndexError) as error:  # the dataset is another one now
             raise BadImage("it changed since the scan") from error
         except CorruptDataset as error:
@@ -192,6 +205,79 @@ class DatasetSource(Source):
     def locate(self, split: str, entry: Entry) -> str:
         """Return the dataset and the row of a record."""
         return f"{self._sets[split].directory}, row {entry.place}"
+
+
+def record_of(shards: ShardSet, row: int) -> Record:
+    """Return the record of a row with all its fields, after comparing them with the index.
+
+    Raises:
+        CorruptRecord: If the record or its index is damaged.
+        CorruptDataset: If another dataset has replaced this one.
+    """
+    if shards.manifest.layers:
+        return _layered(shards, row)
+    shard, place = shards.files.place(row)
+    if not shards.manifest.shards[shard].holds_records:
+        return _assembled(shards, row)
+    storage = get_format(shards.manifest.format)
+    shards.files.whole(shard)  # a missing shard is not a damaged record
+    stored: IndexedRecord
+    try:
+        reader = shards.files.reader(shard, partial(shard_records, storage), "records")
+        (stored,) = reader.read([place])
+        part = shards.part(np.array([row]))
+        reason = difference(stored, 0, part)[0] or shards.shape_fault(stored.record)
+    except (CorruptShard, IndexError) as error:
+        reason = str(error)
+    if reason:
+        raise shards.corrupt(row, int(shards.entries.read(np.array([row]))["offset"][0]), reason)
+    return stored.record
+
+
+def _layered(shards: ShardSet, row: int) -> Record:
+    """Return the record of a row with the fields of all layers."""
+    homes = {name: shards.home(name) for name in ("", *shards.schema)}
+    records = {home: record_of(home, row) for home in homes.values()}
+    described = {home: record.meta for home, record in records.items()}
+    changed = shards.manifest.base.fields_by_name
+    meta = {name: value for name, value in described[homes[""]].items() if name not in changed}
+    fields: dict[str, bytes] = {}
+    for name, field in shards.schema.items():
+        stored_fields, described_here = records[homes[name]].fields, described[homes[name]]
+        stored = field.stored_name(name) or image_field(stored_fields, name)
+        if stored is not None and stored in stored_fields:
+            fields[stored] = stored_fields[stored]
+        if name in described_here:
+            meta[name] = described_here[name]
+    return Record(shards.keys[row], {**fields, META_FIELD: dump_json(meta)})
+
+
+def _assembled(shards: ShardSet, row: int) -> Record:
+    """Return the record that a conversion of an attached archive would store."""
+    place = np.array([row])
+    fields: dict[str, bytes] = {}
+    meta: dict[str, Any] = {"path": shards.paths[row]}
+    values: dict[str, Any] = {}
+    for name, field in shards.schema.items():
+        if name == LABEL:
+            if (label := int(shards.labels_of(place)[0])) != NO_LABEL:
+                fields[LABEL_FIELD] = b"%d" % label
+            continue
+        if not field.type.stored_apart:
+            if (value := shards.values(name, place).value(0)) is not None:
+                values[name] = value
+            continue
+        located = shards.find(place, name)
+        kind = located.fields[0]
+        if kind == ABSENT:
+            continue
+        stored = field.stored_name(name) or (kind if name == IMAGE else f"{name}.{kind}")
+        fields[stored] = bytes(located.read(0, memoryview(bytearray(located.lengths[0]))).data)
+        if field.type.is_picture:
+            size = {"width": located.widths[0], "height": located.heights[0]}
+            meta |= size if name == IMAGE else {name: size}
+    record = Record(shards.keys[row], {**fields, META_FIELD: dump_json(meta)})
+    return with_fields(record, shards.schema, values)
 
 
 def _original(shards: ShardSet) -> Original:

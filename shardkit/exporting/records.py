@@ -17,6 +17,7 @@ from shardkit.codecs.typed import encode_typed, lossless_encoding
 from shardkit.dataset.index import Index, IndexPart
 from shardkit.dataset.index_builder import IndexedRecord, open_records
 from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.source import record_of
 from shardkit.errors import BadImage, CorruptShard, UsageError
 from shardkit.kinds.field import Field, uniform_arrays
 from shardkit.record import (
@@ -105,7 +106,7 @@ class Exporting:
         count = manifest.shards[shard].rows
         if manifest.layers or not manifest.shards[shard].holds_records:
             for row in range(start, start + count):
-                yield self._as_files(self.shards.record(row))
+                yield self._as_files(record_of(self.shards, row))
                 if self.report:
                     self.report(Progress(images=1))
             return
