@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardkit.conversion.append import append
-from shardkit.conversion.attach import attach
+from shardkit.attaching.attach import attach
+from shardkit.changes.append import append
+from shardkit.changes.fields import add_fields, replace_fields
 from shardkit.conversion.convert import convert, convert_scan
-from shardkit.conversion.fields import add_fields, replace_fields
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.dataset.manifest import load_manifest
 from shardkit.kinds.field import Field

@@ -437,7 +437,7 @@ class Located(NamedTuple):
 class AttachableSource(Source):
     """A source whose files contain the fields of its records as plain bytes.
 
-    `shardkit.conversion.attach` indexes these files in place. Its kind has `SourceKind.attaching`.
+    `shardkit.attaching.attach` indexes these files in place. Its kind has `SourceKind.attaching`.
     """
 
     @property

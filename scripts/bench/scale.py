@@ -52,9 +52,9 @@ from shardkit.measure.runner.page_cache import drop
 from shardkit.recipe import Recipe
 from shardkit.record import Record, dump_json
 from shardkit.registry import format_names, get_format
+from shardkit.reporting.describe import describe
 from shardkit.sampling.order import Order
 from shardkit.system.files import sha256_of, sync
-from shardkit.verification.describe import describe
 
 BATCH = 64
 WORKERS = 2

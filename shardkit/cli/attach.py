@@ -8,19 +8,19 @@ from typing import Any
 
 import click
 
+from shardkit.attaching.attach import Attached, AttachOptions, attach_source
 from shardkit.cli.console import say
 from shardkit.cli.options import LocalOrUrl, Workers, argument, click_options
 from shardkit.cli.printing import ignored_counts, line, progress_bar, record_noun, show_notes
 from shardkit.cli.run import Run
 from shardkit.cli.runner import Command
 from shardkit.contracts import Attaching, SourceKind
-from shardkit.conversion.attach import Attached, AttachOptions, attach_source
 from shardkit.errors import UsageError
 from shardkit.options import make
 from shardkit.registry import DEFAULT_ATTACHED, attachable_sources, get_source, open_source
+from shardkit.reporting.describe import summarize
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable, quoted, shell, suggestion
-from shardkit.verification.describe import summarize
 
 
 class _Kinds(click.Group):

@@ -10,7 +10,7 @@ from shardkit.cli.options import Options, argument, command_option
 from shardkit.cli.printing import Tally
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
-from shardkit.conversion.work import commit
+from shardkit.cluster.work import commit
 from shardkit.system.urls import as_url
 
 

@@ -23,11 +23,12 @@ from shardkit.cli.printing import line, progress_bar
 from shardkit.cli.run import Run
 from shardkit.cli.runner import Command
 from shardkit.cli.url_source import Copies, copied, require_root
+from shardkit.cluster.executors import open_cluster
+from shardkit.cluster.work import plan_jobs
 from shardkit.contracts import Source, SourceKind
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import Placement, convert, plan_conversion
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.conversion.work import plan_jobs
 from shardkit.errors import UsageError
 from shardkit.options import option
 from shardkit.recipe import RecipeOptions
@@ -41,7 +42,6 @@ from shardkit.registry import (
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import report
 from shardkit.sources.opening import DivisionOptions, Exclusion
-from shardkit.system.cluster import open_cluster
 from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import shell

@@ -25,9 +25,9 @@ from shardkit.conversion.plan import Plan
 from shardkit.dataset.manifest import Manifest
 from shardkit.errors import Problem
 from shardkit.record import IMAGE_FIELDS
+from shardkit.reporting.describe import summarize
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable, shell
-from shardkit.verification.describe import summarize
 
 _LISTED = 50
 """Maximum classes to show; --json prints all."""

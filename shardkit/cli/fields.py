@@ -8,12 +8,7 @@ from typing import Any
 
 import click
 
-from shardkit.cli.console import say
-from shardkit.cli.options import Options, argument, click_options, command_option
-from shardkit.cli.printing import line, progress_bar, some
-from shardkit.cli.run import Run
-from shardkit.cli.runner import command
-from shardkit.conversion.fields import (
+from shardkit.changes.fields import (
     Changed,
     FieldOptions,
     ReplaceOptions,
@@ -22,6 +17,11 @@ from shardkit.conversion.fields import (
     replace_fields,
     undo_fields,
 )
+from shardkit.cli.console import say
+from shardkit.cli.options import Options, argument, click_options, command_option
+from shardkit.cli.printing import line, progress_bar, some
+from shardkit.cli.run import Run
+from shardkit.cli.runner import command
 from shardkit.system.formatting import amount, size
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import as_command

@@ -15,10 +15,10 @@ from shardkit.dataset.parts import sources_of
 from shardkit.errors import NotPublished
 from shardkit.kinds.field import field_in_words
 from shardkit.record import IMAGE, LABEL, image_field, image_kind
+from shardkit.reporting.describe import describe
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable, shell
 from shardkit.system.urls import as_url
-from shardkit.verification.describe import describe
 
 _LISTED = 30
 """Maximum classes to show; --json prints all."""

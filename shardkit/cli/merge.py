@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardkit.changes.merge import merge
 from shardkit.cli.console import say
 from shardkit.cli.options import Options, argument, command_option
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
-from shardkit.conversion.merge import merge
 from shardkit.system.formatting import amount
 
 

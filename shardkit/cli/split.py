@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardkit.changes.splitting import SplitOptions, save_rows, split
 from shardkit.cli.console import say
 from shardkit.cli.options import FormatChoice, Options, argument, command_option
 from shardkit.cli.printing import line, progress_bar
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
 from shardkit.conversion.convert import convert
-from shardkit.conversion.splitting import SplitOptions, save_rows, split
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.source import DatasetSource
 from shardkit.errors import UsageError

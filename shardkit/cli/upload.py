@@ -9,8 +9,8 @@ from shardkit.cli.options import LocalOrUrl, argument
 from shardkit.cli.printing import progress_bar
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
+from shardkit.remote.upload import upload
 from shardkit.system.formatting import size
-from shardkit.transfer.upload import upload
 
 
 @command("upload", argument("dataset"), argument("url", type=LocalOrUrl()))

@@ -14,8 +14,8 @@ from shardkit.dataset.parts import dataset_parts
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.options import option
 from shardkit.registry import get_source
+from shardkit.remote.download import download
 from shardkit.system.urls import as_url
-from shardkit.transfer.download import download
 
 
 @dataclass(frozen=True, kw_only=True)

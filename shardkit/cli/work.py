@@ -14,8 +14,8 @@ from shardkit.cli.options import argument, restated
 from shardkit.cli.printing import show_problems
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
+from shardkit.cluster.work import WorkOptions, work
 from shardkit.conversion.task import Built
-from shardkit.conversion.work import WorkOptions, work
 from shardkit.system.formatting import amount
 from shardkit.system.text import as_command, quoted
 from shardkit.system.urls import as_url

@@ -36,7 +36,7 @@ from shardkit.system.urls import STORES, scheme_and_place
 
 _TARGETS = {
     "": "shardkit.conversion.convert:Directory",
-    **dict.fromkeys(STORES, "shardkit.transfer.upload:UploadTarget"),
+    **dict.fromkeys(STORES, "shardkit.remote.upload:UploadTarget"),
 }
 """What publishes a dataset, by the scheme of its URL."""
 

@@ -73,7 +73,7 @@ class Places:
 
 _PLACES = {
     "": "shardkit.dataset.index_reader:Places",
-    "layering": "shardkit.dataset.layered:LayeredPlaces",
+    "layering": "shardkit.changes.layered:LayeredPlaces",
 }
 """Where a dataset has its fields, by the entry of the manifest that says so; "" is none."""
 

@@ -60,7 +60,7 @@ LOCAL = Fetching()
 
 _OPENERS = {
     "": "shardkit.dataset.opened:open_local",
-    **dict.fromkeys(STORES, "shardkit.dataset.remote:open_remote"),
+    **dict.fromkeys(STORES, "shardkit.remote.dataset:open_remote"),
 }
 """What opens a dataset, by the scheme of its URL."""
 

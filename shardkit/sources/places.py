@@ -36,7 +36,7 @@ _STORED = ("utf-8", "surrogateescape")
 
 _PLACES = {
     "": "shardkit.sources.places:open_local",
-    **dict.fromkeys(STORES, "shardkit.sources.bucket_folder:BucketFolder"),
+    **dict.fromkeys(STORES, "shardkit.remote.bucket_folder:BucketFolder"),
 }
 """What opens a place, by the scheme of its URL."""
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from shardkit.changes.fields import add_fields, replace_fields, undo_fields
 from shardkit.contracts import Format
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert, convert_scan
-from shardkit.conversion.fields import add_fields, replace_fields, undo_fields
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.kinds.field import Field
 from shardkit.recipe import Recipe

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from shardkit.attaching.attach import attach
 from shardkit.contracts import AttachableSource, Located, PartedSource, Scan, Source, SourceKind
-from shardkit.conversion.attach import attach
 from shardkit.conversion.convert import convert
 from shardkit.errors import BadImage, BadImages
 from shardkit.registry import get_source

@@ -54,7 +54,7 @@ class AttachedSource(NamedTuple):
     """Number of the source's image files that do not belong in the dataset."""
 
 
-_READERS = {"fields": "shardkit.verification.layer_source:images_of"}
+_READERS = {"fields": "shardkit.changes.layer_source:images_of"}
 """What finds the rows of a layer in a source that a user named, by the kind that the layer states.
 
 It gets the source, the dataset of each split by the split of the layer, and the description of the

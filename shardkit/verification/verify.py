@@ -32,7 +32,7 @@ LEVELS = ("quick", "full", "decode")
 
 _CHECKS = {
     "": "shardkit.verification.shard_check:Checks",
-    **dict.fromkeys(STORES, "shardkit.verification.remote:RemoteChecks"),
+    **dict.fromkeys(STORES, "shardkit.remote.verification:RemoteChecks"),
 }
 """How the files of a dataset are checked, by the scheme of its URL."""
 

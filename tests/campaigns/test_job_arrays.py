@@ -17,7 +17,7 @@ from campaign import cases, draw, points
 from helpers import DEADLINE, FORMATS, make_folder, shardkit_command, tree, wait_until
 
 from shardkit import convert
-from shardkit.conversion.work import commit, plan_jobs
+from shardkit.cluster.work import commit, plan_jobs
 
 JOBS, KILLED, TWICE = 8, 0.2, 0.1
 EACH = points(10, 40)

@@ -29,7 +29,7 @@ import resource, sys
 from shardkit import attach, diff, merge, verify
 from shardkit.dataset import index_reader
 from shardkit.exporting.export import export
-from shardkit.verification.describe import describe
+from shardkit.reporting.describe import describe
 from shardkit.verification.reindex import reindex
 
 index_reader._HELD = 0  # random reads hold the rows of small datasets, and no others

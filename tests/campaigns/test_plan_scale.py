@@ -17,8 +17,8 @@ from campaign import points
 from helpers import DEADLINE, shardkit_command, tree, wait_until
 
 from shardkit import convert, verify
-from shardkit.conversion.jobs import Jobs
-from shardkit.conversion.ledger import Ledger
+from shardkit.cluster.jobs import Jobs
+from shardkit.cluster.ledger import Ledger
 
 COUNTS = (100_000, 400_000)
 MOST_MORE = 16 << 20
@@ -27,7 +27,7 @@ MOST_MORE = 16 << 20
 MEASURED = """
 import resource, sys
 from shardkit import convert, append, merge
-from shardkit.conversion.work import commit, plan_jobs
+from shardkit.cluster.work import commit, plan_jobs
 
 if __name__ == "__main__":
     source, *others, target = sys.argv[1:]
@@ -108,7 +108,7 @@ def test_four_times_the_rows_take_no_more_memory(tmp_path: Path) -> None:
 
 LISTED = """
 import json, sys
-from shardkit.conversion.work import plan_jobs
+from shardkit.cluster.work import plan_jobs
 from shardkit.registry import open_source
 
 kind, path, options, target = sys.argv[1:]

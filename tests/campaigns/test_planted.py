@@ -27,8 +27,8 @@ from shardkit import (
     repair,
     verify,
 )
+from shardkit.cluster.work import commit
 from shardkit.conversion.staging import DATASET, WORK_NAME
-from shardkit.conversion.work import commit
 from shardkit.dataset.source import DatasetSource
 from shardkit.system.files import write_atomically, write_result
 

@@ -19,10 +19,10 @@ from hostile.forging import WRONG, changed, leaves
 from refusals import refused
 
 from shardkit import ConversionFailed, ShardkitError, UsageError, open_dataset, open_source
+from shardkit.cluster.jobs import Jobs
+from shardkit.cluster.ledger import Ledger
+from shardkit.cluster.work import commit, plan_jobs
 from shardkit.contracts import Source
-from shardkit.conversion.jobs import Jobs
-from shardkit.conversion.ledger import Ledger
-from shardkit.conversion.work import commit, plan_jobs
 from shardkit.record import load_json
 from shardkit.sources import library_process
 from shardkit.testing.tools import call_in
@@ -120,7 +120,7 @@ def test_a_plan_chooses_no_source_of_another_package(
 ) -> None:
     target = plan(photos, tmp_path / "out")
     opened: list[str] = []
-    monkeypatch.setattr("shardkit.conversion.jobs.get_source", opened.append)
+    monkeypatch.setattr("shardkit.cluster.jobs.get_source", opened.append)
     forge(target, lambda value: value.update(source=["theirs", str(photos)]))
     found = invoke("work", target, "--claim")
     assert isinstance(found.exception, UsageError)

@@ -28,7 +28,7 @@ from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import open_shards
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.kinds.field import Field
-from shardkit.verification.describe import describe
+from shardkit.reporting.describe import describe
 from shardkit.verification.verify import verify
 
 NASTY: Sequence[Any] = (

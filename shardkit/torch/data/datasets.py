@@ -37,7 +37,7 @@ from shardkit.torch.data.read_context import BatchContext, EpochCell
 from shardkit.torch.data.values import move_arrays, read_apart, read_column
 
 if TYPE_CHECKING:
-    from shardkit.torch.data.windows import Windows
+    from shardkit.orders.windows import Windows
 
 DECODES = ("pil", "numpy", "torch", "bytes")
 

@@ -16,15 +16,15 @@ from helpers import make_folder, make_tree, png, tree
 from refusals import refused
 
 from shardkit import ShardkitError, UsageError, convert
+from shardkit.cluster.jobs import Jobs
+from shardkit.cluster.ledger import Ledger
+from shardkit.cluster.work import commit, plan_jobs, write_plan
 from shardkit.contracts import Scan
 from shardkit.conversion import build_all, parted_scan, stored_order
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan, plan_in_parts
 from shardkit.conversion.exclude import exclude_listed
-from shardkit.conversion.jobs import Jobs
-from shardkit.conversion.ledger import Ledger
 from shardkit.conversion.plan import ConvertOptions, make_plan
-from shardkit.conversion.work import commit, plan_jobs, write_plan
 from shardkit.errors import BadImages, DiskFull
 from shardkit.recipe import Recipe
 from shardkit.sources.divided import divided

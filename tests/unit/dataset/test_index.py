@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from shardkit import CorruptDataset, Field
+from shardkit.changes.layered import relabeled
 from shardkit.dataset.index import (
     HEAD,
     ROW,
@@ -33,7 +34,6 @@ from shardkit.dataset.index import (
     row_check,
     save_index,
 )
-from shardkit.dataset.layered import relabeled
 from shardkit.kinds.column import build_column, pack_value
 from shardkit.kinds.field import Packed
 

@@ -16,9 +16,9 @@ from refusals import refused
 from shardkit import CorruptDataset, diff, verify
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.parts import dataset_parts
+from shardkit.reporting.describe import _spread
 from shardkit.system.files import sha256_of
 from shardkit.verification import diff as diffing
-from shardkit.verification.describe import _spread
 from shardkit.verification.receipt import check_receipt, load_receipt, save_receipt
 from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.source_match import find_origins, match_rows, scan_source, stored_parts

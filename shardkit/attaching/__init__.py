@@ -1,0 +1,1 @@
+"""Archives of other programs as datasets, in place."""

@@ -1,0 +1,1 @@
+"""Commands that change datasets: append, merge, split, and fields in layers."""

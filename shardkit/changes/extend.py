@@ -1,0 +1,251 @@
+"""Extend a dataset and its layers by new shards: each provides some fields of the new images."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from shardkit.changes.combine import Shape, common_schema, in_several, link_shards, shape_of
+from shardkit.changes.layers import (
+    as_layer,
+    described,
+    needed_layers,
+    plan_layers,
+    require_same_rows,
+)
+from shardkit.contracts import Images, Original, Scan
+from shardkit.conversion.build import ShardTask
+from shardkit.conversion.build_all import Builder
+from shardkit.conversion.engine import Work, assembly, parts_of, prepare, require_good, run
+from shardkit.conversion.plan import Plan
+from shardkit.conversion.staging import StagingDirectory
+from shardkit.dataset.manifest import Layer, Manifest, save_manifest
+from shardkit.dataset.opened import OpenedDataset
+from shardkit.dataset.parts import entries_of, source_of, with_changed
+from shardkit.kinds.field import Field, Schema
+from shardkit.recipe import Recipe
+from shardkit.record import LABEL, LABEL_FIELD, NO_LABEL, Record
+from shardkit.sources.wrapper import SomeFields
+
+
+class Provided(SomeFields):
+    """The fields of new images that a dataset, or one of its layers, has.
+
+    Args:
+        scan: The scan of the images.
+        names: The names of the wanted fields.
+        splits: The split of the images for each of this one's, if they differ.
+        recipe: What to do with the images first, since wanted fields follow them.
+        labels: The new label of each label; None keeps them.
+    """
+
+    def __init__(
+        self,
+        scan: Scan,
+        names: Collection[str],
+        splits: Mapping[str, str] | None = None,
+        recipe: Recipe | None = None,
+        labels: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(scan, names)
+        self._splits, self._recipe, self._labels = splits, recipe, labels
+
+    def inner(self, split: str) -> str:
+        """Return the split of the source that has the images of a split."""
+        return split if self._splits is None else self._splits[split]
+
+    def describe(self, split: str) -> Mapping[str, Any]:
+        """Return the description of the source, with the names of the other fields."""
+        return with_changed(super().describe(split), self.schema.keys() - self.names, "")
+
+    def narrow(self, record: Record) -> Record:
+        """Return a record with the wanted fields alone, and with its new label.
+
+        Raises:
+            BadImage: If the recipe cannot be applied.
+        """
+        if self._recipe is not None:
+            with self._recipe.at_work():
+                record = self._recipe.apply(record, self.schema)
+        record = super().narrow(record)
+        if self._labels is None or record.label == NO_LABEL:
+            return record
+        label = b"%d" % self._labels[record.label]
+        return Record(record.key, {**record.fields, LABEL_FIELD: label})
+
+    @classmethod
+    def of_base(cls, scan: Scan, names: Collection[str], labels: Sequence[int] | None) -> Scan:
+        """Return a scan with the fields of a dataset without its layers."""
+        others = scan.schema.keys() - names
+        originals = {split: _without(its, others) for split, its in scan.originals.items()}
+        return replace(cls(scan, names, labels=labels).narrowed(scan), originals=originals)
+
+
+def _without(original: Original, names: Collection[str]) -> Original:
+    """Return what a dataset states of its conversion, for a copy without some fields."""
+    parts = [part._replace(source=with_changed(part.source, names, "")) for part in original.parts]
+    return original._replace(parts=parts)
+
+
+def scan_of_base(scan: Scan, manifest: Manifest) -> Scan:
+    """Return a scan with the fields that the shards of a dataset have, not its layers.
+
+    Args:
+        scan: The new images.
+        manifest: The manifest of the dataset.
+    """
+    fields, classes = dict(manifest.base.fields_by_name), manifest.base.classes
+    labels = None
+    if LABEL in fields and scan.classes is not None:
+        joint = dict.fromkeys([*(classes or ()), *scan.classes])
+        numbers = {name: label for label, name in enumerate(joint)}
+        labels = [numbers[name] for name in scan.classes]
+        classes = tuple(joint)
+        fields[LABEL] = Field("label", classes=classes)
+    if scan.schema.keys() <= fields.keys() and labels in (None, [*range(len(labels or ()))]):
+        return replace(scan, fields=fields, classes=classes)
+    return replace(
+        Provided.of_base(scan, scan.schema.keys() & fields.keys(), labels),
+        fields=fields,
+        classes=classes,
+    )
+
+
+def joint_schema(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> Schema:
+    """Return the schema of a dataset with new shards.
+
+    Raises:
+        UsageError: If these do not go with it.
+    """
+    split = plan.split(work.split)
+    raw_shape = plan.options.recipe.raw_shape
+    shape = Shape(work.folder, plan.options.to, split.recipe, raw_shape, plan.scan.schema)
+    return common_schema([shape_of(dataset), shape])
+
+
+def extended(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> Manifest:
+    """Link the shards of a dataset next to new ones, and write the other files of both.
+
+    Args:
+        work: The new shards, in the folder of the new dataset.
+        plan: Their plan.
+        dataset: The dataset, without layers.
+
+    Returns:
+        The manifest to save with them.
+    """
+    pieces, entries = parts_of(work, plan, first=len(dataset.manifest.shards))
+    combined = replace(
+        assembly(work, plan),
+        schema=joint_schema(work, plan, dataset),
+        source=source_of([*entries_of(dataset.manifest), *entries]),
+    )
+    repeated = partial(in_several, [dataset.path, work.folder])
+    return combined.finish([link_shards(dataset, work.folder), *pieces], repeated)
+
+
+@dataclass(frozen=True)
+class Extension:
+    """New images of a dataset with layers."""
+
+    datasets: Mapping[str, OpenedDataset]
+    """The dataset of each split."""
+    plan: Plan
+    """The plan of the images, whose shards are built."""
+    scan: Scan
+    """The images with all fields."""
+
+    def layers(
+        self, bases: Mapping[str, Manifest], staging: StagingDirectory, builder: Builder
+    ) -> dict[str, Manifest]:
+        """Build the fields that layers provide, and return the manifest of each split.
+
+        Args:
+            bases: The manifests of the extended splits without layers.
+            staging: The staging directory.
+            builder: How to build.
+        """
+        first = next(iter(self.datasets.values())).manifest
+        layers: dict[str, list[Layer]] = {split: [] for split in self.datasets}
+        for number, layer in enumerate(needed_layers(first)):
+            new = self._extended(number, bases, staging, builder) if layer.files else {}
+            for split, dataset in self.datasets.items():
+                old = needed_layers(dataset.manifest)[number]
+                layers[split].append(new.get(split, old))
+        return {
+            split: described(base, layers[split], len(layers[split]), staging.dataset / split)
+            for split, base in bases.items()
+        }
+
+    def _extended(
+        self,
+        number: int,
+        bases: Mapping[str, Manifest],
+        staging: StagingDirectory,
+        builder: Builder,
+    ) -> dict[str, Layer]:
+        """Build the new shards of a layer of each split, and return the extended layers."""
+        old = {split: dataset.manifest.layers[number] for split, dataset in self.datasets.items()}
+        opened = {split: self.datasets[split].layer(layer) for split, layer in old.items()}
+        plan = self._plan_layer(number, opened, bases)
+        works = [
+            prepare(part, plan, staging, first=len(dataset.manifest.shards))
+            for part, dataset in zip(plan.splits, opened.values(), strict=True)
+        ]
+        for _ in run(works, replace(builder, on_progress=None)):
+            pass
+        require_good(works, plan, staging)
+        layers = {}
+        for work, (split, dataset) in zip(works, opened.items(), strict=True):
+            manifest = extended(work, plan, dataset)
+            require_same_rows(bases[split], manifest)
+            save_manifest(manifest, work.folder)
+            layer = as_layer(manifest, work.folder, old[split].operation)
+            layers[split] = replace(layer, request=old[split].request)
+        return layers
+
+    def _plan_layer(
+        self, number: int, opened: Mapping[str, OpenedDataset], bases: Mapping[str, Manifest]
+    ) -> Plan:
+        """Return the plan of the new rows of a layer: those of the images that were built."""
+        dataset = next(iter(self.datasets.values())).manifest
+        layer, scan = next(iter(opened.values())).manifest, self.scan
+        changed = dataset.layers[number]
+        names = [name for name in changed.fields if dataset.layer_of(name) == changed]
+        fields, classes, recipe = dict(layer.fields_by_name), layer.classes, None
+        if LABEL in names and scan.classes is not None:
+            fields[LABEL], classes = Field("label", classes=scan.classes), scan.classes
+        if any(fields[name].type.follows for name in names):
+            recipe = self.plan.options.recipe
+        parts = {part.split: split for split, part in opened.items()}
+        source = Provided(scan, names, parts, recipe)
+        splits = {}
+        for split, part in zip(self.plan.splits, parts, strict=True):
+            bad = {problem.path for problem in bases[split.name].skipped}
+            paths = enumerate(split.source.paths()) if bad else ()
+            good = [row for row, path in paths if path not in bad]
+            images = split.source.take(good) if bad else split.source
+            splits[part] = Images(source, part, images.entries)
+        layer_scan = Scan(
+            source=source,
+            splits=splits,
+            classes=classes,
+            fields=fields,
+            known=False,
+            records=True,
+            exact_sizes=False,
+        )
+        return without_empty_shards(plan_layers(layer_scan, layer.format))
+
+
+def without_empty_shards(plan: Plan) -> Plan:
+    """Return a plan without shards for splits that get no images."""
+    return replace(
+        plan,
+        splits=tuple(
+            split if len(split.source) else replace(split, cuts=(0,), shard_bytes=())
+            for split in plan.splits
+        ),
+    )

@@ -1,0 +1,187 @@
+"""The records of a layer: the rows of a dataset, with new fields alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from shardkit.changes.field_values import FieldValues
+from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source, StoredEntries
+from shardkit.dataset.decode import decode_own, decode_stored
+from shardkit.dataset.opened import OpenedDataset
+from shardkit.dataset.shardset import ShardSet
+from shardkit.dataset.source import record_of
+from shardkit.errors import BadImage, CorruptDataset
+from shardkit.kinds.field import Field
+from shardkit.kinds.packing import pack
+from shardkit.record import ABSENT, LABEL, META_FIELD, NO_LABEL, Record, dump_json
+
+_AT_ONCE = 4096
+"""Rows listed at a time."""
+
+_MANY = 1 << 15
+"""Rows that are listed in memory."""
+
+
+class LayerSource(Source):
+    """New fields of the rows of a dataset, or of all its splits.
+
+    Args:
+        datasets: The dataset of each split, by the split of the layer.
+        values: The fields; no two have one of the same name.
+    """
+
+    kind = "fields"
+
+    def __init__(
+        self, datasets: Mapping[str, OpenedDataset], values: Sequence[FieldValues]
+    ) -> None:
+        self._datasets = dict(datasets)
+        self._values = list(values)
+        counts = [dataset.manifest.rows for dataset in self._datasets.values()]
+        self._starts = dict(zip(self._datasets, [0, *accumulate(counts)], strict=False))
+
+    def __str__(self) -> str:
+        return ", ".join(str(values.describe()["name"]) for values in self._values)
+
+    def paths(self) -> Sequence[Path]:
+        """Return nothing: the values may be next to the dataset."""
+        return []
+
+    @cached_property
+    def schema(self) -> dict[str, Field]:
+        """The new fields."""
+        return {name: field for values in self._values for name, field in values.schema.items()}
+
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the rows of the dataset, in order."""
+        label = self.schema.get(LABEL)
+        return Scan(
+            source=self,
+            splits={split: Images(self, split, self._entries(split)) for split in self._datasets},
+            classes=None if label is None else label.classes,
+            fields=self.schema,
+            known=False,
+            understood={name: str(field) for name, field in self.schema.items()},
+            records=True,
+            exact_sizes=False,
+        )
+
+    def describe(self, split: str) -> Mapping[str, Any]:
+        """Return the name of the values, and each provider's description."""
+        described = [values.describe() for values in self._values]
+        return {"name": str(self), "values": described}
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of a row with the new fields.
+
+        Raises:
+            BadImage: If a value cannot be read, or is not one of its field.
+        """
+        fields: dict[str, bytes] = {}
+        meta: dict[str, Any] = {"path": entry.path}
+        for values in self._values:
+            for name, value in values.read(entry.place).items():
+                if value is None:
+                    continue
+                stored, content = pack(name, self.schema[name], value)
+                if stored:
+                    fields[stored] = content
+                else:
+                    meta[name] = content
+        fields[META_FIELD] = dump_json(meta)
+        return Record(entry.key, fields)
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the row."""
+        return f"{self}, for row {entry.place - self._starts[split]}"
+
+    def only(self, entries: Sequence[Entry]) -> Source:
+        """Return a source with the values of some rows, for a worker process."""
+        rows = [entry.place for entry in entries]
+        return LayerSource(self._datasets, [values.only(rows) for values in self._values])
+
+    def _entries(self, split: str) -> Sequence[Entry]:
+        index, first = self._datasets[split].index, self._starts[split]
+        count = self._datasets[split].manifest.rows
+        keys, paths = index.keys(), index.paths()
+        starts = [*range(0, count, _AT_ONCE), count]
+
+        def load(piece: int) -> list[Entry]:
+            start, stop = starts[piece : piece + 2]
+            rows = range(first + start, first + stop)
+            sizes = map(sum, zip(*(values.sizes(rows) for values in self._values), strict=True))
+            stamps = map(sum, zip(*(values.stamps(rows) for values in self._values), strict=True))
+            columns = zip(rows, paths[start:stop], keys[start:stop], sizes, stamps, strict=True)
+            return [
+                Entry(path, key, NO_LABEL, size, stamp, row)
+                for row, path, key, size, stamp in columns
+            ]
+
+        if count <= _MANY:
+            return PackedEntries(entry for piece in range(len(starts) - 1) for entry in load(piece))
+        return StoredEntries(load, starts)
+
+
+class Samples:
+    """The samples of a dataset as a function of `add_fields` receives them.
+
+    Images are PIL images, arrays NumPy arrays; ``label`` is a number, and labels are names.
+    """
+
+    def __init__(self, datasets: Sequence[OpenedDataset]) -> None:
+        self._sets = [ShardSet(dataset) for dataset in datasets]
+
+    def __call__(self, row: int) -> dict[str, Any]:
+        """Return the fields of a row of all splits, counted on, with ``key`` and ``path``.
+
+        Raises:
+            BadImage: If the record is damaged.
+        """
+        for shards in self._sets:
+            if row < len(shards):
+                try:
+                    return _sample(shards, row)
+                except CorruptDataset as error:
+                    raise BadImage(str(error)) from error
+            row -= len(shards)
+        raise IndexError(row)
+
+
+def _sample(shards: ShardSet, row: int) -> dict[str, Any]:
+    """Return the fields of a row."""
+    record = record_of(shards, row)
+    meta = record.meta
+    sample: dict[str, Any] = {"key": record.key, "path": meta["path"]}
+    for name, field in shards.schema.items():
+        if name == LABEL:
+            sample[name] = record.label
+        elif field.type.is_picture:
+            sample[name] = _picture(shards, row, name)
+        elif field.type.stored_apart:
+            stored = field.type.stored_in(record.fields, name)
+            data = None if stored is None else record.fields[stored]
+            sample[name] = None if data is None else field.type.load(field, data)
+        else:
+            sample[name] = field.type.in_record(record, meta, name)
+    return sample
+
+
+def _picture(shards: ShardSet, row: int, name: str) -> Any:
+    """Return an image as PIL has it; None where the row lacks it."""
+    located = shards.find(np.array([row]), name)
+    if located.fields[0] == ABSENT:
+        return None
+    stored = located.read(0, memoryview(bytearray(located.lengths[0])))
+    if stored.pixels is not None:
+        return decode_own(stored)
+    if shards.schema[name].type.follows:
+        return Image.open(io.BytesIO(stored.data))
+    return Image.fromarray(decode_stored(stored))

@@ -1,0 +1,437 @@
+"""Add, replace and remove fields of a dataset without rewriting its shards (`shardkit fields`).
+
+Each change is a layer: see `shardkit.dataset.manifest.Layer`. The dataset is replaced as by
+`append`: its files are linked into the new one, which is published in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardkit.changes.field_source import LayerSource, Samples
+from shardkit.changes.field_table import Matched, TableValues, is_table
+from shardkit.changes.field_values import (
+    FieldValues,
+    FileValues,
+    FunctionValues,
+    SequenceValues,
+)
+from shardkit.changes.layers import (
+    Publication,
+    as_layer,
+    change_request,
+    is_last_change,
+    manifests_of,
+    next_name,
+    plan_layers,
+    require_same_rows,
+    with_layer,
+)
+from shardkit.conversion.build_all import Builder
+from shardkit.conversion.disk import as_failure
+from shardkit.conversion.engine import assembly, build, prepare
+from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.plan import Plan
+from shardkit.conversion.staging import StagingDirectory, check_target, finish_interrupted
+from shardkit.dataset.manifest import ADD, LAYERS, REMOVE, REPLACE, Layer, Manifest, save_manifest
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
+from shardkit.errors import UsageError
+from shardkit.kinds.field import Field
+from shardkit.options import about, option, part, require_valid, same_option, takes
+from shardkit.record import IMAGE, LABEL
+from shardkit.registry import DEFAULT_ATTACHED, format_names
+from shardkit.system.pool import Progress, Report
+from shardkit.system.temporary import full_disk_named
+from shardkit.system.text import name_list, quoted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """The result of a change of fields."""
+
+    manifests: dict[str, Manifest]
+    """Split name, or "" without splits, to the manifest of its dataset."""
+    schema: Mapping[str, Field] = field(default_factory=dict)
+    """The fields that were added or replaced."""
+    new_classes: tuple[str, ...] = ()
+    """Classes of the label that the dataset did not have."""
+    matched: Matched | None = None
+    """How the rows of a table fit those of the dataset."""
+    lost_classes: tuple[str, ...] = ()
+    """Classes of the dataset that no new label has."""
+    written: bool = True
+    """Whether the dataset was changed: not by a dry run, or if it had the change already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldOptions:
+    """The options of `add_fields` and `replace_fields`."""
+
+    key: str | None = option(
+        None,
+        help="Column of a table with the key or path of each row; with splits, these may start "
+        "with the split and a slash.",
+        metavar="COLUMN",
+        shown="key or path",
+    )
+    field: Sequence[str] = option(
+        (),
+        help="Field from a column of a table, as for --keep of `convert table`; for .npy files, "
+        "its name. Repeatable.",
+        metavar="NAME[=COLUMN][:KIND][?]",
+        is_repeated=True,
+    )
+    schema: Mapping[str, Field | str] | None = option(
+        None,
+        help="Fields of Python values by name, each a `shardkit.Field` or a kind; others follow "
+        "from the first value.",
+        is_keyword_only=True,
+    )
+    missing: str = option(
+        "fail",
+        help="fail: write nothing if the table lacks rows of DATASET. skip: these lack the field.",
+        choices=("fail", "skip"),
+    )
+    unknown: str = option(
+        "fail",
+        help="fail: write nothing if DATASET lacks rows of the table. skip: leave these out.",
+        choices=("fail", "skip"),
+    )
+    dry_run: bool = option(False, help="Show fields, classes and unmatched keys; write nothing.")
+    workers: int = same_option(Builder, "workers")
+    force: bool = option(False, help="Discard the work of another unfinished run.")
+    on_progress: Report | None = same_option(Builder, "on_progress")
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+
+
+@dataclass(frozen=True)
+class FieldArguments(FieldOptions):
+    """The arguments of `add_fields` and `replace_fields`."""
+
+    directory: str | Path = field(metadata=about("The dataset, perhaps of splits."))
+    values: Any = field(
+        metadata=about(
+            "A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order; with splits, a "
+            "folder with a file for each, such as train.npy. Or a dict with the values of each "
+            "field: an array, sequence or iterable in row order, or a function that returns the "
+            "value, given a dict with the fields of a sample."
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaceOptions(FieldOptions):
+    """The options of `replace_fields`."""
+
+    keep_classes: bool = option(False, help="Keep classes that no new label has.")
+
+
+@dataclass(frozen=True)
+class ReplaceArguments(FieldArguments, ReplaceOptions):
+    """The arguments of `replace_fields`."""
+
+
+@takes(FieldArguments)
+def add_fields(arguments: FieldArguments) -> Changed:
+    """Add fields to a dataset without rewriting its shards.
+
+    The values are stored in shards of their own, in ``layers`` of the dataset's directory. Readers
+    see the old dataset until the new one replaces it in one step. Repeat an interrupted call to
+    resume it. `undo_fields` takes the change back.
+
+    Raises:
+        UsageError: If there is no dataset, it has a field of that name, or values do not match.
+        BadImages: If a value is not one of its field, or a function raises.
+        CorruptDataset: If a manifest or an index is damaged.
+        ConversionFailed: If writing fails.
+    """
+    return _change(arguments, ADD)
+
+
+@takes(ReplaceArguments)
+def replace_fields(arguments: ReplaceArguments) -> Changed:
+    """Replace fields of a dataset, such as its labels, without rewriting its shards.
+
+    The shards keep the old values: ``convert dataset`` makes a dataset without them. Labels that
+    are names have the classes of the new values: existing ones in their order, then new ones.
+    Labels that are numbers are positions of the existing classes. All else is as for `add_fields`.
+
+    Raises:
+        UsageError: If there is no dataset or no such field, or values do not match.
+        BadImages: If a value is not one of its field, or a function raises.
+        CorruptDataset: If a manifest or an index is damaged.
+        ConversionFailed: If writing fails.
+    """
+    return _change(arguments, REPLACE, keep_classes=arguments.keep_classes)
+
+
+def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
+    """Remove fields from a dataset. Its shards keep their values, a copy of it does not.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+        names: Names of the fields.
+
+    Raises:
+        UsageError: If there is no dataset or no such field, or none would remain.
+        CorruptDataset: If a manifest or an index is damaged.
+        ConversionFailed: If writing fails.
+    """
+    directory = Path(directory)
+    names = (names,) if isinstance(names, str) else tuple(names)
+    with _opened(directory) as datasets:
+        if all(is_last_change(dataset.manifest, REMOVE, names) for dataset in datasets.values()):
+            return Changed(manifests=manifests_of(datasets), written=False)
+        for dataset in datasets.values():
+            manifest = dataset.manifest
+            for name in names:
+                if name not in manifest.fields_by_name:
+                    raise UsageError(f"{directory} has no field {quoted(name)}; {_has(manifest)}")
+            next_name(manifest)  # before any work, if there is none
+            if IMAGE in names or set(names) >= manifest.fields_by_name.keys():
+                raise UsageError("the image, or the last field, cannot be removed")
+        request = change_request(datasets, REMOVE, names)
+
+        def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
+            layer = Layer(
+                name=next_name(manifest),
+                operation=REMOVE,
+                fields=names,
+                digest="",
+                files=(),
+                request="",
+            )
+            return with_layer(manifest, layer)
+
+        return Changed(manifests=Publication(directory, datasets, request).run(layers_of))
+
+
+def undo_fields(directory: str | Path) -> Changed:
+    """Take back the last change of the fields of a dataset, once. Another call does nothing.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+
+    Raises:
+        UsageError: If there is no dataset.
+        CorruptDataset: If a manifest or an index is damaged.
+        ConversionFailed: If writing fails.
+    """
+    directory = Path(directory)
+    with _opened(directory) as datasets:
+        if not any(dataset.manifest.can_undo for dataset in datasets.values()):
+            return Changed(manifests=manifests_of(datasets), written=False)
+        request = change_request(datasets, "undo", ())
+
+        def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
+            layering = manifest.layering
+            assert layering is not None  # all splits have the same changes
+            return layering.layers[: layering.before], layering.before
+
+        return Changed(manifests=Publication(directory, datasets, request).run(layers_of))
+
+
+def _change(arguments: FieldArguments, operation: str, *, keep_classes: bool = False) -> Changed:
+    directory = Path(arguments.directory)
+    with _opened(directory) as datasets, full_disk_named():
+        values = _values(arguments, datasets, keep_classes)
+        schema = {name: kind for provider in values for name, kind in provider.schema.items()}
+        matched = next((v.matched for v in values if isinstance(v, TableValues)), None)
+        if matched is not None:
+            _require_matched(directory, arguments, matched)
+        before = next(iter(datasets.values())).manifest.classes or ()
+        after = (schema[LABEL].classes or ()) if LABEL in schema else before
+        result = Changed(
+            manifests=manifests_of(datasets),
+            schema=schema,
+            new_classes=tuple(name for name in after if name not in set(before)),
+            lost_classes=tuple(name for name in before if name not in set(after)),
+            matched=matched,
+            written=False,
+        )
+        change = _Change(directory, datasets, operation, values, part(arguments, Builder))
+        if change.is_done():
+            return result
+        for dataset in datasets.values():
+            _require_names(directory, dataset.manifest, schema, operation)
+        if arguments.dry_run:
+            return result
+        return replace(result, manifests=change.run(force=arguments.force), written=True)
+
+
+class _Planned(NamedTuple):
+    """A plan for the layers of all splits, and everything that determines the result."""
+
+    plan: Plan
+    request: ConversionFingerprint
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Fields to add or replace."""
+
+    directory: Path
+    datasets: Mapping[str, OpenedDataset]
+    operation: str
+    values: Sequence[FieldValues]
+    builder: Builder
+
+    def is_done(self) -> bool:
+        """Return whether the last change was this one: an earlier run has finished it."""
+        fields = tuple(name for values in self.values for name in values.schema)
+        manifests = [dataset.manifest for dataset in self.datasets.values()]
+        if not all(is_last_change(manifest, self.operation, fields) for manifest in manifests):
+            return False
+        request = self._planned(again=True).request.digest
+        return all(manifest.layers[-1].request == request for manifest in manifests)
+
+    def run(self, *, force: bool) -> dict[str, Manifest]:
+        """Build the layer of each split, and publish the dataset with it."""
+        plan, request = self._planned(again=False)
+        if self.builder.on_progress:
+            total = sum(len(split.source) for split in plan.splits)
+            self.builder.on_progress(Progress(total=total))
+        layers: dict[str, Layer] = {}
+
+        def make(staging: StagingDirectory) -> None:
+            layers.update(self._build(plan, staging, request.digest))
+
+        def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
+            return with_layer(manifest, layers[split])
+
+        return Publication(self.directory, self.datasets, request, force).run(layers_of, make)
+
+    def _planned(self, *, again: bool) -> _Planned:
+        """Return the plan; ``again`` is for the dataset before its last change."""
+        splits = {
+            f"{dataset.prefix}{LAYERS}/{_name(dataset.manifest, again=again)}": dataset
+            for dataset in self.datasets.values()
+        }
+        scan = LayerSource(splits, self.values).scan()
+        to = next(iter(self.datasets.values())).manifest.format
+        to = to if to in format_names() else DEFAULT_ATTACHED
+        plan = plan_layers(scan, to)
+        planned = plan.fingerprint()
+        change = change_request(self.datasets, self.operation, tuple(scan.schema), again=again)
+        settings = {**planned.settings, **change.settings}
+        return _Planned(plan, replace(planned, settings=settings))
+
+    def _build(self, plan: Plan, staging: StagingDirectory, request: str) -> dict[str, Layer]:
+        """Build the shards of the layer of each split, and return it."""
+        works = [prepare(split, plan, staging) for split in plan.splits]
+        build(works, plan, staging, self.builder)
+        layers = {}
+        for (split, dataset), work in zip(self.datasets.items(), works, strict=True):
+            manifest = assembly(work, plan).finish([work.piece()])
+            require_same_rows(dataset.manifest, manifest)
+            save_manifest(manifest, work.folder)
+            layer = as_layer(manifest, work.folder, self.operation)
+            layers[split] = replace(layer, request=request)
+        return layers
+
+
+def _name(manifest: Manifest, *, again: bool) -> str:
+    return manifest.layers[-1].name if again else next_name(manifest)
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[dict[str, OpenedDataset]]:
+    """Open the dataset of each split, after an interrupted change was finished."""
+    try:
+        finish_interrupted(directory)
+        datasets = OpenedDirectory(directory)
+        datasets.manifests()
+        check_target(directory, force=True)
+        yield datasets.splits
+    except OSError as error:
+        raise as_failure(error, directory) from error
+
+
+def _values(
+    arguments: FieldArguments, datasets: Mapping[str, OpenedDataset], keep_classes: bool
+) -> Sequence[FieldValues]:
+    """Return the providers of the new values; `ReplaceOptions` has ``keep_classes``."""
+    opened, given = list(datasets.values()), arguments.values
+    if isinstance(given, Mapping):
+        if arguments.field or arguments.key:
+            raise UsageError("key= and field= are options of files: leave them out")
+        if not given:
+            raise UsageError("there are no fields: pass a dict of values by field")
+        schema = {
+            name: Field(kind) if isinstance(kind, str) else kind
+            for name, kind in (arguments.schema or {}).items()
+        }
+        samples = Samples(opened)
+        return [
+            FunctionValues(name, value, samples, schema.get(name), opened[0])
+            if callable(value)
+            else SequenceValues(name, value, opened, schema.get(name), keep_classes=keep_classes)
+            for name, value in given.items()
+        ]
+    if not isinstance(given, (str, Path)):
+        raise UsageError(
+            f"a {type(given).__name__} has no names of fields: pass a dict, as in "
+            '{"caption": values}'
+        )
+    path = Path(given)
+    if path.suffix == ".npy" or path.is_dir():
+        if len(arguments.field) != 1 or arguments.key:
+            raise UsageError(f"{path} holds one field in row order: name it with field=NAME alone")
+        return [FileValues(path, arguments.field[0], opened)]
+    if not is_table(path):
+        raise UsageError(f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor .npy")
+    fields = list(arguments.field)
+    return [TableValues(path, opened, arguments.key, fields, keep_classes=keep_classes)]
+
+
+def _require_matched(directory: Path, arguments: FieldArguments, matched: Matched) -> None:
+    """Refuse a table that does not fit, unless the options or a dry run accept that.
+
+    Raises:
+        UsageError: If rows of the table or the dataset are unmatched.
+    """
+    if arguments.dry_run:
+        return
+    if matched.unknown_count and arguments.unknown == "fail":
+        raise UsageError(
+            f"{directory} lacks {matched.unknown_count:,} of {matched.rows:,} rows of the table "
+            f"({_some(matched.unknown, matched.unknown_count)}): unknown='skip' leaves them out"
+        )
+    if matched.missing_count and arguments.missing == "fail":
+        raise UsageError(
+            f"the table lacks {matched.missing_count:,} rows of {directory} "
+            f"({_some(matched.missing, matched.missing_count)}): missing='skip' stores no value"
+        )
+
+
+def _some(names: Sequence[str], count: int) -> str:
+    more = " ..." if count > len(names) else ""
+    return ", ".join(quoted(name) for name in names) + more
+
+
+def _require_names(
+    directory: Path, manifest: Manifest, schema: Mapping[str, Field], operation: str
+) -> None:
+    """Refuse to add a field that is there, or to replace one that is not.
+
+    Raises:
+        UsageError: If it is.
+    """
+    for name in schema:
+        there = name in manifest.fields_by_name
+        if there and operation == ADD:
+            raise UsageError(f"{directory} already has the field {quoted(name)}: replace it")
+        if not there and operation == REPLACE:
+            raise UsageError(
+                f"{directory} has no field {quoted(name)} to replace; {_has(manifest)}"
+            )
+
+
+def _has(manifest: Manifest) -> str:
+    return f"it has {name_list(manifest.fields_by_name)}"

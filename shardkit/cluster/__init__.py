@@ -1,0 +1,1 @@
+"""Conversions by many machines."""

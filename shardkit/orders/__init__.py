@@ -1,0 +1,1 @@
+"""Orders of an epoch that a user asks for: weights, mixtures, buckets, windows."""

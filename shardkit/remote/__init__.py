@@ -1,0 +1,1 @@
+"""Datasets, sources and jobs in object stores."""

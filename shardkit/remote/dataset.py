@@ -1,0 +1,233 @@
+"""A dataset in an object store: manifest and index in a local cache, and shards on demand.
+
+The cache makes it a local one: engines, orders and decoding read the same file descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.dataset.handles import ShardFile, drop_removed, forget, is_open, shard_file
+from shardkit.dataset.index import Rows
+from shardkit.dataset.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    Layer,
+    Manifest,
+    SplitsManifest,
+    parse_manifest,
+)
+from shardkit.dataset.opened import Fetching, OpenedDataset
+from shardkit.dataset.shard_files import Access, ShardFiles
+from shardkit.errors import CorruptDataset, CorruptShard, UsageError
+from shardkit.record import LABEL
+from shardkit.remote import fetch
+from shardkit.remote.cache import Cache, RemoteFile, open_cache
+from shardkit.remote.fetch import fetch_file
+from shardkit.remote.process import call, send
+from shardkit.system.files import SMALL_BYTES, as_name, has_sha256, write_atomically
+from shardkit.system.formatting import parse_bytes
+
+_USED_SECONDS = 5.0
+"""Interval at which the use of a shard is noted in the cache: the time of its file."""
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class InStore(Access):
+    """The access to the shards of a dataset in an object store, through a cache."""
+
+    url: str
+    cache: Cache
+
+    def files(self, dataset: OpenedDataset) -> ShardFiles:
+        """Return the copies of the shards."""
+        return CachedShards(dataset, self.url, self.cache)
+
+    def place(self, directory: Path) -> str:
+        """Return the URL."""
+        return self.url
+
+    def of_layer(self, directory: Path, layer: Layer) -> Access:
+        """Fetch the manifest and the index of a layer; return the access to its shards."""
+        try:
+            _fetch_files(self.url, self.cache, directory, layer.index_files)
+        except OSError as error:
+            raise self.cache.unusable(error) from error
+        return InStore(f"{self.url}/{layer.folder}", self.cache)
+
+
+class CachedShards(ShardFiles):
+    """The copies of shards in a cache, fetched when needed.
+
+    Args:
+        dataset: The dataset, with the local copy of manifest and index.
+        url: Its URL.
+        cache: The cache.
+    """
+
+    def __init__(self, dataset: OpenedDataset, url: str, cache: Cache) -> None:
+        super().__init__(dataset)
+        self._url, self._cache = url, cache
+        self._used: dict[str, float] = {}
+        self.lookahead = 2 * max(shard.rows for shard in self._entries)  # while another is read
+        self.remedy = f"It was removed from the cache; read it again, from {url}."
+
+    def open(self, shards: Collection[int]) -> dict[int, ShardFile]:
+        """Return some shards, open, after fetching those that are not in the cache.
+
+        Raises:
+            CorruptShard: If the store holds other content.
+            ShardkitError: If one cannot be fetched.
+        """
+        if len(shards) > 1:
+            self._fetch_ahead(sorted(shards))
+        return {number: self._open(number) for number in sorted(shards)}
+
+    def announce(self, shards: npt.NDArray[np.int64], index: Rows) -> None:
+        """Fetch some shards into the cache, without waiting."""
+        self._fetch_ahead(np.unique(shards).tolist())
+
+    def forget(self, shard: int) -> None:
+        """Remove a damaged shard from the cache, so that it is fetched again."""
+        self.path(shard).unlink(missing_ok=True)
+        super().forget(shard)
+
+    def _find(self, shard: int) -> Path:
+        return self._cache.shard(self._entries[shard].sha256)
+
+    def _open(self, shard: int) -> ShardFile:
+        path, entry = self.path(shard), self._entries[shard]
+        size, sha256 = entry.bytes, entry.sha256
+        if not is_open(path, sha256):
+            drop_removed()  # an open file keeps its space on the disk
+        with contextlib.suppress(CorruptShard):  # it is not there, most likely
+            file = shard_file(path, size, sha256)
+            if self._cache.holds(file.descriptor, sha256):
+                self._note_use(file, sha256)
+                return file
+            forget(path, sha256)
+        call(fetch.shard, self._cache, _remote(self._url, entry))
+        try:
+            file = shard_file(path, size, sha256)
+            self._cache.accept(file.descriptor, sha256)
+        finally:
+            call(fetch.release, sha256)
+        return file
+
+    def _note_use(self, file: ShardFile, sha256: str) -> None:
+        now = time.monotonic()
+        if now - self._used.get(sha256, 0.0) > _USED_SECONDS:
+            self._used[sha256] = now
+            file.touch()
+
+    def _fetch_ahead(self, shards: Iterable[int]) -> None:
+        """Fetch shards into the cache, without waiting."""
+        for shard in shards:
+            path, entry = self.path(shard), self._entries[shard]
+            if not is_open(path, entry.sha256) and not path.exists():
+                send(fetch.ahead, self._cache, _remote(self._url, entry))
+
+
+def open_remote(
+    url: str, split: str | None, root: str | os.PathLike[str] | None, fetching: Fetching
+) -> OpenedDataset:
+    """Open one dataset in an object store, after fetching its manifest and its index.
+
+    Raises:
+        UsageError: If there is no dataset, the cache cannot be used, or access is denied.
+        CorruptDataset: If the manifest or the index is damaged.
+        ShardkitError: If the store cannot be read.
+    """
+    if root is not None:
+        raise UsageError(f"{url} is not an attached dataset; leave root= out")
+    url = f"{url}/{split}" if split else url
+    most = None if fetching.limit is None else parse_bytes(fetching.limit, "cache_limit")
+    if fetching.cache is None:
+        raise UsageError(
+            f"{url} is read through a local cache: open_dataset({url!r}, cache=DIR, "
+            "cache_limit='50GB')"
+        )
+    cache = open_cache(fetching.cache, most)
+    return OpenedDataset(_fetch_dataset(url, cache), access=InStore(url, cache))
+
+
+def _fetch_dataset(url: str, cache: Cache) -> Path:
+    """Fetch the manifest and the index of a dataset; return the local folder with both."""
+    content, manifest = fetch_manifest(url)
+    manifest.require_own_shards(  # they are files of the machine that it is read on
+        f"{url} is an attached dataset, which can only be read where it was made"
+    )
+    name = hashlib.sha256(content).hexdigest()
+    folder = cache.dataset(name)
+    label = manifest.layer_of(LABEL)
+    try:
+        _fetch_files(url, cache, folder, manifest.files)
+        if label is not None:  # the index of the images needs it
+            _fetch_files(url, cache, folder, label.index_files)
+        cache.make_folder(folder)
+        if not has_sha256(folder / MANIFEST_NAME, name, cache.folder):  # written last
+            write_atomically(folder / MANIFEST_NAME, content)
+    except OSError as error:
+        raise cache.unusable(error) from error
+    return folder
+
+
+def _fetch_files(url: str, cache: Cache, folder: Path, entries: Iterable[FileEntry]) -> None:
+    for entry in entries:
+        path = folder / as_name(entry.name)
+        cache.make_folder(path.parent)
+        call(fetch_file, cache, _remote(url, entry), path)
+
+
+def _remote(url: str, entry: FileEntry) -> RemoteFile:
+    return RemoteFile(url, entry.name, entry.bytes, entry.sha256)
+
+
+def fetch_manifest(url: str) -> tuple[bytes, Manifest]:
+    """Return the bytes and the content of the manifest of one dataset.
+
+    Raises:
+        UsageError: If there is none, or it is of splits.
+        CorruptDataset: If it is damaged, also when fetched again.
+    """
+    content, manifest = _fetch_any_manifest(url)
+    if isinstance(manifest, SplitsManifest):
+        raise manifest.refusal(url, f"with split={manifest.first!r}")
+    return content, manifest
+
+
+def fetch_splits(url: str) -> dict[str, str]:
+    """Return the URL of each split of a dataset; "" without splits.
+
+    Raises:
+        UsageError: If there is no dataset.
+        CorruptDataset: If its manifest is damaged, also when fetched again.
+    """
+    _, manifest = _fetch_any_manifest(url)
+    splits = manifest.splits if isinstance(manifest, SplitsManifest) else ("",)
+    return {name: f"{url}/{name}".rstrip("/") for name in splits}
+
+
+def _fetch_any_manifest(url: str) -> tuple[bytes, Manifest | SplitsManifest]:
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(CorruptDataset):
+            return _try_manifest(url)
+    return _try_manifest(url)
+
+
+def _try_manifest(url: str) -> tuple[bytes, Manifest | SplitsManifest]:
+    content = call(fetch.get, url, MANIFEST_NAME, SMALL_BYTES)
+    if content is None:
+        raise UsageError(f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME}")
+    return content, parse_manifest(content, f"{url}/{MANIFEST_NAME}")

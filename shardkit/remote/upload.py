@@ -1,0 +1,169 @@
+"""Upload a dataset to an object store. The manifest comes last, and only if there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+from shardkit.contracts import Target
+from shardkit.dataset.manifest import MANIFEST_NAME, FileEntry
+from shardkit.dataset.opened import OpenedDirectory
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.record import dump_json
+from shardkit.remote import fetch, objects
+from shardkit.remote.process import call
+from shardkit.system.files import SMALL_BYTES, as_name, read_small, sha256_of
+from shardkit.system.pool import Progress, Report
+from shardkit.system.text import as_command
+from shardkit.system.urls import WRITABLE, as_url
+
+CLAIM = ".shardkit-upload.json"
+"""Names the dataset or plan that is being uploaded, so that no other one writes to the place.
+
+Otherwise two uploads could overwrite each other's shards before one of them creates the manifest.
+It is created before looking for a manifest and deleted after writing it. So whoever creates it
+later sees the manifest.
+"""
+
+_PLACES = f"{', '.join(WRITABLE[:-1])} or {WRITABLE[-1]}"
+
+
+class UploadTarget(Target):
+    """A URL to which the dataset is uploaded from the folder ``staging``."""
+
+    def __init__(self, url: str, staging: str | os.PathLike[str] | None) -> None:
+        if staging is None:
+            raise UsageError(
+                f"{url} is written from a local copy of the dataset; name a folder for it with "
+                "staging="
+            )
+        self.url = url
+        self.folder = Path(staging)
+
+    def prepare(self) -> None:
+        """Refuse a URL with another dataset than the one that may be finished in `folder`."""
+        existing = manifest_at(writable(self.url))
+        if existing is None:
+            return
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if existing == read_small(self.folder / MANIFEST_NAME):
+                return
+        raise taken(self.url)
+
+    def publish(self) -> bool:
+        """Upload the dataset."""
+        return upload(self.folder, self.url)
+
+
+def upload(
+    directory: str | os.PathLike[str], url: str, *, on_progress: Report | None = None
+) -> bool:
+    """Upload a dataset, or a folder of splits, to an object store.
+
+    Repeat an interrupted call to resume it. Of several uploads of different datasets to one URL,
+    exactly one succeeds; readers see a dataset only once it is complete.
+
+    Args:
+        directory: The dataset. Each file is compared with its SHA-256 before it is sent.
+        url: ``s3://BUCKET/PATH``, ``gs://`` or ``az://``, where no dataset is yet.
+        on_progress: Called with the records and bytes uploaded since the last call.
+
+    Returns:
+        Whether anything was uploaded; False if the URL held this dataset already.
+
+    Raises:
+        UsageError: If there is no dataset, or the URL holds another one, or one whose upload is
+            unfinished; or if access is denied.
+        CorruptDataset: If a file differs from the manifest.
+        ShardkitError: If the store cannot be used.
+    """
+    place, root = writable(url), Path(directory)
+    dataset = OpenedDirectory(root)
+    for split in dataset.splits.values():
+        split.manifest.require_own_shards(
+            f"{root} is an attached dataset; convert it, then upload the result"
+        )
+    content = read_small(root / MANIFEST_NAME)
+    claim = dump_json({"manifest": hashlib.sha256(content).hexdigest()})
+    if not call(objects.create, place, CLAIM, claim):
+        raise occupied(place)
+    # Only now: an upload that finished before our claim has written its manifest.
+    existing = manifest_at(place)
+    if existing is None:
+        files = files_of(dataset)
+        if on_progress:
+            on_progress(Progress(total=sum(rows for _, _, rows in files)))
+        present = call(objects.sizes, place)
+        for name, entry, rows in files:
+            send_file(root, place, name, entry, present.get(name))
+            if on_progress:
+                on_progress(Progress(images=rows, bytes=entry.bytes))
+        if not call(objects.create, place, MANIFEST_NAME, content):
+            existing = b""
+    call(objects.delete, place, [CLAIM])
+    if existing not in (None, content):
+        raise taken(place, "another")
+    return existing is None
+
+
+def writable(url: str | os.PathLike[str]) -> str:
+    """Return a URL to write to.
+
+    Raises:
+        UsageError: If it is not one.
+    """
+    place = as_url(url)
+    if place is None:
+        raise UsageError(f"{url} is not a URL: give {_PLACES}")
+    if not place.startswith(WRITABLE):
+        raise UsageError(f"{place} can only be read; write to {_PLACES}")
+    return place
+
+
+def occupied(place: str) -> UsageError:
+    """Return the error that another conversion is writing to a URL."""
+    return UsageError(
+        f"another upload to {place} is running or was interrupted, or jobs are building a dataset "
+        f"there. Wait for it or repeat it; to give it up, delete {place}/{CLAIM}"
+    )
+
+
+def taken(place: str, which: str = "a") -> UsageError:
+    """Return the error that a URL holds a dataset, or another one."""
+    return UsageError(f"{place} already holds {which} dataset; choose another URL")
+
+
+def manifest_at(url: str) -> bytes | None:
+    """Return the manifest of the dataset at a URL; None if there is no dataset."""
+    content: bytes | None = call(fetch.get, url, MANIFEST_NAME, SMALL_BYTES)
+    return content
+
+
+def files_of(dataset: OpenedDirectory) -> list[tuple[str, FileEntry, int]]:
+    """Return the name, entry and records of each file but the top manifest."""
+    files: list[tuple[str, FileEntry, int]] = []
+    for split in dataset.splits.values():
+        manifest, prefix = split.manifest, split.prefix
+        files += [(prefix + entry.name, entry, entry.rows) for entry in manifest.shards]
+        files += [(prefix + entry.name, entry, 0) for entry in manifest.files]
+        files += [(prefix + entry.name, entry, 0) for entry in manifest.layer_files]
+        if prefix:
+            path = split.path / MANIFEST_NAME
+            entry = FileEntry(name=MANIFEST_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))
+            files.append((prefix + MANIFEST_NAME, entry, 0))
+    return files
+
+
+def send_file(root: Path, url: str, name: str, entry: FileEntry, size: int | None) -> None:
+    """Upload a file, unless an earlier attempt did."""
+    if size == entry.bytes and call(objects.digests, url, [name]).get(name) == entry.sha256:
+        return
+    path = root / as_name(name)
+    if sha256_of(path, root) != entry.sha256:
+        raise CorruptDataset(
+            f"{path} differs from the manifest: its SHA-256 does not match. To list all damage, "
+            f"run {as_command('verify', root)}."
+        )
+    call(objects.put, url, name, path, entry.sha256)

@@ -1,1 +1,0 @@
-"""Object stores: a process that talks to them, and a cache of their files."""

@@ -1,1 +1,0 @@
-"""Datasets, plans and sources of files in object stores: upload, download, share among jobs."""
