@@ -92,7 +92,9 @@ class PackedEntries(Sequence[Entry]):
 
     def paths(self) -> list[str]:
         """Return the path of each entry."""
-        text, ends, keys = self._text, self._ends, self._keys
+        text = self._text
+        ends = self._ends
+        keys = self._keys
         if isinstance(text, str):
             return [text[ends[place] : keys[place]] for place in self._rows]
         return [_decoded(text[ends[place] : keys[place]]) for place in self._rows]
@@ -103,7 +105,9 @@ class PackedEntries(Sequence[Entry]):
 
     def facts(self) -> Iterator[tuple[str, int, int, int]]:
         """Do what `Images.facts` does."""
-        text, values, ends = self._text, self._values, self._ends
+        text = self._text
+        values = self._values
+        ends = self._ends
         for path, row in zip(self.paths(), self._rows, strict=True):
             label = self._labels[row]
             checksum = _values_sum(label, text[values[row] : ends[row + 1]])
@@ -135,7 +139,9 @@ class PackedEntries(Sequence[Entry]):
         return list, (list(self),)
 
     def _entry(self, place: int) -> Entry:
-        text, key, values = self._text, self._keys[place], self._values[place]
+        text = self._text
+        key = self._keys[place]
+        values = self._values[place]
         path: str | bytes = text[self._ends[place] : key]
         name: str | bytes = text[key:values]
         stored: str | bytes = text[values : self._ends[place + 1]]
@@ -184,7 +190,9 @@ class StoredEntries(Sequence[Entry]):
         return self._load(piece)[position - self._cuts[piece]]
 
     def __iter__(self) -> Iterator[Entry]:
-        start, stop, cuts = self._rows.start, self._rows.stop, self._cuts
+        start = self._rows.start
+        stop = self._rows.stop
+        cuts = self._cuts
         while start < stop:
             piece = self._piece(start)
             yield from self._load(piece)[start - cuts[piece] : stop - cuts[piece]]
@@ -215,7 +223,8 @@ class StoredEntries(Sequence[Entry]):
         return {part: entries_of(part) for part in counts}
 
     def _of_piece(self, piece: int) -> Sequence[Entry]:
-        first, rows = self._cuts[piece], self._rows
+        first = self._cuts[piece]
+        rows = self._rows
         entries = self._load(piece)
         return entries[max(rows.start - first, 0) : max(rows.stop - first, 0)]
 

@@ -431,7 +431,8 @@ class Recipe(RecipeOptions):
             return _stored(record, field, image), image.notes
         fields = dict(record.fields)
         meta = {name: value for name, value in record.meta.items() if name not in NOTES}
-        view, notes = None, dict[str, int]()
+        view = None
+        notes = dict[str, int]()
         if field in fields:
             original = Original(fields.pop(field), image_kind(field), record.meta, typed)
             image = self._convert(original)
@@ -454,15 +455,7 @@ class Recipe(RecipeOptions):
         field: Field,
         view: Geometry | None,
     ) -> dict[str, int]:
-        """Convert an image other than the primary one, or what follows that; return the notes.
-
-        Args:
-            fields: The fields of the record, which this changes.
-            meta: The metadata of the record, which this changes.
-            name: Name of the field.
-            field: The field.
-            view: What becomes of the primary image; None without one.
-        """
+        """Convert an image other than the primary one, or what follows that; return the notes."""
         if not field.type.is_picture:
             if name not in meta or view is None or view.is_identity:
                 return {}
@@ -501,11 +494,7 @@ class Recipe(RecipeOptions):
         return ConvertedImage("png", content, view.canvas, {}, view)
 
     def _convert(self, original: Original) -> ConvertedImage:
-        """Check an image, and change it if the recipe says so.
-
-        Raises:
-            BadImage: As for `apply`.
-        """
+        """Check an image, and change it if the recipe says so."""
         # An array becomes RGB of 8 bits in no way that suits all.
         is_array = original.field == ARRAY_IMAGE
         kind = "typed" if is_array else pixel_kind(original.pixels)
@@ -515,14 +504,7 @@ class Recipe(RecipeOptions):
     def _convert_file(
         self, data: bytes, field: str, turned: int = 1, *, proven: bool = False
     ) -> ConvertedImage:
-        """Check an image, unless it is ``proven``, and change it if the recipe says so.
-
-        Args:
-            data: The image.
-            field: Its kind.
-            turned: Its EXIF orientation if it is planes, whose record has no EXIF data.
-            proven: Whether it certainly decodes without a warning.
-        """
+        """Check an image, unless it is ``proven``, and change it if the recipe says so."""
         info = self._inspect(data, field)
         if field == PLANES:
             info = replace(info, orientation=turned)
@@ -849,7 +831,8 @@ def _notes_in(meta: Mapping[str, Any], others: Iterable[str]) -> dict[str, int]:
 def _stored(record: Record, field: str, image: ConvertedImage) -> Record:
     """Return a record with one image, changed; ``field`` is that of the image before."""
     fields = {name: value for name, value in record.fields.items() if name != field}
-    size, notes = image.size, image.notes
+    size = image.size
+    notes = image.notes
     meta = fields.get(META_FIELD, b"{}")
     if not notes and meta.startswith(b'{"path":"') and meta.count(b'":') == 1:
         # Parsing and encoding again takes twice as long as all other work on a small file.

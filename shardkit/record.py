@@ -54,7 +54,8 @@ NO_LABEL = -1
 MAX_KEY_BYTES = 1 << 14
 """Maximum length of a key: the longest possible file path, percent-encoded, takes 12 KiB."""
 
-IMAGE, LABEL = "image", "label"
+IMAGE = "image"
+LABEL = "label"
 """The names of the primary image and the primary label, which training code gets by default."""
 
 _PRIMARY_ARRAY = f"{IMAGE}.{ARRAY_IMAGE}"

@@ -440,7 +440,8 @@ def _keep(work: Work[_ArchiveTask], old: AttachedManifest, target: Path) -> None
     skipped = {problem.path: problem for problem in old.skipped}
     start = 0
     for shard in old.shards:
-        task, rows = tasks[shard.name], range(start, start + shard.rows)
+        task = tasks[shard.name]
+        rows = range(start, start + shard.rows)
         start = rows.stop
         index = Index(target, old.rows, task.schema)
         if task.is_current(shard):
@@ -465,7 +466,8 @@ def _index_records(
     task: _ArchiveTask, notes: Counter[str], bad: list[Problem]
 ) -> Iterator[IndexPart]:
     """Yield the index of an archive in parts; count its notes and add its bad images."""
-    source, entries = cast(AttachableSource, task.source.source), task.source.entries
+    source = cast(AttachableSource, task.source.source)
+    entries = task.source.entries
     meter = Meter()
     pairs = zip(entries, source.located(task.source.split, entries), strict=True)
     for some in _batches(pairs):
@@ -491,13 +493,15 @@ def _batches(
     pairs: Iterable[tuple[Entry, Located | BadImage]],
 ) -> Iterator[list[tuple[Entry, Located | BadImage]]]:
     """Yield images and their records, at most `_READ_ROWS` or about `_READ_BYTES` at a time."""
-    some, size = [], 0
+    some = []
+    size = 0
     for entry, located in pairs:
         some.append((entry, located))
         size += entry.bytes
         if len(some) == _READ_ROWS or size >= _READ_BYTES:
             yield some
-            some, size = [], 0
+            some = []
+            size = 0
     if some:
         yield some
 
@@ -533,7 +537,8 @@ def _require_good(
     work: Work[_ArchiveTask], options: AttachOptions, staging: StagingDirectory
 ) -> None:
     """Raise if something is wrong with an archive, and may not or cannot be left out."""
-    skipped, rows = work.skipped, sum(shard.rows for shard in work.shards)
+    skipped = work.skipped
+    rows = sum(shard.rows for shard in work.shards)
     if not skipped or (options.on_error == "skip" and rows):
         return
     if not rows:

@@ -237,7 +237,8 @@ def _samples(
     schema: Mapping[str, Field | str] | None,
 ) -> Source:
     """Return Python samples with the fields of the dataset, divided as that was."""
-    manifest, described = next(iter(manifests.values())), _first_sources(manifests)
+    manifest = next(iter(manifests.values()))
+    described = _first_sources(manifests)
     names = next(iter(described.values())).get("fields")
     fields: dict[str, Field | str] = {**manifest.fields_by_name}
     classes = tuple(getattr(samples, "classes", None) or ())
@@ -291,18 +292,18 @@ def _scan(
 def _new_images(
     directory: Path, manifests: Mapping[str, Manifest], scan: Scan, *, skip_existing: bool
 ) -> _New:
-    """Divide the images of a scan into new and existing ones.
-
-    Raises:
-        UsageError: If it does not go with the dataset, or existing images may not be left out.
-    """
+    """Divide the images of a scan into new and existing ones."""
     source = scan.source
-    splits, left_out, changed = dict[str, Images](), list[str](), list[str]()
-    problems, ignored = dict(scan.problems), dict(scan.ignored)
+    splits = dict[str, Images]()
+    left_out = list[str]()
+    changed = list[str]()
+    problems = dict(scan.problems)
+    ignored = dict(scan.ignored)
     by_key = scan.records or source.kind == Samples.kind  # paths may be numbers of samples
     existing = _existing(directory, manifests, scan)
     for split, manifest in manifests.items():
-        images, prefix = scan.splits.get(split, Images(source, split, ())), _prefix(split)
+        images = scan.splits.get(split, Images(source, split, ()))
+        prefix = _prefix(split)
         sizes, keys = existing[split]
         bad = {problem.path for problem in manifest.skipped}
         bad |= excluded_paths(directory / as_name(split), manifest.files) or set()
@@ -350,7 +351,8 @@ def _existing(
     is_one = is_divided(_first_sources(manifests))
     for group in [list(manifests)] if is_one else [[split] for split in manifests]:
         indexes = [Index(directory / as_name(split), manifests[split].rows) for split in group]
-        paths, keys = TextHashes(), TextHashes()
+        paths = TextHashes()
+        keys = TextHashes()
         for split in group:
             for entry in scan.splits[split].entries if split in scan.splits else ():
                 paths.add(entry.path)
@@ -358,8 +360,10 @@ def _existing(
         for piece in chain.from_iterable(index.pieces() for index in indexes):
             paths.add_all(piece.paths)
             keys.add_all(piece.keys)
-        same_paths, same_keys = paths.repeated(), keys.repeated()
-        sizes, stored_keys = dict[str, int](), set[str]()
+        same_paths = paths.repeated()
+        same_keys = keys.repeated()
+        sizes = dict[str, int]()
+        stored_keys = set[str]()
         some = indexes if same_paths or same_keys else ()
         for piece in chain.from_iterable(index.pieces() for index in some):
             lengths = zip(piece.paths, piece.rows["length"].tolist(), strict=True)
@@ -398,11 +402,7 @@ def _states(manifest: Manifest, source: Mapping[str, Any]) -> bool:
 def _require_alike(
     directory: Path, manifests: Mapping[str, Manifest], scan: Scan, *, missing: str
 ) -> None:
-    """Refuse images whose splits or fields are not those of the dataset.
-
-    Raises:
-        UsageError: If they are not.
-    """
+    """Refuse images whose splits or fields are not those of the dataset."""
     unknown = sorted(scan.splits.keys() - manifests.keys())
     if unknown and is_divided(_first_sources(manifests)):
         raise UsageError(
@@ -415,7 +415,8 @@ def _require_alike(
             "append a source with folders or splits of these names"
         )
     manifest = next(iter(manifests.values()))
-    schema, is_empty = manifest.fields_by_name, not any(map(len, scan.splits.values()))
+    schema = manifest.fields_by_name
+    is_empty = not any(map(len, scan.splits.values()))
     given = {
         name: field
         for name, field in scan.schema.items()

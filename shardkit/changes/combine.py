@@ -153,7 +153,8 @@ def link_shards(dataset: OpenedDataset, folder: Path, *, first: int = 0) -> Piec
         CorruptDataset: If a file differs in size from its manifest, or an index in content.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    manifest, suffix = dataset.manifest, get_format(dataset.manifest.format).suffix
+    manifest = dataset.manifest
+    suffix = get_format(dataset.manifest.format).suffix
     shards = []
     for number, shard in enumerate(manifest.shards, first):
         name = f"shard-{number:06d}{suffix}"
@@ -195,7 +196,8 @@ def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> No
 
 def _index(dataset: OpenedDataset) -> Iterator[IndexPart]:
     """Yield the index of a dataset in parts, after comparing its files with the manifest."""
-    manifest, path = dataset.manifest, dataset.path
+    manifest = dataset.manifest
+    path = dataset.path
     for file in manifest.files:
         inside = file.name.startswith(f"{INDEX_DIRECTORY}/")
         if inside and not has_sha256(path / file.name, file.sha256, path):

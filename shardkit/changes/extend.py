@@ -50,7 +50,9 @@ class Provided(SomeFields):
         labels: Sequence[int] | None = None,
     ) -> None:
         super().__init__(scan, names)
-        self._splits, self._recipe, self._labels = splits, recipe, labels
+        self._splits = splits
+        self._recipe = recipe
+        self._labels = labels
 
     def inner(self, split: str) -> str:
         """Return the split of the source that has the images of a split."""
@@ -96,7 +98,8 @@ def scan_of_base(scan: Scan, manifest: Manifest) -> Scan:
         scan: The new images.
         manifest: The manifest of the dataset.
     """
-    fields, classes = dict(manifest.base.fields_by_name), manifest.base.classes
+    fields = dict(manifest.base.fields_by_name)
+    classes = manifest.base.classes
     labels = None
     if LABEL in fields and scan.classes is not None:
         joint = dict.fromkeys([*(classes or ()), *scan.classes])
@@ -211,10 +214,13 @@ class Extension:
     ) -> Plan:
         """Return the plan of the new rows of a layer: those of the images that were built."""
         dataset = next(iter(self.datasets.values())).manifest
-        layer, scan = next(iter(opened.values())).manifest, self.scan
+        layer = next(iter(opened.values())).manifest
+        scan = self.scan
         changed = dataset.layers[number]
         names = [name for name in changed.fields if dataset.layer_of(name) == changed]
-        fields, classes, recipe = dict(layer.fields_by_name), layer.classes, None
+        fields = dict(layer.fields_by_name)
+        classes = layer.classes
+        recipe = None
         if LABEL in names and scan.classes is not None:
             fields[LABEL], classes = Field("label", classes=scan.classes), scan.classes
         if any(fields[name].type.follows for name in names):

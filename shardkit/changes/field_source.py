@@ -109,9 +109,11 @@ class LayerSource(Source):
         return LayerSource(self._datasets, [values.only(rows) for values in self._values])
 
     def _entries(self, split: str) -> Sequence[Entry]:
-        index, first = self._datasets[split].index, self._starts[split]
+        index = self._datasets[split].index
+        first = self._starts[split]
         count = self._datasets[split].manifest.rows
-        keys, paths = index.keys(), index.paths()
+        keys = index.keys()
+        paths = index.paths()
         starts = [*range(0, count, _AT_ONCE), count]
 
         def load(piece: int) -> list[Entry]:

@@ -144,11 +144,7 @@ class TableValues(FieldValues):
         return {"name": Path(self.path).name, "key": self._key, "fields": fields}
 
     def _match(self, datasets: Sequence[OpenedDataset]) -> Matched:
-        """Write the values to a file, with the place of those of each row.
-
-        Raises:
-            UsageError: If a row of the table is bad, or of a row that another one has named.
-        """
+        """Write the values to a file, with the place of those of each row."""
         finder = _RowFinder(datasets)
         unknown: list[str] = []
         unknown_count = rows = 0
@@ -278,12 +274,9 @@ def _common_field(arrays: Set[Field]) -> Field:
 def _numbered(
     labels: LabelValues, classes: Sequence[str], keep_classes: bool
 ) -> tuple[Field, Sequence[int]]:
-    """Return the field of labels, whose new classes follow those of the dataset, and their numbers.
-
-    Raises:
-        UsageError: If a label is out of range.
-    """
-    texts, names = set(labels.texts()), None
+    """Return the field of labels, with new classes after the old ones, and their numbers."""
+    texts = set(labels.texts())
+    names = None
     are_numbers = all(text.isdecimal() for text in texts)  # positions of classes
     if classes and are_numbers and not texts <= set(classes):
         names = classes
@@ -306,9 +299,13 @@ class _RowFinder:
 
     def __init__(self, datasets: Sequence[OpenedDataset]) -> None:
         self._datasets = datasets
-        hashes, others, rows, start = array("q"), array("q"), [], 0
+        hashes = array("q")
+        others = array("q")
+        rows = []
+        start = 0
         for dataset in datasets:
-            index, prefixes = dataset.index, {"", dataset.prefix}
+            index = dataset.index
+            prefixes = {"", dataset.prefix}
             for prefix in sorted(prefixes):
                 for texts in (index.keys(), index.paths()):
                     for text in texts:
@@ -316,9 +313,11 @@ class _RowFinder:
                         others.append(hash(prefix + text + _SALT))
                     rows.append(np.arange(start, start + len(texts)))
             start += dataset.manifest.rows
-        numbers, values = np.concatenate(rows), np.frombuffer(hashes, np.int64)
+        numbers = np.concatenate(rows)
+        values = np.frombuffer(hashes, np.int64)
         order = np.argsort(values, kind="stable")
-        self._values, self._numbers = values[order], numbers[order]
+        self._values = values[order]
+        self._numbers = numbers[order]
         self._others = np.frombuffer(others, np.int64)[order]
 
     def find(self, keys: Sequence[str]) -> list[int]:

@@ -91,11 +91,7 @@ class _NpyFile(NamedTuple):
     array: Array
 
     def read(self, row: int) -> Any:
-        """Return a row.
-
-        Raises:
-            BadImage: If the file was truncated or changed.
-        """
+        """Return a row."""
         with opened(self.path, "", self.stamp) as view:
             return values(view, self.array, row, 1)[0]
 
@@ -113,7 +109,8 @@ class FileValues(FieldValues):
     """
 
     def __init__(self, path: Path, name: str, datasets: Sequence[OpenedDataset]) -> None:
-        self._source, self._name = path.absolute().name, name
+        self._source = path.absolute().name
+        self._name = name
         paths = _npy_paths(path, datasets)
         self._files = [_open(*each) for each in zip(paths, datasets, strict=True)]
         first, *others = self._files
@@ -152,11 +149,7 @@ class FileValues(FieldValues):
 
 
 def _npy_paths(path: Path, datasets: Sequence[OpenedDataset]) -> list[Path]:
-    """Return the .npy file of each dataset.
-
-    Raises:
-        UsageError: If a dataset has splits and there is one file, or the other way around.
-    """
+    """Return the .npy file of each dataset."""
     top = datasets[0].top
     if not datasets[0].split:
         if path.is_dir():
@@ -175,11 +168,7 @@ def _npy_paths(path: Path, datasets: Sequence[OpenedDataset]) -> list[Path]:
 
 
 def _open(path: Path, dataset: OpenedDataset) -> _NpyFile:
-    """Return the file of a dataset.
-
-    Raises:
-        UsageError: If it has another number of rows, or is not an .npy file in C order.
-    """
+    """Return the file of a dataset."""
     try:
         stamp = path.stat().st_mtime_ns
         with opened(str(path), "", stamp) as view:
@@ -197,11 +186,7 @@ def _open(path: Path, dataset: OpenedDataset) -> _NpyFile:
 
 
 def _label_field(dataset: OpenedDataset) -> Field:
-    """Return the field of labels given as numbers or names of the dataset's classes.
-
-    Raises:
-        UsageError: If the dataset has no classes.
-    """
+    """Return the field of labels given as numbers or names of the dataset's classes."""
     classes = dataset.manifest.classes
     if not classes:
         raise UsageError(
@@ -211,11 +196,7 @@ def _label_field(dataset: OpenedDataset) -> Field:
 
 
 def _field_of_labels(values: Any, dataset: OpenedDataset, keep_classes: bool) -> Field:
-    """Return the field of labels, whose new classes follow those of the dataset.
-
-    Raises:
-        UsageError: If labels are numbers of classes, and the dataset has none.
-    """
+    """Return the field of labels, whose new classes follow those of the dataset."""
     texts = {
         value if isinstance(value, str) else "" for value in _each(values) if value is not None
     }
@@ -247,7 +228,8 @@ class SequenceValues(FieldValues):
         *,
         keep_classes: bool = False,
     ) -> None:
-        self._name, self._type = name, type(given).__name__
+        self._name = name
+        self._type = type(given).__name__
         if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
             given = Spool(given)
         self._values: Any = given
@@ -337,7 +319,9 @@ class FunctionValues(FieldValues):
         field: Field | None,
         dataset: OpenedDataset,
     ) -> None:
-        self._name, self._function, self._sample = name, function, read
+        self._name = name
+        self._function = function
+        self._sample = read
         try:
             first = self.read(0)[name]
         except BadImage as error:

@@ -357,7 +357,8 @@ def _values(
     arguments: FieldArguments, datasets: Mapping[str, OpenedDataset], keep_classes: bool
 ) -> Sequence[FieldValues]:
     """Return the providers of the new values; `ReplaceOptions` has ``keep_classes``."""
-    opened, given = list(datasets.values()), arguments.values
+    opened = list(datasets.values())
+    given = arguments.values
     if isinstance(given, Mapping):
         if arguments.field or arguments.key:
             raise UsageError("key= and field= are options of files: leave them out")
@@ -391,11 +392,7 @@ def _values(
 
 
 def _require_matched(directory: Path, arguments: FieldArguments, matched: Matched) -> None:
-    """Refuse a table that does not fit, unless the options or a dry run accept that.
-
-    Raises:
-        UsageError: If rows of the table or the dataset are unmatched.
-    """
+    """Refuse a table that does not fit, unless the options or a dry run accept that."""
     if arguments.dry_run:
         return
     if matched.unknown_count and arguments.unknown == "fail":
@@ -418,11 +415,7 @@ def _some(names: Sequence[str], count: int) -> str:
 def _require_names(
     directory: Path, manifest: Manifest, schema: Mapping[str, Field], operation: str
 ) -> None:
-    """Refuse to add a field that is there, or to replace one that is not.
-
-    Raises:
-        UsageError: If it is.
-    """
+    """Refuse to add a field that is there, or to replace one that is not."""
     for name in schema:
         there = name in manifest.fields_by_name
         if there and operation == ADD:

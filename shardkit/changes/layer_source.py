@@ -26,7 +26,8 @@ def images_of(
     values = described.get("values")
     if not isinstance(values, list) or len(values) != 1 or not isinstance(values[0], dict):
         return {}  # of several providers
-    value, first = values[0], next(iter(datasets.values()))
+    value = values[0]
+    first = next(iter(datasets.values()))
     if not _is_file(item, first) or value.get("name") != Path(item).absolute().name:
         return {}
     return LayerSource(datasets, [_values(Path(item), datasets, value)]).scan().splits
@@ -46,7 +47,8 @@ def _values(
     path: Path, datasets: Mapping[str, OpenedDataset], described: Mapping[str, Any]
 ) -> FieldValues:
     """Return the values in a file."""
-    fields, key = described.get("fields"), described.get("key")
+    fields = described.get("fields")
+    key = described.get("key")
     if not isinstance(fields, str) or not isinstance(key, str | None):
         split = next(iter(datasets))
         raise CorruptDataset(f"{path}: the layer {split.rpartition('/')[2]} describes no source")

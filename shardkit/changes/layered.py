@@ -61,7 +61,8 @@ def load_layer(directory: Path, manifest: Manifest, layer: Layer) -> Manifest:
         raise CorruptDataset(f"{folder} lacks fields or rows that the manifest states")
     for name in layer.fields:
         if manifest.layer_of(name) == layer:
-            stated, has = manifest.fields_by_name.get(name), loaded.fields_by_name[name]
+            stated = manifest.fields_by_name.get(name)
+            has = loaded.fields_by_name[name]
             if stated != has:
                 raise CorruptDataset(f"{folder} has another field {name!r} than the manifest")
     return loaded
@@ -246,7 +247,8 @@ def _one_byte() -> _Words:
 @cache
 def _operators() -> tuple[_Words, ...]:
     """Return tables that advance the state of CRC-32 by 1, 2, 4, 8 ... unchanged bytes."""
-    table, values = _one_byte(), np.arange(256, dtype=np.uint32)
+    table = _one_byte()
+    values = np.arange(256, dtype=np.uint32)
     states = [values << np.uint32(8 * place) for place in range(4)]
     tables = np.stack([table[s & np.uint32(0xFF)] ^ (s >> np.uint32(8)) for s in states])
     operators = [tables]

@@ -104,7 +104,8 @@ class Publication(NamedTuple):
         self, layers_of: LayersOf, make: Callable[[StagingDirectory], None] | None = None
     ) -> dict[str, Manifest]:
         """Publish the dataset with other layers, after ``make`` has built new ones."""
-        directory, datasets = self.directory, self.datasets
+        directory = self.directory
+        datasets = self.datasets
         with (
             open_staging(directory, force=True) as staging,
             publishing(staging, self.request, force=self.force) as is_needed,
@@ -127,11 +128,7 @@ class Publication(NamedTuple):
 
 
 def _link_files(dataset: OpenedDataset, layers: Sequence[Layer], folder: Path) -> None:
-    """Link the files of a dataset, and those of its layers that remain.
-
-    Raises:
-        CorruptDataset: If the index differs from the manifest, or a file in size.
-    """
+    """Link the files of a dataset, and those of its layers that remain."""
     IndexReader(dataset.path, dataset.manifest, verify=True).complete()
     kept = {entry.name for layer in layers for entry in layer.files}
     layered = [entry for entry in dataset.manifest.layer_files if entry.name in kept]
@@ -188,7 +185,8 @@ def described(base: Manifest, layers: Sequence[Layer], before: int, folder: Path
     layering = Layering(base=state, layers=tuple(layers), before=before)
     used = {layer.name: layer for layer in layering.providers.values() if layer is not None}
     loaded = {name: load_manifest(folder / layer.folder) for name, layer in used.items()}
-    entries, stored = dict[str, FieldEntry](), dict[str, int]()
+    entries = dict[str, FieldEntry]()
+    stored = dict[str, int]()
     homes = {
         name: base if layer is None else loaded[layer.name]
         for name, layer in layering.providers.items()
@@ -218,7 +216,8 @@ def _is_of(stored: str, name: str, manifest: Manifest) -> bool:
 
 def as_layer(manifest: Manifest, folder: Path, operation: str) -> Layer:
     """Return the entry of a layer, given its manifest and its folder."""
-    path, name = folder / MANIFEST_NAME, f"{LAYERS}/{folder.name}"
+    path = folder / MANIFEST_NAME
+    name = f"{LAYERS}/{folder.name}"
     own = FileEntry(name=MANIFEST_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))
     entries = (own, *manifest.entries)
     return Layer(

@@ -51,7 +51,8 @@ def merge(
         CorruptDataset: If a manifest or an index is damaged, or a shard has the wrong size.
         ConversionFailed: If writing fails.
     """
-    places, target = [Path(path) for path in datasets], Path(target)
+    places = [Path(path) for path in datasets]
+    target = Path(target)
     if isinstance(datasets, str) or len(places) < 2:
         raise UsageError("merge requires a list of at least two datasets")
     _refuse_overlap(places, target)
@@ -90,7 +91,8 @@ def _make(merged: Mapping[str, Sequence[OpenedDataset]], staging: StagingDirecto
     """Link the shards of all splits, and write the files of the merged dataset."""
     manifests = {}
     for split, datasets in merged.items():
-        folder, first = staging.dataset / as_name(split), datasets[0].manifest
+        folder = staging.dataset / as_name(split)
+        first = datasets[0].manifest
         base = _linked([dataset.base for dataset in datasets], folder)
         extended = dict[str, Layer]()
         for used in zip(*map(_used_layers, datasets), strict=True):
@@ -107,7 +109,8 @@ def _make(merged: Mapping[str, Sequence[OpenedDataset]], staging: StagingDirecto
 
 def _linked(datasets: Sequence[OpenedDataset], folder: Path) -> Manifest:
     """Link the shards of datasets without layers, and return the manifest of all."""
-    pieces, shards = [], 0
+    pieces = []
+    shards = 0
     for dataset in datasets:
         pieces.append(link_shards(dataset, folder, first=shards))
         shards += len(dataset.manifest.shards)
@@ -125,11 +128,7 @@ def _linked(datasets: Sequence[OpenedDataset], folder: Path) -> Manifest:
 
 
 def _require_same_layers(datasets: Sequence[OpenedDataset]) -> None:
-    """Refuse datasets whose fields are in other layers than those of the first one.
-
-    Raises:
-        UsageError: If there are any.
-    """
+    """Refuse datasets whose fields are in other layers than those of the first one."""
     first, *others = datasets
     for other in others:
         if _layers(other.manifest) != _layers(first.manifest):

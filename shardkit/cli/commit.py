@@ -31,7 +31,8 @@ class CommitOptions(Options):
 def commit_command(run: Run, options: CommitOptions, *, dst: Path) -> None:
     """Publish the dataset in DST once `work` has built all shards. It reads no shard."""
     converted = commit(dst, force=options.force, staging=options.staging)
-    shown, tally = as_url(dst) or dst, Tally(run)
+    shown = as_url(dst) or dst
+    tally = Tally(run)
     run.report(
         lambda: converted_fields(shown, converted, tally),
         lambda: show_converted(None, shown, converted, tally),

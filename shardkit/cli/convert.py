@@ -133,7 +133,8 @@ def _convert(
     if options.report is not None:
         _require_report(options.report, dst)
     words["workers"] = words["workers"] or usable_cpus()
-    shown, lost = as_url(dst) or dst, set[str]()
+    shown = as_url(dst) or dst
+    lost = set[str]()
     with (
         progress_bar(run, "listing" if options.plan_only else "converting") as tally,
         _executor(options.cluster, lost) as executor,

@@ -151,7 +151,8 @@ def show_converted(
         line("resumed", f"{amount(converted.reused_shards, 'shard')} kept from an earlier run")
     if lost:
         line("lost", f"{some(sorted(lost))}; other workers built their shards")
-    seconds, rates = tally.seconds, ""
+    seconds = tally.seconds
+    rates = ""
     if tally.images:
         images = amount(round(tally.images / seconds), record_noun(converted.plan.scan.schema))
         rates = f", {images}/s, {tally.bytes / 1e6 / seconds:,.1f} MB/s read"

@@ -21,12 +21,15 @@ from shardkit.system.formatting import amount, significant
 from shardkit.system.machine import OtherLoad
 from shardkit.system.text import printable
 
-_WIDTH, _INDENT = 100, 12
+_WIDTH = 100
+_INDENT = 12
 
-_OVERHEAD, _LONGEST = 8.0, 600.0
+_OVERHEAD = 8.0
+_LONGEST = 600.0
 """Seconds of a run before its rounds, and the longest rounds to propose."""
 
-_MOST_LINES, _LEAST_REMEDIES = 16, 4
+_MOST_LINES = 16
+_LEAST_REMEDIES = 4
 """Lines of a report, and those for remedies at least; what does not fit is only in the JSON."""
 
 _NOISY = 0.15
@@ -38,7 +41,8 @@ _ALONE = 0.15
 
 def report_lines(report: DoctorReport) -> list[str]:
     """Return the report: the verdict first, and what to do last."""
-    diagnosis, profile = report.diagnosis, report.profile
+    diagnosis = report.diagnosis
+    profile = report.profile
     if diagnosis is None or profile is None:
         findings = [finding for finding in report.findings if finding.severity != "ok"]
         return _lines("machine", _checks(report.findings)) + _finding_lines(findings)
@@ -85,7 +89,8 @@ def _lines(name: str, text: str, indent: int = _INDENT) -> list[str]:
 
 
 def _gpu(diagnosis: Diagnosis, profile: Profile) -> str:
-    setup, size = profile.setup, profile.setup.batch_size
+    setup = profile.setup
+    size = profile.setup.batch_size
     rate = f"the loader ({_engine(setup)}) gives {_spread(diagnosis.delivered)}"
     if diagnosis.needed is None or profile.step_seconds is None or diagnosis.waiting is None:
         return (
@@ -128,7 +133,8 @@ def _budget(seconds: float) -> str:
 def _cause(cause: str, profile: Profile) -> str:
     if cause == TORCH_THREADS:
         return "each loader thread starts PyTorch threads, which compete for the CPUs"
-    stage, setup = profile.stages[cause], profile.setup
+    stage = profile.stages[cause]
+    setup = profile.setup
     text = f"{_stage(cause, profile)} takes {profile.fraction(cause):.0%} of an image's time"
     for other in profile.stages:
         if other != cause and profile.fraction(other) > profile.fraction(cause) - _ALONE:
@@ -254,7 +260,8 @@ def _effect(rated: Rated, diagnosis: Diagnosis) -> str:
 
 
 def _trust(report: DoctorReport, diagnosis: Diagnosis) -> str:
-    rate, load = diagnosis.delivered, report.load
+    rate = diagnosis.delivered
+    load = report.load
     if (load is None or not load.disturbs) and rate.variation <= _NOISY:
         text = "good: "
     elif diagnosis.status == "fed":
@@ -267,7 +274,8 @@ def _trust(report: DoctorReport, diagnosis: Diagnosis) -> str:
         text += f"other programs used {load.busy:.1f} of {amount(load.present, 'CPU')}; "
     text += f"{amount(rate.rounds, 'round')} vary by {rate.variation:.0%}"
     if report.profile is not None and any(rated.remedy.recipe for rated in diagnosis.remedies):
-        tried, images = len(report.profile.rows), report.profile.images
+        tried = len(report.profile.rows)
+        images = report.profile.images
         text += f"; conversions were tried with {tried:,} of {images:,} images"
     return text
 

@@ -52,7 +52,8 @@ def info_command(run: Run, options: InfoOptions, *, dataset: Path) -> None:
     try:
         datasets = describe(dataset, options.buckets)
     except NotPublished as error:
-        done, tasks = error.done, error.tasks
+        done = error.done
+        tasks = error.tasks
         run.report(
             lambda: {"datasets": {}, "plan": {"done": done, "tasks": tasks}},
             lambda: _show_plan(as_url(dataset) or str(dataset), done, tasks),
@@ -184,7 +185,8 @@ def _recipe(recipe: dict[str, Any]) -> str:
         mode = recipe["resize_mode"]
         box = f"{height}x{width}"
         if height == width and mode in ("shorter", "longer"):
-            box, mode = str(height), f"{mode} side"
+            box = str(height)
+            mode = f"{mode} side"
         by = f" by {recipe['resizer']}" if "resizer" in recipe else ""
         by += " with DCT scaling" if recipe.get("dct_scaling") else ""
         parts.append(f"resized to {box} ({mode}, {recipe['filter']}{by})")

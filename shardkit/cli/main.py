@@ -199,7 +199,8 @@ class _Ending:
         self._asked = False
 
     def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
-        again, self._asked = self._asked, True
+        again = self._asked
+        self._asked = True
         if number == signal.SIGINT and not again:
             raise KeyboardInterrupt
         if number == signal.SIGINT or not again:
@@ -220,7 +221,9 @@ def _fail(
 
 def _usage_fields(error: click.ClickException) -> dict[str, Any]:
     """Return an error of Click as JSON values."""
-    param, where, remedy = getattr(error, "param", None), getattr(error, "option_name", None), None
+    param = getattr(error, "param", None)
+    where = getattr(error, "option_name", None)
+    remedy = None
     if isinstance(param, click.Parameter):
         where = param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
     if isinstance(error, click.UsageError) and error.ctx is not None:

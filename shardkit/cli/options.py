@@ -103,7 +103,9 @@ def click_options(*kinds: type[Any]) -> list[click.Option]:
 
 
 def _click_option(item: Option, more: Mapping[str, Any]) -> click.Option:
-    flags, help_text, details = [item.flag], item.help, dict[str, Any]()
+    flags = [item.flag]
+    help_text = item.help
+    details = dict[str, Any]()
     if item.shown:
         help_text += f"  [default: {item.shown}]"
     elif item.default is MISSING:

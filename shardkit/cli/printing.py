@@ -134,7 +134,8 @@ class Tally:
     """Adds up progress reports, and may show them in a bar."""
 
     def __init__(self, run: Run, bar: Bar | None = None) -> None:
-        self._run, self._bar = run, bar
+        self._run = run
+        self._bar = bar
         self.images = 0
         self.bytes = 0
         """Bytes of encoded images read."""

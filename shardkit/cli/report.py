@@ -117,7 +117,9 @@ def report_command(
             workers=workers.count,
             on_progress=tally,
         )
-    output, json_file, exclude = options.output, options.json_file, options.exclude
+    output = options.output
+    json_file = options.json_file
+    exclude = options.exclude
     if output is not None:
         write_result(output, page(measured, options.seed).encode())
     lists = measured.save_exclude(exclude) if exclude is not None else []

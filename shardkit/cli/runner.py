@@ -44,7 +44,8 @@ class Command(click.Command):
         params = [*params, *click_options(*options, Output)]
         details = {"help": inspect.cleandoc(function.__doc__ or ""), **details}
         super().__init__(name, params=params, **details)
-        self._function, self._options = function, options
+        self._function = function
+        self._options = options
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lists of options under their headings."""
@@ -58,7 +59,8 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Call the function, and exit with its code."""
-        run, values = ctx.ensure_object(Run), dict(ctx.params)
+        run = ctx.ensure_object(Run)
+        values = dict(ctx.params)
         run.output = make(Output, values)
         try:
             objects = [make(kind, values) for kind in self._options]

@@ -50,7 +50,8 @@ def split_command(run: Run, rule: SplitOptions, options: CommandOptions, *, data
       shardkit split photos --val 0.1 --stratify
       shardkit split photos --val 0.1 --test 0.1 --group folder --out split --to webdataset
     """
-    out, to = options.out, options.to
+    out = options.out
+    to = options.to
     out = out or dataset.with_name(f"{dataset.resolve().name}-split")
     if (out / (MANIFEST_NAME if to is None else "train.txt")).exists():
         content = "datasets" if to is None else "lists"
@@ -63,7 +64,9 @@ def split_command(run: Run, rule: SplitOptions, options: CommandOptions, *, data
         paths = save_rows(rows, dataset, out, force=options.force)
     else:
         paths = {name: out / name for name in rows}
-        source, force, workers = DatasetSource(dataset), options.force, usable_cpus()
+        source = DatasetSource(dataset)
+        force = options.force
+        workers = usable_cpus()
         with progress_bar(run, "splitting") as tally:
             convert(source, out, to=to, **division, force=force, workers=workers, on_progress=tally)
     splits = {name: {"rows": len(rows[name]), "path": str(paths[name])} for name in rows}

@@ -105,7 +105,8 @@ def tune_command(run: Run, options: CommandOptions, more: MoreOptions, *, datase
       shardkit tune dataset --step-ms 120 --batch-size 128
       shardkit tune dataset --model nets:resnet --batch-size auto
     """
-    values, out = vars(options), more.out
+    values = vars(options)
+    out = more.out
     batch_size = None
     if options.batch_size == _AUTO or more.memory is not None:
         batch_size = _find_batch_size(dataset, options, more.memory)

@@ -83,7 +83,8 @@ def verify_command(
       shardkit verify dataset --check-receipt receipt.json
       shardkit verify s3://bucket/dataset
     """
-    written, receipt = options.write_receipt, None
+    written = options.write_receipt
+    receipt = None
     if options.check_receipt is not None:
         receipt = load_receipt(options.check_receipt)
     if written is not None:
@@ -195,7 +196,8 @@ def _kind(finding: Finding) -> str:
 
 
 def _describe(finding: Finding) -> str:
-    file, reason = printable(finding.file), printable(finding.reason)
+    file = printable(finding.file)
+    reason = printable(finding.reason)
     if finding.row is None:
         return f"{file}: {reason}"
     if finding.key is None:

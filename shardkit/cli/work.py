@@ -54,7 +54,8 @@ def work_command(run: Run, options: CommandOptions, *, dst: Path) -> None:
     run.report(lambda: {"tasks": tasks})
 
     def on_task(number: int, count: int, built: Built) -> None:
-        entry, problems = built.result.entry, built.result.bad
+        entry = built.result.entry
+        problems = built.result.bad
         tasks.append(
             {
                 "task": number,

@@ -221,11 +221,7 @@ def open_source(plan: Plan, source: Path | None = None) -> Plan:
 
 
 def _reopen(kind: str, path: Path, described: Mapping[str, Mapping[str, Any]]) -> Source:
-    """Open the source of a plan, perhaps divided, from its description in the manifests.
-
-    Raises:
-        UsageError: If it is not there, or a description is damaged.
-    """
+    """Open the source of a plan, perhaps divided, from its description in the manifests."""
     try:
         return wrapped_as(described, partial(get_source(kind).find, path))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -483,11 +479,7 @@ def send_plan(folder: Path, url: str, *, force: bool) -> None:
 
 
 def _discard(stored: BucketPlan) -> None:
-    """Remove a plan and the shards of its jobs.
-
-    Raises:
-        UsageError: If it is being committed.
-    """
+    """Remove a plan and the shards of its jobs."""
     if not stored.end(b"discard"):
         url = stored.url
         raise UsageError(
@@ -547,7 +539,8 @@ def _plan(value: Any, target: Path) -> Plan:
     """Return the plan that `save_plan` saved as ``value``."""
     source = PlannedSource(*value["source"])
     classes = value["classes"]
-    images, first = dict[str, Images](), 0
+    images = dict[str, Images]()
+    first = 0
     for split in value["splits"]:
         texts = (split["name"], split["source"]["name"], *value["software"].values())
         if not all(type(text) is str for text in texts):
@@ -612,13 +605,7 @@ def _restored_options(described: dict[str, Any]) -> ConvertOptions:
 
 
 def _entries(target: Path, first: int, cuts: Sequence[int]) -> StoredEntries:
-    """Return the images of a split, from the files of its tasks.
-
-    Args:
-        target: The target.
-        first: The first task.
-        cuts: First row of each task, then the number of rows.
-    """
+    """Return the images of a split, from the files of its tasks."""
     if type(cuts) is not list or not all(type(cut) is int for cut in cuts):
         raise TypeError("the first rows of its shards are not numbers")
     if cuts[:1] != [0] or cuts != sorted(cuts):

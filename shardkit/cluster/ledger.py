@@ -121,7 +121,8 @@ class BucketLedger(BucketPlan, Ledger):
         task.folder.mkdir(parents=True, exist_ok=True)
         if self.receive_results({number: task.part}):
             return None
-        result, shard = saved_result(task), shard_name(task)
+        result = saved_result(task)
+        shard = shard_name(task)
         stored = self.digests([shard]).get(shard)
         if not (result and result.entry and result.entry.sha256 == stored):
             return None
@@ -162,10 +163,12 @@ class BucketLedger(BucketPlan, Ledger):
 
     def _place_shards(self, tasks: Sequence[ShardTask]) -> list[int]:
         """Create an empty file for each shard; return the tasks whose shard is not in the store."""
-        sizes, digests = self.sizes(), self.digests([shard_name(task) for task in tasks])
+        sizes = self.sizes()
+        digests = self.digests([shard_name(task) for task in tasks])
         missing = []
         for number, task in enumerate(tasks):
-            result, name = saved_result(task), shard_name(task)
+            result = saved_result(task)
+            name = shard_name(task)
             entry = result.entry if result else None
             if entry is None or (entry.bytes, entry.sha256) != (sizes.get(name), digests.get(name)):
                 missing.append(number)

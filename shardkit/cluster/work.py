@@ -65,7 +65,8 @@ def plan_jobs(arguments: ConvertArguments) -> Converted:
         UsageError: If an option is invalid, or ``target`` cannot be used.
     """
     request = read_options(arguments)
-    target, placement = arguments.target, request.placement
+    target = arguments.target
+    placement = request.placement
     url = as_url(target)
     if url is None:
         return _write_plan(request, open_target(target, placement).folder)
@@ -260,12 +261,7 @@ def _committed(target: Path) -> dict[str, Manifest] | None:
 def _collect(
     works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingDirectory, _: Builder
 ) -> int:
-    """Load the results of all shards, which jobs have built.
-
-    Raises:
-        BadImages: As `build`.
-        ConversionFailed: If shards are missing.
-    """
+    """Load the results of all shards, which jobs have built."""
     tasks = [(work, task) for work in works for task in work.tasks]
     missing = []
     for number, (work, task) in enumerate(tasks):

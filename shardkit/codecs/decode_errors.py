@@ -59,8 +59,10 @@ def raise_interruption(error: BaseException) -> None:
     """
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:
-        interrupted, entry = entry.tb_frame, entry.tb_next
-        code, values = entry.tb_frame.f_code, entry.tb_frame.f_locals
+        interrupted = entry.tb_frame
+        entry = entry.tb_next
+        code = entry.tb_frame.f_code
+        values = entry.tb_frame.f_locals
         arguments = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
         if code.co_flags & inspect.CO_VARARGS:
             arguments += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())

@@ -287,11 +287,13 @@ def _covered(frame: Frame, axis: int, side: int, count: int) -> _Covered:
     So memory is bounded by the result, even if the crop is far larger than the image.
     """
     unit = Fraction(side, frame.scaled[axis])
-    begin, step = frame.crop[axis] * unit, frame.crop[axis + 2] * unit / count
+    begin = frame.crop[axis] * unit
+    step = frame.crop[axis + 2] * unit / count
     half = Fraction(1, 2)
     first = min(max(math.ceil(-begin / step - half), 0), count)
     last = min(max(math.ceil((side - begin) / step - half), first), count)
-    start, end = max(begin + first * step, Fraction(0)), min(begin + last * step, Fraction(side))
+    start = max(begin + first * step, Fraction(0))
+    end = min(begin + last * step, Fraction(side))
     return _Covered(first, last, start, end)
 
 
@@ -301,7 +303,8 @@ def _resampled(array: Array, box: tuple[float, ...], size: tuple[int, int], filt
     Values outside do not count, as pixels outside of a crop do not.
     """
     left, top, right, bottom = box
-    first, above = math.floor(left), math.floor(top)
+    first = math.floor(left)
+    above = math.floor(top)
     inside = array[:, above : math.ceil(bottom), first : math.ceil(right)]
     part = left - first, top - above, right - first, bottom - above
     scaled = np.empty((len(array), *size[::-1]), np.float32)
@@ -310,9 +313,11 @@ def _resampled(array: Array, box: tuple[float, ...], size: tuple[int, int], filt
         scaled[channel] = np.asarray(image.resize(size, _FILTERS[filter_], part))
     if array.dtype.kind == "f":
         return scaled.astype(array.dtype)
-    low, high = 0, 1
+    low = 0
+    high = 1
     if array.dtype != bool:
-        low, high = np.iinfo(array.dtype).min, np.iinfo(array.dtype).max
+        low = np.iinfo(array.dtype).min
+        high = np.iinfo(array.dtype).max
     # Of 64 bits, the float nearest to the largest integer exceeds it.
     most = float(high) if int(float(high)) == high else math.nextafter(float(high), 0)
     return np.clip(np.rint(scaled.astype(np.float64)), low, most).astype(array.dtype)

@@ -59,7 +59,8 @@ def jpeg_loss(data: bytes, warning: str) -> str:
     warning = _first_warning(pieces)
     tries = 0
     while (extra := _EXTRA.match(warning)) and _HARMLESS.match(warning):
-        size, marker = int(extra[1]), int(extra[2], 16)
+        size = int(extra[1])
+        marker = int(extra[2], 16)
         for at in _scans_before(pieces, marker, size):
             tries += 1
             shorter = _replaced(pieces, at, pieces[at][:-size])
@@ -72,7 +73,8 @@ def jpeg_loss(data: bytes, warning: str) -> str:
             return warning
         if not _is_whole(pieces, at, size):
             return warning
-        pieces, warning = shorter, next_warning
+        pieces = shorter
+        warning = next_warning
     return "" if _HARMLESS.match(warning) else warning
 
 

@@ -89,7 +89,8 @@ and ``highlight`` the level that 1% of the pixels exceed. ``sharpness`` is the f
 variation between neighboring pixels that a blur removes, 0 to 1. ``pixels`` is the CRC-32 of the
 pixels. The compiled module also fills the others, of ordinary JPEGs and PNGs: see there."""
 
-_GRID, _WAVES = 32, 8
+_GRID = 32
+_WAVES = 8
 """Sides of a reduced image, and of its low frequencies, which make a hash of 64 bits."""
 
 _EIGHTHS = 8

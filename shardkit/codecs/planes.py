@@ -219,7 +219,8 @@ def _checksums(content: bytes | memoryview, layout: _Layout) -> list[int]:
     each range of bytes, which is independent of all others.
     """
     content = memoryview(content)
-    checksums, start = [0] * BANDS, 0
+    checksums = [0] * BANDS
+    start = 0
     for height, width in layout.sides:
         rows = _band_rows(layout.height) // (1 + (height < layout.height))
         for band in range(BANDS):
@@ -259,11 +260,13 @@ def _product(one: int, other: int) -> int:
 @lru_cache(1 << 10)
 def _power(count: int) -> int:
     """Return x^(8 count): multiplication by it appends so many bytes of zeros."""
-    power, square = 1 << 31, 1 << 23
+    power = 1 << 31
+    square = 1 << 23
     while count:
         if count & 1:
             power = _product(power, square)
-        square, count = _product(square, square), count >> 1
+        square = _product(square, square)
+        count = count >> 1
     return power
 
 
@@ -284,7 +287,8 @@ def _layout(record: bytes | memoryview) -> _Layout:
 
 
 def _planes(record: bytes | memoryview, layout: _Layout) -> list[Plane]:
-    planes, start = [], layout.start
+    planes = []
+    start = layout.start
     for height, width in layout.sides:
         plane = np.frombuffer(record, np.uint8, height * width, start)
         planes.append(plane.reshape(height, width))

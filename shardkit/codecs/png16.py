@@ -114,11 +114,7 @@ class _Unpacked:
         self._rest: bytes | memoryview = b""
 
     def read(self, size: int) -> bytearray:
-        """Return ``size`` bytes.
-
-        Raises:
-            BadImage: If there are fewer.
-        """
+        """Return ``size`` bytes."""
         content = bytearray()
         try:
             while len(content) < size:
@@ -147,8 +143,10 @@ def _decode_pass(unpacked: _Unpacked, out: npt.NDArray[np.uint16]) -> None:
         if content[:, 0].max() > 4:
             raise BadImage(f"it is damaged: a row has the filter {content[:, 0].max()}")
         rows = np.vstack([above, content])
-        filters, values = rows[:, :1], rows[:, 1:].reshape(count + 1, width, 2 * channels)
-        parts, start = [], 0
+        filters = rows[:, :1]
+        values = rows[:, 1:].reshape(count + 1, width, 2 * channels)
+        parts = []
+        start = 0
         for group in _GROUPS[channels]:
             lanes = values[:, :, start : start + group].reshape(count + 1, -1)
             parts.append(_unfiltered(np.hstack([filters, lanes]), (count + 1, width, group)))

@@ -71,5 +71,6 @@ def silence_libtiff() -> None:
         handle = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
     except (AttributeError, OSError):  # a Pillow without libtiff, or with a hidden one
         return
-    handle.argtypes, handle.restype = (ctypes.c_void_p,), ctypes.c_void_p
+    handle.argtypes = (ctypes.c_void_p,)
+    handle.restype = ctypes.c_void_p
     handle(None)

@@ -91,10 +91,13 @@ def jpeg_header(data: bytes) -> JpegHeader:
     Raises:
         BadImage: If it is truncated, or the image has more than `MAX_SCANS` scans.
     """
-    at, exif, coding = 2, 0, "no pixels"
+    at = 2
+    exif = 0
+    coding = "no pixels"
     pieces = [data[:2]]
     while match := _MARKER.search(data, at):
-        marker, start = match[0][1], match.start()
+        marker = match[0][1]
+        start = match.start()
         at = match.end()
         if marker in _LONELY:
             continue
@@ -154,10 +157,12 @@ def jpeg_pieces(data: bytes) -> list[bytes]:
     Metadata, bytes between the segments and bytes after the end are left out. A sequential scan's
     unused parameters get their only valid values.
     """
-    at, sequential = 2, True
+    at = 2
+    sequential = True
     pieces = [data[:2]]
     while match := _MARKER.search(data, at):
-        marker, start = match[0][1], match.start()
+        marker = match[0][1]
+        start = match.start()
         at = match.end()
         if marker in _BORDERS:
             pieces.append(match[0])
@@ -307,7 +312,8 @@ def png_is_whole(data: bytes | memoryview) -> bool:
     passes = PNG_PASSES if interlaced else ((0, 0, 1, 1),)
     missing = 0
     for left, top, step_x, step_y in passes:
-        columns, rows = -(-(width - left) // step_x), -(-(height - top) // step_y)
+        columns = -(-(width - left) // step_x)
+        rows = -(-(height - top) // step_y)
         if columns > 0 and rows > 0:
             missing += rows * (1 + -(-columns * bits // 8))
     unpacker = zlib.decompressobj()
@@ -343,7 +349,8 @@ def webp_size(data: bytes | memoryview) -> tuple[int, int] | None:
 
 def webp_is_lossless(data: bytes | memoryview) -> bool:
     """Return whether the image of a WebP file, or its first frame, is coded without loss."""
-    view, start = memoryview(data), 12
+    view = memoryview(data)
+    start = 12
     while start + 8 <= len(view):
         kind = bytes(view[start : start + 4])
         if kind in (b"VP8L", b"VP8 "):
@@ -383,7 +390,9 @@ def _several_scans(data: bytes | memoryview) -> _SeveralScans | None:
     Decoders read one scan of an image that is sequential and whose first scan has all components,
     so others are ignored.
     """
-    at, end, frame = 2, len(data) - 9, 0
+    at = 2
+    end = len(data) - 9
+    frame = 0
     while at < end:
         if data[at] != 0xFF or not 0 < data[at + 1] < 0xFF:
             match = _MARKER.search(data, at)

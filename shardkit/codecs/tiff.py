@@ -104,7 +104,8 @@ _tifffile = Library("tifffile")
 
 def _decode(data: bytes, shape: tuple[int, int, int], _: int) -> bytearray:
     """Return the pixels of a file as an .npy file; `_run` calls this in the child."""
-    content, at = bytearray(), 0
+    content = bytearray()
+    at = 0
     with _tifffile.TiffFile(io.BytesIO(data)) as file:
         # Bit 0 is a reduced version, bit 2 a mask.
         for page in (page for page in file.pages if not page.subfiletype & 5):

@@ -25,10 +25,22 @@ _SIZES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
 """Bytes of a value by type of a tag; 0 is an unknown type."""
 _INTEGERS = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
 
-_WIDTH, _HEIGHT, _BITS, _SAMPLES, _PLANAR = 256, 257, 258, 277, 284
-_SUBFILE, _COMPRESSION, _PHOTOMETRIC, _SAMPLE_FORMAT = 254, 259, 262, 339
-_STRIP_OFFSETS, _ROWS, _STRIP_COUNTS = 273, 278, 279
-_TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS = 322, 323, 324, 325
+_WIDTH = 256
+_HEIGHT = 257
+_BITS = 258
+_SAMPLES = 277
+_PLANAR = 284
+_SUBFILE = 254
+_COMPRESSION = 259
+_PHOTOMETRIC = 262
+_SAMPLE_FORMAT = 339
+_STRIP_OFFSETS = 273
+_ROWS = 278
+_STRIP_COUNTS = 279
+_TILE_WIDTH = 322
+_TILE_HEIGHT = 323
+_TILE_OFFSETS = 324
+_TILE_COUNTS = 325
 _NUMBERS = frozenset(
     {_WIDTH, _HEIGHT, _BITS, _SAMPLES, _PLANAR, _STRIP_OFFSETS, _ROWS, _STRIP_COUNTS}
     | {_TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS}
@@ -85,7 +97,8 @@ def tiff_pages(data: bytes | memoryview) -> list[TiffPage]:
     layout = _layout(data)
     pages: list[TiffPage] = []
     seen: set[int] = set()
-    numbers, at = 0, layout.first
+    numbers = 0
+    at = layout.first
     while at:
         if at in seen:
             raise BadImage("its pages form a cycle")
@@ -157,7 +170,8 @@ def _read_page(data: memoryview, layout: _Layout, at: int, most: int) -> tuple[T
 
 def _check_page(data: memoryview, tags: Tags) -> TiffPage:
     """Return a page whose size is possible, and whose strips or tiles are in the file."""
-    width, height = _one(tags, _WIDTH), _one(tags, _HEIGHT)
+    width = _one(tags, _WIDTH)
+    height = _one(tags, _HEIGHT)
     samples = _one(tags, _SAMPLES, 1)
     sample_format = max(tags.get(_SAMPLE_FORMAT, (1,)))
     page = TiffPage(
@@ -211,11 +225,7 @@ def check_tiff_size(pages: list[TiffPage], packed: int) -> None:
 
 
 def _one(tags: Tags, tag: int, default: int | None = None) -> int:
-    """Return the only number of a tag.
-
-    Raises:
-        BadImage: If it is missing without a default, or there are several different ones.
-    """
+    """Return the only number of a tag."""
     numbers = set(tags.get(tag, () if default is None else (default,)))
     if len(numbers) != 1:
         raise BadImage(f"its tag {tag} is missing, or not one number")

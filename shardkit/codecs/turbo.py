@@ -37,12 +37,17 @@ _FILE = "libturbojpeg.0.dylib" if sys.platform == "darwin" else "libturbojpeg.so
 
 # Names and values of turbojpeg.h, version 3.0.
 _DECOMPRESS = 1  # TJINIT_DECOMPRESS
-_STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _COLOR = 0, 4, 5, 6, 8  # TJPARAM_...
+_STOP_ON_WARNING = 0  # TJPARAM_...
+_SUBSAMPLING = 4
+_WIDTH = 5
+_HEIGHT = 6
+_COLOR = 8
 _PROGRESSIVE = 12
 _RGB = 0  # TJPF_RGB
 _SAMPLINGS = {0: 444, 1: 422, 2: 420, 3: 400}
 """Chroma sampling of each TJSAMP_... whose planes are stored."""
-_YCBCR, _GRAY = 1, 2  # TJCS_...
+_YCBCR = 1  # TJCS_...
+_GRAY = 2
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
 """Block width in pixels for each subsampling, TJSAMP_444 to TJSAMP_441."""
 _CMYK = (3, 4)
@@ -150,13 +155,15 @@ def decode_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
         library.tj3Set(handle, _STOP_ON_WARNING, 1)
         if library.tj3DecompressHeader(handle, *source):
             return None
-        width, height = library.tj3Get(handle, _WIDTH), library.tj3Get(handle, _HEIGHT)
+        width = library.tj3Get(handle, _WIDTH)
+        height = library.tj3Get(handle, _HEIGHT)
         sampling = _SAMPLINGS.get(library.tj3Get(handle, _SUBSAMPLING), 0)
         color = _GRAY if sampling == 400 else _YCBCR
         if not sampling or library.tj3Get(handle, _COLOR) != color:
             return None
         # The library pads odd sides of the image to whole samples of chroma.
-        across, down = 1 + (sampling in (420, 422)), 1 + (sampling == 420)
+        across = 1 + (sampling in (420, 422))
+        down = 1 + (sampling == 420)
         chroma = -(-height // down), -(-width // across)
         sides = [(chroma[0] * down, chroma[1] * across), chroma, chroma]
         planes = [np.empty(shape, np.uint8) for shape in sides[: 1 if sampling == 400 else 3]]
@@ -209,12 +216,10 @@ def _candidates() -> Iterator[str]:
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the argument types of the functions.
-
-    Raises:
-        AttributeError: If one is missing.
-    """
-    number, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+    """Declare the argument types of the functions."""
+    number = ctypes.c_int
+    pointer = ctypes.c_void_p
+    size = ctypes.c_size_t
     arguments: dict[str, tuple[type, ...]] = {
         "tj3Init": (number,),
         "tj3Destroy": (pointer,),

@@ -219,12 +219,14 @@ def crop_or_pad(
         Shape (height, width, channels); a view if the rectangle is inside the image.
     """
     left, top, width, height = place
-    bottom, right = max(0, top + height), max(0, left + width)
+    bottom = max(0, top + height)
+    right = max(0, left + width)
     inside = pixels[max(0, top) : bottom, max(0, left) : right]
     if inside.shape[:2] == (height, width):
         return inside
     out = np.full((height, width, pixels.shape[2]), fill, pixels.dtype)
-    top, left = max(0, -top), max(0, -left)
+    top = max(0, -top)
+    left = max(0, -left)
     out[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
     return out
 

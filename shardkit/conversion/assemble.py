@@ -69,7 +69,9 @@ class Assembly:
         Raises:
             UsageError: If two records have the same key.
         """
-        counts, stored, labels = Counter[str](), Counter[str](), Counter[int]()
+        counts = Counter[str]()
+        stored = Counter[str]()
+        labels = Counter[int]()
 
         def counted() -> Iterator[IndexPart]:
             for part in chain.from_iterable(piece.index for piece in pieces):

@@ -287,7 +287,8 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
         if row > start and (size > most or row - start == _CHUNK_ROWS):
             part = source.take(range(start, row))
             yield _Chunk(part, task.recipe, task.schema, task.format, task.observer)
-            start, size = row, max(entry.bytes, raw_bytes)
+            start = row
+            size = max(entry.bytes, raw_bytes)
     rest = source.take(range(start, len(source)))
     yield _Chunk(rest, task.recipe, task.schema, task.format, task.observer)
 
@@ -300,7 +301,8 @@ def _prepare_apart(chunk: _Chunk) -> _Prepared:
 
 def _prepare(chunk: _Chunk) -> _Prepared:
     """Read, check and convert the images of a chunk."""
-    source, recipe = chunk.source, chunk.recipe
+    source = chunk.source
+    recipe = chunk.recipe
     records: list[Record] = []
     rows: list[int] = []
     observer = get_observer(chunk.observer) if chunk.observer else None

@@ -74,7 +74,8 @@ class _Inspected(NamedTuple):
 
 def _decodes(inspected: _Inspected) -> bool:
     """Return whether an image certainly decodes."""
-    content, image = inspected.content, inspected.header
+    content = inspected.content
+    image = inspected.header
     if image.packed_size and not image.decodes:  # a PNG, and the module lacks libdeflate
         packed = content[image.packed : image.packed + image.packed_size]
         plain = PlainPng(image.width, image.height, image.channels, packed)
@@ -84,7 +85,8 @@ def _decodes(inspected: _Inspected) -> bool:
 
 def _prepared(inspected: _Inspected, recipe: Recipe) -> Prepared | None:
     """Return the record of an image that is stored unchanged, or None if it is left."""
-    image, path = inspected.header, dump_json(inspected.entry.path)
+    image = inspected.header
+    path = dump_json(inspected.entry.path)
     if inspected.code and image.decodes:  # Python reads its EXIF data
         record = _record(inspected, b'{"path":%b}' % path)
         with contextlib.suppress(BadImage):

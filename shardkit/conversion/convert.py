@@ -199,7 +199,8 @@ def read_options(arguments: ConvertArguments) -> Request:
     if arguments.recipe is not None and changed(recipe):
         raise UsageError(f"recipe and {', '.join(changed(recipe))} exclude each other: choose one")
     options = part(replace(arguments, recipe=arguments.recipe or recipe), ConvertOptions)
-    builder, placement = part(arguments, Builder), part(arguments, Placement)
+    builder = part(arguments, Builder)
+    placement = part(arguments, Placement)
     source = open_given(arguments.source, part(arguments, OpeningOptions), options.seed)
     return Request(source, options, builder, placement)
 
@@ -242,7 +243,8 @@ def convert_scan(
     force: bool = False,
 ) -> Converted:
     """Convert the images of a scan; see `convert`, which scans the source first."""
-    target, builder = Path(target), builder or Builder()
+    target = Path(target)
+    builder = builder or Builder()
     refuse_overlap(scan.source, target)
     plan = make_plan(scan, options)
     if not force and (unchanged := _finished(plan, target)):

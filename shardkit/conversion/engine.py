@@ -219,7 +219,8 @@ def build(
     staging.prune({task.path for task in done})
     needs = [0] * len(done) + [sizes[task.part] for task in tasks]
     recipe = plan.options.recipe
-    ahead, copies = builder.workers, plan.storage.copies
+    ahead = builder.workers
+    copies = plan.storage.copies
     space = DiskReservation(staging.folder, needs, ahead=ahead, copies=copies)
     kept = 0
     kept_as_it_is = recipe.keeps_bytes and plan.scan.exact_sizes
@@ -302,10 +303,15 @@ def parts_of(work: Work[ShardTask], plan: Plan, *, first: int = 0) -> Parts:
     split = plan.split(work.split)
     classes = None if plan.scan.classes is None else len(plan.scan.classes)
     if split.original is None:
-        pieces, sources, versions = [work.piece()], [split.meta["source"]], [plan.software]
+        pieces = [work.piece()]
+        sources = [split.meta["source"]]
+        versions = [plan.software]
         starts = [first]
     else:
-        pieces, sources, versions, starts = [], [], [], []
+        pieces = []
+        sources = []
+        versions = []
+        starts = []
         here = {name: plan.software[name] for name in plan.storage.libraries}
         ignored = split.original.ignored
         for part, rows in zip(split.original.parts, itertools.pairwise(split.starts), strict=True):

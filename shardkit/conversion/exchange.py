@@ -66,8 +66,10 @@ class FolderExchange:
             work: Name of the work folder in it, with the folders ``state`` and ``dataset``.
         """
         real = Path(os.path.realpath(target))
-        self._target, self._work = target, work
-        self._above, self._name = real.parent, real.name
+        self._target = target
+        self._work = work
+        self._above = real.parent
+        self._name = real.name
         self._state, self._made, self._old = (
             f"{work}/{name}" for name in ("state", "dataset", "old")
         )
@@ -109,7 +111,8 @@ class FolderExchange:
         """Return what else is in the target; None if the target cannot be exchanged."""
         if sys.platform != "linux":  # pragma: no cover - only Linux can exchange
             return None
-        here, place = Path.cwd(), self._above / self._name
+        here = Path.cwd()
+        place = self._above / self._name
         if here == place or place in here.parents:
             return None  # this process would then be in the old dataset
         try:
@@ -123,12 +126,7 @@ class FolderExchange:
         return others
 
     def _others(self, folder: str, files: Iterable[str]) -> Others:
-        """Return all in a folder next to the target but a dataset and what shardkit may remove.
-
-        Args:
-            folder: Name of the folder.
-            files: The files of the dataset.
-        """
+        """Return all in a folder next to the target but a dataset and what shardkit may remove."""
         known = {str(path) for name in files for path in (name, *PurePath(name).parents)}
         walked = walk(self._above, folder, any_kind=True)
         found = ((name.partition("/")[2], is_folder) for name, is_folder in walked)
@@ -215,7 +213,8 @@ class FolderExchange:
     def _return_others(self, name: str, old: Collection[str]) -> None:
         """Remove the user's files from the old dataset, or move those that the target lacks."""
         for other, is_folder in reversed(self._others(name, old)):
-            here, there = f"{name}/{other}", f"{self._name}/{other}"
+            here = f"{name}/{other}"
+            there = f"{self._name}/{other}"
             if is_folder:
                 remove_empty(self._above, here)
             elif exists(self._target / other):
@@ -251,7 +250,8 @@ def files_of(target: Path) -> list[str]:
     """Return the files of the dataset in ``target``, if there is one, manifests first."""
     if not exists(target / MANIFEST_NAME):
         return []
-    manifests, others = [MANIFEST_NAME], []
+    manifests = [MANIFEST_NAME]
+    others = []
     for split in OpenedDirectory(target).splits.values():
         if not exists(split.path / MANIFEST_NAME):
             continue
@@ -263,11 +263,7 @@ def files_of(target: Path) -> list[str]:
 
 
 def _link_others(others: Others, source: Path, goal: Path) -> None:
-    """Link the user's files into another folder, whose folders become like those of the user.
-
-    Raises:
-        OSError: If one cannot be linked, or is on another disk.
-    """
+    """Link the user's files into another folder, whose folders become like those of the user."""
     for name, is_folder in others:
         above = str(PurePath(name).parent)
         if (folder := name if is_folder else above) != ".":
@@ -293,11 +289,7 @@ def _link_files(source: int, goal: int) -> None:
 
 
 def _copy_attributes(folder: int, other: int) -> None:
-    """Copy owner, group and mode of one open folder to another.
-
-    Raises:
-        PermissionError: If this user may not, or other attributes differ.
-    """
+    """Copy owner, group and mode of one open folder to another."""
     status = os.fstat(folder)
     if status.st_dev != os.fstat(other).st_dev:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))

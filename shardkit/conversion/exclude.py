@@ -92,7 +92,8 @@ def exclude_listed(scan: Scan, lists: Sequence[str | Path]) -> Scan:
         names, path = _splits_of(scan, str(text))
         for split, key in _listed_keys(scan, names, read_list(path, "exclude")):
             chosen.setdefault(split, set()).add(key)
-    splits, ignored = dict(scan.splits), dict(scan.ignored)
+    splits = dict(scan.splits)
+    ignored = dict(scan.ignored)
     for split, keys in chosen.items():
         images = splits[split]
         if len(keys) == len(images):

@@ -21,7 +21,8 @@ COMMAND = "the command"
 _NAMED = 3
 """Files that a message names; it counts the others."""
 
-_PLAN, _FILES = "plan.json", "files.jsonl"
+_PLAN = "plan.json"
+_FILES = "files.jsonl"
 _FILES_A_LINE = 1000
 
 _UNMATCHED = 1_000_000
@@ -99,7 +100,8 @@ def differences(folder: Path, now: ConversionFingerprint, bad: Collection[str]) 
     """
     try:
         plan = load_json(read_small(folder / _PLAN))
-        settings, images = dict(plan["settings"]), dict(plan["images"])
+        settings = dict(plan["settings"])
+        images = dict(plan["images"])
         with io.BufferedReader(open_regular(folder / _FILES)) as lines:
             compared = _compared(map(load_json, lines), now.parts())
     except (*UNFIT, ValueError, TypeError, KeyError):

@@ -101,7 +101,8 @@ def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) 
     compares_sizes = plan.scan.known and plan.scan.exact_sizes and plan.options.recipe.keeps_bytes
     kept = (entry for entry in split.source.entries if entry.path not in left_out)
     for part in Index(place, manifest.rows).pieces():
-        labels, lengths = part.rows["label"].tolist(), part.rows["length"].tolist()
+        labels = part.rows["label"].tolist()
+        lengths = part.rows["length"].tolist()
         for path, label, length, entry in zip(part.paths, labels, lengths, kept, strict=False):
             if (
                 entry.path != path

@@ -159,11 +159,7 @@ def own(target: Path, owner: str) -> bool:
 
 
 def _create(target: Path, owner: str, content: bytes) -> None:
-    """Create the file ``owner`` with its content in one step, so that a kill leaves none empty.
-
-    Raises:
-        FileExistsError: If it exists.
-    """
+    """Create the file ``owner`` with its content in one step, so that a kill leaves none empty."""
     aside = f"{owner}-{os.getpid()}-{threading.get_native_id()}"
     names = Path(aside).name, Path(owner).name
     with opened(target, str(Path(owner).parent)) as folder:

@@ -47,7 +47,8 @@ class Listed(NamedTuple):
 
 def list_part(task: ListTask) -> Listed:
     """List a part of a source into a file."""
-    listing, ignored = task.source.list_part(task.part), 0
+    listing = task.source.list_part(task.part)
+    ignored = 0
     runs: dict[str, list[Run]] = defaultdict(list)
     path = task.folder / secrets.token_hex(8)  # a cluster may run a task twice
     report = path.with_suffix(".jsonl")
@@ -91,7 +92,8 @@ def scan_in_parts(
     seed = seed_of(scan)
     tasks = [ListTask(source, part, folder, seed) for part in parts]
     listings = {task.part: listed for task, listed in run(tasks)}
-    splits, ignored = {}, dict[str, Collection[Problem]]()
+    splits = {}
+    ignored = dict[str, Collection[Problem]]()
     for split, images in scan.splits.items():
         runs = [run for part in parts for run in listings[part].runs.get(split, ())]
         splits[split] = images.of(read_runs(runs, seed))

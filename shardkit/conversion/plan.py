@@ -365,7 +365,8 @@ def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
 
 
 def _plan_split(name: str, source: Images, scan: Scan, options: ConvertOptions) -> SplitPlan:
-    images, original = scan.splits[name], scan.originals.get(name)
+    images = scan.splits[name]
+    original = scan.originals.get(name)
     if not options.recipe.copy or options.shuffle or len(source) != len(images):
         original = None
     elif original is not None and sum(part.rows for part in original.parts) != len(source):
@@ -448,14 +449,11 @@ def _try(source: Images, recipe: Recipe, row: int, schema: Schema) -> int:
 def _cuts(
     sizes: Iterable[int], options: ConvertOptions, starts: Collection[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the first row of each shard, then the number of rows; and the bytes of each shard.
-
-    Args:
-        sizes: The size of each record.
-        options: The options.
-        starts: Rows with which a shard starts.
-    """
-    cuts, totals, rows, total = [0], list[int](), 0, 0
+    """Return the first row of each shard, then the number of rows; and the bytes of each shard."""
+    cuts = [0]
+    totals = list[int]()
+    rows = 0
+    total = 0
     for count in sizes:
         limit = options.shard_samples
         full = rows == limit if limit else total + count > options.shard_bytes

@@ -63,7 +63,8 @@ WORK_NAME = ".shardkit-work"
 TRASH_NAME = ".shardkit-trash"
 """Name of a discarded work folder, so that no remainder of it counts as unfinished work."""
 
-STATE, DATASET = f"{WORK_NAME}/state", f"{WORK_NAME}/dataset"
+STATE = f"{WORK_NAME}/state"
+DATASET = f"{WORK_NAME}/dataset"
 """The folders in the work folder, relative to the target."""
 
 _SCRATCH = f"{WORK_NAME}/scratch"
@@ -216,11 +217,7 @@ class StagingDirectory:
         self.discard()
 
     def _require_readable(self) -> None:
-        """Read the manifests of the new dataset as readers will.
-
-        Raises:
-            ConversionFailed: If they would refuse it.
-        """
+        """Read the manifests of the new dataset as readers will."""
         try:
             new = OpenedDirectory(self.dataset)
             new.manifests()
@@ -306,11 +303,7 @@ class StagingDirectory:
                     )
 
     def _retire(self, made: Collection[PurePath]) -> None:
-        """Remove the old dataset, manifests first; the list survives an interruption.
-
-        Args:
-            made: The files of the new dataset, which must not replace any other file.
-        """
+        """Remove the old dataset, manifests first; the list survives an interruption."""
         listed = self.target / RETIRED
         if not is_file(self.target, RETIRED):
             entries = ([name, *_identity(self.target, name)] for name in files_of(self.target))
@@ -461,11 +454,7 @@ def _require_old_name(name: object) -> None:
 
 
 def _require_removable(target: Path, names: Collection[str]) -> None:
-    """Check that an old dataset can be removed, before removing its first file.
-
-    Raises:
-        UsageError: If it cannot be removed.
-    """
+    """Check that an old dataset can be removed, before removing its first file."""
     try:
         require_removable(target, names)
     except (*UNFIT, PermissionError) as error:

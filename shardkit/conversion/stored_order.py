@@ -59,7 +59,9 @@ class Run(NamedTuple):
 
 def sort_entries(entries: Iterable[Entry], seed: int) -> StoredEntries:
     """Return entries in random order, which are read from a temporary folder."""
-    folder, rest, runs = TemporaryFolder(), iter(entries), list[Run]()
+    folder = TemporaryFolder()
+    rest = iter(entries)
+    runs = list[Run]()
     path = folder.path / "runs"
     with full_disk_named(), path.open("xb") as file:
         while some := list(islice(rest, _PIECE)):
@@ -70,7 +72,8 @@ def sort_entries(entries: Iterable[Entry], seed: int) -> StoredEntries:
 
 def write_run(file: BinaryIO, path: Path, entries: list[Entry], seed: int | None) -> Run:
     """Write images to the file at ``path``; without a seed, they keep their order."""
-    starts, counts = array("q", [file.tell()]), array("q")
+    starts = array("q", [file.tell()])
+    counts = array("q")
     for bucket in _buckets(entries, seed):
         if bucket:
             file.write(dump_entries(bucket) + b"\n")
@@ -104,7 +107,8 @@ def read_runs(
         return StoredEntries(
             lambda piece: _read(runs[piece], 0, 1), [0, *accumulate(run.images for run in runs)]
         )
-    buckets, cuts = [0], [0]
+    buckets = [0]
+    cuts = [0]
     for bucket, end in enumerate(np.cumsum(_bucket_sizes(runs)).tolist(), 1):
         if end - cuts[-1] > _PIECE or bucket == _BUCKETS:
             buckets.append(bucket)

@@ -105,9 +105,6 @@ def _kinds(images: Schema, sources: Iterable[Images]) -> dict[str, ImageType]:
     """Return the type of each image: that of the schema, or of the first record that has it.
 
     Bad images are reported when their shards are built.
-
-    Raises:
-        UsageError: If an image has no type because records cannot be read.
     """
     kinds = {name: field.pixels for name, field in images.items() if field.pixels is not None}
     rows = ((source, row) for source in sources for row in range(len(source)))
@@ -200,11 +197,7 @@ def _as_file(original: Original) -> tuple[bytes, str]:
 
 
 def _encoding(recipe: Recipe, kind: ImageType) -> str:
-    """Return the encoding of an image of a type that changes.
-
-    Raises:
-        BadImage: If the encoding of the recipe does not hold the type.
-    """
+    """Return the encoding of an image of a type that changes."""
     if recipe.encode == "keep":
         return lossless_encoding(kind)
     wanted = ENCODED_AS[recipe.encode]

@@ -187,7 +187,8 @@ def enclosing(region: Region, size: tuple[int, int], scale: float) -> Region:
         size: Width and height of the reduced image.
         scale: Side lengths of the reduced image divided by those of the full image.
     """
-    left, top = int(region.left * scale), int(region.top * scale)
+    left = int(region.left * scale)
+    top = int(region.top * scale)
     right = min(size[0], math.ceil((region.left + region.width) * scale))
     bottom = min(size[1], math.ceil((region.top + region.height) * scale))
     return Region(left, top, right - left, bottom - top)

@@ -167,7 +167,8 @@ class ShardFile:
             CorruptShard: If the file ends before one.
             OSError: If they cannot be read.
         """
-        read, descriptor = os.pread, self.descriptor
+        read = os.pread
+        descriptor = self.descriptor
         try:
             content = b"".join([read(descriptor, length, offset) for offset in offsets])
         except OSError as error:

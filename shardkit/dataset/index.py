@@ -66,7 +66,8 @@ HEAD = slice(16, 29)
 _CONTENT = slice(8, 29)
 """The bytes of a row that follow from the record alone, not from its shard."""
 
-_START, _HEAD = struct.Struct("<qII"), struct.Struct("<iIIB")
+_START = struct.Struct("<qII")
+_HEAD = struct.Struct("<iIIB")
 """The fields of a row before `HEAD`, and those in it."""
 
 INDEX_DIRECTORY = "index"
@@ -139,7 +140,8 @@ def damaged_rows(rows: Rows) -> npt.NDArray[np.bool_]:
     damaged = compiled.check_entries(rows, len(STORED_KINDS))
     if damaged is not None:
         return damaged
-    packed, crc32 = memoryview(rows.tobytes()), zlib.crc32
+    packed = memoryview(rows.tobytes())
+    crc32 = zlib.crc32
     starts = range(0, len(packed), ROW.itemsize)
     checks = [crc32(packed[start : start + HEAD.stop]) & 0xFFFFFF for start in starts]
     stored = rows["check"].astype(np.int64) @ (1, 1 << 8, 1 << 16)
@@ -195,7 +197,8 @@ def require_counts(
     Raises:
         CorruptDataset: If they differ.
     """
-    totals, outside = np.zeros(len(counts or ()), np.int64), False
+    totals = np.zeros(len(counts or ()), np.int64)
+    outside = False
     for labels in parts:
         labeled = labels[labels != NO_LABEL]
         if len(labeled) and not 0 <= labeled.min() <= labeled.max() < len(totals):
@@ -277,7 +280,8 @@ class StringTable(Sequence[str]):
         if start:
             bounds[0] = _part_of(self._ends, start - 1, start)[0]
         bounds[1:] = _part_of(self._ends, start, stop)
-        first, last = int(bounds[0]), int(bounds[-1])
+        first = int(bounds[0])
+        last = int(bounds[-1])
         # Each end may be any number: the text of a sparse file must not fill the memory.
         most = min(len(self._text), first + (stop - start) * MAX_KEY_BYTES + _LARGEST_TEXT)
         if not 0 <= first <= last <= most or (bounds[1:] < bounds[:-1]).any():
@@ -397,7 +401,8 @@ class Index:
     def _column_files(self, name: str) -> dict[str, StoredValues]:
         """Return the files of a column, by name."""
         values, ends, present, labels = column_files(name)
-        count, files = self._count, dict[str, StoredValues]()
+        count = self._count
+        files = dict[str, StoredValues]()
         field = self._schema[name]
         kind = field.type
         if self._lacking is None:
@@ -531,8 +536,10 @@ class StoredColumn:
 
     def slice(self, start: int, stop: int) -> Column:
         """Return the column of neighboring rows."""
-        files, ends = self._files, None
-        first, last = start, stop
+        files = self._files
+        ends = None
+        first = start
+        last = stop
         if PARTS[1] in files:
             bounds = _part_of(files[PARTS[1]], max(0, start - 1), stop)
             first = int(bounds[0]) if start else 0
@@ -549,12 +556,9 @@ class StoredColumn:
 
 
 def _require_sound(column: Column) -> None:
-    """Refuse a column whose rows overlap, or with a label that is no class.
-
-    Raises:
-        CorruptDataset: If there is one.
-    """
-    ends, wrong = column.ends, False
+    """Refuse a column whose rows overlap, or with a label that is no class."""
+    ends = column.ends
+    wrong = False
     if ends is not None and len(ends):
         apart = np.diff(ends, prepend=0)
         wrong = bool(apart.min() < 0 or ends[-1] != len(column.values))
@@ -584,7 +588,8 @@ def save_index(
         The names of the files written, relative to ``directory``.
     """
     schema = default_schema(None) if schema is None else schema
-    rows, lasts = 0, Counter[str]()
+    rows = 0
+    lasts = Counter[str]()
     files: dict[str, NpyWriter] = {}
     with contextlib.ExitStack() as stack:
         for part in chain([join_parts((), schema)], parts):

@@ -56,7 +56,9 @@ _INDEX_ROWS = 4096
 _MOST_NAMES = 8
 """Maximum fields of a shard that the compiled module indexes."""
 
-_OTHER, _LABEL, _META = -1, -2, -3
+_OTHER = -1
+_LABEL = -2
+_META = -3
 _KINDS = {
     LABEL_FIELD: _LABEL,
     META_FIELD: _META,
@@ -262,7 +264,8 @@ class ShardRecords:
         Returns:
             Whether each record is one of them, and the index, which is valid only for those.
         """
-        index, sums = np.zeros(len(rows), ROW), np.zeros(len(rows), np.uint32)
+        index = np.zeros(len(rows), ROW)
+        sums = np.zeros(len(rows), np.uint32)
         blank = [""] * len(rows)
         nothing = IndexedRecords(index, blank, blank.copy(), [0] * len(rows), [])
         readable = not (self._compares or self._apart or self._small)
@@ -284,14 +287,16 @@ class ShardRecords:
         try:
             keys = table.keys()
         except UnicodeDecodeError:  # the record's reader explains it
-            keys, codes = [""] * len(rows), np.ones(len(rows), np.uint8)
+            keys = [""] * len(rows)
+            codes = np.ones(len(rows), np.uint8)
         return codes == 0, IndexedRecords(index, keys, paths, sums.tolist(), [])
 
     def _at(self, range_: Range) -> bytes:
         return os.pread(self._descriptor, range_.length, range_.offset)
 
     def _index(self, record: Record, row: int) -> IndexedRecord:
-        name, meta = record.image_field, record.meta
+        name = record.image_field
+        meta = record.meta
         alone = not (self._apart or self._small)
         if name is not None:
             image = self._bytes_of(record, row, name)
@@ -354,11 +359,7 @@ def _size(meta: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _path(meta: dict[str, Any]) -> str:
-    """Return the source path in a record's metadata.
-
-    Raises:
-        ValueError: If no file can have that path.
-    """
+    """Return the source path in a record's metadata."""
     path = meta["path"]
     if not isinstance(path, str):
         raise ValueError(f"the path {quoted(path)} is not text")

@@ -201,7 +201,8 @@ class IndexRows:
             raise
 
     def _read(self, file: ShardFile, rows: npt.NDArray[np.int64]) -> Rows:
-        first, last = int(rows.min()), int(rows.max())
+        first = int(rows.min())
+        last = int(rows.max())
         if last - first >= _SPAN * len(rows):
             offsets = (rows * ROW.itemsize + self._start).tolist()
             return np.frombuffer(file.pieces(ROW.itemsize, offsets), ROW)

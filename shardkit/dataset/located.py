@@ -271,7 +271,8 @@ class LocatedRows:
         return list(map(_MAP, self._files)) if self._dataset.maps(self.name) else None
 
     def _fill(self, number: int, data: memoryview) -> None:
-        offset, file = self._offsets[number], self._files[number]
+        offset = self._offsets[number]
+        file = self._files[number]
         if offset < 0:
             data[:] = self._dataset.read_via_format(self.rows[number], self.name)
         elif self._announced or not file.read_cached(offset, data):

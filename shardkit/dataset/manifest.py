@@ -162,7 +162,9 @@ class PartEntry:
 LAYERS = "layers"
 """The folder of a dataset's layers."""
 
-ADD, REPLACE, REMOVE = "add", "replace", "remove"
+ADD = "add"
+REPLACE = "replace"
+REMOVE = "remove"
 """What a layer does with its fields."""
 
 
@@ -604,11 +606,7 @@ def _digest(value: Mapping[str, Any]) -> str:
 
 
 def _check(manifest: Manifest | SplitsManifest) -> None:
-    """Refuse values that the types allow but no writer makes, such as a name that leads elsewhere.
-
-    Raises:
-        ValueError: If there is one.
-    """
+    """Refuse values that no writer makes, such as a name that leads elsewhere."""
     if isinstance(manifest, SplitsManifest):
         if not manifest.splits:
             raise ValueError("there are no splits")
@@ -780,7 +778,8 @@ def _types_of(target: type[Any]) -> dict[str, Any]:
 
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin is types.UnionType:
         kinds = [argument for argument in arguments if argument is not type(None)]
         return (
@@ -811,11 +810,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
 
 
 def _require_plain(value: Any, name: str, deepest: int) -> None:
-    """Refuse a value that is not JSON, or is nested too deeply.
-
-    Raises:
-        ValueError: If ``value`` is either.
-    """
+    """Refuse a value that is not JSON, or is nested too deeply."""
     if deepest == 0:
         raise ValueError(f"{name} is nested too deeply")
     if isinstance(value, float) and not math.isfinite(value):

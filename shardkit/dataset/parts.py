@@ -110,7 +110,8 @@ def dataset_parts(manifest: Manifest) -> list[Part]:
     entries = entries_of(manifest)
     ends = [0, *itertools.accumulate(item.shards for item in entries)]
     skips = [0, *itertools.accumulate(item.skipped for item in entries)]
-    parts, start = [], 0
+    parts = []
+    start = 0
     for number, entry in enumerate(entries):
         shards = manifest.shards[ends[number] : ends[number + 1]]
         rows = sum(shard.rows for shard in shards)

@@ -123,11 +123,7 @@ class _Expression:
         return np.array([value is not None and bool(is_true(value)) for value in values], np.bool_)
 
     def _field(self, name: str) -> Field:
-        """Return the field of a column.
-
-        Raises:
-            ValueError: If there is no such column.
-        """
+        """Return the field of a column."""
         schema = {**self._shards.schema, **_PROPERTIES}
         columns = [name for name, field in schema.items() if field.type.compares]
         if name not in columns:
@@ -152,11 +148,7 @@ class _Expression:
         return [None if value is None else field.type.as_json(field, value) for value in values]
 
     def _require_values(self, name: str, values: Collection[Any]) -> None:
-        """Refuse values that no row can have: another type, or an unknown class.
-
-        Raises:
-            ValueError: If there is one.
-        """
+        """Refuse values that no row can have: another type, or an unknown class."""
         field = self._field(name)
         for value in values:
             if not isinstance(value, field.type.compares):

@@ -117,7 +117,8 @@ class ShardFiles:
         Neighboring records share one readahead call.
         """
         order = np.lexsort((index["offset"], shards))  # LMDB may store rows downwards
-        shards, starts = shards[order], index["offset"][order].astype(np.int64)
+        shards = shards[order]
+        starts = index["offset"][order].astype(np.int64)
         ends = starts + index["length"][order]
         # Reading a gap of a few pages costs less than another call.
         apart = (np.diff(shards) != 0) | (starts[1:] - ends[:-1] > _GAP) | (starts[:-1] < 0)
@@ -148,7 +149,8 @@ class ShardFiles:
             read: As in `shardkit.dataset.handles.shard_reader`.
             kind: As there.
         """
-        path, identity = self.whole(shard), self._entries[shard].identity
+        path = self.whole(shard)
+        identity = self._entries[shard].identity
         return self._dataset.unchanged(lambda: shard_reader(path, identity, read, kind))
 
     def forget(self, shard: int) -> None:

@@ -66,7 +66,8 @@ class ShardSet:
         if verify is not None and type(verify) is not bool:
             raise UsageError(f"verify={verify!r} is neither True, False nor None")
         self.dataset = dataset
-        self.directory, self.manifest = dataset.path.absolute(), dataset.manifest
+        self.directory = dataset.path.absolute()
+        self.manifest = dataset.manifest
         self.place = dataset.place
         """The URL or path of the dataset, for messages."""
         self.files = dataset.access.files(dataset)
@@ -207,11 +208,7 @@ class ShardSet:
         return column
 
     def _require(self, name: str, *, apart: bool) -> Field:
-        """Return a field, which must exist, and have either bytes of its own or a column.
-
-        Raises:
-            UsageError: If it is not.
-        """
+        """Return a field, which must exist, and have either bytes of its own or a column."""
         field = self.schema.get(name)
         if field is None:
             raise UsageError(
@@ -398,7 +395,8 @@ class ShardSet:
         shard, _ = self.files.place(row)
         path = self.files.path(shard)
         try:
-            key, source = self.keys[row], self.paths[row]
+            key = self.keys[row]
+            source = self.paths[row]
         except (CorruptDataset, ValueError):
             key = source = "unknown: the index is damaged too"
         self.files.forget(shard)

@@ -131,7 +131,8 @@ class DatasetSource(Source):
         fields = dict(first.schema)
         if LABEL in fields:
             fields[LABEL] = Field("label", classes=tuple(class_names))
-        splits, understood = {}, {}
+        splits = {}
+        understood = {}
         for split, shards in self._sets.items():
             shards.part(np.arange(min(1, len(shards))))  # refuses a damaged index at once
             chosen = select(shards, where=self._options.where, rows=self._rows)
@@ -243,7 +244,8 @@ def _layered(shards: ShardSet, row: int) -> Record:
     meta = {name: value for name, value in described[homes[""]].items() if name not in changed}
     fields: dict[str, bytes] = {}
     for name, field in shards.schema.items():
-        stored_fields, described_here = records[homes[name]].fields, described[homes[name]]
+        stored_fields = records[homes[name]].fields
+        described_here = described[homes[name]]
         stored = field.stored_name(name) or image_field(stored_fields, name)
         if stored is not None and stored in stored_fields:
             fields[stored] = stored_fields[stored]
@@ -282,7 +284,8 @@ def _assembled(shards: ShardSet, row: int) -> Record:
 
 def _original(shards: ShardSet) -> Original:
     """Return what a dataset states about its conversion."""
-    manifest, base = shards.manifest, shards.manifest.base
+    manifest = shards.manifest
+    base = shards.manifest.base
     layers = {name for name in shards.schema if manifest.layer_of(name) is not None}
     changed = layers | (base.fields_by_name.keys() - shards.schema.keys())
     digest = converted_digest(manifest) if changed or CHANGED in base.source else ""
@@ -313,13 +316,7 @@ def _form(shards: ShardSet) -> tuple[Any, ...]:
 
 
 def _entries(shards: ShardSet, chosen: Mask, labels: Sequence[int]) -> Sequence[Entry]:
-    """Return the entry of each chosen row; many are read from the index when they are used.
-
-    Args:
-        shards: The dataset.
-        chosen: The rows.
-        labels: The new label of each label.
-    """
+    """Return the entry of each chosen row; many are read from the index when they are used."""
     old_labels = shards.labels.astype(np.int32)
     fields = (IMAGE, *apart_of(shards.schema))
     starts = range(0, len(shards), _AT_ONCE)

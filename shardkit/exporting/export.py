@@ -74,7 +74,8 @@ def export(
         CorruptDataset: If the dataset is damaged.
         ConversionFailed: If writing fails.
     """
-    directory, target = Path(directory), Path(target)
+    directory = Path(directory)
+    target = Path(target)
     write = get_layout(layout)
     exportings = [
         Exporting(

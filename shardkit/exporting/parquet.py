@@ -52,11 +52,7 @@ def _groups(records: Iterator[Record]) -> Iterator[list[Record]]:
 
 
 def _table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Return some rows as a table.
-
-    Raises:
-        UsageError: If a text is not UTF-8, such as a file name.
-    """
+    """Return some rows as a table."""
     try:
         return pa.Table.from_pylist(rows, schema)
     except UnicodeEncodeError as error:

@@ -101,7 +101,8 @@ class Exporting:
         Raises:
             CorruptShard: If the shard is damaged, or a record differs from the index.
         """
-        manifest, path = self.shards.manifest, self.shards.files.path(shard)
+        manifest = self.shards.manifest
+        path = self.shards.files.path(shard)
         start = sum(entry.rows for entry in manifest.shards[:shard])
         count = manifest.shards[shard].rows
         if manifest.layers or not manifest.shards[shard].holds_records:

@@ -50,7 +50,8 @@ _STRUCTURE_BYTES = 1 << 16
 # h5py 3.12 and older cannot open the files that h5py 3.16 writes with "latest".
 _WRITE_VERSIONS = ("earliest", "v110")
 
-_BYTE, _LABEL = "|u1", "<i8"
+_BYTE = "|u1"
+_LABEL = "<i8"
 
 
 class _Column:
@@ -175,7 +176,8 @@ def array_form(field: Field) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
     Types that HDF5 lacks are stored as bytes, along one more axis.
     """
-    dtype, shape = field.values, field.shape or ()
+    dtype = field.values
+    shape = field.shape or ()
     if dtype.str in STORED_TYPES:
         return dtype, shape
     return np.dtype(np.uint8), shape if dtype.itemsize == 1 else (*shape, dtype.itemsize)
@@ -248,11 +250,7 @@ def _move(values: IO[bytes], target: IO[bytes], offset: int) -> None:
 
 
 def _probe(path: Path, size: int) -> None:
-    """Check that ``size`` bytes and HDF5's structures fit on the disk, before HDF5 crashes.
-
-    Raises:
-        OSError: If they do not fit.
-    """
+    """Check that ``size`` bytes and HDF5's structures fit on the disk, before HDF5 crashes."""
     if not hasattr(os, "posix_fallocate"):  # pragma: no cover - macOS
         return
     with path.open("xb") as file:
@@ -302,7 +300,8 @@ class Hdf5Reader(RangeReader):
         """Return the keys and the ranges of all rows."""
         names = sorted({*fields, LABEL_FIELD} if self._labels is not None else fields)
         shape = len(self._keys), len(names)
-        offsets, lengths = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
+        offsets = np.full(shape, -1, np.int64)
+        lengths = np.zeros(shape, np.int64)
         for name, field in fields.items():
             number = names.index(name)
             present = ... if field.present is None else field.present != 0

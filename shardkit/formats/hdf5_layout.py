@@ -27,8 +27,14 @@ _MESSAGE = struct.Struct("<HHB3x")
 _PAIR = struct.Struct("<QQ")
 _NOWHERE = 0xFFFF_FFFF_FFFF_FFFF
 
-_SPACE, _LINKS, _TYPE, _ELSEWHERE, _LAYOUT, _PACKING = 0x01, 0x02, 0x03, 0x07, 0x08, 0x0B
-_CONTINUATION, _SYMBOLS = 0x10, 0x11
+_SPACE = 0x01
+_LINKS = 0x02
+_TYPE = 0x03
+_ELSEWHERE = 0x07
+_LAYOUT = 0x08
+_PACKING = 0x0B
+_CONTINUATION = 0x10
+_SYMBOLS = 0x11
 """Types of messages in an object header."""
 _SHARED = 0x02
 """Flag of a message that is stored in another object."""
@@ -173,7 +179,8 @@ class _Walk:
         blocks = [(address + _HEADER.size, size)]
         messages: dict[int, bytes] = {}
         for start, length in blocks:
-            block, at = self._bytes(start, length), 0
+            block = self._bytes(start, length)
+            at = 0
             while at + _MESSAGE.size <= length and count:
                 kind, size, flags = _MESSAGE.unpack_from(block, at)
                 at += _MESSAGE.size
@@ -230,7 +237,8 @@ _ONCE = (_SPACE, _TYPE, _LAYOUT, _SYMBOLS)
 
 def _shape(message: bytes) -> tuple[int, ...] | None:
     """Return the shape in a dataspace message, or None if the message is invalid."""
-    version, rank = message[:1], int.from_bytes(message[1:2], "little")
+    version = message[:1]
+    rank = int.from_bytes(message[1:2], "little")
     start = {b"\x01": 8, b"\x02": 4}.get(version, len(message))
     if not 1 <= rank <= _MOST_AXES or start + 8 * rank > len(message):
         return None

@@ -112,11 +112,7 @@ class LmdbWriter:
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Turn LMDB's errors into `OSError`; LMDB reports a full disk as an input/output error.
-
-    Raises:
-        ConversionFailed: If its map does not fit into the memory of this process.
-    """
+    """Turn LMDB's errors into `OSError`; LMDB reports a full disk as an input/output error."""
     try:
         yield
     except lmdb.MapFullError:
@@ -157,7 +153,8 @@ class LmdbReader(RangeReader):
         place = self._file.fileno(), self._size
         if self._take(compiled.walk_lmdb(*place)):
             return
-        self._keys, self._fields = [], []
+        self._keys = []
+        self._fields = []
         try:
             for entry in walk(self._file.fileno(), self._size):
                 self._add(entry.key, Range(entry.offset, entry.length))

@@ -22,7 +22,9 @@ _META = struct.Struct("<IIQQ")
 _DATABASE = struct.Struct("<IHHQQQQQ")
 _META_TAIL = struct.Struct("<QQ")
 
-_BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04
+_BRANCH = 0x01
+_LEAF = 0x02
+_OVERFLOW = 0x04
 _BIG_DATA = 0x01
 """Flag of a leaf node that holds the number of the first overflow page of its value."""
 

@@ -77,9 +77,11 @@ def header_of(record: Record, name: str, spec: ShardSpec) -> bytes:
     """
     shape: tuple[int, ...] | None
     if name in spec.arrays:
-        dtype, shape = spec.arrays[name].values, spec.arrays[name].shape
+        dtype = spec.arrays[name].values
+        shape = spec.arrays[name].shape
     elif is_raw(name):
-        dtype, shape = np.dtype(np.uint8), spec.raw_shape
+        dtype = np.dtype(np.uint8)
+        shape = spec.raw_shape
     else:
         return b""
     if shape is None or len(record.fields[name]) != math.prod(shape) * dtype.itemsize:
@@ -171,12 +173,14 @@ class RangeReader(abc.ABC):
         first = 0
         while first < len(order):
             start, size = ranges[order[first]]
-            last, end = first + 1, start + size
+            last = first + 1
+            end = start + size
             while last < len(order):
                 offset, length = ranges[order[last]]
                 if offset - end > _GAP_BYTES or offset + length - start > _RUN_BYTES:
                     break
-                last, end = last + 1, max(end, offset + length)
+                last = last + 1
+                end = max(end, offset + length)
             data = self._pread(Range(start, end - start))
             for number in order[first:last]:
                 offset, length = ranges[number]
@@ -264,7 +268,8 @@ class RangeReader(abc.ABC):
         if raw_header and _RAW not in self._arrays:
             column = names.index(_RAW)
             stored = table.offsets[:, column] >= 0
-            starts, sizes = table.offsets[stored, column], table.lengths[stored, column]
+            starts = table.offsets[stored, column]
+            sizes = table.lengths[stored, column]
             if (sizes != sizes[0]).any():
                 return False
             self._check_raw(Range(int(starts[0]), int(sizes[0])))
@@ -274,7 +279,8 @@ class RangeReader(abc.ABC):
             if name in self._arrays:
                 self._move_to_values(table, number, name)
         self._table = table._replace(names=names)
-        self._keys, self._fields = keys, TableRows(self._table)
+        self._keys = keys
+        self._fields = TableRows(self._table)
         return True
 
     def _move_to_values(self, table: Table, number: int, name: str) -> None:

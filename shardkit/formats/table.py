@@ -80,7 +80,8 @@ class TableRows(Sequence[Mapping[str, Range]]):
         if isinstance(row, slice):
             return [self[number] for number in self._rows[row]]
         row = self._rows[row]
-        starts, sizes = self._table.offsets[row].tolist(), self._table.lengths[row].tolist()
+        starts = self._table.offsets[row].tolist()
+        sizes = self._table.lengths[row].tolist()
         return {
             name: Range(start, size)
             for name, start, size in zip(self._table.names, starts, sizes, strict=True)

@@ -39,7 +39,9 @@ _MOST_RECORDS = 256
 
 _FILES = (b"0", b"\0", b"7")
 _FOLDER = b"5"
-_GNU_NAME, _PAX, _PAX_FOR_ALL = b"L", b"x", b"g"
+_GNU_NAME = b"L"
+_PAX = b"x"
+_PAX_FOR_ALL = b"g"
 _EXTENSIONS = (_GNU_NAME, _PAX, _PAX_FOR_ALL)
 
 _OCTAL = re.compile(rb"[0-7]{1,12}")
@@ -147,7 +149,8 @@ class TarReader(RangeReader):
     """A piece of the file with the next headers, and where it starts."""
 
     def __init__(self, path: Path, start: int = 0, stop: int | None = None) -> None:
-        self._start, self._stop = start, stop
+        self._start = start
+        self._stop = stop
         super().__init__(path)
 
     def _find(self) -> None:
@@ -156,7 +159,8 @@ class TarReader(RangeReader):
         end = -1 if self._stop is None else self._stop
         place = self._file.fileno(), self._size, self._start, end
         if not self._take(compiled.walk_tar(*place)):
-            self._keys, self._fields = [], []
+            self._keys = []
+            self._fields = []
             self._group(self._walk(self._start, self._stop))
             self._window = b""
 
@@ -168,7 +172,8 @@ class TarReader(RangeReader):
         stop = self._size if end is None else end
         while offset < stop and (header := self._header(offset, small)) != bytes(_BLOCK):
             if written := _as_written(header):
-                kind, size = b"0", written[1]
+                kind = b"0"
+                size = written[1]
             else:
                 kind, size = self._parse(header, offset)
             if extended.get("size") and kind not in _EXTENSIONS:
@@ -188,7 +193,8 @@ class TarReader(RangeReader):
             elif kind != _FOLDER or size:
                 self._fail(f"the member at byte {offset} is neither a file nor a folder")
             if kind not in _EXTENSIONS:
-                extensions, extended = 0, {}
+                extensions = 0
+                extended = {}
             small = size < _SMALL
             offset += _BLOCK + size + -size % _BLOCK
         self._check_end(offset, end)
@@ -199,7 +205,8 @@ class TarReader(RangeReader):
         if not 0 <= place <= len(self._window) - _BLOCK:
             ahead = min(_AHEAD, self._size - offset) if small else _BLOCK
             self._window = self._pread(Range(offset, max(_BLOCK, ahead)))
-            self._window_start, place = offset, 0
+            self._window_start = offset
+            place = 0
         return self._window[place : place + _BLOCK]
 
     def _parse(self, header: bytes, offset: int) -> tuple[bytes, int]:

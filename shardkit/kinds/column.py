@@ -126,7 +126,8 @@ class Column(NamedTuple):
     def _labels(self, row: int) -> npt.NDArray[np.int32]:
         if self.labels is None:
             return np.zeros(0, np.int32)
-        span, width = self.span(row), self.field.type.width(self.field)
+        span = self.span(row)
+        width = self.field.type.width(self.field)
         return self.labels[span.start // width : span.stop // width]
 
     def classes(self) -> npt.NDArray[np.int32] | None:
@@ -159,7 +160,8 @@ class Column(NamedTuple):
 
 def build_column(field: Field, rows: Sequence[Packed | None]) -> Column:
     """Return the column of packed values."""
-    dtype, kind = type_of(field), field.type
+    dtype = type_of(field)
+    kind = field.type
     has = np.array([row is not None for row in rows], np.bool_)
     present = None if has.all() else has
     blank = Packed(b"" if kind.is_variable else bytes(dtype.itemsize))

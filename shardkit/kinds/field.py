@@ -314,7 +314,8 @@ class Field:
     def _check(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"the kind {quoted(self.kind)} is unknown; use {', '.join(KINDS)}")
-        kind, wrong = self.type, {Need.NEVER: False, Need.REQUIRED: True}
+        kind = self.type
+        wrong = {Need.NEVER: False, Need.REQUIRED: True}
         if wrong.get(kind.dtype) is (self.dtype is None):
             raise ValueError(f"a {self.kind} has {'a' if self.dtype is None else 'no'} dtype")
         if self.shape is not None:
@@ -453,7 +454,8 @@ def load_schema(described: Any, classes: Sequence[str] | None) -> dict[str, Fiel
     schema: dict[str, Field] = {}
     try:
         for entry in described:
-            name, shape = entry["name"], entry["shape"]
+            name = entry["name"]
+            shape = entry["shape"]
             names = classes if name == LABEL else entry["classes"]
             texts = [name, entry["kind"], *(names or ()), *filter(None, [entry["dtype"]])]
             if not all(isinstance(text, str) for text in texts) or name in schema:
@@ -512,11 +514,7 @@ def field_in_words(kind: str, dtype: str | None, shape: Sequence[int] | None, cl
 
 
 def _dtype_name(dtype: Any) -> str | None:
-    """Return the name of a type: ``float16``; that of NumPy's own text for types like ``<M8[s]``.
-
-    Raises:
-        ValueError: If it is not a type of plain values.
-    """
+    """Return the name of a type: ``float16``, or NumPy's text, such as ``<M8[s]``."""
     if dtype is None:
         return None
     if isinstance(dtype, str):

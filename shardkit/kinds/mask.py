@@ -36,7 +36,8 @@ def _values(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         array = array[..., 0]
     if array.dtype.kind not in "biu":
         raise ValueError(f"a mask of {array.dtype}; use integers, or a field of the kind array")
-    low, high = int(array.min(initial=0)), int(array.max(initial=0))
+    low = int(array.min(initial=0))
+    high = int(array.max(initial=0))
     if low < 0 or high > 0xFFFF:
         raise ValueError(f"a mask with values from {low} to {high}; 0 to 65535 are possible")
     fits = array.dtype.itemsize == 1 or (array.dtype != np.uint16 and high < 256)

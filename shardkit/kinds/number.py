@@ -62,7 +62,8 @@ class _Number(Kind):
 
     def pack_column(self, field: Field, value: Any) -> Packed:
         """Return the bytes of a number, which must be one of the field's dtype."""
-        kind, form = field.values.kind, struct.Struct("<" + _FORMS[field.values.str[1:]])
+        kind = field.values.kind
+        form = struct.Struct("<" + _FORMS[field.values.str[1:]])
         if kind == "f":
             value = _SPECIAL.get(value, value) if isinstance(value, str) else value
             if type(value) not in (int, float):

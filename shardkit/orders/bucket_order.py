@@ -172,7 +172,8 @@ class BucketOrder(Order):
         ends = np.cumsum(self.counts)
         if self.cumulative is None:
             batches = self.counts // step
-            short, amounts = np.flatnonzero((batches == 0) & (self.counts > 0)), self.counts
+            short = np.flatnonzero((batches == 0) & (self.counts > 0))
+            amounts = self.counts
         else:
             totals = np.diff(np.concatenate([[0.0], self.cumulative])[np.r_[0, ends]])
             amounts = len(self.members) * totals / self.cumulative[-1]
@@ -201,7 +202,8 @@ class BucketOrder(Order):
         starts = (np.cumsum(self.counts) - self.counts)[buckets]
         if self.cumulative is not None:
             return self._drawn(epoch, positions, buckets)
-        counts, turns = self.counts[buckets], np.full_like(positions, epoch)
+        counts = self.counts[buckets]
+        turns = np.full_like(positions, epoch)
         if self.carries:
             turns, places = np.divmod(places + epoch * self.batches[buckets] * self.step, counts)
         keys = np.array([derive_key("bucket", self.seed, 0)], np.uint64)
@@ -215,7 +217,8 @@ class BucketOrder(Order):
         limits = np.concatenate([[0.0], self.cumulative])[np.r_[0, np.cumsum(self.counts)]]
         key = np.array([derive_key("weighted buckets", self.seed, epoch)], np.uint64)
         bits = step_keys(key, positions.astype(np.uint64) + np.uint64(1)) >> np.uint64(11)
-        low, high = limits[:-1][buckets], limits[1:][buckets]
+        low = limits[:-1][buckets]
+        high = limits[1:][buckets]
         drawn = np.minimum(low + bits * 2.0**-53 * (high - low), np.nextafter(high, low))
         rows: Positions = self.members[np.searchsorted(self.cumulative, drawn, side="right")]
         return rows

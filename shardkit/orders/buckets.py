@@ -52,9 +52,11 @@ class BucketCrop(ImageOp):
         across = min(width, max(1, round(height * size[1] / size[0])))
         down = min(height, max(1, round(width * size[0] / size[1])))
         flip = self.flip > 0 and draws.uniform() < self.flip
-        left, top = (width - across) // 2, (height - down) // 2
+        left = (width - across) // 2
+        top = (height - down) // 2
         if self.is_random:
-            left, top = draws.below(width - across + 1), draws.below(height - down + 1)
+            left = draws.below(width - across + 1)
+            top = draws.below(height - down + 1)
         return Crop(left, top, across, down, size, flip)
 
 
@@ -187,11 +189,7 @@ class Buckets(OrderSampler):
 
 
 def _image_sizes(dataset: Any) -> Positions:
-    """Return the height and width of each row's image: int64 of shape (N, 2).
-
-    Raises:
-        UsageError: As `Buckets.order`.
-    """
+    """Return the height and width of each row's image: int64 of shape (N, 2)."""
     if isinstance(dataset, Subset):
         return _image_sizes(dataset.dataset)[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):

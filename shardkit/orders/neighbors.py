@@ -87,7 +87,8 @@ class Neighbors:
         places = self._places[rows].astype(np.int64)
         runs = np.searchsorted(self._bounds, places, side="right") - 1
         wanted = places[:, None] + np.asarray(offsets, np.int64)
-        first, last = self._bounds[runs][:, None], self._bounds[runs + 1][:, None] - 1
+        first = self._bounds[runs][:, None]
+        last = self._bounds[runs + 1][:, None] - 1
         inside = np.clip(wanted, first, last)
         return self._rows[inside].astype(np.int64), inside != wanted
 

@@ -171,11 +171,7 @@ def _grouped(
 
 
 def _labels(dataset: Any) -> Positions:
-    """Return the label of each row.
-
-    Raises:
-        UsageError: If a dataset has no ``targets``, or they are not one integer per row.
-    """
+    """Return the label of each row."""
     if isinstance(dataset, Subset):
         return _labels(dataset.dataset)[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
@@ -190,11 +186,7 @@ def _labels(dataset: Any) -> Positions:
 
 
 def _require_same_classes(dataset: Any) -> None:
-    """Check that a label means the same class in all parts of a dataset.
-
-    Raises:
-        UsageError: If classes differ, and no ``target_transform`` may make them equal.
-    """
+    """Check that a label means the same class in all parts of a dataset."""
     first: list[str] | None = None
     for part in inner_datasets(dataset):
         classes = getattr(part, "classes", None)

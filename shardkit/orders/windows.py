@@ -102,12 +102,7 @@ class _Reader:
     """Reads the windows of a batch; see `WindowReader`."""
 
     def __init__(self, windows: Windows, shards: ShardSet) -> None:
-        """Find the neighbors of all rows.
-
-        Raises:
-            UsageError: If a field is missing or of another kind, a row lacks one, or two rows of an
-                episode have one ``order``.
-        """
+        """Find the neighbors of all rows."""
         for option in ("by", "order"):
             name = getattr(windows, option)
             field = shards.schema.get(name)
@@ -139,14 +134,16 @@ class _Reader:
     ) -> Values:
         """Return the windows of a field. A frame of several windows is read once unless drawn."""
         rows = self._neighbors.of(batch.array, self._offsets[name])[0]
-        flat, places = rows.reshape(-1), np.arange(rows.size)
+        flat = rows.reshape(-1)
+        places = np.arange(rows.size)
         if drawn:
             samples = [sample for sample in batch.samples for _ in range(rows.shape[1])]
             values = read(batch.of_rows(flat, samples))
         else:
             unique, inverse = np.unique(flat, return_inverse=True)
             if len(flat) - len(unique) > len(flat) * _COPIED:
-                flat, places = unique, inverse.reshape(-1)
+                flat = unique
+                places = inverse.reshape(-1)
             values = read(batch.of_rows(flat, flat.tolist()))
         return _grouped(values, places, rows.shape)
 

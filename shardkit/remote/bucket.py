@@ -34,7 +34,9 @@ from shardkit.system.safe_paths import UNFIT, parts_of, walk
 from shardkit.system.text import shell
 
 _JOBS = ".shardkit-jobs"
-_RESULTS, _CLAIMS, _END = "results", "claims", "end"
+_RESULTS = "results"
+_CLAIMS = "claims"
+_END = "end"
 
 _ATTEMPTS = 3
 """Reads of a claim before it counts as damaged."""

@@ -138,7 +138,8 @@ class _Arriving:
 
     def plan(self, url: str, objects: Sequence[whole.Object]) -> None:
         """Start to read objects, and forget others."""
-        self._url, self._planned = url, deque(objects)
+        self._url = url
+        self._planned = deque(objects)
         self._arrived.clear()
         call(whole.ahead, url, objects)
 
@@ -150,7 +151,8 @@ class _Arriving:
         answer = call(whole.take, url, objects)
         if isinstance(answer, str) or len(answer) == wanted[1]:
             return answer
-        content, start = answer[: wanted[1]], wanted[1]
+        content = answer[: wanted[1]]
+        start = wanted[1]
         for following in objects[1:]:
             if (end := start + following[1]) > len(answer):
                 break
@@ -160,7 +162,8 @@ class _Arriving:
 
     def _following(self, wanted: whole.Object) -> list[whole.Object]:
         """Return an object, and those planned after it, of `_TOGETHER` bytes at most."""
-        objects, size = [wanted], wanted[1]
+        objects = [wanted]
+        size = wanted[1]
         if wanted in self._planned:
             while self._planned.popleft() != wanted:
                 pass

@@ -343,7 +343,8 @@ def exclusive(path: Path, done: Callable[[], bool], mode: int = 0o666) -> Iterat
     Raises:
         ShardkitError: If the process that has it makes no progress.
     """
-    seen, since = -1, time.monotonic()
+    seen = -1
+    since = time.monotonic()
     while not done():
         with _opened(path, os.O_RDWR | os.O_CREAT, mode) as descriptor:
             if _lock(descriptor):
@@ -355,7 +356,8 @@ def exclusive(path: Path, done: Callable[[], bool], mode: int = 0o666) -> Iterat
                     path.unlink()
                 continue  # it was renamed or removed meanwhile
             if (blocks := os.fstat(descriptor).st_blocks) != seen:
-                seen, since = blocks, time.monotonic()
+                seen = blocks
+                since = time.monotonic()
         if time.monotonic() - since > _STALLED_SECONDS:
             raise ShardkitError(
                 f"the process that fetches {path} makes no progress; end it and retry"

@@ -39,7 +39,8 @@ PART = 8 << 20
 _PAGE = 1000
 """Objects of a listing at a time."""
 
-_LEVEL_SECONDS, _LEVEL_BYTES = 3600, 8 << 30
+_LEVEL_SECONDS = 3600
+_LEVEL_BYTES = 8 << 30
 """Limits of time and memory of a listing with folders: about 10 million objects."""
 
 _RETRIES = 8
@@ -186,7 +187,8 @@ class ObjectStore(Store):
         request = asyncio.ensure_future(
             obstore.list_with_delimiter_async(self._store, folder or None)
         )
-        end, most = time.monotonic() + _LEVEL_SECONDS, _peak() + _LEVEL_BYTES
+        end = time.monotonic() + _LEVEL_SECONDS
+        most = _peak() + _LEVEL_BYTES
         while not (await asyncio.wait({request}, timeout=1))[0]:
             if time.monotonic() > end or _peak() > most:
                 request.cancel()
@@ -226,7 +228,8 @@ class ObjectStore(Store):
         size = listed[0]
         if size <= PART:
             return self._part(name, listed, (0, size), {})
-        tag, parts = "", []
+        tag = ""
+        parts = []
         for start in range(0, size, PART):
             end = min(start + PART, size)
             options = {"range": (start, end), **({"if_match": f'"{tag}"'} if tag else {})}
@@ -305,7 +308,8 @@ class ObjectStore(Store):
 
     def _error(self, name: str, error: Exception) -> ShardkitError:
         what = f"{self.url}/{name}".rstrip("/")
-        reason, text = _reason(error), str(error)
+        reason = _reason(error)
+        text = str(error)
         if re.search(f"{_BAD_NAME}|{_NO_BUCKET}", text):  # listings have no types of errors for it
             return self._wrong_name(text) if _BAD_NAME in text else self._missing(name, error)
         remedy = _SET[self._scheme]
@@ -358,7 +362,8 @@ def _peak() -> int:
 
 
 def _version(meta: Mapping[str, Any]) -> tuple[int, int]:
-    seconds, tag = int(meta["last_modified"].timestamp()), str(meta["e_tag"])
+    seconds = int(meta["last_modified"].timestamp())
+    tag = str(meta["e_tag"])
     stamp = seconds * 10**9 + crc32(tag.encode()) % 10**9
     return meta["size"], stamp % 2**63  # a server may state any year
 

@@ -78,7 +78,8 @@ class CachedShards(ShardFiles):
 
     def __init__(self, dataset: OpenedDataset, url: str, cache: Cache) -> None:
         super().__init__(dataset)
-        self._url, self._cache = url, cache
+        self._url = url
+        self._cache = cache
         self._used: dict[str, float] = {}
         self.lookahead = 2 * max(shard.rows for shard in self._entries)  # while another is read
         self.remedy = f"It was removed from the cache; read it again, from {url}."
@@ -107,8 +108,10 @@ class CachedShards(ShardFiles):
         return self._cache.shard(self._entries[shard].sha256)
 
     def _open(self, shard: int) -> ShardFile:
-        path, entry = self.path(shard), self._entries[shard]
-        size, sha256 = entry.bytes, entry.sha256
+        path = self.path(shard)
+        entry = self._entries[shard]
+        size = entry.bytes
+        sha256 = entry.sha256
         if not is_open(path, sha256):
             drop_removed()  # an open file keeps its space on the disk
         with contextlib.suppress(CorruptShard):  # it is not there, most likely
@@ -134,7 +137,8 @@ class CachedShards(ShardFiles):
     def _fetch_ahead(self, shards: Iterable[int]) -> None:
         """Fetch shards into the cache, without waiting."""
         for shard in shards:
-            path, entry = self.path(shard), self._entries[shard]
+            path = self.path(shard)
+            entry = self._entries[shard]
             if not is_open(path, entry.sha256) and not path.exists():
                 send(fetch.ahead, self._cache, _remote(self._url, entry))
 

@@ -46,7 +46,8 @@ def download(
             ``*`` but are not in the store.
         ShardkitError: If the store cannot be read, or the folder cannot be written.
     """
-    pattern, top = as_url(url), Path(folder).expanduser()
+    pattern = as_url(url)
+    top = Path(folder).expanduser()
     if pattern is None:
         raise UsageError(f"{url} is not a URL such as s3://BUCKET/x-{{000..999}}.tar")
     if glob.has_magic(str(top)) or set("{}") & set(str(top)):
@@ -90,11 +91,7 @@ def _matches(url: str, top: Path) -> list[tuple[str, str]]:
 
 
 def _local(top: Path, url: str) -> Path:
-    """Return the path of the copy of a file.
-
-    Raises:
-        UsageError: If it would be outside of ``top``.
-    """
+    """Return the path of the copy of a file."""
     try:
         return top.joinpath(*parts_of(url.replace("://", "/", 1)))
     except ValueError as error:

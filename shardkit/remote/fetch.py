@@ -54,7 +54,8 @@ def shard(cache: Cache, file: RemoteFile) -> None:
 
     Otherwise other processes could evict it again and again before the reader opens it.
     """
-    path, pinned = cache.shard(file.sha256), None
+    path = cache.shard(file.sha256)
+    pinned = None
     while pinned is None:
         fetch_file(cache, file, path)
         pinned = pin(path)
@@ -103,7 +104,8 @@ def copy(url: str, name: str, path: Path) -> int:
         UsageError: If there is no such object, or access is denied.
         ShardkitError: If it cannot be read, changes meanwhile, or the file cannot be written.
     """
-    store, part = open_store(url), path.with_name(f".{path.name}.part")
+    store = open_store(url)
+    part = path.with_name(f".{path.name}.part")
     try:
         for _ in range(_ATTEMPTS):
             size, stamp = version = store.version(name)
@@ -148,7 +150,8 @@ def _fill(store: Store, file: RemoteFile, descriptor: int) -> None:
         data = store.read(file.name, place, min(place + BLOCK, file.size))
         while data:
             written = os.pwrite(descriptor, data, place)
-            place, data = place + written, data[written:]
+            place = place + written
+            data = data[written:]
 
     waiting: deque[Future[None]] = deque()
     try:

@@ -51,7 +51,8 @@ def receive(url: str, folder: Path, names: Sequence[str]) -> list[str]:
         CorruptDataset: If an object differs from its SHA-256, three times.
         ShardkitError: If the store cannot be read, or a file cannot be written.
     """
-    store, missing = open_store(url), []
+    store = open_store(url)
+    missing = []
 
     def copy(name: str) -> None:
         try:
@@ -73,7 +74,8 @@ def receive(url: str, folder: Path, names: Sequence[str]) -> list[str]:
 
 def _read(store: Store, name: str) -> bytes:
     for _ in range(_ATTEMPTS):
-        digest, content = store.digest(name), store.get(name, _MOST_BYTES)
+        digest = store.digest(name)
+        content = store.get(name, _MOST_BYTES)
         if content is not None and sha256(content).hexdigest() == digest:
             return content
     raise CorruptDataset(
@@ -84,7 +86,8 @@ def _read(store: Store, name: str) -> bytes:
 
 def digests(url: str, names: Sequence[str]) -> dict[str, str]:
     """Return the SHA-256 that was stored with each object; leave out missing ones."""
-    store, stored = open_store(url), {}
+    store = open_store(url)
+    stored = {}
 
     def ask(name: str) -> None:
         with contextlib.suppress(Missing):

@@ -176,7 +176,8 @@ class Store(ABC):
 
     def _repeated(self, name: str, ask: Callable[[], _Answer]) -> _Answer:
         """Ask until it succeeds or the time is over. Writes may be repeated, too."""
-        start, pause = time.monotonic(), 0.1
+        start = time.monotonic()
+        pause = 0.1
         while True:
             with self._named(name):
                 try:

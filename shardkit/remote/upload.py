@@ -79,7 +79,8 @@ def upload(
         CorruptDataset: If a file differs from the manifest.
         ShardkitError: If the store cannot be used.
     """
-    place, root = writable(url), Path(directory)
+    place = writable(url)
+    root = Path(directory)
     dataset = OpenedDirectory(root)
     for split in dataset.splits.values():
         split.manifest.require_own_shards(
@@ -145,7 +146,8 @@ def files_of(dataset: OpenedDirectory) -> list[tuple[str, FileEntry, int]]:
     """Return the name, entry and records of each file but the top manifest."""
     files: list[tuple[str, FileEntry, int]] = []
     for split in dataset.splits.values():
-        manifest, prefix = split.manifest, split.prefix
+        manifest = split.manifest
+        prefix = split.prefix
         files += [(prefix + entry.name, entry, entry.rows) for entry in manifest.shards]
         files += [(prefix + entry.name, entry, 0) for entry in manifest.files]
         files += [(prefix + entry.name, entry, 0) for entry in manifest.layer_files]

@@ -144,7 +144,8 @@ class WebServer(Store):
 
 def _body(answer: Any, size: int) -> bytes:
     """Return the content of an answer, up to ``size`` bytes, within the time of one request."""
-    end, data = time.monotonic() + timeout(), bytearray()
+    end = time.monotonic() + timeout()
+    data = bytearray()
     while len(data) < size and (piece := answer.read1(min(_PIECE, size - len(data)))):
         data += piece
         if time.monotonic() > end:
@@ -190,11 +191,7 @@ class _Connection(HTTPConnection):
         self._socket = self.sock
 
     def getresponse(self) -> HTTPResponse:
-        """Return the answer, whose head is complete.
-
-        Raises:
-            TimeoutError: If that takes too long.
-        """
+        """Return the answer, whose head is complete."""
         try:
             answer = super().getresponse()
             assert isinstance(answer, _Answer)
@@ -236,11 +233,7 @@ class _Redirects(HTTPRedirectHandler):
     def redirect_request(  # noqa: PLR0913, PLR0917 - urllib calls it
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> Request | None:
-        """Return the request to follow with.
-
-        Raises:
-            UsageError: If it leads to another server that the user does not allow.
-        """
+        """Return the request to follow with."""
         first, (scheme, host) = _server(self._url), _server(newurl)
         if not host or scheme not in _PORTS or (scheme, first[0]) == ("http", "https"):
             raise UsageError(f"{self._url}: the server redirects to an unencrypted or invalid URL")

@@ -16,13 +16,15 @@ _CONNECTIONS = 32
 """Requests at a time, of each process that reads: objects of 80 KB that take 20 ms to arrive use
 1 Gbit/s."""
 
-_AHEAD_BYTES, _AHEAD_OBJECTS = 16 << 20, 1024
+_AHEAD_BYTES = 16 << 20
+_AHEAD_OBJECTS = 1024
 """Limits of what is read ahead; one object may have more bytes."""
 
 _MOST_LISTED = 1 << 28
 """Objects of one folder: a listing that is longer has no end, as far as we can tell."""
 
-GONE, CHANGED = "gone", "changed"
+GONE = "gone"
+CHANGED = "changed"
 """Answers of `take` for objects that are not those that were listed."""
 
 Object = tuple[str, int, int]
@@ -50,7 +52,9 @@ def listing(url: str, folder: str, deep: bool, path: Path) -> None:
         ShardkitError: If the listing repeats itself, does not end or has objects of other folders,
             or the file cannot be written.
     """
-    starts, count, inside = set[int](), 0, f"{folder}/" if folder else ""
+    starts = set[int]()
+    count = 0
+    inside = f"{folder}/" if folder else ""
     try:
         with path.open("w", encoding="utf-8") as lines:
             for page in filter(None, open_store(url).listing(folder, deep=deep)):
@@ -146,9 +150,11 @@ def take(url: str, objects: Sequence[Object]) -> bytes | str:
     contents = list[bytes]()
     for wanted in objects:
         try:
-            content, problem = _ahead.take(wanted), CHANGED
+            content = _ahead.take(wanted)
+            problem = CHANGED
         except Missing:
-            content, problem = None, GONE
+            content = None
+            problem = GONE
         except ShardkitError:
             if not contents:
                 raise

@@ -9,10 +9,16 @@ from shardkit.reporting.report import Histogram
 from shardkit.system.formatting import significant
 from shardkit.system.text import printable, shortened
 
-_WIDTH, _HEIGHT, _LEFT, _TOP = 320, 150, 54, 10
+_WIDTH = 320
+_HEIGHT = 150
+_LEFT = 54
+_TOP = 10
 """Size of a histogram's bars in units of its view box, and the space for the axis and the top."""
 
-_BAR, _LABELS, _BARS, _VALUES = 22, 150, 360, 110
+_BAR = 22
+_LABELS = 150
+_BARS = 360
+_VALUES = 110
 """Height of a class's row, and width of its name, its longest bar and its numbers."""
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -24,7 +30,9 @@ def histogram(chart: Histogram) -> str:
 
     If all values are equal, return a sentence instead.
     """
-    edges, counts, most = chart.edges, chart.counts, max(chart.counts)
+    edges = chart.edges
+    counts = chart.counts
+    most = max(chart.counts)
     if edges[0] == edges[-1]:
         return f"<p>All {most:,} images: {_number(edges[0])} ({escape(chart.unit)})</p>"
     step = _WIDTH / len(counts)

@@ -59,7 +59,8 @@ class Copies:
 
     def excluded(self, pairs: RowPairs) -> list[int]:
         """Return the rows to leave out so that no pair remains; all pairs were separated."""
-        groups, pictures = self._groups[pairs], self._pictures[pairs]
+        groups = self._groups[pairs]
+        pictures = self._pictures[pairs]
         apart = groups[:, 0] != groups[:, 1]
         equal = pictures[:, 0] == pictures[:, 1]
         preferred, other = np.sort(groups[apart], axis=1).T

@@ -26,7 +26,8 @@ from shardkit.system.text import name_list
 _NEIGHBORS = 10
 """Neighbors that are compared, and images that a class needs to be judged."""
 
-_OWN, _OTHER = 1, 8
+_OWN = 1
+_OTHER = 8
 """Of these, at most so many have the label of a wrong one, and at least so many another one."""
 
 _FARTHER = 1.5
@@ -41,10 +42,12 @@ _NEAR = 1 / 8
 _ROUNDING = 1e-3
 """Distance of equal embeddings after rounding."""
 
-_SHARED, _AHEAD = 2, 16
+_SHARED = 2
+_AHEAD = 16
 """Near duplicates share one of so many nearest references. So many next images are compared."""
 
-_BLOCK, _CHUNK = 1 << 22, 1 << 14
+_BLOCK = 1 << 22
+_CHUNK = 1 << 14
 """Similarities computed at a time, and pairs compared."""
 
 
@@ -146,9 +149,11 @@ def _values_of(part: Part, name: str) -> int:
     schema = part.shards.schema
     usable = [key for key, field in schema.items() if field.is_uniform and _is_float(field.dtype)]
     if name not in usable:
-        why, verb = "does not exist", "add"
+        why = "does not exist"
+        verb = "add"
         if name in schema:
-            why, verb = f"is of the kind {schema[name]}", "replace"
+            why = f"is of the kind {schema[name]}"
+            verb = "replace"
         others = f"; {part.name} has {name_list(usable)}" if usable else ""
         raise UsageError(
             f"{part.name}: the field {name!r} {why}, but embeddings are arrays of floats, all of "
@@ -223,7 +228,8 @@ def _find_label_errors(
         best = int(votes.argmax())
         if farther[number] < _FARTHER or others[best] == NO_LABEL or votes[best] < _OTHER:
             continue
-        row, name = int(vectors.rows[position]), images.classes[int(others[best])]
+        row = int(vectors.rows[position])
+        name = images.classes[int(others[best])]
         note = f"{votes[best]} of its {_NEIGHBORS} neighbors are {name}"
         note += f"; images of its own class are {farther[number]:.1f} times as far away as these"
         finding.groups.append(Group([row], note=note))
@@ -276,14 +282,17 @@ def _near_pairs(vectors: _Vectors, near: _Neighbors, least: float) -> RowPairs:
     cells = near.position[:, :_SHARED].reshape(-1)
     distance = near.distance[:, :_SHARED].reshape(-1)
     order = np.lexsort((distance, cells))
-    cells, distance, images = cells[order], distance[order], order // _SHARED
+    cells = cells[order]
+    distance = distance[order]
+    images = order // _SHARED
     for ahead in range(1, _AHEAD + 1):
         maybe = np.flatnonzero(
             (cells[ahead:] == cells[:-ahead]) & (distance[ahead:] - distance[:-ahead] <= least)
         )
         for start in range(0, len(maybe), _CHUNK):
             some = maybe[start : start + _CHUNK]
-            one, other = images[some], images[some + ahead]
+            one = images[some]
+            other = images[some + ahead]
             first, second = (vectors.values[which].astype(np.float32) for which in (one, other))
             close = (np.linalg.norm(first - second, axis=1) <= least) & (one != other)
             pairs.append(np.stack([one[close], other[close]], axis=1))

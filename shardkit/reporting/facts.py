@@ -50,7 +50,9 @@ from shardkit.system.pool import Meter, Report, run_tasks
 VERSION = 3
 """Increased when measuring changes: facts of other versions are measured again."""
 
-ABSENT_IMAGE, MEASURED, BROKEN = 0, 1, 2
+ABSENT_IMAGE = 0
+MEASURED = 1
+BROKEN = 2
 
 FACT = np.dtype(
     [
@@ -260,15 +262,7 @@ def _decoded(image: EncodedImage, header: Properties) -> Any:
 def _decode_luma(
     data: bytes | memoryview, at_least: tuple[int, int]
 ) -> npt.NDArray[np.uint8] | None:
-    """Return the luma of a JPEG that libjpeg decodes without a warning; None for others.
-
-    Args:
-        data: The encoded image.
-        at_least: As for `Decoding`.
-
-    Returns:
-        uint8 of shape (height, width).
-    """
+    """Return the luma of a JPEG that libjpeg decodes without a warning; None for others."""
     if not libjpeg.is_available():
         return None
     try:

@@ -54,7 +54,8 @@ _DUPLICATES = (
 )
 """Kinds of which one image is kept."""
 
-_DARK, _BLURRED = 64, 0.44
+_DARK = 64
+_BLURRED = 0.44
 """Highlight in levels, and sharpness, below which an image is reported."""
 
 _EQUAL = ("same bytes", "same pixels")
@@ -65,10 +66,12 @@ _NEAR = "similar embeddings"
 
 _MOST_BITS = 64
 
-_TINY, _ODD = 4, 3
+_TINY = 4
+_ODD = 3
 """Factors between an image's shorter side, or aspect ratio, and the median."""
 
-FEW, _FAR = 20, 8.0
+FEW = 20
+_FAR = 8.0
 """Minimum images of a class to judge, and deviations from its median, in median deviations."""
 
 
@@ -103,7 +106,8 @@ class Findings:
 
     def judge_nothing(self, reason: str) -> None:
         """Note that nothing could be judged."""
-        self.judged, self.note = False, f"nothing could be judged: {reason}"
+        self.judged = False
+        self.note = f"nothing could be judged: {reason}"
 
     @property
     def rows(self) -> int:
@@ -159,7 +163,8 @@ def _exclude_duplicates(
 def _find_equal(images: Collection, same: Identical, findings: dict[str, Findings]) -> None:
     pairs: dict[str, list[RowPairs]] = {"exact-duplicate": [], "leak": []}
     for group in groups_of_equal(same.pixels):
-        parts, labels = images.part[group], images.labels[group]
+        parts = images.part[group]
+        labels = images.labels[group]
         several = [group[parts == part] for part in np.unique(parts)]
         for copies in several:
             if len(copies) > 1:
@@ -186,7 +191,8 @@ def _how_equal(same: Identical, rows: Rows) -> str:
 def _find_similar(
     images: Collection, same: Identical, pairs: SimilarPairs, findings: dict[str, Findings]
 ) -> None:
-    first, second = pairs.first, pairs.second
+    first = pairs.first
+    second = pairs.second
     similar = same.pixels[first] != same.pixels[second]
     across = images.part[first] != images.part[second]
     labels = images.labels[first], images.labels[second]
@@ -229,7 +235,8 @@ def _find_leaks_by_embedding(images: Collection, leak: Findings, duplicate: Find
     """Find groups of near embeddings; pairs in several datasets are leaks, unless known as such."""
     parts = images.part[duplicate.pairs]
     across = parts[:, 0] != parts[:, 1]
-    leaking, duplicate.pairs = duplicate.pairs[across], duplicate.pairs[~across]
+    leaking = duplicate.pairs[across]
+    duplicate.pairs = duplicate.pairs[~across]
     duplicate.groups = [Group(rows) for rows in connected(duplicate.pairs)]
     numbers: dict[int, set[int]] = {}
     for number, group in enumerate(leak.groups):
@@ -244,7 +251,8 @@ def _find_leaks_by_embedding(images: Collection, leak: Findings, duplicate: Find
 
 def _faults(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
     """Yield each kind of fault of single images, the rows that have it, and a note for each."""
-    facts, seen = images.facts, images.measured
+    facts = images.facts
+    seen = images.measured
     blank = seen & (facts["contrast"] < BLANK)
     dark = seen & ~blank & (facts["highlight"] < _DARK)
     yield from _where("broken", facts["state"] == BROKEN)
@@ -252,7 +260,8 @@ def _faults(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
     yield from _where("dark", dark, facts["highlight"], "99% of its pixels are below {} of 255")
     blurred = seen & ~blank & ~dark & (facts["sharpness"] < _BLURRED)
     yield from _where("blurred", blurred, facts["sharpness"], "sharpness {:.2f}")
-    shorter, longer = images.sizes.min(1), images.sizes.max(1)
+    shorter = images.sizes.min(1)
+    longer = images.sizes.max(1)
     median = np.median(shorter[seen]) if seen.any() else 0
     yield from _where("tiny", seen & (shorter * _TINY <= median), shorter, "{} pixels")
     aspect = longer / np.maximum(shorter, 1)
@@ -276,7 +285,8 @@ def _where(
 
 
 def _wrong_suffixes(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
-    rows, notes = [], []
+    rows = []
+    notes = []
     for part in images.parts:
         recipe = part.shards.manifest.recipe
         if recipe.get("encode") != "keep" or recipe.get("resize") or recipe.get("orient"):

@@ -72,7 +72,8 @@ def merge_identical(
     Raises:
         CorruptRecord: If a record that is read is damaged.
     """
-    kinds, orientation = images.index["field"], images.facts["orientation"]
+    kinds = images.index["field"]
+    orientation = images.facts["orientation"]
     sizes = np.where(orientation[:, None] > _LAST_LEVEL, images.sizes[:, ::-1], images.sizes)
     maybe = (kinds[first] != kinds[second]) | (orientation[first] != orientation[second])
     maybe &= (sizes[first] == sizes[second]).all(1) & (distance <= _REDUCED_NOISE)
@@ -90,7 +91,8 @@ def groups_of_equal(values: npt.NDArray[np.generic]) -> Iterator[Rows]:
     order = np.argsort(values, kind="stable")
     ranked = values[order]
     borders = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
-    starts, stops = np.append(0, borders), np.append(borders, len(order))
+    starts = np.append(0, borders)
+    stops = np.append(borders, len(order))
     several = np.flatnonzero(stops - starts > 1)
     for run in several[np.argsort(order[starts[several]])].tolist():
         yield order[starts[run] : stops[run]]

@@ -58,7 +58,8 @@ def near_pairs(
     for one, other in pairs:
         fresh.append(np.minimum(one, other) * count + np.maximum(one, other))
         if sum(map(len, fresh)) > limit:
-            codes, fresh = np.unique(np.concatenate([codes, *fresh])), []
+            codes = np.unique(np.concatenate([codes, *fresh]))
+            fresh = []
             if len(codes) > limit:
                 break
     codes = np.unique(np.concatenate([codes, *fresh]))
@@ -115,13 +116,6 @@ def _near(
     """Yield the objects of all near pairs whose first bands without a difference are ``chosen``.
 
     So two keys are one pair only once.
-
-    Args:
-        keys: The hashes of ``count`` objects, then their queries.
-        count: Number of objects. One of a pair is a hash; the other is of another object.
-        bands: The bands.
-        chosen: Numbers of some bands, ascending.
-        distance: Maximum number of different bits.
     """
     ordinal_bits = np.uint64(max(len(keys) - 1, 1).bit_length())
     packed = np.zeros(len(keys), np.uint64)
@@ -150,6 +144,7 @@ def _near(
         for number in range(chosen[-1] + 1):
             agree = different[near] & bands[number].mask == 0
             near = near[agree if number in chosen else ~agree]
-        one, other = order[lower[near]], order[upper[near]] % count
+        one = order[lower[near]]
+        other = order[upper[near]] % count
         yield one[one != other], other[one != other]
         low = high

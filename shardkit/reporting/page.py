@@ -25,10 +25,12 @@ MARK = "made by shardkit report"
 _SIDE = 128
 """Side of a picture in pixels: about 3 KB."""
 
-_CLASSES, _PER_CLASS = 24, 8
+_CLASSES = 24
+_PER_CLASS = 8
 """Maximum contact sheets, and pictures on each."""
 
-_GROUPS, _PER_GROUP = 10, 6
+_GROUPS = 10
+_PER_GROUP = 6
 """Maximum groups of each finding to show, and pictures of each."""
 
 _BALANCE = 40
@@ -416,7 +418,8 @@ def _finding(report: DatasetReport, finding: Findings, album: _Album) -> str:
 
 def _group(report: DatasetReport, group: Group, album: _Album) -> str:
     """Return the pictures of a group: at least one of each dataset and class, if there are few."""
-    labels, parts = report.images.labels, report.images.part
+    labels = report.images.labels
+    parts = report.images.part
     firsts = {(int(parts[row]), int(labels[row])): row for row in reversed(group.rows)}
     rows = list(dict.fromkeys([*firsts.values(), *group.rows]))[:_PER_GROUP]
     distance = "" if group.distance is None else f"distance {group.distance}"

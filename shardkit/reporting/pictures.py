@@ -77,7 +77,8 @@ def sheet(shards: ShardSet, rows: Sequence[int], side: int = 160) -> Image.Image
     canvas = Image.new("RGB", (columns * step + _GAP, lines * step + _GAP), "white")
     for number, row in enumerate(rows):
         shown = picture(shards, row, side)
-        left, top = _GAP + number % columns * step, _GAP + number // columns * step
+        left = _GAP + number % columns * step
+        top = _GAP + number // columns * step
         canvas.paste(shown, (left + (side - shown.width) // 2, top + (side - shown.height) // 2))
     return canvas
 

@@ -60,7 +60,8 @@ def rows_of_class(shards: ShardSet, name: str, most: int, seed: int) -> npt.NDAr
     number = classes.index(name)
     count = (shards.manifest.class_counts or ())[number]
     drawn = sampled_rows(count, most, seed)
-    rows, seen = np.empty_like(drawn), 0
+    rows = np.empty_like(drawn)
+    seen = 0
     for start in range(0, len(shards) if count else 0, _AT_ONCE):
         part = np.arange(start, min(start + _AT_ONCE, len(shards)))
         members = part[shards.labels_of(part) == number]

@@ -172,7 +172,8 @@ class DatasetReport:
 
     def overview(self) -> dict[str, Any]:
         """Return counts and sizes as JSON values."""
-        images, present = self.images, self.images.present
+        images = self.images
+        present = self.images.present
         return {
             "datasets": [
                 {
@@ -296,7 +297,8 @@ def report(
 
 def _histograms(images: Collection) -> list[Histogram]:
     measured = images.measured
-    facts, sizes = images.facts[measured], images.sizes[measured].astype(np.float64)
+    facts = images.facts[measured]
+    sizes = images.sizes[measured].astype(np.float64)
     quality = facts["quality"][facts["quality"] > 0]
     pixels = np.maximum(sizes.prod(1), 1)
     properties = (
@@ -317,7 +319,8 @@ def _histograms(images: Collection) -> list[Histogram]:
 
 
 def _histogram(title: str, unit: str, values: npt.NDArray[np.float64], wide: float) -> Histogram:
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if low == high:
         return Histogram(title, unit, [low, high], [len(values)], low)
     if low > 0 and high / low > wide:

@@ -23,7 +23,9 @@ _TURNED = 4
 """Maximum distance of mirrored and rotated pictures: 99.8% of the copies of the photographs differ
 less, and more ways to be similar are more ways to be so by chance."""
 
-_CHROMA, _LEVELS, _ASPECT = 0.03, 0.45, 0.15
+_CHROMA = 0.03
+_LEVELS = 0.45
+_ASPECT = 0.15
 """Maximum difference of similar pictures in their color, as a fraction of red, green and blue, in
 the logarithms of brightness and contrast, and in that of the aspect ratio. These remove most pairs
 that are similar by chance."""
@@ -78,7 +80,8 @@ def similar_pairs(images: Collection, same: Identical, distance: int = DISTANCE)
     agree = _agree(images, rows[near.first], rows[near.second])
     upright = Pairs(near.first[agree], near.second[agree], near.distance[agree], near.complete)
     turned, note = _turned_pairs(images, rows, min(distance, _TURNED), upright)
-    count, crowded = len(upright.first), np.zeros(len(leaders), np.uint8)
+    count = len(upright.first)
+    crowded = np.zeros(len(leaders), np.uint8)
     return SimilarPairs(
         np.concatenate([rows[upright.first], rows[turned.first], leaders]),
         np.concatenate([rows[upright.second], rows[turned.second], followers]),
@@ -93,11 +96,13 @@ def _turned_pairs(
     images: Collection, rows: Rows, distance: int, upright: Pairs
 ) -> tuple[Pairs, npt.NDArray[np.uint8]]:
     """Return pairs that are similar only if one is turned, as positions in ``rows``; and notes."""
-    hashes, turned = images.facts["hash"][rows], images.facts["turned"][rows]
+    hashes = images.facts["hash"][rows]
+    turned = images.facts["turned"][rows]
     near = near_pairs(hashes, distance, queries=turned)
     count = max(len(rows), 1)
     fresh = ~np.isin(near.first * count + near.second, upright.first * count + upright.second)
-    first, second = near.first[fresh], near.second[fresh]
+    first = near.first[fresh]
+    second = near.second[fresh]
     least = np.full(len(first), distance + 1, np.uint8)
     note = np.zeros(len(first), np.uint8)
     agree = {
@@ -135,9 +140,6 @@ def _crowds(images: Collection, rows: Rows) -> tuple[Rows, Rows, Rows]:
 
     Otherwise 10,000 frames of one scene would be 50 million pairs. Not all pairs are found, but all
     rows are.
-
-    Returns:
-        The other rows, still to be paired, and both rows of each pair.
     """
     hashes = images.facts["hash"][rows]
     _, same, counts = np.unique(hashes, return_inverse=True, return_counts=True)
@@ -162,7 +164,8 @@ def _agree(
     images: Collection, one: Rows, other: Rows, *, transposed: bool = False
 ) -> npt.NDArray[np.bool_]:
     """Return whether pairs agree in what hashes do not show: aspect ratio, light and color."""
-    first, second = images.facts[one], images.facts[other]
+    first = images.facts[one]
+    second = images.facts[other]
     sizes = [np.log(np.maximum(images.sizes[rows], 1)) for rows in (one, other)]
     aspects = [logarithms[:, 0] - logarithms[:, 1] for logarithms in sizes]
     if transposed:

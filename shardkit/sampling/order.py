@@ -124,9 +124,12 @@ class Order:
         """
         if not isinstance(self.shuffle, BlockShuffle) or not len(positions):
             return positions[:0]
-        rows, window = self.shuffle.rows, self.shuffle.window
-        first, last = int(positions.min()) // rows, -(-(int(positions.max()) + 1) // rows)
-        start, stop = first * rows + window, min(last * rows + window, self.size)
+        rows = self.shuffle.rows
+        window = self.shuffle.window
+        first = int(positions.min()) // rows
+        last = -(-(int(positions.max()) + 1) // rows)
+        start = first * rows + window
+        stop = min(last * rows + window, self.size)
         return self._in_blocks(epoch, self.shuffle, np.arange(start, max(start, stop)))
 
     def _in_blocks(self, epoch: int, blocks: BlockShuffle, places: Positions) -> Positions:
@@ -285,7 +288,9 @@ def uniform(bits: Hashes) -> npt.NDArray[np.float64]:
 
 def below(bits: Hashes, limits: Positions) -> Positions:
     """Return `Draws.below` of values of 64 bits, for limits below 2^32."""
-    high, low, factors = bits >> _HALF, bits & np.uint64(0xFFFFFFFF), limits.astype(np.uint64)
+    high = bits >> _HALF
+    low = bits & np.uint64(0xFFFFFFFF)
+    factors = limits.astype(np.uint64)
     return ((high * factors + (low * factors >> _HALF)) >> _HALF).astype(np.int64)
 
 

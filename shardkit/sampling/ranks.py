@@ -138,7 +138,8 @@ def count_samples(size: int, batch_size: int, rank: ResolvedRank) -> int:
 
 def _last_step(rest: int, rank: ResolvedRank) -> tuple[int, int]:
     """Return the offset and the number of this rank's samples in a last, smaller step."""
-    number, world_size = rank.rank, rank.world_size
+    number = rank.rank
+    world_size = rank.world_size
     per_rank, extra = divmod(rest, world_size)
     if rank.drop_last or rest <= 0:
         return 0, 0
@@ -151,7 +152,8 @@ def _last_step(rest: int, rank: ResolvedRank) -> tuple[int, int]:
 
 def _from_environment() -> tuple[int, int] | None:
     """Return the rank and world size that a launcher such as ``torchrun`` has set."""
-    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    rank = os.environ.get("RANK")
+    world_size = os.environ.get("WORLD_SIZE")
     if rank is None or world_size is None:
         return None
     try:

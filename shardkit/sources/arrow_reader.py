@@ -13,7 +13,9 @@ from shardkit.contracts import Range
 from shardkit.errors import BadImage
 from shardkit.system.helper import Library
 
-pa, pc, pq = Library("pyarrow"), Library("pyarrow.compute"), Library("pyarrow.parquet")
+pa = Library("pyarrow")
+pc = Library("pyarrow.compute")
+pq = Library("pyarrow.parquet")
 
 _HELD = 256 << 20
 """Maximum bytes of decompressed row groups to hold, unless one has more."""

@@ -23,7 +23,8 @@ from shardkit.errors import BadImage
 from shardkit.sources.inputs import OpenedFile
 from shardkit.system.text import quoted
 
-JPEG, RAW = 0, 1
+JPEG = 0
+RAW = 1
 """How an image is stored."""
 
 _HEADER = struct.Struct("<HHIQQ")
@@ -205,9 +206,11 @@ class Allocations:
             parts.append(part)
         table = np.concatenate(parts)
         parts.clear()
-        starts, sizes = table["start"], table["size"]
+        starts = table["start"]
+        sizes = table["size"]
         order = np.lexsort((sizes, starts))
-        self._starts, self._sizes = starts[order], sizes[order]
+        self._starts = starts[order]
+        self._sizes = sizes[order]
         self._owners = table["sample"][order]
         if np.any(self._starts[:-1] + self._sizes[:-1] > self._starts[1:]):
             raise BadImage("its table of allocations has ranges that overlap: it is damaged")

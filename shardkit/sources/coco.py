@@ -156,7 +156,8 @@ class _Content:
             self.schema["annotations"] = Field("json")
 
     def _add(self, value: Any, start: int, end: int) -> None:
-        number, self.objects = self.objects, self.objects + 1
+        number = self.objects
+        self.objects = self.objects + 1
         if not isinstance(value, dict) or not isinstance(value.get("image_id"), int | str):
             self.stray.append((f"annotations[{number}]", "it states no image_id"))
             return
@@ -166,11 +167,7 @@ class _Content:
         self._of_image.setdefault(value["image_id"], []).append(item)
 
     def values_of(self, image: Any) -> str:
-        """Return the values of an image as JSON.
-
-        Raises:
-            BadImage: If one of its annotations is wrong, or its ID is.
-        """
+        """Return the values of an image as JSON."""
         key = _id_of(image)
         if key is None:
             raise BadImage("it has no id that is an integer or text")
@@ -224,10 +221,8 @@ def _read_categories(
     """Return the position of each category's ID, the names, and the names of keypoints, if any."""
     try:
         ordered = sorted(categories, key=lambda category: category["id"])
-        ids, names = (
-            [category["id"] for category in ordered],
-            [category["name"] for category in ordered],
-        )
+        ids = [category["id"] for category in ordered]
+        names = [category["name"] for category in ordered]
         points = {tuple(category["keypoints"]) for category in ordered if category.get("keypoints")}
         if not all(isinstance(category, int | float | str) for category in (*ids, *names)):
             raise TypeError

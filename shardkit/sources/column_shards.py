@@ -391,7 +391,8 @@ class ColumnShards(ListedSource, AttachableSource):
         if self._columns[self._image].why:
             raise UsageError(f"the column {self._columns[self._image]} {remedy}")
         for kept in self._keep:
-            column, field = self._columns[kept.source], self.schema[kept.name]
+            column = self._columns[kept.source]
+            field = self.schema[kept.name]
             stated = column.holds != "array" or field.dtype is not None
             if field.type.stored_apart and (field != column.field or column.why or not stated):
                 raise UsageError(f"the column {column} {remedy}, or omit it with keep=")
@@ -434,7 +435,8 @@ class ColumnShards(ListedSource, AttachableSource):
 
     def _value(self, kept: Kept, data: bytes) -> Any:
         """Return the value of a column to keep."""
-        column, field = self._columns[kept.source], self.schema[kept.name]
+        column = self._columns[kept.source]
+        field = self.schema[kept.name]
         parsed = kept.pointer is not None or field.kind != column.field.kind
         if parsed and column.holds in _PARSED:
             return value_of(kept, field, data)

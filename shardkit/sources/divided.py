@@ -112,7 +112,8 @@ class Division(DivisionOptions):
         """
         total = sum(map(len, rows.values()))
         for side in self.sides[1:]:
-            share, count = getattr(self, side), len(rows[side])
+            share = getattr(self, side)
+            count = len(rows[side])
             off = abs(count - share * total)
             if (self.stratify or self.group) and off > max(1, _TOLERANCE * share * total):
                 warnings.warn(
@@ -134,7 +135,8 @@ class Division(DivisionOptions):
             total = sum(len(members[name]) for name in names)
             due[VAL] += self.val * total
             due[TEST] += self.test * total
-            val, test = due[VAL], due[TEST]
+            val = due[VAL]
+            test = due[TEST]
             start = 0
             for name in names:
                 rows = members[name]

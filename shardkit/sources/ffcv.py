@@ -221,7 +221,8 @@ class Ffcv(FileSource, AttachableSource):
                 f"they {remedy}"
             )
         for kept in self._keep:
-            field, stored = self._beton.fields[kept.source], self.schema[kept.name]
+            field = self._beton.fields[kept.source]
+            stored = self.schema[kept.name]
             whole = field.holds == stored.kind and not any(
                 mode == RAW for mode, *_ in self._modes.get(kept.source, ())
             )
@@ -252,9 +253,11 @@ class Ffcv(FileSource, AttachableSource):
         data = _bytes_of(view, sample[self._image], sizes[self._image])
         record = _record(entry, sample[self._image], data, raw=in_place)
         offsets = {record.image_field or FOREIGN_FIELD: int(sample[self._image]["start"])}
-        values, apart = {}, {}
+        values = {}
+        apart = {}
         for kept in self._keep:
-            field, content = self._beton.fields[kept.source], b""
+            field = self._beton.fields[kept.source]
+            content = b""
             where = sample[kept.source]
             if field.is_allocated:
                 content = _bytes_of(view, where, _size_of(field, where, sizes.get(kept.source)))
@@ -271,7 +274,8 @@ class Ffcv(FileSource, AttachableSource):
 
     def _value(self, kept: Kept, where: Any, content: bytes) -> Any:
         """Return the value of a field to keep."""
-        field, kind = self._beton.fields[kept.source], self.schema[kept.name].kind
+        field = self._beton.fields[kept.source]
+        kind = self.schema[kept.name].kind
         if field.holds == "array":
             array = np.frombuffer(content, field.dtype).reshape(field.shape)
             return array if self.schema[kept.name].type.stored_apart else array.tolist()
@@ -356,11 +360,7 @@ class Ffcv(FileSource, AttachableSource):
         used: Sequence[str],
         allocations: Allocations,
     ) -> tuple[dict[int, str], dict[str, npt.NDArray[np.int64]]]:
-        """Compare where values are with the allocations of their samples.
-
-        Returns:
-            What is wrong with rows, and the sizes of each field of images.
-        """
+        """Compare where values are with the allocations of their samples."""
         rows = np.arange(first, first + len(samples), dtype=np.uint64)
         faults: dict[int, str] = {}
         of_images = {}

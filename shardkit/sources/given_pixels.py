@@ -37,7 +37,8 @@ def other_pixels(values: Mapping[str, Any], record: Record, schema: Schema) -> s
         BadImage: If an image cannot be decoded.
     """
     for name, value in values.items():
-        field, stored = schema.get(name), image_field(record.fields, name)
+        field = schema.get(name)
+        stored = image_field(record.fields, name)
         if field is None or stored is None or not _is_given(field, value):
             continue
         if not _has_pixels(field, value, record.fields[stored], image_kind(stored)):
@@ -51,17 +52,7 @@ def _is_given(field: Field, value: Any) -> bool:
 
 
 def _has_pixels(field: Field, value: Any, content: bytes, kind: str) -> bool:
-    """Return whether a file has the pixels that a user gave.
-
-    Args:
-        field: The field of an image or mask.
-        value: A PIL image, or an array or tensor.
-        content: The file, stored without loss.
-        kind: Its kind, such as ``png``.
-
-    Raises:
-        BadImage: If it cannot be decoded.
-    """
+    """Return whether a file has the pixels that a user gave."""
     if field.type.follows:
         return _equal(_with_channels(_array(value)), _with_channels(decode_mask(content, kind)))
     if not isinstance(value, Image.Image):

@@ -282,7 +282,8 @@ class Hdf5(FileSource, AttachableSource):
         return fields
 
     def _list(self, listing: Listing, number: int, path: str) -> None:
-        stamp, full = stamp_of(path), os.path.abspath(path)
+        stamp = stamp_of(path)
+        full = os.path.abspath(path)
         datasets = _datasets(path)
         if self._images not in datasets:
             raise BadImage(f"there is no dataset {self._images}")

@@ -105,9 +105,11 @@ def offsets(path: str, stamp: int, name: str, rows: list[int]) -> list[int | Non
         base = data.file.id.get_create_plist().get_userblock()
         heaps = _Heaps(file, base)
         for row in rows:
-            start, place = data.id.get_offset(), row
+            start = data.id.get_offset()
+            place = row
             if starts is not None:
-                start, place = starts.get(row // data.chunks[0]), row % data.chunks[0]
+                start = starts.get(row // data.chunks[0])
+                place = row % data.chunks[0]
             offset = None if start is None else start + place * width
             result.append(heaps.find(offset) if in_heap and offset is not None else offset)
     return result
@@ -167,7 +169,8 @@ class _Heaps:
         self._left -= size
         if self._left < 0:
             raise BadImage("its heaps overlap")
-        at, end = start + _HEAP.size, start + size
+        at = start + _HEAP.size
+        end = start + size
         while at + _OBJECT.size <= end:
             self._file.seek(at)
             entry = self._file.read(_OBJECT.size)

@@ -40,7 +40,8 @@ from shardkit.system.formatting import size
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import name_list, quoted
 
-_DICT, _STATE = "dataset_dict.json", "state.json"
+_DICT = "dataset_dict.json"
+_STATE = "state.json"
 """Files of a folder from ``save_to_disk``: one lists the splits, the other the files of a split."""
 
 _SPLIT = re.compile(r"(?P<split>\w+)-[0-9]{5}-of-[0-9]{5}(-[0-9a-f]+)?\.parquet")
@@ -203,7 +204,8 @@ class HuggingFace(ListedSource):
 
     def _list(self, listing: Listing, number: int, path: str) -> list[int]:
         """List the rows of a file; return the bytes of images in each of its groups."""
-        stamp, full = stamp_of(path), os.path.abspath(path)
+        stamp = stamp_of(path)
+        full = os.path.abspath(path)
         counts, columns_of_file = _describe(path)
         for name in (self._image, self._label):
             if name is not None and columns_of_file.get(name) != self._columns[name]:

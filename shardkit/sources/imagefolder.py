@@ -170,7 +170,8 @@ class ImageFolder(PartedSource):
             UsageError: If the folder is missing or unreadable, the file of ``class_order`` does not
                 name each class once, or ``splits`` is required.
         """
-        folders, splits = self.place.folders(), self.options.splits
+        folders = self.place.folders()
+        splits = self.options.splits
         splits = _are_splits(self.place, folders) if splits is None else splits
         inner = {"": folders}
         if splits:

@@ -114,7 +114,8 @@ def _in_folder(folder: Path, suffixes: Sequence[str]) -> tuple[list[str], tuple[
 
 
 def _matches(pattern: str) -> list[str]:
-    paths, missing = [], []
+    paths = []
+    missing = []
     for name in expand(pattern):
         if glob.has_magic(name):
             matches = sorted(glob.glob(name))
@@ -141,7 +142,8 @@ def expand(pattern: str) -> list[str]:
         return [pattern]
     span = _RANGE.match(match[1])
     if span:
-        first, last = int(span[1]), int(span[2])
+        first = int(span[1])
+        last = int(span[2])
         width = max(map(len, span.groups())) if "0" in (span[1][0], span[2][0]) else 0
         if last < first or last - first >= MAX_FILES:
             raise UsageError(f"{{{match[1]}}} in {pattern} is not a range such as 000..999")
@@ -223,7 +225,8 @@ class OpenedFile:
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is not a file", path)
             self.stamp = status.st_mtime_ns
-            self._start, self.size = 0, status.st_size
+            self._start = 0
+            self.size = status.st_size
             if packing := packing_of(path):
                 key = (path, status.st_mtime_ns, status.st_size)
                 inside = Range(0, status.st_size)
@@ -232,7 +235,8 @@ class OpenedFile:
             self.close()
             raise
         self._ahead = ahead
-        self._window, self._window_start = b"", 0
+        self._window = b""
+        self._window_start = 0
 
     def __enter__(self) -> OpenedFile:
         return self
@@ -242,7 +246,8 @@ class OpenedFile:
 
     def close(self) -> None:
         """Release the file."""
-        descriptor, self._file = self._file, -1
+        descriptor = self._file
+        self._file = -1
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -254,7 +259,9 @@ class OpenedFile:
         """
         if start + size > self.size:
             raise BadImage("the file is truncated")
-        self._start, self.size, self._window = self._start + start, size, b""
+        self._start = self._start + start
+        self.size = size
+        self._window = b""
         if packed:
             key = (self._path, self.stamp, start)
             inside = Range(self._start, size)
@@ -262,9 +269,11 @@ class OpenedFile:
 
     def _switch_to(self, content: Unpacked) -> None:
         # Forgotten before it is closed, as in `shardkit.system.safe_paths.opened`.
-        packed, self._file = self._file, os.dup(content.file)
+        packed = self._file
+        self._file = os.dup(content.file)
         os.close(packed)
-        self._start, self.size = content.start, content.size
+        self._start = content.start
+        self.size = content.size
 
     def read(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes at ``offset``, or fewer at the end of the file."""

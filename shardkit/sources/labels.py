@@ -111,7 +111,8 @@ def _numbers(values: Iterable[Value]) -> list[int] | None:
 
 
 def _named(numbers: Sequence[int], names: Sequence[str] | None) -> list[str]:
-    low, high = min(numbers), max(numbers)
+    low = min(numbers)
+    high = max(numbers)
     if low < 0:
         raise UsageError(f"the label {low} is negative; label_offset= adds a number to all labels")
     if names is not None and high >= len(names):

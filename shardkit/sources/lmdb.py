@@ -92,7 +92,8 @@ class Lmdb(ListedSource, AttachableSource):
                     f"the images are what a function returns: give it too, as the source "
                     f"MODULE:FUNCTION@{path}"
                 )
-            options, path = replace(options, layout=match[1]), match[2]
+            options = replace(options, layout=match[1])
+            path = match[2]
         require_local(path)
         super().__init__(path, options)
         self._path = os.path.abspath(path)
@@ -273,7 +274,8 @@ class Lmdb(ListedSource, AttachableSource):
 
     def _list_keys(self, listing: Listing, stamp: int) -> int:
         """List all keys; return their number."""
-        after, count = b"", 0
+        after = b""
+        count = 0
         while rows := call(lmdb_reader.keys, self._file, stamp, self._layout, after, _CHUNK):
             count += len(rows)
             require_rows(self._file, count)  # pages of a damaged tree may refer to each other

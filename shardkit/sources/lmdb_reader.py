@@ -60,7 +60,8 @@ def keys(path: str, stamp: int, layout: str, after: bytes, count: int) -> list[l
         if is_at_key and after and bytes(cursor.key()) == after:
             is_at_key = cursor.next()
         while is_at_key and len(rows) < count:
-            key, value = bytes(cursor.key()), cursor.value()
+            key = bytes(cursor.key())
+            value = cursor.value()
             rows.append([key.decode("utf-8", "surrogateescape"), *_row(convert, key, value)])
             is_at_key = cursor.next()
     return rows

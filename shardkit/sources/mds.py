@@ -65,7 +65,8 @@ class Mds(ColumnShards):
         """Return the columns and shards that an index states."""
         if index["version"] != 2:
             raise UsageError(f"{folder} has version {quoted(index['version'])} of MDS, not 2")
-        shards, stated = [], None
+        shards = []
+        stated = None
         for shard in (mapping(each, "a shard") for each in index["shards"]):
             if shard["format"] != "mds" or shard["version"] != 2:
                 raise UsageError(
@@ -143,11 +144,14 @@ def _array(dtype: str | None, shape: Sequence[int] | None, data: bytes) -> npt.N
     if dtype is None:
         if data[0] not in _CODES:
             raise ValueError(f"its type is {data[0]}")
-        dtype, at = _CODES[data[0]], 1
+        dtype = _CODES[data[0]]
+        at = 1
     if shape is None:
-        axes, size = data[at] >> 2, 1 << data[at] % 4
+        axes = data[at] >> 2
+        size = 1 << data[at] % 4
         sides = np.frombuffer(data, f"<u{size}", axes, at + 1)
-        shape, at = tuple(map(int, sides)), at + 1 + axes * size
+        shape = tuple(map(int, sides))
+        at = at + 1 + axes * size
     return array_of(dtype, shape, data[at:])
 
 

@@ -98,7 +98,8 @@ class NamedSource(ListedSource):
         self, schema: Schema, numbers: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
         """Set the fields that a scan found, and record them for reads without a scan."""
-        self.schema, self.numbers = dict(schema), dict(numbers or {})
+        self.schema = dict(schema)
+        self.numbers = dict(numbers or {})
         stored = {name: list(labels) for name, labels in self.numbers.items()}
         self.settle(fields=describe_schema(schema) or None, numbers=stored or None)
 
@@ -198,7 +199,8 @@ def _restored_root(path: str, folder: str, name: str) -> Path | None:
 
 def _path_below(folder: str | Path, root: str | Path) -> str | None:
     """Return the path from one folder to another below it, or None."""
-    top, real = os.path.realpath(folder), os.path.realpath(root)
+    top = os.path.realpath(folder)
+    real = os.path.realpath(root)
     return as_text(os.path.relpath(real, top)) if _is_below(real, top) else None
 
 

@@ -126,7 +126,8 @@ class Npy(ListedSource):
     def _list(self, listing: Listing, pair: _Pair) -> str:
         try:
             with opened(*self._file(pair.images)) as view:
-                array, stamp = parse_header(view), view.stamp
+                array = parse_header(view)
+                stamp = view.stamp
             axes = _axes(array)
             require_rows(self._file(pair.images)[0], array.rows)
             labels = (
@@ -153,7 +154,8 @@ class Npy(ListedSource):
         for path, label in walk(self.path, listing, (".npy",)):
             try:
                 with reading(os.path.join(self.path, as_name(path))) as view:
-                    array, stamp = parse_header(view), view.stamp
+                    array = parse_header(view)
+                    stamp = view.stamp
                     _axes(_as_row(array))
                     require_pixels(array.shape)
             except BadImage as error:

@@ -50,7 +50,8 @@ PICKLE = (
 _ONE = "array"
 """The field of .npy files."""
 
-_FILE, _LABEL = "file_name", "label"
+_FILE = "file_name"
+_LABEL = "label"
 """Columns of a table of labels."""
 
 _NONE = "none"
@@ -177,7 +178,8 @@ class NpyArrays(ListedSource):
         else:
             if self.class_names is True:
                 self.class_names = None  # folders may be new
-            self.schema, self._first = {}, {}
+            self.schema = {}
+            self._first = {}
             labels = None if self._table is None else _labels_in(self._table)
             for split, listing in listings.items():
                 self._list_folder(split, listing, labels)
@@ -218,9 +220,11 @@ class NpyArrays(ListedSource):
         labels: Iterable[Any] = itertools.repeat(None, rows)
         if self._labels is not None:
             if path.endswith(".npy"):
-                file, member = f"{self.path.parent / self._labels}.npy", ""
+                file = f"{self.path.parent / self._labels}.npy"
+                member = ""
             elif self._labels in names:
-                file, member = path, self._labels
+                file = path
+                member = self._labels
             else:
                 raise BadImage(f"it has no array {self._labels}; labels= may be {name_list(names)}")
             labels = labels_of(file, member, self._labels, rows)
@@ -260,7 +264,8 @@ class NpyArrays(ListedSource):
             return
         schema = _schema(arrays)
         if not self.schema:
-            self.schema, self._first = schema, kinds
+            self.schema = schema
+            self._first = kinds
         if schema.keys() != self.schema.keys():
             raise BadImage(
                 f"it has the arrays {name_list(schema)}, "
@@ -336,7 +341,8 @@ def _read_headers(path: str, names: Sequence[str]) -> tuple[dict[str, Array], in
     """Return the arrays of a file, and its modification time."""
     if not names or len(names) > _MOST_FIELDS:
         raise BadImage(f"it has {len(names)} arrays, not 1 to {_MOST_FIELDS}")
-    arrays, stamp = {}, 0
+    arrays = {}
+    stamp = 0
     for name in names:
         with opened_once(path, _member(path, name), header=True) as view:
             arrays[name], stamp = _checked(parse_header(view)), view.stamp

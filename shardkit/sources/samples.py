@@ -83,7 +83,8 @@ class Samples(Source):
             samples = Spool(samples)
         self._samples = samples
         self._names = self._options.fields
-        self._first, self._is_keyed = 0, False
+        self._first = 0
+        self._is_keyed = False
         self._schema = self._complete(self._options.schema or {})
 
     @classmethod
@@ -160,7 +161,8 @@ class Samples(Source):
             optional: Fields that the first sample may lack; None means all.
         """
         later = copy.copy(self)
-        later._first, later._is_keyed = count, with_keys
+        later._first = count
+        later._is_keyed = with_keys
         if optional is not None:
             given = {*self._values(0)[1], *optional}
             later._schema = {name: self._schema[name] for name in self._schema if name in given}

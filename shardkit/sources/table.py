@@ -156,7 +156,8 @@ class Table(NamedSource):
         self._boxes = _column(order[1], "boxes") if order else None
         self._order = order[2] if order else ""
         self._box_labels = _column(options.box_labels, "box_labels")
-        self._keep, self.kept_files = parse_keep(options.keep), parse_keep(options.file)
+        self._keep = parse_keep(options.keep)
+        self.kept_files = parse_keep(options.file)
         self._require_fields()
         self.class_names = read_classes(options.classes)
 

@@ -132,7 +132,8 @@ def content(view: OpenedFile, member: Member) -> bytes:
 
 def _header(view: OpenedFile, offset: int) -> _Header | None:
     """Return the next member's header, after all extension headers; None at the end."""
-    start, name = offset, b""
+    start = offset
+    name = b""
     said: list[tuple[bytes, bytes]] = []
     while True:
         block = view.read(offset, _BLOCK)
@@ -181,7 +182,8 @@ def _parse(block: bytes, offset: int) -> tuple[bytes, int]:
 
     It is the sum of the bytes; some programs took them for signed ones.
     """
-    stored, total = _number(block[148:156], offset), checksum(block)
+    stored = _number(block[148:156], offset)
+    total = checksum(block)
     if stored != total and stored != total - 256 * sum(
         byte > 127 for byte in block[:148] + block[156:]
     ):
@@ -207,7 +209,8 @@ def _decimal(value: bytes, offset: int) -> int:
 
 
 def _pax_records(text: bytes, offset: int) -> Iterator[tuple[bytes, bytes]]:
-    start, stop = 0, len(text.rstrip(b"\0"))
+    start = 0
+    stop = len(text.rstrip(b"\0"))
     while start < stop:
         match = _PAX_LENGTH.match(text, start)
         end = start + int(match[1]) if match else 0
@@ -246,7 +249,8 @@ def _sparse_map_in_content(
     size = _decimal(entries.get(b"GNU.sparse.realsize", b""), header.start)
     lines: list[bytes] = []
     rest = b""
-    start, wanted = header.content, 1
+    start = header.content
+    wanted = 1
     while len(lines) < wanted:
         block = view.read(start, _BLOCK)
         if len(block) < _BLOCK or start > header.content + header.size or len(rest) > _LONGEST_LINE:
@@ -266,13 +270,15 @@ def _old_sparse(view: OpenedFile, header: _Header) -> _Content:
     """Return the content of a member of GNU's own type, whose map is in its headers."""
     size = _number(header.block[483:495], header.start)
     numbers = _sparse_pairs(header.block[386:482], header.start)
-    start, more = header.content, header.block[482]
+    start = header.content
+    more = header.block[482]
     while more:
         block = view.read(start, _BLOCK)
         if len(block) < _BLOCK or len(numbers) > 2 * _MOST_PIECES:
             raise BadImage(f"the sparse file at byte {header.start} has no map")
         numbers += _sparse_pairs(block[:504], header.start)
-        start, more = start + _BLOCK, block[504]
+        start = start + _BLOCK
+        more = block[504]
     return _Content(start, size, _pieces(header, start, size, numbers))
 
 
@@ -291,7 +297,8 @@ def _pieces(header: _Header, offset: int, size: int, numbers: Sequence[bytes]) -
         if position < before or position + length > size:
             raise BadImage(f"the sparse file at byte {header.start} has a map that is damaged")
         pieces.append(Piece(position, offset, length))
-        offset, before = offset + length, position + length
+        offset = offset + length
+        before = position + length
     return tuple(pieces)
 
 

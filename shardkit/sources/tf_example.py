@@ -22,7 +22,10 @@ _MOST_NUMBERS = 1 << 20
 _MOST_FEATURES = 1 << 16
 _Value = TypeVar("_Value")
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT = 0
+_FIXED64 = 1
+_BYTES = 2
+_FIXED32 = 5
 
 
 @dataclass
@@ -61,7 +64,8 @@ def features(read: Read, start: int, end: int) -> dict[str, Feature]:
 
 
 def _map_entry(read: Read, inside: Range) -> tuple[str, Feature]:
-    name, feature = "", Feature()
+    name = ""
+    feature = Feature()
     for number, value in _messages(read, inside.offset, inside.offset + inside.length):
         if number == 1:
             if value.length > 4096:
@@ -98,7 +102,8 @@ def _few(values: Iterable[_Value]) -> Iterator[_Value]:
 
 def _integers(read: Read, inside: Range) -> Iterator[int]:
     """Yield the numbers of an Int64List, packed or one by one."""
-    offset, end = inside.offset, inside.offset + inside.length
+    offset = inside.offset
+    end = inside.offset + inside.length
     while offset < end:
         tag, offset = _varint(read, offset, end)
         if tag == 1 << 3 | _VARINT:
@@ -118,7 +123,8 @@ def _integers(read: Read, inside: Range) -> Iterator[int]:
 
 def _floats(read: Read, inside: Range) -> Iterator[Range]:
     """Yield where the values of a FloatList are, packed or one by one."""
-    offset, end = inside.offset, inside.offset + inside.length
+    offset = inside.offset
+    end = inside.offset + inside.length
     while offset < end:
         tag, offset = _varint(read, offset, end)
         length = 4

@@ -93,10 +93,13 @@ class TFRecord(FileSource):
         super().__init__(pattern, options, _SUFFIXES)
         self.class_names = read_classes(options.classes)
         self._keep = parse_keep(options.keep)
-        image, label = options.image, options.label
+        image = options.image
+        label = options.label
         if image is None or label is None or self._keep:
             image, label = self._infer(image, label)
-        self._image, self._label, self._name = image, label, options.name
+        self._image = image
+        self._label = label
+        self._name = options.name
         self._offset = options.label_offset
         self.settle(image=image, label=label)
 

@@ -93,7 +93,8 @@ class _Packed:
 
     def __init__(self, source: int, inside: Range) -> None:
         self._source = source
-        self.at, self.stop = inside.offset, inside.offset + inside.length
+        self.at = inside.offset
+        self.stop = inside.offset + inside.length
 
     def read(self, size: int = _PIECE) -> bytes:
         """Return up to ``size`` more bytes, of which there are none at the end."""
@@ -223,7 +224,9 @@ def _require_whole_frames(zstandard: Any, packed: _Packed) -> None:
             last = 0
             while not last and at < packed.stop:
                 block = int.from_bytes(packed.peek(at, 3), "little")
-                last, kind, size = block & 1, block >> 1 & 3, block >> 3
+                last = block & 1
+                kind = block >> 1 & 3
+                size = block >> 3
                 at += 3 + (1 if kind == _REPEATED else size)
             at += 4 * zstandard.get_frame_parameters(head).has_checksum
             at += not last  # so that it is not the end

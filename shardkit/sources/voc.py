@@ -22,7 +22,9 @@ from shardkit.sources.named_files import NamedListing, NamedOptions, NamedSource
 from shardkit.system.files import as_name, as_text, read_small
 from shardkit.system.text import quoted
 
-_IMAGES, _ANNOTATIONS, _SPLITS = "JPEGImages", "Annotations", "ImageSets/Main"
+_IMAGES = "JPEGImages"
+_ANNOTATIONS = "Annotations"
+_SPLITS = "ImageSets/Main"
 _MAX_XML = 16 << 20
 
 
@@ -71,7 +73,8 @@ class Voc(NamedSource):
         Raises:
             UsageError: If a file of ``ImageSets`` cannot be read, or the classes lack one.
         """
-        images, annotations = Names(self.root), Names(str(self.path / _ANNOTATIONS))
+        images = Names(self.root)
+        annotations = Names(str(self.path / _ANNOTATIONS))
         labels = LabelValues()
         for split, file in self.splits.items():
             listing = NamedListing(listings[split], images)

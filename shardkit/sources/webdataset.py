@@ -109,7 +109,8 @@ class WebDataset(FileSource, AttachableSource):
                 f"grouping={options.grouping!r} is unknown; choose from {', '.join(GROUPINGS)}"
             )
         super().__init__(pattern, options, _SUFFIXES)
-        self._grouping, self._image = options.grouping, options.image
+        self._grouping = options.grouping
+        self._image = options.image
         self.class_names = read_classes(options.classes)
         self._label = options.label or self._infer_label()
         self.settle(label=self._label)
@@ -155,14 +156,7 @@ class WebDataset(FileSource, AttachableSource):
                         yield error
 
     def _locate(self, view: OpenedFile, entry: Entry, *, in_place: bool = False) -> Located:
-        """Return the record of an image; an offset is -1 if the archive has other bytes there.
-
-        Args:
-            view: The archive.
-            entry: The image.
-            in_place: Whether to refuse members in several pieces before they are read: holes make
-                them larger than the archive.
-        """
+        """Return the record of an image; an offset is -1 if the archive has other bytes there."""
         member = next(members(view, place_of(entry.place)[1]), None)
         if member is None or member.size != entry.bytes:
             raise BadImage(CHANGED)

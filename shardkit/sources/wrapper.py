@@ -96,7 +96,8 @@ class SomeFields(Wrapper):
 
     def __init__(self, scan: Scan, names: Collection[str]) -> None:
         super().__init__(scan.source)
-        self.schema, self.names = scan.schema, names
+        self.schema = scan.schema
+        self.names = names
 
     def read_given(self, split: str, entry: Entry) -> tuple[Record, Comparison]:
         """Return the record of an image with the wanted fields alone."""

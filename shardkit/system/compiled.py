@@ -128,13 +128,15 @@ def fill_views(
     if compiled is None or not all(0 < side <= _MOST_SIDE for side in sides):
         return [range(len(rows))] * len(views)
     codes = np.empty((len(views), len(rows)), np.uint8)
-    files, array = rows.descriptors(), None if mark is None else np.ascontiguousarray(rows.array)
+    files = rows.descriptors()
+    array = None if mark is None else np.ascontiguousarray(rows.array)
     calls = []
     for view, view_codes in zip(views, codes, strict=True):
         out, table = view
         numbers, bicubic, oversample = (None, False, 1.0) if table is None else table
         maps = rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None
-        shape, verify = out.shape[1:3], (rows.verifies, rows.verifies)
+        shape = out.shape[1:3]
+        verify = (rows.verifies, rows.verifies)
         stored = rows.entries, files, maps, numbers, array, mark, *verify, background
         calls.append((out, *shape, *stored, bicubic, TALL_FIRST, oversample, view_codes))
     if len(calls) == 1:
@@ -473,7 +475,8 @@ def read_images(
     compiled = native.module()
     if compiled is None:
         return None
-    headers, codes = np.zeros(len(paths), _HEADER), np.zeros(len(paths), np.uint8)
+    headers = np.zeros(len(paths), _HEADER)
+    codes = np.zeros(len(paths), np.uint8)
     measures, waves = measuring or (None, None)
     contents = compiled.read_images(
         paths,

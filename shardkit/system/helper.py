@@ -35,7 +35,8 @@ from shardkit.system.pool import end_with_parent
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_CALL, _ADVICE = b"C", b"A"
+_CALL = b"C"
+_ADVICE = b"A"
 _MAX_ANSWER = 1 << 33
 
 _AHEAD = 4
@@ -246,7 +247,8 @@ class _Caller:
 
     def end(self, patience: float = 0.0) -> int:
         """End the child and the processes that it started; return its exit status."""
-        child, self.child = self.child, None
+        child = self.child
+        self.child = None
         if child is None:
             return 0
         child.connection.close()

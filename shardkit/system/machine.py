@@ -105,7 +105,8 @@ class CpuMeter:
 
 def _cpu_times() -> tuple[float, float, float]:
     """Return the time, the seconds that all CPUs computed, and those for this process."""
-    times, process = psutil.cpu_times(), os.times()
+    times = psutil.cpu_times()
+    process = os.times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # Guests' time is part of the users'.
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)

@@ -118,7 +118,8 @@ def _run_here(
     function: Callable[[_Task], _Result], tasks: Sequence[_Task], on_progress: Report | None
 ) -> Iterator[tuple[_Task, _Result]]:
     global _report  # noqa: PLW0603 - what a task reports to is a property of the process
-    previous, _report = _report, on_progress
+    previous = _report
+    _report = on_progress
     _keep_memory()
     try:
         for task in tasks:
@@ -268,11 +269,7 @@ def team(workers: int) -> Iterator[Team]:
 def _processes_for_work(
     workers: int,
 ) -> Iterator[tuple[ProcessPoolExecutor, SimpleQueue[Progress]]]:
-    """Start processes and a channel for their progress; stop them at the end of the block.
-
-    Raises:
-        ShardkitError: If one of them dies.
-    """
+    """Start processes and a channel for their progress; stop them at the end of the block."""
     if problem := main_problem():
         raise UsageError(f"more than one worker cannot be used: {problem}; or use workers=1")
     guard_helpers()
@@ -290,11 +287,7 @@ def _processes_for_work(
 
 
 def _new_executor(workers: int, turn: Turn) -> tuple[ProcessPoolExecutor, SimpleQueue[Progress]]:
-    """Return an executor whose processes start on demand, and a channel for their progress.
-
-    Raises:
-        ShardkitError: If shared memory is full.
-    """
+    """Return an executor whose processes start on demand, and a channel for their progress."""
     context = multiprocessing.get_context(_START_METHOD)
     try:
         channel: SimpleQueue[Progress] = context.SimpleQueue()

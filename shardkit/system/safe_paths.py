@@ -82,7 +82,8 @@ def opened(root: Path, name: str | PurePath = "") -> Iterator[int]:
             path /= part
             # Forgotten before it is closed: a signal handler that raises in between must not have
             # it closed twice, which could close a file that another thread just opened.
-            above, descriptor = descriptor, open_plain(path, _FOLDER, dir_fd=descriptor)
+            above = descriptor
+            descriptor = open_plain(path, _FOLDER, dir_fd=descriptor)
             os.close(above)
         yield descriptor
     finally:

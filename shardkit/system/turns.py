@@ -61,7 +61,9 @@ def in_turn() -> Iterator[None]:
     """
     global _thread, _depth, _process  # noqa: PLW0603
     if _process != os.getpid():  # a fork, to which a thread of its parent means nothing
-        _thread, _depth, _process = threading.RLock(), 0, os.getpid()
+        _thread = threading.RLock()
+        _depth = 0
+        _process = os.getpid()
     with _thread:
         _depth += 1
         try:

@@ -320,7 +320,8 @@ class SourceConformance:
         self, source: Source, path: Path, tmp_path: Path
     ) -> None:
         (images,) = source.scan().splits.values()
-        by_key, by_path = images.entries[2], images.entries[4]
+        by_key = images.entries[2]
+        by_path = images.entries[4]
         (tmp_path / "list").write_text(f"key:{by_key.key}\n{by_path.path}\n")
         made = tmp_path / "made"
         convert(source, made, to="lmdb", shard_samples=2, exclude=tmp_path / "list")

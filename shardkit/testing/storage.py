@@ -78,7 +78,9 @@ class StorageConformance:
     def test_pieces_equal_the_whole(self, storage: Format, tmp_path: Path) -> None:
         if storage.pieces is None:
             pytest.skip("the format has no pieces")
-        pieces, spec, content = storage.pieces, ShardSpec(raw_shape=RAW_SHAPE), sample_records()
+        pieces = storage.pieces
+        spec = ShardSpec(raw_shape=RAW_SHAPE)
+        content = sample_records()
         writer = storage.write(tmp_path / "s", spec)
         starts = [pieces.append(writer, pieces.encode(content[n : n + 3], spec)) for n in (0, 3, 6)]
         writer.close()

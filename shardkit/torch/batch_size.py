@@ -53,7 +53,8 @@ class FoundBatchSize:
 
     def describe(self) -> str:
         """Return the result in one line."""
-        used, memory = formatting.size(self.used), formatting.size(self.memory)
+        used = formatting.size(self.used)
+        memory = formatting.size(self.memory)
         return f"{self.batch_size}: uses {used} of {memory} on {self.device}"
 
 
@@ -101,7 +102,8 @@ def search(fits: Callable[[int], bool], most: int) -> int:
 
     It starts with 2, as batch normalization may need.
     """
-    low, high = 0, most + 1
+    low = 0
+    high = most + 1
     while low < most:
         tried = min(max(2, 2 * low), most)
         if not fits(tried):
@@ -148,7 +150,8 @@ class _Trials:
             answer, message = self._connection.recv()
         except (EOFError, OSError):
             self._process.join()
-            answer, message = None, f"its process ended with code {self._process.exitcode}"
+            answer = None
+            message = f"its process ended with code {self._process.exitcode}"
         if isinstance(answer, UsageError):
             raise answer
         if answer is not None and answer[0] <= answer[1]:
@@ -182,15 +185,7 @@ class _Trials:
 def _serve(
     connection: Connection, make: MakeStep, memory: int | None, device: int | None, parent: int
 ) -> None:
-    """Answer each batch size with peak, budget and device of a step, or with an error message.
-
-    Args:
-        connection: To the process that asks.
-        make: Returns model and sample.
-        memory: Bytes to use at most.
-        device: The CUDA device; None for the first one.
-        parent: Process ID of the process that asks.
-    """
+    """Answer each batch size with peak, budget and device of a step, or with an error message."""
     end_with_parent(parent)
     try:
         if device is not None:

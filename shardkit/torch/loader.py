@@ -77,8 +77,11 @@ def make_loader(given: LoaderArguments) -> Loader:
         UsageError: If an option is out of range, options contradict each other or the dataset, or
             ``tuned`` is invalid.
     """
-    dataset, batch_size, options = given.dataset, given.batch_size, part(given, LoaderOptions)
-    by, preset = "requested", cast("Preset | None", given.tuned)
+    dataset = given.dataset
+    batch_size = given.batch_size
+    options = part(given, LoaderOptions)
+    by = "requested"
+    preset = cast("Preset | None", given.tuned)
     if preset is not None:
         options, batch_size, by = preset.complete(given)
     if batch_size is None:
@@ -175,7 +178,8 @@ class Loader:
             problem = priority_problem() or "with 0 workers, the training thread loads"
             warnings.warn(f"priority='low' has no effect: {problem}", RuntimeWarning, stacklevel=4)
         self.engine, self.reason = _choose_engine(fetch, settings, by)
-        self._fetch, self._settings = fetch, settings
+        self._fetch = fetch
+        self._settings = settings
         self._engine = _engine_class(self.engine)(fetch, settings)
         _LOG.info("%r", self)
 
@@ -244,7 +248,8 @@ class Loader:
 
     def _iterate(self, iteration: int) -> Iterator[Any]:
         self._schedule.require_same_group()
-        run, owner = self._resume.begin(), os.getpid()
+        run = self._resume.begin()
+        owner = os.getpid()
         self._require_start()
         requests = self._schedule.requests(run.epoch, run.consumed, endless=self._schedule.endless)
         batches = self._engine.run(requests)
@@ -278,14 +283,16 @@ class Loader:
         problem = self._engine.start_problem()
         if problem is not None:
             _warn_of_threads(self.engine, problem, stacklevel=4)
-            self.engine, self.reason = "thread", f"{self.reason}, but {problem}"
+            self.engine = "thread"
+            self.reason = f"{self.reason}, but {problem}"
             self._engine = _engine_class(self.engine)(self._fetch, self._settings)
 
 
 def _choose_engine(fetch: Fetch, settings: Settings, by: str) -> tuple[str, str]:
     """Return an engine and the reason for it (``by`` if it was requested)."""
     asked = settings.options.engine
-    engine, reason = asked, by
+    engine = asked
+    reason = by
     if asked == "auto":
         engine, reason = preflight.suited_engine(preflight.why_processes(fetch.dataset))
     is_free = asked == "auto" and engine == "process"
@@ -306,13 +313,7 @@ def _engine_class(name: str) -> type[Engine]:
 
 
 def _warn_of_threads(engine: str, problem: str, *, stacklevel: int) -> None:
-    """Warn that threads are used instead; between threads here and in a helper, only speed differs.
-
-    Args:
-        engine: The engine that cannot run.
-        problem: Why it cannot.
-        stacklevel: As for ``warnings.warn``.
-    """
+    """Warn that threads are used instead; in a helper they differ only in speed."""
     told = f"using threads, since {problem}"
     if engine == "process":
         told += (

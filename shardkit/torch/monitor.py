@@ -20,7 +20,8 @@ from shardkit.torch.data.ops import ImageOp
 _BAR_SECONDS = 0.3
 """Seconds between updates of a progress bar: drawing it takes about 0.1 ms."""
 
-_WAITS, _KEEPS_UP = 0.1, 0.02
+_WAITS = 0.1
+_KEEPS_UP = 0.02
 """Fractions of time spent waiting: above the first, loading is the bottleneck; below the second, it
 keeps up."""
 
@@ -258,7 +259,8 @@ class _Tally:
         else:
             self.waited += wait
             if wait > self.longest:
-                self.longest, self.longest_at = wait, self.batches
+                self.longest = wait
+                self.longest_at = self.batches
         self.batches += 1
         self.images += images
         self.largest = max(self.largest, images)

@@ -74,11 +74,7 @@ def _constants(
 
 
 def _require_device(device: torch.device | str) -> torch.device:
-    """Return a device, without initializing CUDA: then, worker processes could not fork.
-
-    Raises:
-        UsageError: If there is no such device.
-    """
+    """Return a device, without initializing CUDA: then, worker processes could not fork."""
     try:
         named = torch.device(device)
     except (RuntimeError, TypeError):

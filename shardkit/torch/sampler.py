@@ -51,7 +51,9 @@ class EpochBatchSampler(Sampler[list[int]]):
                 f"EpochBatchSampler needs a dataset with a length and rows, not "
                 f"{type(given.dataset).__name__}: open a path with shardkit.open_dataset"
             )
-        self._dataset, self._ops, self._op = given.dataset, given.ops, given.op
+        self._dataset = given.dataset
+        self._ops = given.ops
+        self._op = given.op
         self._schedule = given.schedule(given.dataset, given.batch_size)
         if self._ops and not all(
             isinstance(leaf, ShardDataset) for leaf in nested.leaves(given.dataset)
@@ -72,11 +74,7 @@ class EpochBatchSampler(Sampler[list[int]]):
         return self._batches()
 
     def _require_undivided(self, caller: FrameType) -> None:
-        """Check that the caller does not divide the batches again, as ``Accelerator.prepare`` does.
-
-        Raises:
-            UsageError: If it does, and this sampler already yields one rank's batches.
-        """
+        """Refuse a caller that divides batches again, as ``Accelerator.prepare`` does."""
         divider = caller.f_locals.get("self")
         processes = getattr(divider, "num_processes", 1)
         divides = processes > 1 and getattr(divider, "batch_sampler", None) is self

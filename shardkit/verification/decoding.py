@@ -50,7 +50,9 @@ def _value_fault(
 def _image_fault(
     data: bytes, stored: str, field: Field, meta: Mapping[str, Any], raw_shape: RawShape
 ) -> str:
-    kind, width, height = image_kind(stored), int(meta["width"]), int(meta["height"])
+    kind = image_kind(stored)
+    width = int(meta["width"])
+    height = int(meta["height"])
     if kind == "raw" and (height, width) != (raw_shape or ())[:2]:
         return "its shape differs from the manifest's raw_shape"
     warnings = list[str]()

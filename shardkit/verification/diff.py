@@ -158,7 +158,8 @@ def _differences(sets: _Sets, read_bytes: bool) -> DatasetDifference:
         )
         reordered = False
     else:  # only then all keys are in memory
-        one, other = _rows_by_key(first), _rows_by_key(second)
+        one = _rows_by_key(first)
+        other = _rows_by_key(second)
         pairs = [(row, other[key]) for key, row in one.items() if key in other]
         added = [key for key in other if key not in one]
         removed = [key for key in one if key not in other]
@@ -306,7 +307,8 @@ class _Comparison:
 
 def _texts(table: StringTable, rows: npt.NDArray[np.int64]) -> list[str]:
     """Return the texts of some rows, read in one piece if they are near each other."""
-    first, last = int(rows.min()), int(rows.max())
+    first = int(rows.min())
+    last = int(rows.max())
     if last - first < _SPAN * len(rows):
         near = table[first : last + 1]
         return [near[row - first] for row in rows.tolist()]

@@ -30,7 +30,9 @@ def check_files(dataset: OpenedDataset, *, decode: bool) -> tuple[list[Finding],
         All damage, and the checks of the shards that can be read; with ``decode``, these decode
         each image.
     """
-    manifest, directory, prefix = dataset.manifest, dataset.path, dataset.prefix
+    manifest = dataset.manifest
+    directory = dataset.path
+    prefix = dataset.prefix
     findings: list[Finding] = []
 
     def blame(name: str, reason: str) -> None:
@@ -121,7 +123,8 @@ def _shard_checks(
     dataset: OpenedDataset, part: Part, readable: set[str], *, decode: bool
 ) -> Iterator[ShardCheck]:
     """Yield the checks of a part's shards, each with the metadata that its conversion wrote."""
-    manifest, start = part.manifest, part.start
+    manifest = part.manifest
+    start = part.start
     values = {**vars(manifest), "schema": describe_schema(manifest.fields_by_name)}
     meta = load_json(dump_json({name: values[name] for name in _REPEATED}))
     for entry in manifest.shards:

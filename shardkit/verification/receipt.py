@@ -178,10 +178,12 @@ def check_receipt(
         UsageError: If there is no dataset.
     """
     dataset = OpenedDirectory(directory)
-    then, now = receipt["dataset"], _describe(dataset)
+    then = receipt["dataset"]
+    now = _describe(dataset)
     if then["digest"] == now["digest"] and then["manifests"] == now["manifests"] == verified:
         return []
-    before, after = then["files"], now["files"]
+    before = then["files"]
+    after = now["files"]
     shards = {
         split.prefix + shard.name
         for split in dataset.splits.values()

@@ -197,11 +197,7 @@ _ADDED = (META_FIELD, LABEL_FIELD)
 
 
 def _likeness(record: Record, expected: Record, stored: str, field: Field | None) -> float:
-    """Return the PSNR of two images; for masks, 0 unless they are equal.
-
-    Raises:
-        BadImage: If one cannot be decoded.
-    """
+    """Return the PSNR of two images; for masks, 0 unless they are equal."""
     if field is not None and field.type.follows:
         one, other = (
             decode_mask(stored_record.fields[stored], "png") for stored_record in (record, expected)

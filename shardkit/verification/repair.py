@@ -185,7 +185,8 @@ class _Repair:
     def _rebuild_in_layer(self, layer: Layer, entry: FileEntry) -> None:
         """Rebuild a shard of a layer from the file of its fields, if the user named it."""
         dataset = self.dataset.layer(layer)
-        manifest, images = dataset.manifest, self.layers.get(dataset.split)
+        manifest = dataset.manifest
+        images = self.layers.get(dataset.split)
         name = entry.name.removeprefix(f"{layer.folder}/")
         if images is None or name not in {shard.name for shard in manifest.shards}:
             source = manifest.source.get("name")
@@ -238,7 +239,8 @@ class _Repair:
 
     def _tasks(self, origin: SourceMatch, damaged: set[str]) -> Iterator[ShardTask]:
         """Yield the tasks that rebuild the damaged shards whose files are all there."""
-        manifest, split = origin.part.manifest, self.dataset.split
+        manifest = origin.part.manifest
+        split = self.dataset.split
         rows, differences = match_rows(origin, "")
         changed = origin.changed & origin.schema.keys()
         stop = 0
@@ -299,7 +301,9 @@ class _Repair:
 
     def _changed_images(self, origin: SourceMatch, task: ShardTask) -> list[str]:
         """Return the files whose records differ from the index; empty if the index is damaged."""
-        dataset, part, count = self.dataset, origin.part, len(task.source)
+        dataset = self.dataset
+        part = origin.part
+        count = len(task.source)
         before = part.manifest.shards[: task.number - part.first]
         start = part.start + sum(shard.rows for shard in before)
         try:

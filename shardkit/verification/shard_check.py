@@ -50,7 +50,8 @@ from shardkit.verification.record_comparison import (
     SourceComparison,
 )
 
-_RUN_BYTES, _RUN_ROWS = 7 << 18, 4096
+_RUN_BYTES = 7 << 18
+_RUN_ROWS = 4096
 """Bytes of images, and records, compared with the index at a time; they stay in the CPU cache."""
 
 _TAIL = 4096
@@ -180,17 +181,14 @@ def check_shard(task: ShardCheck) -> CheckedShard:
 
 
 def _check(task: ShardCheck) -> CheckedShard:
-    """Find all damage of one shard.
-
-    Raises:
-        OSError: If the shard or its part of the index cannot be read.
-    """
+    """Find all damage of one shard."""
     path = task.path
     if not task.entry.holds_records:
         return _check_attached(task)
     index = _stored_index(task)
     passed = _pass_over(task, path, index)
-    sha256, intact = passed.sha256, passed.sha256 == task.entry.sha256
+    sha256 = passed.sha256
+    intact = passed.sha256 == task.entry.sha256
     if passed.records == task.entry.rows and len(passed.equal) and passed.equal.all():
         return CheckedShard(
             _check_meta(task, passed.meta, intact=intact), passed.records, sha256, None
@@ -214,11 +212,7 @@ def _check(task: ShardCheck) -> CheckedShard:
 
 
 def _check_attached(task: ShardCheck) -> CheckedShard:
-    """Find all damage of an archive, which may have any number of records.
-
-    Raises:
-        OSError: If the archive or its part of the index cannot be read.
-    """
+    """Find all damage of an archive, which may have any number of records."""
     sha256 = sha256_of(task.path, task.folder) if task.entry.sha256 else ""
     rows = 0
 
@@ -245,11 +239,7 @@ class _Pass(NamedTuple):
 
 
 def _pass_over(task: ShardCheck, path: Path, index: IndexPart | None) -> _Pass:
-    """Hash a shard, and compare each part of it with the index while it is in the CPU cache.
-
-    Raises:
-        OSError: If the shard cannot be read.
-    """
+    """Hash a shard, and compare each part of it with the index while it is in the CPU cache."""
     meta: Mapping[str, Any] = {}
     count = 0
     parts: list[npt.NDArray[np.bool_]] = [np.zeros(0, np.bool_)]
@@ -258,7 +248,8 @@ def _pass_over(task: ShardCheck, path: Path, index: IndexPart | None) -> _Pass:
         if index is not None and not task.decode and not task.against:
             # Whatever is wrong with the shard is found again, and reported.
             with suppress(CorruptShard), open_records(get_format(task.format), path) as records:
-                meta, count = dict(records.meta), len(records)
+                meta = dict(records.meta)
+                count = len(records)
                 parts += [
                     _equal_to_index(records, rows, index, digest, meter)
                     for rows in _runs(index, min(count, task.entry.rows))
@@ -336,7 +327,10 @@ class _Records:
             for row in range(len(records)):
                 if row < len(equal) and equal[row]:
                     continue
-                file, size, differs, as_stored = self.task.entry.name, 0, False, False
+                file = self.task.entry.name
+                size = 0
+                differs = False
+                as_stored = False
                 try:
                     (indexed,) = records.read([row])
                     size = int(indexed.row["length"][0])

@@ -84,7 +84,8 @@ def divide_sources(splits: Mapping[str, OpenedDataset], given: Any) -> Sources:
         CorruptDataset: If a layer describes no source.
     """
     items = list(given) if isinstance(given, (list, tuple)) else [given]
-    base, layers = list[Any](), dict[str, Images]()
+    base = list[Any]()
+    layers = dict[str, Images]()
     described = _described_layers(splits)
     for item in items:
         made = dict[str, Images]()
@@ -100,7 +101,8 @@ def divide_sources(splits: Mapping[str, OpenedDataset], given: Any) -> Sources:
 
 def _described_layers(splits: Mapping[str, OpenedDataset]) -> dict[str, Mapping[str, Any]]:
     """Return the folder of each layer and the description of its source, if that can be read."""
-    first, described = next(iter(splits.values())), dict[str, Mapping[str, Any]]()
+    first = next(iter(splits.values()))
+    described = dict[str, Mapping[str, Any]]()
     for layer in first.manifest.layers:
         if layer.files:
             with suppress(CorruptDataset):  # found by the check of its files

@@ -252,11 +252,16 @@ def _find_origin(
     parts: Sequence[StoredPart],
     elsewhere: Collection[str],
 ) -> SourceMatch:
-    manifest, split, prefix = part.manifest, dataset.split, dataset.prefix
+    manifest = part.manifest
+    split = dataset.split
+    prefix = dataset.prefix
     recipe, seed, limit = how_made(manifest)
     changed = changed_fields(manifest.source)
     if scan.records and manifest.source["kind"] != scan.source.kind:
-        recipe, seed, limit, changed = copying(Recipe(), scan), None, None, frozenset()
+        recipe = copying(Recipe(), scan)
+        seed = None
+        limit = None
+        changed = frozenset()
     findings = []
     if split not in scan.splits and manifest.shards:
         findings.append(Finding(file=split, reason="the source does not have this split"))
@@ -294,7 +299,8 @@ def _find_origin(
     rows = as_stored(listed, seed=seed, limit=limit)
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
     storage = get_format(manifest.format)
-    then, now = manifest.software, software_of(storage, recipe)
+    then = manifest.software
+    now = software_of(storage, recipe)
     other_software = {
         name: (then.get(name, "absent"), now.get(name, "absent"))
         for name in sorted(then.keys() | now.keys())
@@ -363,13 +369,7 @@ def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
 def _stored_texts(
     dataset: OpenedDataset, parts: Sequence[Part], name: str
 ) -> Sequence[list[str] | None]:
-    """Return the key or path of each row, by part; None if these files differ from the manifest.
-
-    Args:
-        dataset: The dataset.
-        parts: The parts.
-        name: ``keys`` or ``paths``.
-    """
+    """Return the key or path of each row, by part; None if these files differ from the manifest."""
     files = [entry for entry in dataset.manifest.files if entry.name in string_files(name)]
     place = dataset.path
     if not files or not all(has_sha256(place / file.name, file.sha256, place) for file in files):

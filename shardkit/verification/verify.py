@@ -163,7 +163,8 @@ class _Verifier:
 
     def run(self, directory: Path) -> Verification:
         """Check the dataset in ``directory``."""
-        result, against = self.result, self.against
+        result = self.result
+        against = self.against
         left_out = 0
         splits = {
             dataset.split: dataset for dataset in _datasets(directory, self.checks.root, result)
@@ -192,7 +193,8 @@ class _Verifier:
             tasks = [task for task in tasks if task.split in splits]
             if against is not None:
                 attached = attach_source(tasks, splits, against)
-                tasks, left_out = attached.tasks, attached.left_out
+                tasks = attached.tasks
+                left_out = attached.left_out
                 result.findings += [replace(finding, source=True) for finding in attached.findings]
             tasks += [
                 compared_with(task, sources.layers[task.split])
@@ -217,8 +219,10 @@ class _Verifier:
 
     def _check_files(self, dataset: OpenedDataset) -> list[ShardCheck]:
         """Check the files of a dataset and its layers; return the checks of the shards."""
-        result, tasks = self.result, list[ShardCheck]()
-        stored, found = [dataset.base], len(self.result.findings)
+        result = self.result
+        tasks = list[ShardCheck]()
+        stored = [dataset.base]
+        found = len(self.result.findings)
         for layer in dataset.manifest.layers:
             try:
                 stored += [dataset.layer(layer)] if layer.files else []
@@ -239,12 +243,7 @@ class _Verifier:
     def _check_shards(
         self, tasks: list[ShardCheck], splits: Collection[str]
     ) -> dict[str, ComparisonResult]:
-        """Check all shards; return the comparison of each split with its source.
-
-        Args:
-            tasks: The checks of the shards.
-            splits: The splits: all other shards are of layers, which add fields to their records.
-        """
+        """Check all shards; return the comparison of each split with its source."""
         twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
         compared: dict[str, ComparisonResult] = {}
         for task, checked in run_tasks(

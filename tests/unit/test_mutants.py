@@ -29,8 +29,8 @@ class Names:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(mutate, "PACKAGE", tmp_path)
-    (tmp_path / "stores").mkdir()
-    path = tmp_path / "stores/names.py"
+    (tmp_path / "remote").mkdir()
+    path = tmp_path / "remote/names.py"
     path.write_text(SOURCE, "utf-8")
     return path
 
@@ -59,7 +59,7 @@ def test_other_functions_do_not_change_a_sample(file: Path) -> None:
 
 
 def test_mutations_of_the_package_are_valid_source() -> None:
-    mutants = mutate.sample(mutate.chosen(["stores"]), 25)
+    mutants = mutate.sample(mutate.chosen(["remote"]), 25)
 
     for mutant in mutants:
         source = (mutate.PACKAGE / mutant.file).read_bytes()
@@ -77,5 +77,5 @@ def test_tests_of_the_same_name_come_first() -> None:
     assert "tests/unit/dataset/test_shardset.py" in users
     assert not set(named) & set(users)
     assert "tests/unit/conversion" in packages
-    for file in {mutant.file for mutant in mutate.chosen(["stores"])}:
+    for file in {mutant.file for mutant in mutate.chosen(["remote"])}:
         assert next(mutate.suites_of(file, mutate.ROOT), None), file

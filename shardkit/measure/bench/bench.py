@@ -89,7 +89,9 @@ def bench(options: BenchArguments) -> BenchReport:
         CorruptDataset: If a manifest is damaged.
         KeyboardInterrupt: If Ctrl-C comes before a round is complete.
     """
-    seconds, caches, batch_size = options.seconds, options.caches, options.batch_size
+    seconds = options.seconds
+    caches = options.caches
+    batch_size = options.batch_size
     if not caches or set(caches) - set(CACHES):
         raise UsageError(f"caches={caches!r} must be some of {', '.join(CACHES)}")
     names = [fspath(path) for path in options.paths]
@@ -155,7 +157,8 @@ def compare(
     watch: Watch,
 ) -> BenchReport:
     """Measure candidates with the same samples, batches and step, and report their lines."""
-    load, first = other_load(), candidates[0]
+    load = other_load()
+    first = candidates[0]
     results, interrupted = run_interleaved(candidates, rounds=rounds, watch=watch)
     subjects = {result.candidate.subject.path: result.opened for result in results}
     settings = {

@@ -18,7 +18,10 @@ _MARK = "made by shardkit bench"
 _COLORS = {"warm": "#D55E00", "cold": "#0072B2"}
 """Two of Okabe and Ito's color-blind safe colors, with a contrast of 3:1 on white and on black."""
 
-_WIDTH, _BARS, _ROW, _TICKS = 920, 760, 46, 5
+_WIDTH = 920
+_BARS = 760
+_ROW = 46
+_TICKS = 5
 """Width of a chart and of its longest bar, height of a row, and most intervals of the axis."""
 
 # Fonts and colors are attributes, too, for programs that do not know the system's colors.
@@ -86,7 +89,9 @@ def chart(report: BenchReport) -> str:
         parts.append(f'<path d="M{x:.1f} 0V{foot}" stroke="#000" opacity=".15"/>')
         parts.append(_text(x, foot + 16, f"{number * step:,g}", anchor="middle"))
     for number, (line, measured) in enumerate(report.measured):
-        rate, ratio, top = measured.images_per_second, measured.speedup, _ROW * number
+        rate = measured.images_per_second
+        ratio = measured.speedup
+        top = _ROW * number
         low, middle, high = (_BARS * v / most for v in (rate.lowest, rate.median, rate.highest))
         name = f"{shortened(line.path, 60)}: {shortened(line.loader, 50)}, {line.cache}"
         value = f"{rate.median:,.0f}" + (f" ({ratio.median:.2f}x)" if ratio else "")

@@ -79,7 +79,8 @@ class Measured:
 
     def row(self, cache: str) -> str:
         """Return the table row of a line."""
-        rate, speedup = self.images_per_second, self.speedup
+        rate = self.images_per_second
+        speedup = self.speedup
         return _ROW.format(
             cache,
             f"{rate.median:,.0f}",
@@ -113,7 +114,8 @@ class Line:
     @property
     def title(self) -> str:
         """The loader, and what ``auto`` became."""
-        measured, title = self.measured, shortened(self.loader, 60)
+        measured = self.measured
+        title = shortened(self.loader, 60)
         if measured is not None and not self.loader.startswith(measured.engine):
             workers = f"{measured.workers} worker{'s' * (measured.workers != 1)}"
             title += f": {measured.engine} engine, {workers}"
@@ -194,7 +196,8 @@ class BenchReport:
     def details(self) -> tuple[str, ...]:
         """Limits of the answer, one sentence each."""
         texts = [text for _, measured in self.measured for text in measured.warnings]
-        rounds, complete = self.settings["rounds"], self.settings["complete"]
+        rounds = self.settings["rounds"]
+        complete = self.settings["complete"]
         if self.interrupted:
             texts.append(f"Interrupted: the table shows {complete} of {rounds} rounds.")
         for line, measured in self.measured:
@@ -232,7 +235,8 @@ class BenchReport:
 
     def table(self) -> str:
         """Return the measurements and their settings as text."""
-        lines, last = [_HEAD], None
+        lines = [_HEAD]
+        last = None
         for line in self.lines:
             if last is None or line.path != last.path:
                 lines.append(
@@ -243,7 +247,8 @@ class BenchReport:
             failure = f"    {line.cache} failed: {shortened(line.problem, 80)}"
             lines.append(line.measured.row(line.cache) if line.measured else failure)
             last = line
-        settings, where = self.settings, self.environment
+        settings = self.settings
+        where = self.environment
         return "\n".join(
             [
                 *lines,
@@ -270,7 +275,8 @@ def line_of(result: Result, baseline: Result, loader: str = "") -> Line:
 
 
 def _measured(result: Result, baseline: Result) -> Measured:
-    samples, last = result.samples, result.samples[-1]
+    samples = result.samples
+    last = result.samples[-1]
     waits = [wait for sample in samples for wait in sample.waits]
     p50, p95 = 1000 * np.percentile(waits, (50, 95), method="inverted_cdf")  # measured values
     seconds = sum(sample.seconds for sample in samples)

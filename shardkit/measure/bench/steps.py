@@ -35,7 +35,8 @@ def step_candidates(
     Raises:
         MeasurementFailed: If the first loader cannot be measured.
     """
-    accelerator, workers = device().type == "cuda", max(2, usable_cpus())
+    accelerator = device().type == "cuda"
+    workers = max(2, usable_cpus())
     step = step if step.model else replace(step, arrive=accelerator)
     loaders = make_steps(workers, batch_size, accelerator=accelerator)
     with MeasurementProcess(subject) as process:

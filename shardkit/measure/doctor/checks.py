@@ -26,7 +26,8 @@ SEVERITIES = ("problem", "warning", "note", "ok")
 _FITS = 0.7
 """Fraction of the memory that files may fill and still stay cached during training."""
 
-_DOCKER_SHARED_MEMORY, _FEW_FILES = 64 << 20, 1024
+_DOCKER_SHARED_MEMORY = 64 << 20
+_FEW_FILES = 1024
 """Default size of /dev/shm in Docker, and default limit of open files on most systems."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -81,7 +82,8 @@ whether it does, severity, finding and remedy."""
 def check_data(session: Session, *, loading: Loading) -> list[Finding]:
     """Return the findings for a loader."""
     pipeline = Pipeline(session, loading)
-    setup, wants = pipeline.setup, preflight.why_processes(pipeline.dataset) is not None
+    setup = pipeline.setup
+    wants = preflight.why_processes(pipeline.dataset) is not None
     plan = Plan(
         workers=setup.workers,
         processes=(setup.kind is not None and setup.kind.starts_processes)
@@ -116,7 +118,8 @@ def _cpus() -> float:
 
 
 def _processors(plan: Plan) -> Checked:
-    present, quota = os.cpu_count() or 1, machine.cpu_quota()
+    present = os.cpu_count() or 1
+    quota = machine.cpu_quota()
     limit = "none" if quota is None else f"{quota:g} CPUs"
     evidence = f"{plan.workers} workers; affinity {machine.affinity()} of {present}; quota {limit}"
     what = f"this process may use {_cpus():g} of {present} CPUs"
@@ -136,7 +139,8 @@ def _shared_memory(plan: Plan) -> Checked:
 
 
 def _open_files(plan: Plan) -> Checked:
-    needed, limit = plan.in_flight * FILES_PER_BATCH, preflight.open_files_limit() or sys.maxsize
+    needed = plan.in_flight * FILES_PER_BATCH
+    limit = preflight.open_files_limit() or sys.maxsize
     evidence = f"`ulimit -n` is {limit}; worker processes need {needed}"
     over = needed + preflight.SPARE_FILES > limit
     severity = "problem" if plan.processes and over else "warning"
@@ -162,7 +166,8 @@ def _file_system(plan: Plan) -> Checked:
 
 
 def _libraries(_: Plan) -> Checked:
-    crops, compiled = turbo.available(), native.describe()
+    crops = turbo.available()
+    compiled = native.describe()
     fast = bool(features.check("libjpeg_turbo"))
     evidence = ", ".join(f"{name} {version or '?'}" for name, version in library_versions().items())
     evidence += f"; libjpeg-turbo in Pillow: {'yes' if fast else 'no'}"
@@ -177,7 +182,8 @@ def _libraries(_: Plan) -> Checked:
 
 
 def _threads(plan: Plan) -> Checked:
-    cv2, cpus = sys.modules.get("cv2"), _cpus()
+    cv2 = sys.modules.get("cv2")
+    cpus = _cpus()
     opencv = 0 if cv2 is None else int(cv2.getNumThreads())
     set_to = {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}
     evidence = ", ".join([*map("=".join, set_to.items()), f"{opencv} OpenCV threads"])

@@ -115,7 +115,8 @@ def provenance_of(path: str, directory: Path) -> Provenance:
         path: Its name in commands.
         directory: Its directory.
     """
-    manifest, parent = OpenedDataset(directory).manifest, directory.resolve().parent
+    manifest = OpenedDataset(directory).manifest
+    parent = directory.resolve().parent
     sources = [part.manifest.source for part in dataset_parts(manifest)]
     splits = (parent / MANIFEST_NAME).exists()
     return Provenance(
@@ -146,7 +147,8 @@ def command_words(change: Recipe, provenance: Provenance) -> list[str]:
     suffix = change.encode if change.encode != "keep" else "" if change.box else "shards"
     target = f"{folder if folder.name else 'dataset'}-{suffix}{change.box[0] if change.box else ''}"
     source = str(folder) if provenance.folder else SOURCE
-    kind, order = provenance.source["kind"], provenance.class_order()
+    kind = provenance.source["kind"]
+    order = provenance.class_order()
     words = ["shardkit", "convert", kind, source, target, "--to", provenance.format]
     words += recipe.words()
     options: dict[str, Any] = {
@@ -167,11 +169,13 @@ def merged(change: Recipe, old: Mapping[str, Any]) -> Recipe:
     quality = before.quality if encode in ("keep", "jpeg", "webp") else None
     if change.box is None:
         return replace(before, encode=encode, quality=quality)
-    mode, size = change.resize_mode, change.box
+    mode = change.resize_mode
+    size = change.box
     if before.box is not None and before.has_fixed_size:  # the images keep their shape
         height, width = before.box
         scale = min(change.box) / min(height, width)
-        mode, size = before.resize_mode, (round(scale * height), round(scale * width))
+        mode = before.resize_mode
+        size = (round(scale * height), round(scale * width))
     enlarge = change.enlarge or before.enlarge
     return replace(
         before, encode=encode, quality=quality, resize=size, resize_mode=mode, enlarge=enlarge

@@ -44,12 +44,18 @@ from shardkit.system.text import shell
 Watch = Callable[[str], None]
 """Receives what is done next."""
 
-_PROFILE_PART, _LINES_PART, _FEWEST_ROUNDS, _SECONDS, _BATCHES = 0.12, 0.08, 3, 0.25, 6
+_PROFILE_PART = 0.12
+_LINES_PART = 0.08
+_FEWEST_ROUNDS = 3
+_SECONDS = 0.25
+_BATCHES = 6
 """Fractions of the budget for timing the stages and for sampling stacks; least rounds; duration of
 a measurement, and the batches that it should see: of a slow loader, smaller ones are measured."""
 
 _ALONE = Remedy(name="the training step alone")
-_LEAST_RATE, _STEPS, _LONGEST = 0.5, 2, 2.0
+_LEAST_RATE = 0.5
+_STEPS = 2
+_LONGEST = 2.0
 """Part of the step's rate from which the loop is measured; least steps of a measurement; and how
 many budgets that may take."""
 
@@ -122,7 +128,9 @@ def doctor(options: DoctorArguments) -> DoctorReport:
         MeasurementFailed: If the data cannot be loaded.
         ShardkitError: If the dataset is damaged.
     """
-    step, loader, workers = options.step, options.loader, options.workers
+    step = options.step
+    loader = options.loader
+    workers = options.workers
     samples = options.decode or options.transform
     if loader is None and options.dataset is None:
         if samples or options.step_ms or options.model:
@@ -174,7 +182,8 @@ class _Examination:
         )
         setup = stages.setup
         needed = setup.batch_size / stages.step_seconds if stages.step_seconds else None
-        self.sample, self.files = stages.rows, stages.files
+        self.sample = stages.rows
+        self.files = stages.files
         self.rows = stages.rows if fits_in_memory(opened.bytes) else []
         size = round(_SECONDS * max(1, setup.workers) / stages.total / _BATCHES)
         self.loading = replace(self.loading, batch_size=min(setup.batch_size, max(4, size)))
@@ -184,7 +193,8 @@ class _Examination:
         self.watch("measuring the loader")
         fast = needed is not None and self._rate(Remedy()) >= _CLEARLY * needed
         start = time.perf_counter()
-        remedies, rates = [], self._rounds([Remedy()], 0.0) if fast else {}
+        remedies = []
+        rates = self._rounds([Remedy()], 0.0) if fast else {}
         if not rates or Range.of(rates[""]).reaches(needed) != "yes":
             remedies = propose(stages)
             ready = [Remedy(), *(remedy for remedy in remedies if self._converted(remedy))]
@@ -227,7 +237,8 @@ class _Examination:
         self, stages: Profile, diagnosis: Diagnosis, loading: Loading, step: StepSpec, most: float
     ) -> LoopDiagnosis | None:
         """Measure the training loop, if the loader gives it enough and ``most`` seconds will do."""
-        needed, seconds = diagnosis.needed, max(_SECONDS, _STEPS * (stages.step_seconds or 0.0))
+        needed = diagnosis.needed
+        seconds = max(_SECONDS, _STEPS * (stages.step_seconds or 0.0))
         starves = not needed or diagnosis.delivered.high < _LEAST_RATE * needed
         if step.model is None or starves or 2 * _FEWEST_ROUNDS * 2 * seconds > most:
             return None
@@ -284,7 +295,8 @@ class _Examination:
     ) -> dict[str, list[float]]:
         """Measure remedies in interleaved rounds; return the rates of those that do not fail."""
         rates: dict[str, list[float]] = {remedy.name: [] for remedy in remedies}
-        start, number = time.perf_counter(), 0
+        start = time.perf_counter()
+        number = 0
         while (
             number < _FEWEST_ROUNDS
             or (time.perf_counter() - start) * (1 + 1 / number) < seconds  # another round fits
@@ -307,7 +319,8 @@ class _Examination:
             source = self.scratch / "source"
             try:
                 if not source.exists():
-                    rows, files = self.sample, self.files
+                    rows = self.sample
+                    files = self.files
                     self.process.call(write_images, rows=rows, files=files, folder=source)
                 convert_images(source, self.scratch / remedy.name, remedy.recipe)
             except ShardkitError:

@@ -14,13 +14,15 @@ from shardkit.measure.doctor.profile import Profile
 TORCH_THREADS = "torch threads"
 """The cause if loading is much faster without PyTorch's threads."""
 
-_GAIN, _OVERSUBSCRIBED = 1.1, 1.3
+_GAIN = 1.1
+_OVERSUBSCRIBED = 1.3
 """Least speedup that is worth a change, and that makes PyTorch's threads the cause."""
 
 _DISTURBED = 0.95
 """Fraction of the step's rate below which the loader disturbs the training loop."""
 
-_ERRORS, _LEAST_GAP = 2.5, 0.02
+_ERRORS = 2.5
+_LEAST_GAP = 0.02
 """Standard errors from a median to the ends of its range; least difference worth a longer run."""
 
 
@@ -38,7 +40,8 @@ class Range:
     @classmethod
     def of(cls, values: Sequence[float]) -> Range:
         """Return the range of at least two positive values."""
-        deviation, median = statistics.stdev(map(math.log, values)), statistics.median(values)
+        deviation = statistics.stdev(map(math.log, values))
+        median = statistics.median(values)
         factor = math.exp(_ERRORS * deviation / math.sqrt(len(values)))
         return cls(median, median / factor, median * factor, len(values), deviation)
 
@@ -101,7 +104,8 @@ class Diagnosis:
         """Lowest and highest fraction of the time that the GPU waits; None if unknown."""
         if self.needed is None:
             return None
-        low, high = self.delivered.low, self.delivered.high
+        low = self.delivered.low
+        high = self.delivered.high
         return max(0.0, 1 - high / self.needed), max(0.0, 1 - low / self.needed)
 
 
@@ -116,7 +120,8 @@ def diagnose(
     """Judge the rates of the loader and of remedies."""
     base = Range.of(delivered)
     status = {"": "unknown", "yes": "fed", "no": "starved"}.get(base.reaches(needed), "undecided")
-    rated, rounds = [], base.decisive_rounds(needed) if needed and status == "undecided" else 0
+    rated = []
+    rounds = base.decisive_rounds(needed) if needed and status == "undecided" else 0
     for each in measured if status != "fed" else ():
         ratio, rating = _judged(each, needed)
         rated.append(rating)

@@ -21,7 +21,8 @@ from shardkit.measure.runner.own_code import is_library
 from shardkit.torch import _compat
 from shardkit.torch.engine.fetch import Fetch
 
-_INTERVAL, _READY = 0.03, 0.02
+_INTERVAL = 0.03
+_READY = 0.02
 """Seconds between samples, and most of those before one in which threads yield the GIL sooner."""
 
 _SWITCH = 0.0005
@@ -31,7 +32,9 @@ lines that release it; with 0.0005 all the time, two threads that compute would 
 _WRITE = 0.1
 """Seconds between two writes of the counts: a worker may be killed at any moment."""
 
-_LEAST, _MOST, _FEWEST = 0.1, 3, 25
+_LEAST = 0.1
+_MOST = 3
+_FEWEST = 25
 """Least fraction of the time of a line that is named, most lines, and fewest samples."""
 
 _READING = {
@@ -96,9 +99,12 @@ class SampledCollate:
 
     def _sample(self) -> None:
         """Sample the threads of this process that read, until the folder is gone."""
-        counts, written = Counter[Place](), 0.0
-        target, reading = Path(self.folder, f"{os.getpid()}.json"), _READING[self.is_stock]
-        usual, draw = sys.getswitchinterval(), random.Random(os.getpid())  # noqa: S311
+        counts = Counter[Place]()
+        written = 0.0
+        target = Path(self.folder, f"{os.getpid()}.json")
+        reading = _READING[self.is_stock]
+        usual = sys.getswitchinterval()
+        draw = random.Random(os.getpid())  # noqa: S311
         try:
             while os.path.isdir(self.folder):
                 time.sleep(_INTERVAL)

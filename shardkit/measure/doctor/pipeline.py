@@ -134,7 +134,8 @@ class Pipeline:
             self.options = replace(self.options, collate_fn=self.collate)
         self.collects = self.stock is None or self.stock.batch_sampler is not None
         """Whether the loader makes batches of samples, instead of taking those of the dataset."""
-        inner, ours = innermost(self.dataset), (default_collate, collate)
+        inner = innermost(self.dataset)
+        ours = (default_collate, collate)
         transform = getattr(inner, "transform", None)
         self.setup = Setup(
             stock=self.stock is not None,
@@ -180,7 +181,8 @@ class Pipeline:
 
         Its stacks are sampled into the folder ``sampled``, if there is one.
         """
-        dataset, size = self.dataset, self.setup.batch_size
+        dataset = self.dataset
+        size = self.setup.batch_size
         if data:
             dataset = _converted(innermost(dataset), data, remedy)
         rows = range(len(dataset)) if data else rows
@@ -215,11 +217,7 @@ class Pipeline:
 
 
 def _converted(dataset: Any, data: str, remedy: Remedy) -> ShardDataset:
-    """Return the converted dataset at ``data``, with the options of another dataset.
-
-    Raises:
-        UsageError: If it has not the fields that these read.
-    """
+    """Return the converted dataset at ``data``, with the options of another dataset."""
     if isinstance(dataset, ShardDataset):
         options = replace(dataset.options, path=data, split=None, root=None)
         options = replace(options, cache=None, cache_limit=None)

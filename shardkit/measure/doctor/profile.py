@@ -33,13 +33,17 @@ from shardkit.torch.data.read_context import ReadContext, reading
 OWN_CODE = ("dataset", "transform", "collate")
 """Stages that may run user code; ``dataset`` is ``read`` and ``decode`` if no files are known."""
 
-WAITS, MATTERS = 0.5, 0.25
+WAITS = 0.5
+MATTERS = 0.25
 """Fractions: of a stage's time, below which it waits; of an image's, from which a stage matters."""
 
-_IMAGES, _FEWEST, _PART = 256, 32, 0.1
+_IMAGES = 256
+_FEWEST = 32
+_PART = 0.1
 """Most images in the sample; a batch of more than the second takes this part of the time."""
 
-_TAIL_PART, _MOST_OF_TAIL = 0.5, 2048
+_TAIL_PART = 0.5
+_MOST_OF_TAIL = 2048
 """Time for further images of the tail's sample, over that of the stages; most images in it."""
 
 _HELD_SECONDS = 0.4
@@ -131,9 +135,12 @@ class Profile:
 def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpec) -> Profile:
     """Time the stages on a random sample, for about ``seconds``, and the training step."""
     pipeline = Pipeline(session, loading)
-    dataset, setup = pipeline.dataset, pipeline.setup
+    dataset = pipeline.dataset
+    setup = pipeline.setup
     costs: list[dict[str, Cost]] = []
-    counts, rows, batch = [], list[int](), None
+    counts = []
+    rows = list[int]()
+    batch = None
     sample = Sample(dataset)
     with one_thread(), reading(ReadContext(seed=0, epoch=0)):
         for batch_rows, cost, samples in _fetches(pipeline, seconds):
@@ -149,7 +156,8 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
             setup = replace(setup, batch_size=round(statistics.fmean(counts)))
         stages = _stages(costs, sum(counts))
         if rows:  # alone, each image costs as much more than in a batch
-            alone, usual = np.array(sample.seconds), sum(each.seconds for each in stages.values())
+            alone = np.array(sample.seconds)
+            usual = sum(each.seconds for each in stages.values())
             times = np.maximum(alone - np.mean(alone) + usual, 0.0)
         else:
             times = np.array([sum(wall for wall, _ in cost.values()) for cost in costs]) / counts
@@ -197,7 +205,8 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
 
 def _tail(sample: Sample, seconds: float) -> Tail | None:
     """Return the tail of a sample, which goes on for some time: slow images may be rare."""
-    taken, end = set(sample.rows), time.perf_counter() + seconds
+    taken = set(sample.rows)
+    end = time.perf_counter() + seconds
     order = np.random.default_rng(0).permutation(len(sample.dataset) if taken else 0)
     for row in order[:_MOST_OF_TAIL].tolist():
         if time.perf_counter() > end:
@@ -220,7 +229,9 @@ def _fetches(
     pipeline: Pipeline, seconds: float
 ) -> Iterator[tuple[list[int], dict[str, Cost], Any]]:
     """Yield the rows, the cost of each stage, and the samples of batches for about ``seconds``."""
-    end, size, dataset = time.perf_counter() + seconds, pipeline.setup.batch_size, pipeline.dataset
+    end = time.perf_counter() + seconds
+    size = pipeline.setup.batch_size
+    dataset = pipeline.dataset
     if not pipeline.setup.mapped:
         items = pipeline.stream()
         while time.perf_counter() < end:

@@ -14,11 +14,13 @@ from shardkit.system.formatting import plural, size
 from shardkit.system.priority import priority_problem
 from shardkit.torch.engine.options import ENGINE_KINDS
 
-_MARGIN, _SMALLER = 8 / 7, 0.85
+_MARGIN = 8 / 7
+_SMALLER = 0.85
 """Stored side divided by the crop's side, such as 256 for 224; a target above the second fraction
 of the stored side is not worth a resize."""
 
-_MOST_THREADS, _MOST_PROCESSES = 32, 16
+_MOST_THREADS = 32
+_MOST_PROCESSES = 16
 
 _PLANES_BYTES = 1.5
 """Bytes for a pixel of planes with the usual chroma, 4:2:0."""
@@ -28,7 +30,8 @@ _LOSSLESS = ("png", "tiff", "bmp", "ppm", "gif")
 
 def workers(profile: Profile) -> Iterator[Remedy]:
     """As many workers as CPUs, or more if they wait."""
-    now, wanted = profile.setup.workers, profile.cpus
+    now = profile.setup.workers
+    wanted = profile.cpus
     waits = profile.busy < WAITS
     if waits:
         wanted = max(4 * now, math.ceil(wanted / max(profile.busy, 0.01)))
@@ -47,7 +50,8 @@ def workers(profile: Profile) -> Iterator[Remedy]:
 
 def engine(profile: Profile) -> Iterator[Remedy]:
     """Worker processes for code that holds the GIL, threads for other code."""
-    kind, new = profile.setup.kind, "process" if profile.holds_gil else "thread"
+    kind = profile.setup.kind
+    new = "process" if profile.holds_gil else "thread"
     marked = new == "thread" and profile.setup.transform
     if kind is not None and kind.shares_gil == profile.holds_gil and profile.setup.mapped:
         yield Remedy(
@@ -177,7 +181,8 @@ def loop_changes(profile: Profile) -> list[Remedy]:
     setup = profile.setup
     if not setup.mapped or setup.kind is None:
         return []
-    low, helper = {"priority": "low"}, {"engine": "helper"}
+    low = {"priority": "low"}
+    helper = {"engine": "helper"}
     yields = "the loader also yields to other programs"
     process = "one more process, and shared memory for batches"
     changes = [

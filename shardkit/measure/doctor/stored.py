@@ -32,7 +32,10 @@ FORMAT = "lmdb"
 _LARGEST = 0.1
 """Fraction of the images that count as the largest."""
 
-_MOST_IMAGES, _LEAST_TIME, _RATIO, _TIE = 0.4, 0.5, 2.0, 0.05
+_MOST_IMAGES = 0.4
+_LEAST_TIME = 0.5
+_RATIO = 2.0
+_TIE = 0.05
 """Most images of a group, least time, and its time per image; groups within the last are tied."""
 
 
@@ -108,7 +111,8 @@ def stored_images(dataset: Any) -> Any:
 
 def headers(dataset: Any, rows: Sequence[int]) -> list[Header]:
     """Return the properties of some stored images of a dataset that has such."""
-    images, inner = stored_images(dataset), innermost(dataset)
+    images = stored_images(dataset)
+    inner = innermost(dataset)
     raw = inner.manifest.raw_shape if isinstance(inner, ShardDataset) else None
     properties = []
     for data, label in (images[row] for row in rows):
@@ -139,7 +143,8 @@ def slowest_group(
     groups += [("encoding", str(kind), kinds == kind) for kind in sorted(set(kinds))]
     dominant = []
     for by, name, members in [*groups, ("size", "", largest)]:
-        images, time = float(members.mean()), float(times[members].sum() / times.sum())
+        images = float(members.mean())
+        time = float(times[members].sum() / times.sum())
         if images > _MOST_IMAGES or time < max(_LEAST_TIME, _RATIO * images):
             continue
         if np.median(times[members]) < _RATIO * np.median(times[~members]):
@@ -187,7 +192,8 @@ def loaded_provenance(session: Session, *, files: Sequence[str]) -> Provenance:
         session: The session.
         files: Some files of the dataset, if it does not state them.
     """
-    dataset, path = innermost(session.dataset), session.subject.path
+    dataset = innermost(session.dataset)
+    path = session.subject.path
     if isinstance(dataset, ShardDataset):
         return provenance_of(path or str(dataset.path), dataset.path)
     if not path:  # a dataset with files of its own, such as torchvision's ImageFolder

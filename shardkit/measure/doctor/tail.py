@@ -18,7 +18,9 @@ from shardkit.measure.doctor.opened_files import only_image, opened_paths
 from shardkit.measure.doctor.stored import Files, Header, headers, innermost, stored_images
 from shardkit.torch.data.datasets import ShardDataset
 
-_SLOW, _MOST_IMAGES, _LEAST_TIME = 4.0, 0.25, 0.3
+_SLOW = 4.0
+_MOST_IMAGES = 0.25
+_LEAST_TIME = 0.3
 """Times the median, from which an image is slow; most of them, and least of the time they take."""
 
 _SHARED = 0.8
@@ -85,7 +87,8 @@ class Sample:
 
     def name(self, number: int) -> str:
         """Return what a user knows a sample by: a key, a path or a row."""
-        inner, row = innermost(self.dataset), _inside(self.dataset, self.rows[number])
+        inner = innermost(self.dataset)
+        row = _inside(self.dataset, self.rows[number])
         if isinstance(inner, ShardDataset):
             return str(inner.keys[row])
         samples = getattr(inner, "samples", None)
@@ -96,7 +99,9 @@ class Sample:
 
 def find_tail(sample: Sample) -> Tail | None:
     """Return the slow images of a sample, or None if all take about the same time."""
-    dataset, rows, times = sample.dataset, sample.rows, np.array(sample.seconds)
+    dataset = sample.dataset
+    rows = sample.rows
+    times = np.array(sample.seconds)
     if not rows:
         return None
     slow = times > _SLOW * np.median(times)
@@ -127,7 +132,8 @@ def _properties(
     sample: Sample, slow: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
     """Yield what slow images may have in common, the most telling first, and which have it."""
-    dataset, rows = sample.dataset, sample.rows
+    dataset = sample.dataset
+    rows = sample.rows
     known = sample.headers(len(rows))
     names = getattr(innermost(dataset), "classes", None)
     labels = sample.labels if None not in sample.labels else ()

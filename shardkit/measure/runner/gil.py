@@ -14,7 +14,9 @@ from collections.abc import Callable
 HOLDS = 0.5
 """Minimum fraction of the time for which work that holds the GIL blocks other threads."""
 
-_PROBE_SECONDS, _IDLE_SECONDS, _TRIES = 0.001, 0.1, 3
+_PROBE_SECONDS = 0.001
+_IDLE_SECONDS = 0.1
+_TRIES = 3
 """Sleep of the probe before it asks for the GIL again; time to measure its delay without load."""
 
 _LATE_SECONDS = 0.0003

@@ -161,16 +161,25 @@ def describe(dataset: Any, path: str) -> tuple[SubjectInfo, list[Path]]:
     """Return what a dataset contains, and the files that an epoch reads, as far as known."""
     inner = dataset.dataset if isinstance(dataset, Subset) else dataset
     images = len(dataset) if hasattr(type(dataset), "__len__") else 0
-    kind, folder, total, files, stored = "", Path(path), images, [], 0
+    kind = ""
+    folder = Path(path)
+    total = images
+    files = []
+    stored = 0
     if isinstance(inner, ShardDataset):
-        kind, folder, total = "dataset", inner.path, len(inner)
+        kind = "dataset"
+        folder = inner.path
+        total = len(inner)
         inside = (file for file in folder.rglob("*") if file.is_file())
         files = [*dict.fromkeys((*inside, *inner.shard_paths))]
         stored = sum(file.stat().st_size for file in files)
     elif isinstance(inner, PlainFolder):
-        kind, folder, total = "folder", inner.root, len(inner)
+        kind = "folder"
+        folder = inner.root
+        total = len(inner)
         rows = getattr(dataset, "indices", range(total))
-        files, stored = [Path(inner.samples[row][0]) for row in rows], inner.bytes
+        files = [Path(inner.samples[row][0]) for row in rows]
+        stored = inner.bytes
     opened = SubjectInfo(
         path=path,
         kind=kind,

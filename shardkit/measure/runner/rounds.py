@@ -111,7 +111,8 @@ def run_interleaved(
         only complete rounds count. Without any, `KeyboardInterrupt` is raised.
     """
     results = [Result(candidate=candidate) for candidate in candidates]
-    complete, interrupted = 0, False
+    complete = 0
+    interrupted = False
     with contextlib.ExitStack() as stack:
         # All start at once, since each imports PyTorch first.
         processes = {
@@ -124,7 +125,8 @@ def run_interleaved(
         try:
             for number in range(rounds + 1):
                 for position, result in enumerate(turn(results, number)):
-                    done, total = number * len(results) + position, (rounds + 1) * len(results)
+                    done = number * len(results) + position
+                    total = (rounds + 1) * len(results)
                     watch(str(result.candidate), done, total)
                     if not result.problem:
                         process = processes[result.candidate.process]
@@ -140,27 +142,32 @@ def run_interleaved(
 
 
 def _open(results: Sequence[Result], process: MeasurementProcess) -> None:
-    opened, problem = None, ""
+    opened = None
+    problem = ""
     try:
         opened = process.open()
     except MeasurementFailed as error:
         problem = str(error)
     for result in results:
-        result.opened, result.problem = opened, problem
+        result.opened = opened
+        result.problem = problem
 
 
 def _measure(
     result: Result, process: MeasurementProcess, cached: set[Subject], *, warm_up: bool
 ) -> None:
     """Measure a candidate once, or note why that failed; ``cached`` lists subjects in memory."""
-    candidate, subject, stop = result.candidate, result.candidate.subject, result.candidate.stop
+    candidate = result.candidate
+    subject = result.candidate.subject
+    stop = result.candidate.stop
     if warm_up:
         stop = replace(stop, seconds=stop.seconds / 4, epochs=stop.epochs and 1)
     try:
         if candidate.cache == "cold":
             cached.discard(subject)
             stayed = process.call(session.drop)
-            before, result.resident = result.resident, None
+            before = result.resident
+            result.resident = None
             if stayed is not None and before is not None:
                 result.resident = max(stayed, before)
         elif subject not in cached and subject.limit is not None:  # all may not fit in memory

@@ -20,7 +20,9 @@ from shardkit.measure.runner.own_code import raised_at
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.torch.prefetch import DevicePrefetcher
 
-_DROPS, _PAUSE, _DROPPED = 5, 0.1, 0.01
+_DROPS = 5
+_PAUSE = 0.1
+_DROPPED = 0.01
 """Drops, seconds between them (threads may still read), and the fraction of pages that may stay."""
 
 
@@ -40,7 +42,8 @@ class Session:
 
 def open_subject(session: Session, *, subject: Subject) -> SubjectInfo:
     """Open what is to be read."""
-    session.subject, session.loader = subject, None
+    session.subject = subject
+    session.loader = None
     if subject.loader is not None:
         session.loader = material.load_object(
             subject.loader, "loader", lambda value: not callable(value)

@@ -47,7 +47,8 @@ def step_seconds(step: Step, batch: Any, repeats: int = 5) -> float:
 @cache
 def training_step(model: str) -> Step:
     """Return a step of forward, loss, backward and optimizer, which waits for the result."""
-    network, normalize = make_model(model).to(device()).train(), Normalize()
+    network = make_model(model).to(device()).train()
+    normalize = Normalize()
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=1e-3) if parameters else None
 

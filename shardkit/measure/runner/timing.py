@@ -50,13 +50,15 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
     A measurement starts and ends with the arrival of a batch, so it has as many waits as steps. A
     ``whole`` one starts with the loader instead, and its first wait includes the start of workers.
     """
-    start, cpu = time.perf_counter(), cpu_seconds()
+    start = time.perf_counter()
+    cpu = cpu_seconds()
     batches = _epochs(loader, stop.epochs)
     batch = next(batches, None)
     first = time.perf_counter() - start
     if batch is None:
         raise UsageError("the loader returned no batch: there is no image to read")
-    waits, images = [first], count(batch)
+    waits = [first]
+    images = count(batch)
 
     def read(end: float) -> None:
         nonlocal batch, images
@@ -73,7 +75,9 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
 
     if not stop.whole:
         read(start + first + LEAD * stop.seconds)
-        start, cpu, images = time.perf_counter(), cpu_seconds(), 0
+        start = time.perf_counter()
+        cpu = cpu_seconds()
+        images = 0
         waits.clear()
     read(start + stop.seconds)
     seconds = time.perf_counter() - start

@@ -51,9 +51,11 @@ def compare_loops(
         unless another is clearly faster. Empty if there was no time for a round.
     """
     rounds: list[dict[LoaderSpec, float]] = []
-    left, longest = [setting, *others], 0.0
+    left = [setting, *others]
+    longest = 0.0
     while len(left) > 1 and len(rounds) < _MOST_ROUNDS and clock() + longest < end:
-        start, rates = clock(), dict[LoaderSpec, float]()
+        start = clock()
+        rates = dict[LoaderSpec, float]()
         for each in turn(left, len(rounds)):
             try:
                 rates[each] = measure(each)

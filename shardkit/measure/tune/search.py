@@ -35,12 +35,14 @@ LEAST_ROUNDS = 3
 """Rounds in common with the defaults that a choice requires, if there is time."""
 
 _FINAL_ROUNDS = 15
-_FINALISTS, _KEPT = 2, 2
+_FINALISTS = 2
+_KEPT = 2
 """Settings in the final, and those that stay when neighbors join, in addition to the defaults."""
 
 _MOST_WORKERS = 256
 
-_TIMES, _AT_ONCE = 8, 32
+_TIMES = 8
+_AT_ONCE = 32
 """Times the workers of the defaults to try at once, at least so many: processes start slowly."""
 
 _COMPUTES = 0.7
@@ -49,7 +51,9 @@ _COMPUTES = 0.7
 _SEARCH = 0.6
 """Fraction of the budget for the search; the rest is for the final."""
 
-_SHORTEST, _LONGEST, _OVERHEAD = 0.1, 1.0, 0.3
+_SHORTEST = 0.1
+_LONGEST = 1.0
+_OVERHEAD = 0.3
 """Seconds of a measurement, if each worker makes two batches in it; and in addition."""
 
 Measure = Callable[[LoaderSpec, float], float]
@@ -157,7 +161,10 @@ class _Race:
     def __init__(
         self, measure: Measure, plan: Plan, clock: Callable[[], float], watch: Watch
     ) -> None:
-        self._measure, self._plan, self._clock, self._watch = measure, plan, clock, watch
+        self._measure = measure
+        self._plan = plan
+        self._clock = clock
+        self._watch = watch
         self._start = clock()
         self._rounds: list[dict[LoaderSpec, float]] = []
         """Images per second of the settings in each round."""
@@ -167,7 +174,8 @@ class _Race:
 
     def starters(self) -> list[LoaderSpec]:
         """Return the engines with fewer and more workers than the defaults, likely ones first."""
-        default, engines = self._plan.default, self._plan.engines
+        default = self._plan.default
+        engines = self._plan.engines
         pairs = [(engine, number) for number in self._plan.numbers for engine in engines]
         return self._new(
             replace(default, engine=engine, num_workers=number) for engine, number in pairs
@@ -215,7 +223,8 @@ class _Race:
         """Measure a field in one round; return whether this part of the budget was enough."""
         self._rounds.append({})
         for setting in field:
-            seconds, elapsed = self._seconds(setting), self._clock() - self._start
+            seconds = self._seconds(setting)
+            elapsed = self._clock() - self._start
             # Failures may take long, and nothing can be chosen before one setting works.
             limit = part * self._plan.budget if "" in self._tried.values() else self._plan.budget
             fits = elapsed + seconds + _OVERHEAD <= limit
@@ -234,7 +243,8 @@ class _Race:
 
     def final(self) -> None:
         """Compare the best settings with the defaults until the budget is used up."""
-        least, going = 0, True
+        least = 0
+        going = True
         while going and least < _FINAL_ROUNDS:
             others = [setting for setting in self.ranked() if setting != self._reference]
             field = self.with_default(others[:_FINALISTS])
@@ -253,7 +263,8 @@ class _Race:
 
     def result(self) -> SearchResult:
         """Return the ranking. The defaults stay unless a setting is clearly faster."""
-        ranked, default = self.ranked(), self._plan.default
+        ranked = self.ranked()
+        default = self._plan.default
         ranked.sort(key=self._is_doubtful)
         least = GAIN if len(self._ratios(ranked[0])) >= LEAST_ROUNDS else _LARGE_GAIN
         tie = not self._is_enough(ranked[0]) and self._score(ranked[0]) < least

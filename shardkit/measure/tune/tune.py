@@ -49,7 +49,8 @@ _WARMING = 0.25
 """Fraction of the budget for reading the files once."""
 _FIRST = 0.02
 """Fraction of the budget for finding out if the loader computes or waits."""
-_LOOP_PART, _STEPS = 0.35, 3
+_LOOP_PART = 0.35
+_STEPS = 3
 """Fraction of the budget for the training loop with a model; least steps of a measurement."""
 _OVERRUN = 1.1
 """A run that exceeds its budget by this factor says so."""
@@ -119,7 +120,8 @@ class TuneReport(SearchResult):
 
     def tuned(self) -> Tuned:
         """Return the choice for ``make_loader(tuned=)``."""
-        rates, speedup = self.chosen.images_per_second, self.chosen.speedup
+        rates = self.chosen.images_per_second
+        speedup = self.chosen.speedup
         return Tuned(
             batch_size=self.setting.batch_size,
             settings=self.options,
@@ -182,7 +184,8 @@ class TuneReport(SearchResult):
     def _step(self) -> list[str]:
         if self.step_seconds is None or self.headroom is None:
             return []
-        room, batch = self.headroom, self.chosen.setting.batch_size
+        room = self.headroom
+        batch = self.chosen.setting.batch_size
         enough = "enough" if room >= ENOUGH else "little margin" if room >= 1 else "too slow"
         needed = amount(round(batch / self.step_seconds), "image")
         return [
@@ -271,10 +274,13 @@ def tune(options: TuneArguments) -> TuneReport:
         UsageError: If the dataset, the transform or the model is invalid, or an option.
         MeasurementFailed: If nothing can be measured.
     """
-    budget, batch_size, step = options.budget, options.batch_size, options.step
+    budget = options.budget
+    batch_size = options.batch_size
+    step = options.step
     if not 1 <= budget < 1e6:
         raise UsageError(f"a budget of {budget:g} s is out of range; it is at least 1 s")
-    workers, path = default_workers(), fspath(options.dataset)
+    workers = default_workers()
+    path = fspath(options.dataset)
     is_dataset(path)  # raises if it does not exist
     (subject,) = options.subjects([path], max(_LIMIT, _LEAST_BATCHES * workers * batch_size))
     load = other_load()
@@ -287,7 +293,8 @@ def tune(options: TuneArguments) -> TuneReport:
         step_seconds = step.milliseconds / 1000 or None
         if step.model is not None:
             step_seconds = process.call(session.step_seconds, loader=default, step=step)
-        busy, for_loop = trials.busy(default), _LOOP_PART * budget * (step.model is not None)
+        busy = trials.busy(default)
+        for_loop = _LOOP_PART * budget * (step.model is not None)
         plan = Plan(
             default=default,
             engines=tuple(dict.fromkeys((usual, "process"))),
@@ -321,7 +328,9 @@ class _Trials:
     """Measurements within a budget, which starts now."""
 
     def __init__(self, process: MeasurementProcess, budget: float, watch: Watch) -> None:
-        self._process, self._budget, self._watch = process, budget, watch
+        self._process = process
+        self._budget = budget
+        self._watch = watch
         self._start = time.monotonic()
         self.end = self._start + budget
         self.warnings: dict[LoaderSpec, tuple[str, ...]] = {}

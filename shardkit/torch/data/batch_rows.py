@@ -115,7 +115,8 @@ class BatchRows:
         for earlier_op, widths, heights, crops in self._selected:
             if earlier_op is op and widths == located.widths and heights == located.heights:
                 return crops
-        samples, draws = self.samples, self.context.draws
+        samples = self.samples
+        draws = self.context.draws
         crops = op.crops(located.widths, located.heights, lambda place: draws(samples[place]))
         self._selected.append((op, located.widths, located.heights, crops))
         return crops

@@ -99,10 +99,12 @@ class CenterCrop(ImageOp):
     def crop(self, width: int, height: int, draws: Draws) -> Crop:
         """Return the center."""
         crop_height, crop_width = _pair(self.size)
-        scaled_height, scaled_width = height, width
+        scaled_height = height
+        scaled_width = width
         if self.resize is not None:
             scaled_height, scaled_width = _resized(self.resize, width, height)
-        left, top = _center(scaled_width, crop_width), _center(scaled_height, crop_height)
+        left = _center(scaled_width, crop_width)
+        top = _center(scaled_height, crop_height)
         size = crop_height, crop_width
         scaled = None if self.resize is None else (scaled_height, scaled_width)
         return Crop(left, top, crop_width, crop_height, size, scaled=scaled)
@@ -164,16 +166,21 @@ class RandomResizedCrop(ImageOp):
 
     def crop(self, width: int, height: int, draws: Draws) -> Crop:
         """Return the first of ten random crops that fits, or else the largest center crop."""
-        size, flip = _pair(self.size), draws.uniform() < self.flip
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        size = _pair(self.size)
+        flip = draws.uniform() < self.flip
+        low = math.log(self.ratio[0])
+        high = math.log(self.ratio[1])
         for _ in range(_ATTEMPTS):
             area = width * height * draws.uniform(*self.scale)
             ratio = math.exp(draws.uniform(low, high))
-            across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            across = round(math.sqrt(area * ratio))
+            down = round(math.sqrt(area / ratio))
             if 0 < across <= width and 0 < down <= height:
-                left, top = draws.below(width - across + 1), draws.below(height - down + 1)
+                left = draws.below(width - across + 1)
+                top = draws.below(height - down + 1)
                 return Crop(left, top, across, down, size, flip)
-        across, down = width, height
+        across = width
+        down = height
         if width < self.ratio[0] * height:
             down = max(1, round(width / self.ratio[0]))
         elif width > self.ratio[1] * height:
@@ -189,7 +196,8 @@ class RandomResizedCrop(ImageOp):
         """Return the crops that `crop` draws, from the compiled module."""
         if type(self).crop is not RandomResizedCrop.crop:
             return None
-        sizes, drawn = (widths, heights), draws()
+        sizes = (widths, heights)
+        drawn = draws()
         return compiled.draw_crops(
             (drawn.key, drawn.numbers), sizes, self.scale, self.ratio, self.flip
         )

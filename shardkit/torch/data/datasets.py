@@ -200,9 +200,11 @@ class ShardDataset(Dataset[Sample]):
     @takes(ReaderOptions)
     def __init__(self, options: ReaderOptions) -> None:
         """Open a dataset."""
-        transform, decode = options.transform, options.decode
+        transform = options.transform
+        decode = options.decode
         if isinstance(transform, ImageOp):
-            decode, transform = transform, None
+            decode = transform
+            transform = None
         self.transform: Function | Transforms | None = transform
         self.target_transform = options.target_transform
         self.decode = dict(decode) if isinstance(decode, Mapping) else decode
@@ -571,7 +573,8 @@ class ShardDataset(Dataset[Sample]):
 
         A transform is assumed to return float32 of the same number of pixels.
         """
-        total, frames = 0, self._reach.frames if self._reach is not None else lambda _: 1
+        total = 0
+        frames = self._reach.frames if self._reach is not None else lambda _: 1
         joint = {name for names in self._joint_functions() for name in names}
         for name in self.fields:
             kind = self._kinds[name]
@@ -717,7 +720,8 @@ class ShardDataset(Dataset[Sample]):
 
     def _read_value(self, batch: BatchRows, name: str, kind: Kind) -> Values:
         """Return the values of a field without pixels, transformed."""
-        values, function = self._stored_value(batch, name, kind), self._function(name)
+        values = self._stored_value(batch, name, kind)
+        function = self._function(name)
         if function is None:
             return values
         numbered = enumerate(values.values)
@@ -755,12 +759,9 @@ def _names(key: str | tuple[str, ...]) -> tuple[str, ...]:
 def _transformed_together(
     batch: BatchRows, columns: Mapping[str, Values], names: tuple[str, ...], function: Function
 ) -> dict[str, Values]:
-    """Return the values of several fields after the transform of all of them.
-
-    Raises:
-        TransformFailed: If it raises, or does not return a value for each field.
-    """
-    what, results = ", ".join(names), []
+    """Return the values of several fields after the transform of all of them."""
+    what = ", ".join(names)
+    results = []
     for number, values in enumerate(zip(*(columns[name].values for name in names), strict=True)):
         result = batch.apply(what, function, values, number)
         if not isinstance(result, (tuple, list)) or len(result) != len(names):
@@ -789,11 +790,7 @@ class _Taken(Sequence[str]):
 
 
 def _layout(schema: Schema, fields: Sequence[str] | None, as_dict: bool, place: str) -> Layout:
-    """Return the fields of samples.
-
-    Raises:
-        UsageError: If a field is unknown or named twice.
-    """
+    """Return the fields of samples."""
     if isinstance(fields, str):
         raise UsageError(f"fields={fields!r} is a name; use fields=({fields!r},)")
     if fields is None:
@@ -810,11 +807,7 @@ def _layout(schema: Schema, fields: Sequence[str] | None, as_dict: bool, place: 
 
 
 def _following(schema: Schema, read: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the fields of arrays that follow the image.
-
-    Raises:
-        UsageError: If one is not read, is no array, or has values that no operation can move.
-    """
+    """Return the fields of arrays that follow the image."""
     if isinstance(names, str):
         raise UsageError(f"follow={names!r} is a name; use follow=({names!r},)")
     for name in names:
@@ -838,11 +831,7 @@ def _is_listed(schema: Schema, name: str) -> bool:
 
 
 def _require_field(schema: Schema, name: str, place: str) -> Field:
-    """Return a field of the schema.
-
-    Raises:
-        UsageError: If it has no such field.
-    """
+    """Return a field of the schema."""
     if name not in schema:
         fields = name_list(f"{other} ({field.kind})" for other, field in schema.items())
         raise UsageError(f"{place} has no field {quoted(name)}; it has {fields}")

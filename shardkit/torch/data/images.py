@@ -95,7 +95,9 @@ class ImageReader:
     @cached_property
     def size(self) -> tuple[int, int] | None:
         """Height and width of all samples if they fit one block, else None."""
-        located, survey, sizes = self.located, self.located.survey, set[tuple[int, int]]()
+        located = self.located
+        survey = self.located.survey
+        sizes = set[tuple[int, int]]()
         if isinstance(self.decode, ImageOp):
             if self.crop_table is not None:
                 return self.decode.fixed_size
@@ -143,7 +145,8 @@ class ImageReader:
 
     def stored(self) -> list[Any]:
         """Return the stored bytes, or what the transform makes of them."""
-        values, transform = self.rows.stored(self.name), self.transform
+        values = self.rows.stored(self.name)
+        transform = self.transform
         if transform is None:
             return values
         numbered = enumerate(values)
@@ -193,7 +196,8 @@ class ImageReader:
 
         It takes a few calls for a batch, where `_inflated` takes a few for each image.
         """
-        located, survey = self.located, self.located.survey
+        located = self.located
+        survey = self.located.survey
         if self.size is None or not len(located):
             return False
         if self.crop_table is not None:
@@ -269,7 +273,8 @@ class ImageReader:
 
 def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:
     """Fill blocks with the compiled module; return the positions that it leaves of each view."""
-    first, left = readers[0], [reader.present() for reader in readers]
+    first = readers[0]
+    left = [reader.present() for reader in readers]
     views = [reader.compiled_view() for reader in readers]
     blocks = [view for view in views if view is not None]
     if blocks:
@@ -368,13 +373,15 @@ def require_one_size(rows: BatchRows, leading: str, name: str) -> None:
     Raises:
         UsageError: If there is one.
     """
-    lead, located = rows.located(leading), rows.located(name)
+    lead = rows.located(leading)
+    located = rows.located(name)
     if lead.widths == located.widths and lead.heights == located.heights:
         return
     for number in range(len(rows)):
         if ABSENT in (lead.fields[number], located.fields[number]):
             continue
-        size, expected = _size(located, number), _size(lead, number)
+        size = _size(located, number)
+        expected = _size(lead, number)
         if size != expected:
             raise UsageError(
                 f"{rows.describe(number)}: {name!r} has {size[0]} x {size[1]} pixels, and "

@@ -154,7 +154,8 @@ class IterableShardDataset(OrderedDataset):
 
     def _seek(self) -> Mapping[str, Any] | None:
         """Go to where the next iteration starts; return the loaded state if it resumes that."""
-        state, epoch = self._loaded, self.dataset.epoch
+        state = self._loaded
+        epoch = self.dataset.epoch
         # torchdata loads a state after its user set the epoch, which is the one to read.
         if state is None or epoch not in (None, state["epoch"]):
             self._resume.restart(epoch or 0)
@@ -193,7 +194,8 @@ class IterableShardDataset(OrderedDataset):
         """
         if self._started is None and (loaded := self._seek()) is not None:
             return dict(loaded)
-        state, worker = self._resume.state(), get_worker_info()
+        state = self._resume.state()
+        worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
             state |= {
                 "worker": worker.id,
@@ -209,13 +211,15 @@ class IterableShardDataset(OrderedDataset):
             StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
         """
         self._resume.check(state, of_worker=True)
-        items, num_workers = state.get("given", 0), state.get("num_workers", 1)
+        items = state.get("given", 0)
+        num_workers = state.get("num_workers", 1)
         valid = is_count(items) and items <= self._schedule.size and is_count(num_workers)
         if not valid or num_workers == 0:
             raise StateMismatch(
                 f"the state is damaged: given {quoted(items)}, num_workers {quoted(num_workers)}"
             )
-        self._loaded, self._started = dict(state), None
+        self._loaded = dict(state)
+        self._started = None
 
     def _batches(self, requests: Iterator[Request]) -> Iterator[tuple[Request, Any]]:
         for request in requests:

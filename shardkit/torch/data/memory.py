@@ -62,7 +62,8 @@ class BlockPool:
             buffer = self._free[size].pop()
         except IndexError:
             buffer = np.empty(size, np.uint8)
-        lent, number = buffer.reshape(shape), id(buffer)
+        lent = buffer.reshape(shape)
+        number = id(buffer)
         self._lent[number] = weakref.ref(lent, lambda _: self._take_back(number)), buffer
         return torch.from_numpy(lent)
 

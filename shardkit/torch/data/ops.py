@@ -199,7 +199,8 @@ def render_views(
 
 def _around(one: Region, other: Region) -> Region:
     """Return the smallest region that has both."""
-    left, top = min(one.left, other.left), min(one.top, other.top)
+    left = min(one.left, other.left)
+    top = min(one.top, other.top)
     right = max(one.left + one.width, other.left + other.width)
     bottom = max(one.top + one.height, other.top + other.height)
     return Region(left, top, right - left, bottom - top)
@@ -288,14 +289,17 @@ def _shown(image: EncodedImage, crop: Crop) -> Region:
 
 def _cut(part: DecodedPart, crop: Crop) -> tuple[Pixels, Box]:
     """Return the pixels of ``crop``, black outside the image; a view if it is inside."""
-    left, top = crop.left - part.left, crop.top - part.top
+    left = crop.left - part.left
+    top = crop.top - part.top
     box = (0.0, 0.0, float(crop.width), float(crop.height))
-    bottom, right = max(0, top + crop.height), max(0, left + crop.width)
+    bottom = max(0, top + crop.height)
+    right = max(0, left + crop.width)
     inside = part.pixels[max(0, top) : bottom, max(0, left) : right]
     if inside.shape[:2] == (crop.height, crop.width):
         return inside, box
     pixels = np.zeros((crop.height, crop.width, 3), np.uint8)
-    top, left = max(0, -top), max(0, -left)
+    top = max(0, -top)
+    left = max(0, -left)
     pixels[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
     return pixels, box
 
@@ -305,8 +309,11 @@ def _reduced(part: DecodedPart, region: Region) -> tuple[Pixels, Box]:
     height, width = part.pixels.shape[:2]
     reduced = part.left + width, part.top + height
     shown = enclosing(region, reduced, part.scale)
-    left, top = shown.left - part.left, shown.top - part.top
+    left = shown.left - part.left
+    top = shown.top - part.top
     pixels = part.pixels[top : top + shown.height, left : left + shown.width]
-    x, y = region.left * part.scale - shown.left, region.top * part.scale - shown.top
-    right, bottom = x + region.width * part.scale, y + region.height * part.scale
+    x = region.left * part.scale - shown.left
+    y = region.top * part.scale - shown.top
+    right = x + region.width * part.scale
+    bottom = y + region.height * part.scale
     return pixels, (x, y, right, bottom)

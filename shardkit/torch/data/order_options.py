@@ -175,11 +175,7 @@ class OrderOptions(RowOrder):
         return self.ops or (None,) * (cast(int, self.views) if self.views != 1 else 0)
 
     def _check_ops(self, dataset: Any) -> None:
-        """Check that operations in ``views`` can be the ``decode`` of a dataset.
-
-        Raises:
-            UsageError: If not.
-        """
+        """Check that operations in ``views`` can be the ``decode`` of a dataset."""
         if isinstance(self.views, (list, tuple)) and not self.views:
             raise UsageError("views=[] has no operation: views=1 reads the dataset's own samples")
         for number, op in enumerate(self.ops):

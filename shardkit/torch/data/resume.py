@@ -69,13 +69,18 @@ class ResumeState:
         """
         epoch = check_integer("epoch", epoch, 0)
         if not (self._ready and epoch == self._epoch):
-            self._epoch, self._consumed = epoch, 0
-        self._ready, self._selected = True, True
+            self._epoch = epoch
+            self._consumed = 0
+        self._ready = True
+        self._selected = True
         self._run += 1
 
     def restart(self, epoch: int) -> None:
         """Make the next iteration read all of ``epoch``."""
-        self._epoch, self._consumed, self._ready, self._selected = epoch, 0, True, True
+        self._epoch = epoch
+        self._consumed = 0
+        self._ready = True
+        self._selected = True
         self._run += 1
 
     def follow(self, epoch: int) -> None:
@@ -101,20 +106,25 @@ class ResumeState:
     def begin(self) -> Run:
         """Start an iteration."""
         if not self._ready or (self._is_exhausted and not self._selected):
-            self._epoch, self._consumed = self._epoch + 1, 0
-        self._ready, self._selected = False, False
+            self._epoch = self._epoch + 1
+            self._consumed = 0
+        self._ready = False
+        self._selected = False
         self._run += 1
         return Run(self._run, self._epoch, self._consumed)
 
     def advance(self, run: Run, consumed: int) -> None:
         """Record that ``run`` yielded a batch, if it is the latest iteration."""
         if run.number == self._run:
-            self._epoch, self._consumed = run.epoch, consumed
+            self._epoch = run.epoch
+            self._consumed = consumed
 
     def finish(self, run: Run) -> None:
         """Record that ``run`` reached the end of its epoch, if it is the latest iteration."""
         if run.number == self._run:
-            self._epoch, self._consumed, self._ready = self._epoch + 1, 0, True
+            self._epoch = self._epoch + 1
+            self._consumed = 0
+            self._ready = True
 
     def state(self) -> dict[str, Any]:
         """Return the position as JSON values."""
@@ -135,8 +145,10 @@ class ResumeState:
             StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
         """
         self.check(state, of_worker=of_worker)
-        self._epoch, self._consumed = state["epoch"], state["consumed"]
-        self._ready, self._selected = True, False
+        self._epoch = state["epoch"]
+        self._consumed = state["consumed"]
+        self._ready = True
+        self._selected = False
         self._run += 1
 
     def check(self, state: Mapping[str, Any], *, of_worker: bool = False) -> None:

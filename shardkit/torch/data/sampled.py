@@ -62,7 +62,8 @@ class SampledOrder(Order):
         It has the parameters of PyTorch's samplers and of a sequence of rows. Only the name of
         another class is known: its attributes may change from epoch to epoch.
         """
-        sampler, name = self.sampler, type(self.sampler).__name__
+        sampler = self.sampler
+        name = type(self.sampler).__name__
         if isinstance(sampler, (list, tuple, range, np.ndarray, torch.Tensor)):
             return f"{name}({_digest(sampler)})"
         if not isinstance(sampler, _PYTORCH):

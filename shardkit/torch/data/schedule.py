@@ -112,7 +112,8 @@ class BatchSchedule:
         Raises:
             UsageError: If it was initialized since: all ranks would read the same samples.
         """
-        rank, world_size = self.rank.rank, self.rank.world_size
+        rank = self.rank.rank
+        world_size = self.rank.world_size
         if self._rank_looked_up and _process_group() not in (None, (rank, world_size)):
             raise UsageError(
                 f"this was created as rank {rank} of {world_size}, before torch.distributed was "
@@ -178,7 +179,8 @@ class BatchSchedule:
         end = 0
         for step in group:
             real = np.arange(step.start, min(step.stop, size), step.stride)
-            start, end = end, end + (step.stop - step.start) // step.stride
+            start = end
+            end = end + (step.stop - step.start) // step.stride
             places = slice(start, end)
             yield Request(
                 epoch=epoch,

@@ -94,7 +94,8 @@ class TypedReader(ImageReader):
 
     def _copy_raw(self) -> Sequence[int]:
         """Read raw pixels directly into the block; return the positions of all other images."""
-        present, located = self.present(), self.located
+        present = self.present()
+        located = self.located
         whole = self.block is not None and not isinstance(self.decode, ImageOp)
         if not whole or not all(kind == "raw" for kind in located.fields):
             return present

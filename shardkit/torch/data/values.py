@@ -63,7 +63,8 @@ def move_arrays(rows: BatchRows, name: str, values: Values, op: ImageOp, leading
         UsageError: If an array has another number of axes, or is larger than its image.
     """
     located = rows.located(leading)
-    crops, moved = rows.crops(op, located), list[Any]()
+    crops = rows.crops(op, located)
+    moved = list[Any]()
     for number, value in enumerate(values.values):
         if value is None or located.fields[number] == ABSENT:
             moved.append(value)
@@ -96,12 +97,15 @@ def read_column(rows: BatchRows, name: str, op: ImageOp | None, leading: str | N
         leading: The field of the images that values follow, if any.
     """
     column = rows.shards.values(name, rows.array)
-    kind, field, present = column.field.type, column.field, column.present
+    kind = column.field.type
+    field = column.field
+    present = column.present
     lacks = present is not None and not present.all()
     stack = kind.stack(field, column.values, column.ends)
     if stack is not None and present is not None and lacks:
         filled = kind.fill_missing(stack, present)
-        stack, lacks = filled or stack, filled is None
+        stack = filled or stack
+        lacks = filled is None
     if stack is not None:
         array = torch.from_numpy(stack.array)
         samples: Any = array if stack.samples is None else stack.samples
@@ -112,7 +116,8 @@ def read_column(rows: BatchRows, name: str, op: ImageOp | None, leading: str | N
     crops = rows.crops(op, located) if op is not None and located is not None else []
     values: list[Any] = []
     for number in range(len(rows)):
-        value, frame = column.value(number), None
+        value = column.value(number)
+        frame = None
         if located is not None and located.fields[number] != ABSENT:
             frame = frame_of(crops[number], located.widths[number], located.heights[number])
         if value is not None and kind.follows:

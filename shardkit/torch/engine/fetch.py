@@ -30,7 +30,9 @@ from shardkit.torch.data.read_context import (
 from shardkit.torch.data.schedule import Request
 from shardkit.torch.engine.options import LoaderOptions, Settings
 
-_AT_ONCE_BYTES, _COPIED_BYTES, _MOST_AT_ONCE = 8 << 20, 20 << 20, 16
+_AT_ONCE_BYTES = 8 << 20
+_COPIED_BYTES = 20 << 20
+_MOST_AT_ONCE = 16
 """Batches to read at once: their bytes, their bytes if nothing is decoded, and their number.
 Looking up a batch, filling it and handing it over takes Python 0.2 ms, as long as copying 1 MiB,
 and other threads wait for the GIL meanwhile. A message from a worker takes 1 ms."""
@@ -132,7 +134,8 @@ class Fetch:
                 continue
             stop = 0
             for request in group:
-                start, stop = stop, stop + len(request.rows)
+                start = stop
+                stop = stop + len(request.rows)
                 if alone:
                     _GlobalGenerators(request).seed_for_collate()
                 with reading(context):
@@ -253,7 +256,8 @@ class _GlobalGenerators:
         seed_globals(Draws(~self._key, self._number(0)).bits())
 
     def _number(self, place: int) -> int:
-        rows, repeats = self._request.rows, self._request.repeats
+        rows = self._request.rows
+        repeats = self._request.repeats
         return sample_number(int(rows[place]), 0 if repeats is None else int(repeats[place]))
 
 
@@ -285,7 +289,8 @@ def _read_portion(
     generators: _GlobalGenerators | None,
 ) -> Sequence[Any]:
     """Return the samples that come from one dataset: in one call if it reads batches."""
-    dataset, places = portion.dataset, portion.places
+    dataset = portion.dataset
+    places = portion.places
     rows = NumberedRows(portion.rows, context._replace(repeats=_repeats(portion, request)))
     if _reads_batches(dataset):
         if generators is not None:

@@ -117,11 +117,13 @@ class _Calls(Requests):
         together, ahead = self._threads.at_once()
         requests = itertools.chain([first], requests)
         announced = list(itertools.islice(requests, ahead + together))
-        waiting, is_first = len(announced), True
+        waiting = len(announced)
+        is_first = True
         while waiting:
             batches = min(together, waiting)
             yield _Call(is_first, announced, batches)
-            announced, is_first = list(itertools.islice(requests, together)), False
+            announced = list(itertools.islice(requests, together))
+            is_first = False
             waiting += len(announced) - batches
 
 

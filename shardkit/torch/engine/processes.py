@@ -130,11 +130,7 @@ class ProcessEngine(Engine):
             self.close()
 
     def _begin(self) -> Any:
-        """Return PyTorch's iterator; persistent workers first finish what a ``break`` left.
-
-        Raises:
-            LoaderFailed: If one has died since then, or does not finish within the timeout.
-        """
+        """Return PyTorch's iterator; persistent workers first finish what a ``break`` left."""
         if self._iterator is not None:
             if death := self._death():
                 raise LoaderFailed(death)
@@ -165,10 +161,6 @@ class ProcessEngine(Engine):
 
         PyTorch gets a short timeout and is called again: it checks on workers only at a timeout or
         a signal, and those of a fork server send no signal.
-
-        Raises:
-            RuntimeError: If a worker died.
-            LoaderFailed: If no batch arrives within the timeout.
         """
         start = time.monotonic()
         while True:
@@ -219,7 +211,9 @@ class ProcessEngine(Engine):
 
     def close(self) -> None:
         """Stop the worker processes, whatever they are doing."""
-        iterator, self._iterator, self._loader = self._iterator, None, None
+        iterator = self._iterator
+        self._iterator = None
+        self._loader = None
         if self._owner != os.getpid():  # a fork does not own the workers and their queues
             if iterator is not None:
                 _compat.disown(iterator)
@@ -265,7 +259,8 @@ class ProcessEngine(Engine):
             )
 
     def _start(self) -> DataLoader[Any]:
-        count, method = self._workers, self.start_method()
+        count = self._workers
+        method = self.start_method()
         if method is not None:
             workers.require_start(method, self._fetch)
         with full_explained():
@@ -389,7 +384,8 @@ class Remote(Dataset[Any]):
 
     def __init__(self, fetch: Fetch, ring: Ring) -> None:
         self._fetch = fetch
-        self._ring, self._flags = ring.number, ring.flags
+        self._ring = ring.number
+        self._flags = ring.flags
         self._slots: Slots | None = None
 
     def slots(self, worker: int) -> Slots:

@@ -122,7 +122,8 @@ class ResidentFetch(Fetch):
 
     def _samples(self, request: Request, *, is_default: bool) -> BatchView:
         """Return the samples of a batch; those of several datasets are put in order."""
-        part_of, places = self._part_of[request.rows], self._place_of[request.rows]
+        part_of = self._part_of[request.rows]
+        places = self._place_of[request.rows]
         if len(self._parts) == 1:
             columns = self._parts[0].read(request, places, slice(None))
         else:
@@ -169,11 +170,7 @@ def resident_bytes(dataset: Any) -> int:
 
 
 def _parts(dataset: Any, device: torch.device) -> Iterator[tuple[nested.Portion, _Part, Positions]]:
-    """Yield the datasets that have rows of a dataset, and the places of its rows in each.
-
-    Raises:
-        UsageError: If one cannot be resident.
-    """
+    """Yield the datasets that have rows of a dataset, and the places of its rows in each."""
     if any(getattr(part, "windows", None) for part in nested.leaves(dataset)):
         raise UsageError("resident= holds rows, not windows of them: leave resident= out")
     for portion in nested.portions(dataset, list(range(len(dataset)))):
@@ -234,13 +231,7 @@ class _Part:
     def read(
         self, request: Request, places: Positions, group: slice | Positions
     ) -> list[torch.Tensor]:
-        """Return the bytes of each field.
-
-        Args:
-            request: The batch.
-            places: Places of the rows among those in memory.
-            group: Positions of the rows in the batch.
-        """
+        """Return the bytes of each field."""
         samples = self._stored[places]
         if request.repeats is not None:
             samples = sample_number(samples, request.repeats[group])
@@ -248,15 +239,11 @@ class _Part:
         return [field.take(places, draws) for field in self.fields.values()]
 
     def view(self, columns: Sequence[torch.Tensor], *, is_default: bool) -> BatchView:
-        """Return samples.
-
-        Args:
-            columns: The bytes of each field.
-            is_default: Whether the collate function is the default one, which uses blocks only.
-        """
+        """Return samples."""
         values = []
         for (name, field), column in zip(self.fields.items(), columns, strict=True):
-            block, kind = field.block(column), self._types[name]
+            block = field.block(column)
+            kind = self._types[name]
             samples: Any = block
             if not is_default and kind is not torch.Tensor:
                 samples = block.tolist() if kind is int else block.cpu().numpy()
@@ -282,16 +269,12 @@ class _Field:
     def __init__(
         self, block: torch.Tensor, rows: int, device: torch.device, is_image: bool
     ) -> None:
-        """Determine how values are stored.
-
-        Args:
-            block: The value of one row, in a batch.
-            rows: Number of rows.
-            device: Where to store them.
-            is_image: Whether a value is an image in channels-last memory.
-        """
-        self._is_image, self._rows, self._device = is_image, rows, device
-        self._stored, self._dtype = tuple(self._in_stored_order(block).shape[1:]), block.dtype
+        """Determine how values are stored."""
+        self._is_image = is_image
+        self._rows = rows
+        self._device = device
+        self._stored = tuple(self._in_stored_order(block).shape[1:])
+        self._dtype = block.dtype
         self._shape = self._stored
         """Shape of a value in a batch, in the order of its bytes."""
         self._data = torch.empty(0)
@@ -361,7 +344,8 @@ class _CroppedField(_Field):
         self._height, self._width = self._stored[:2]
         self._pixel = self.row_bytes // (self._height * self._width)
         self._across, self._down = op.margins(self._width, self._height)
-        self._line, self._lines = self._width + self._across, self._height + self._down
+        self._line = self._width + self._across
+        self._lines = self._height + self._down
         self._shape = (*op.fixed_size, *self._stored[2:])
 
     @property
@@ -374,7 +358,9 @@ class _CroppedField(_Field):
         widths, heights = np.full((2, len(places)), [[self._width], [self._height]])
         numbers = self._op.numbers(widths, heights, lambda: draws)
         assert numbers is not None, "the class is RandomCrop itself"
-        lefts, tops, flips = numbers[:, 0], numbers[:, 1], numbers[:, 4]
+        lefts = numbers[:, 0]
+        tops = numbers[:, 1]
+        flips = numbers[:, 4]
         starts = (places * self._lines + self._down + tops) * self._line + self._across + lefts
         order = np.argsort(flips, kind="stable")
         spans = self._select(self._spans(), starts[order])  # from the first to the last pixel
@@ -419,11 +405,7 @@ def _new_block(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 
 def _device(resident: str) -> torch.device:
-    """Return the device that ``resident`` names; of several GPUs, the current one.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Return the device that ``resident`` names; of several GPUs, the current one."""
     if resident == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -432,11 +414,7 @@ def _device(resident: str) -> torch.device:
 
 
 def _require_tensors(dataset: Any) -> None:
-    """Refuse a dataset whose samples are not tensors, or not the same in each epoch.
-
-    Raises:
-        UsageError: With the reason.
-    """
+    """Refuse a dataset whose samples are not tensors, or not the same in each epoch."""
     if not isinstance(dataset, ShardDataset):
         raise UsageError(
             f"resident= reads datasets of shardkit, not {type(dataset).__name__}: leave it out"
@@ -472,15 +450,7 @@ def _require_tensors(dataset: Any) -> None:
 
 
 def _require_one_size(dataset: ShardDataset, same: Iterable[str]) -> None:
-    """Refuse images of several sizes.
-
-    Args:
-        dataset: The dataset.
-        same: Fields that share their crops, so that all must have the same size.
-
-    Raises:
-        UsageError: With the remedy.
-    """
+    """Refuse images of several sizes."""
     size_of = {}
     for name in dataset.picture_decodes:
         missing = len(dataset) - int(dataset.has(name).sum())
@@ -508,11 +478,7 @@ def _require_one_size(dataset: ShardDataset, same: Iterable[str]) -> None:
 
 
 def _require_same_fields(parts: list[_Part]) -> None:
-    """Refuse datasets whose samples differ in fields, types or shapes.
-
-    Raises:
-        UsageError: If there are such.
-    """
+    """Refuse datasets whose samples differ in fields, types or shapes."""
     for part in parts[1:]:
         types = [{name: field.type for name, field in p.fields.items()} for p in (parts[0], part)]
         if types[0] != types[1] or parts[0].dataset.layout != part.dataset.layout:
@@ -523,16 +489,14 @@ def _require_same_fields(parts: list[_Part]) -> None:
 
 
 def _require_memory(needed: int, device: torch.device) -> None:
-    """Refuse a dataset that does not fit.
-
-    Raises:
-        UsageError: With the bytes that it needs, and those that are free.
-    """
+    """Refuse a dataset that does not fit."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free, ranks = torch.cuda.mem_get_info(device)[0] + unused, 1
+        free = torch.cuda.mem_get_info(device)[0] + unused
+        ranks = 1
     else:
-        free, ranks = free_memory(), local_ranks()
+        free = free_memory()
+        ranks = local_ranks()
     if needed * ranks <= free:
         return
     of_ranks = f" for each of {ranks} ranks" if ranks > 1 else ""

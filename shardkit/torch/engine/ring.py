@@ -24,7 +24,8 @@ INLINE_BYTES = 256 * 1024
 """Maximum size of a tensor sent through the pipe: a file descriptor costs 0.5 ms, the pipe 3 ms per
 MB."""
 
-_FREE, _TAKEN = 0, 1
+_FREE = 0
+_TAKEN = 1
 
 
 class Ring:
@@ -50,7 +51,8 @@ class Ring:
         place = sent.worker, sent.slot
         if sent.memory is not None:
             self._slots[place] = sent.memory
-        flags, lent = self.flags.numpy()[sent.worker], self._slots[place].numpy()[:]
+        flags = self.flags.numpy()[sent.worker]
+        lent = self._slots[place].numpy()[:]
         number = id(lent)
 
         def free(_: object) -> None:
@@ -142,7 +144,8 @@ class Slots:
             return _shared(part.clone())
         self._flags[number] = _TAKEN
         self._message.add(number)
-        memory, slot.is_known = (None if slot.is_known else slot.memory), True
+        memory = None if slot.is_known else slot.memory
+        slot.is_known = True
         layout = part.dtype, tuple(part.shape), part.stride(), int(part.storage_offset())
         return _Sent(self._ring, self._worker, number, memory, *layout)
 

@@ -123,7 +123,8 @@ class ThreadEngine(Engine):
         """Return how many batches to read at once, and to prefetch."""
         if self._together is None:
             self._together = self._fetch.batches_at_once(self._batch_size)
-        group, prefetch = self._together, self._prefetch
+        group = self._together
+        prefetch = self._prefetch
         if self._is_prefetch_default:
             return group, group * prefetch
         return max(1, min(group, prefetch // (self._threads + 1))), prefetch
@@ -151,7 +152,8 @@ class ThreadEngine(Engine):
 
     def _next(self, jobs: deque[_Job], finished: queue.SimpleQueue[_Job]) -> _Job:
         """Wait for the next job, and remove it from ``jobs``."""
-        first, end = jobs[0], time.monotonic() + (self._timeout or math.inf)
+        first = jobs[0]
+        end = time.monotonic() + (self._timeout or math.inf)
         while not first.arrived:
             left = max(0.0, end - time.monotonic())
             try:
