@@ -1,7 +1,7 @@
 """Change the package's syntax tree, one node at a time, and check that tests fail.
 
     .venv/bin/python scripts/mutate.py --sample 20                  of the whole package
-    .venv/bin/python scripts/mutate.py --sample 20 stores sources   of some packages or modules
+    .venv/bin/python scripts/mutate.py --sample 20 remote sources   of some packages or modules
     .venv/bin/python scripts/mutate.py dataset.handles:read_at      all of one function
 
 A mutation is named MODULE:FUNCTION:OPERATOR:NUMBER. A sample holds the names with the smallest
