@@ -47,6 +47,7 @@ from shardkit.record import (
     Record,
     image_field,
     image_kind,
+    is_raw,
 )
 from shardkit.system.npy import npy_header
 
@@ -136,6 +137,9 @@ def _take_kind(kinds: dict[str, ImageType], name: str, record: Record) -> None:
     stored = image_field(record.fields, name) or (FOREIGN_FIELD if name == IMAGE else "")
     if stored not in record.fields:
         return
+    if is_raw(stored):  # without a type in the schema, which would have been taken first
+        kinds[name] = RGB
+        return
     info, kinds[name] = inspect_typed(record.fields[stored], image_kind(stored))
     is_array = image_kind(stored) == ARRAY_IMAGE
     if is_array and (moved := _seems_moved(info.height, info.width, kinds[name].channels)):
@@ -192,7 +196,13 @@ def _as_file(original: Original) -> tuple[bytes, str]:
     """Return an image and its kind; raw pixels of a type as an array."""
     if original.field != "raw" or original.pixels is None:
         return original.as_file()
-    kind, (width, height) = original.pixels, original.size
+    kind = original.pixels
+    width, height = original.size
+    stored = len(original.data)
+    if stored == width * height * RGB.channels:  # of a dataset of RGB, to become of that type
+        return original.as_file()
+    if stored != width * height * kind.channels * kind.values.itemsize:
+        raise BadImage(f"it is raw pixels of another type than {kind}: convert its source again")
     return npy_header((height, width, kind.channels), kind.values) + original.data, ARRAY_IMAGE
 
 

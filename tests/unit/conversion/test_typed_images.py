@@ -16,7 +16,16 @@ from PIL import Image
 from refusals import refused, refuses
 from stated import done, restate_json, stated
 
-from shardkit import CorruptDataset, Field, UsageError, convert, export, open_dataset, verify
+from shardkit import (
+    CorruptDataset,
+    Field,
+    UsageError,
+    convert,
+    export,
+    open_dataset,
+    open_source,
+    verify,
+)
 from shardkit.errors import BadImages
 
 Pixels = npt.NDArray[Any]
@@ -112,6 +121,22 @@ def test_raw_pixels_of_any_type(tmp_path: Path, dtype: str) -> None:
     files = sorted((tmp_path / "files").rglob("*.npy"))
     assert len(files) == 4
     assert {np.load(file).tobytes() for file in files} == {image.tobytes() for image in images}
+    with refused(BadImages, "raw pixels", "uint8, 1 channel"):
+        convert(
+            open_source("dataset", tmp_path / "out"), tmp_path / "gray", to="lmdb", pixels="gray"
+        )
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("gray", "L"), ("keep", "RGB")])
+def test_raw_pixels_of_rgb_become_another_type(tmp_path: Path, kind: str, mode: str) -> None:
+    colors = picture(12, 16, 1)
+    make_tree(tmp_path / "photos", {"a/1.png": encoded(colors, "PNG")})
+    raw = make_dataset(tmp_path / "photos", tmp_path / "raw", encode="raw", resize="16x12")
+    convert(open_source("dataset", raw), tmp_path / "out", to="lmdb", pixels=kind)
+    (image,) = stored(tmp_path / "out").values()
+    expected = np.asarray(colors.convert(mode)).reshape(16, 12, -1)
+    np.testing.assert_array_equal(image, expected)
+    assert verify(tmp_path / "out", "decode", against=raw).ok
 
 
 def test_floats_are_stored_as_arrays(tmp_path: Path) -> None:
