@@ -44,8 +44,10 @@ class RemoteChecks(Checks):
     """Checks of a dataset in an object store, in a local mirror of it."""
 
     def __init__(self, place: str, root: Path | None = None) -> None:
+        if root is not None:
+            raise UsageError(f"{place} is not an attached dataset; leave root= out")
         self.place = place
-        self.root = None  # the shards are in the store
+        self.root = None
 
     @contextlib.contextmanager
     def directory(self) -> Iterator[Path]:

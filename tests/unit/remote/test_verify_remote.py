@@ -123,6 +123,8 @@ def test_splits_are_verified(bucket: Bucket, tmp_path: Path) -> None:
 def test_what_cannot_be_verified_is_refused(bucket: Bucket) -> None:
     with refused(UsageError, URL, "shardkit.json"):
         verify(URL)
+    with refused(UsageError, URL, "root="):
+        verify(URL, root="photos")
     with refused(UsageError, "https://host/data"):
         verify("https://host/data")
 
