@@ -78,7 +78,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class ConvertArguments(  # its fields have the reverse order
+class ConvertArguments(  # the last base has the first options
     Placement,
     Builder,
     OpeningOptions,
@@ -173,7 +173,7 @@ class Directory(Target):
         self.folder = Path(place)
 
     def prepare(self) -> None:
-        """Do nothing: planning checks it."""
+        """Do nothing: `open_staging` checks it."""
 
     def publish(self) -> bool:
         """Return False: `publish_plan` has published the dataset."""

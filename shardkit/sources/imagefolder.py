@@ -70,7 +70,7 @@ class FolderOptions(SourceOptions):
 
     @classmethod
     def restored(cls, described: Mapping[str, Mapping[str, Any]]) -> FolderOptions:
-        """Return the options of a folder of which each split, if there are any, is described."""
+        """Return the options of a folder, given the description of each split, or of ""."""
         return cls(splits="" not in described)
 
 
