@@ -199,8 +199,7 @@ class _Ending:
         self._asked = False
 
     def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
-        again = self._asked
-        self._asked = True
+        again, self._asked = self._asked, True
         if number == signal.SIGINT and not again:
             raise KeyboardInterrupt
         if number == signal.SIGINT or not again:

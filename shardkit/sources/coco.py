@@ -156,8 +156,7 @@ class _Content:
             self.schema["annotations"] = Field("json")
 
     def _add(self, value: Any, start: int, end: int) -> None:
-        number = self.objects
-        self.objects = self.objects + 1
+        number, self.objects = self.objects, self.objects + 1
         if not isinstance(value, dict) or not isinstance(value.get("image_id"), int | str):
             self.stray.append((f"annotations[{number}]", "it states no image_id"))
             return

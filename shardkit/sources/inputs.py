@@ -246,8 +246,7 @@ class OpenedFile:
 
     def close(self) -> None:
         """Release the file."""
-        descriptor = self._file
-        self._file = -1
+        descriptor, self._file = self._file, -1
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -269,8 +268,7 @@ class OpenedFile:
 
     def _switch_to(self, content: Unpacked) -> None:
         # Forgotten before it is closed, as in `shardkit.system.safe_paths.opened`.
-        packed = self._file
-        self._file = os.dup(content.file)
+        packed, self._file = self._file, os.dup(content.file)
         os.close(packed)
         self._start = content.start
         self.size = content.size

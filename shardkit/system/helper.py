@@ -247,8 +247,7 @@ class _Caller:
 
     def end(self, patience: float = 0.0) -> int:
         """End the child and the processes that it started; return its exit status."""
-        child = self.child
-        self.child = None
+        child, self.child = self.child, None
         if child is None:
             return 0
         child.connection.close()

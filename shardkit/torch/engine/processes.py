@@ -211,8 +211,7 @@ class ProcessEngine(Engine):
 
     def close(self) -> None:
         """Stop the worker processes, whatever they are doing."""
-        iterator = self._iterator
-        self._iterator = None
+        iterator, self._iterator = self._iterator, None
         self._loader = None
         if self._owner != os.getpid():  # a fork does not own the workers and their queues
             if iterator is not None:

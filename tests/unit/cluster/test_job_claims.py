@@ -85,7 +85,9 @@ def test_dask_builds_the_shards_of_killed_workers_elsewhere(source: Path, tmp_pa
             workers = [
                 each
                 for each in psutil.Process().children(recursive=True)
-                if not each.children() and "spawn_main" in " ".join(each.cmdline())
+                if each.status() != psutil.STATUS_ZOMBIE
+                and not each.children()
+                and "spawn_main" in " ".join(each.cmdline())
             ]
             killed.append(workers[0].pid)
             workers[0].kill()
