@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,11 +34,16 @@ from shardkit.record import (
     unquote_key,
 )
 from shardkit.registry import DEFAULT_SOURCE, get_format
+from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report
+from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import as_command, quoted
 
 _READ_ROWS = 64
 """Records held in memory at a time."""
+
+_LONGEST = 255
+"""Maximum bytes of a component of a path."""
 
 _SUFFIXES = {
     "jpg": ("jpg", "jpeg", "jpe", "jfif"),
@@ -185,9 +191,10 @@ class Exporting:
             stored: The stored name of the field.
         """
         path = record.meta["path"]
-        if path.isdigit():  # the number of a Python sample, which others of the dataset may have
-            path = record.key
         kind = stored.rpartition(".")[2]
+        # Several records of a dataset may have one number of a Python sample.
+        if path.isdigit() and _can_name_file(f"{record.key}.{kind}"):
+            path = record.key
         if self._keeps_names and stored in IMAGE_FIELDS:
             return str(path)
         before, dot, suffix = path.rpartition(".")
@@ -213,6 +220,15 @@ class Exporting:
         field = self.shards.schema[name]
         value = field.type.in_record(record, record.meta, name)
         return None if value is None else field.type.as_json(field, value)
+
+
+def _can_name_file(key: str) -> bool:
+    """Return whether a file can have the name of a key; one that is hidden would not be read."""
+    try:
+        parts = parts_of(as_name(key))
+    except ValueError:
+        return False
+    return not any(part.startswith(".") or len(os.fsencode(part)) > _LONGEST for part in parts)
 
 
 def _is_indexed(indexed: IndexedRecord, part: IndexPart, row: int) -> bool:

@@ -35,7 +35,15 @@ from PIL import Image
 from refusals import refused, refuses
 from stated import restate_json
 
-from shardkit import ConversionFailed, CorruptDataset, Field, UsageError, convert, export
+from shardkit import (
+    ConversionFailed,
+    CorruptDataset,
+    Field,
+    Sample,
+    UsageError,
+    convert,
+    export,
+)
 from shardkit.testing.tools import call_in
 
 NAMES = {
@@ -121,6 +129,17 @@ def test_other_sources_get_class_folders_and_suffixes(tmp_path: Path) -> None:
         "dog",
         "dog/000000000.png",
     ]
+
+
+def test_a_sample_whose_key_cannot_name_a_file_is_exported_by_number(tmp_path: Path) -> None:
+    keys = ["plain/a", "/data/b.png", "https://host/c", "../d", ".hidden", "é" * 200]
+    samples = [Sample(key, image=png(seed=seed)) for seed, key in enumerate(keys)]
+    convert(samples, tmp_path / "made", to="lmdb")
+    for layout in ("imagefolder", "csv"):
+        export(tmp_path / "made", tmp_path / layout, layout=layout)
+        names = ["plain/a.png", *(f"{number:09}.png" for number in range(1, len(keys)))]
+        for seed, name in enumerate(names):
+            assert (tmp_path / layout / name).read_bytes() == png(seed=seed)
 
 
 def test_raw_pixels_are_exported_only_on_request(folder: Path, tmp_path: Path) -> None:
