@@ -18,7 +18,7 @@ from shardkit.system.text import quoted
 from shardkit.torch.data.datasets import open_dataset
 from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.engine.options import LoaderOptions
-from shardkit.torch.loader import Loader, make_loader
+from shardkit.torch.loader import Loader, make_loader, reader_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ShardDataModule(pl.LightningDataModule):
     does not change the loaders, since they are not PyTorch DataLoaders.
 
     Raises:
-        UsageError: If a dataset is missing, or an option is unknown.
+        UsageError: If a dataset is missing, an option is unknown, or options contradict each other.
     """
 
     @takes(ModuleOptions)
@@ -64,7 +64,9 @@ class ShardDataModule(pl.LightningDataModule):
         """Create a data module; the options are those of `shardkit.make_loader`."""
         super().__init__()
         shared = {name: getattr(options, name) for name in ("batch_size", "seed")}
-        shared |= vars(part(options, LoaderOptions))
+        loading = part(options, LoaderOptions)
+        reader_of(loading).suited(loading, "")  # raises before a trainer starts
+        shared |= vars(loading)
         training = vars(part(options, OrderOptions)) | shared
         self._make_training = _maker(options.train, **training)
         exact = Rank(remainder="exact")

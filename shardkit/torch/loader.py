@@ -86,7 +86,7 @@ def make_loader(given: LoaderArguments) -> Loader:
         options, batch_size, by = preset.complete(given)
     if batch_size is None:
         raise UsageError("batch_size= is required, unless tuned= sets it")
-    reader: type[Fetch] = load(READERS[options.resident])
+    reader = reader_of(options)
     options, by = reader.suited(options, by)
     order = part(given, OrderOptions)
     if isinstance(dataset, OrderedDataset):
@@ -108,6 +108,12 @@ def make_loader(given: LoaderArguments) -> Loader:
         views=order.view_ops,
     )
     return Loader(fetch, schedule, options, by)
+
+
+def reader_of(options: LoaderOptions) -> type[Fetch]:
+    """Return what reads the batches of a loader; its `Fetch.suited` checks the options."""
+    reader: type[Fetch] = load(READERS[options.resident])
+    return reader
 
 
 class TrainerEpochs:

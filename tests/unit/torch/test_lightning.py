@@ -541,6 +541,21 @@ def test_a_directory_is_opened_to_give_tensors(root: Path) -> None:
     assert again.val_dataloader() == []
 
 
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"resident": "cpu", "engine": "process"}, "engine='process'"),
+        ({"resident": "cuda", "num_workers": 2}, "num_workers="),
+        ({"resident": "cuda", "pin_memory": True}, "pin_memory="),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_before_a_run(
+    options: dict[str, Any], fact: str, root: Path
+) -> None:
+    with refused(UsageError, "resident=", fact):
+        ShardDataModule(root, **options)
+
+
 def test_a_checkpoint_is_plain_and_small(root: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved.ckpt"
     fit(root, module(root, PROCESSES), StopAt("batch", 2, saved))
