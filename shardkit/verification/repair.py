@@ -78,13 +78,18 @@ def repair(
         damaged = _find_damage(splits, result, workers, on_progress)
         if not damaged:
             return result
-        sources = divide_sources(splits, source)
+        sources = divide_sources(splits, source, base_only=True)
         matches = [] if sources.base is None else match_sources(splits, sources.base)
-        for split, entries in damaged.items():
-            dataset_repair = _Repair(
-                splits[split], result, scratch, workers, on_progress, sources.layers
-            )
-            dataset_repair.run([match[split] for match in matches if split in match], entries)
+        for in_layers in (False, True):  # the base's index matches the rows of layers
+            for split, entries in damaged.items():
+                layered = splits[split].manifest.layer_files
+                chosen = [entry for entry in entries if (entry in layered) == in_layers]
+                if in_layers and chosen:
+                    sources = divide_sources(_splits(directory), source)
+                dataset_repair = _Repair(
+                    splits[split], result, scratch, workers, on_progress, sources.layers
+                )
+                dataset_repair.run([match[split] for match in matches if split in match], chosen)
     result.files.sort()
     result.findings.sort(key=lambda finding: finding.file)
     return result

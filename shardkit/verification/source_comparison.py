@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shardkit.contracts import Images
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.errors import BadImage, CorruptDataset
+from shardkit.errors import BadImage, CorruptDataset, UsageError
 from shardkit.recipe import Recipe
 from shardkit.system.files import as_text
 from shardkit.system.late import load
@@ -72,12 +72,15 @@ class Sources(NamedTuple):
     """
 
 
-def divide_sources(splits: Mapping[str, OpenedDataset], given: Any) -> Sources:
+def divide_sources(
+    splits: Mapping[str, OpenedDataset], given: Any, *, base_only: bool = False
+) -> Sources:
     """Find which sources the dataset was made from, and which its layers.
 
     Args:
         splits: The dataset of each split.
         given: A source, or a list of these.
+        base_only: Whether sources of layers may be unreadable, as if the index is damaged.
 
     Raises:
         UsageError: If a source of a layer cannot be read.
@@ -91,10 +94,16 @@ def divide_sources(splits: Mapping[str, OpenedDataset], given: Any) -> Sources:
         made = dict[str, Images]()
         for folder, description in described.items():
             datasets = {f"{dataset.prefix}{folder}": dataset for dataset in splits.values()}
-            made |= load(_READERS[description["kind"]])(item, datasets, description)
+            try:
+                made |= load(_READERS[description["kind"]])(item, datasets, description)
+            except (CorruptDataset, UsageError):
+                if not base_only:
+                    raise
+                break
+        else:
+            base += [] if made else [item]
         layers |= made
-        base += [] if made else [item]
-    if not layers:
+    if len(base) == len(items):
         return Sources(given, layers)
     return Sources(base if len(base) > 1 else next(iter(base), None), layers)
 

@@ -532,6 +532,21 @@ def test_repair_rebuilds_base_shards_and_names_those_of_layers(
     assert tree(made) == wanted
 
 
+def test_all_sources_repair_the_index_that_their_rows_are_matched_by(
+    made: Path, folder: Path, tmp_path: Path
+) -> None:
+    sources = [folder, captions(made, tmp_path)]
+    add_fields(made, sources[1], field=["caption"])
+    wanted = tree(made)
+    keys = made / "index/keys.npy"
+    for harmed in (b"", keys.read_bytes()[:-1] + b"?"):
+        keys.write_bytes(harmed)
+        (made / "shard-000000.lmdb").unlink()
+        (made / "layers/000001/shard-000000.lmdb").unlink()
+        assert repair(made, sources).ok
+        assert tree(made) == wanted
+
+
 def test_verify_compares_layers_with_their_files(made: Path, folder: Path, tmp_path: Path) -> None:
     source = captions(made, tmp_path)
     add_fields(made, source, field=["caption"])
