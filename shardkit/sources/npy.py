@@ -27,6 +27,7 @@ from shardkit.sources.npy_files import (
     members,
     opened,
     parse_header,
+    require_intact,
     values,
     walk,
 )
@@ -130,6 +131,7 @@ class Npy(ListedSource):
                 stamp = view.stamp
             axes = _axes(array)
             require_rows(self._file(pair.images)[0], array.rows)
+            require_intact(str(self.path), [pair.images])
             labels = (
                 itertools.repeat(None, array.rows)
                 if pair.labels is None

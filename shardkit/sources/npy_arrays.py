@@ -30,6 +30,7 @@ from shardkit.sources.npy_files import (
     opened,
     opened_once,
     parse_header,
+    require_intact,
     values,
     walk,
 )
@@ -216,6 +217,7 @@ class NpyArrays(ListedSource):
             if len(array.shape) == 1:
                 raise BadImage(f"{name} has a number in each row: save x.reshape(-1, 1)")
         require_rows(path, rows)
+        require_intact(path, chosen)
         self.schema = _schema({n: a._replace(shape=a.shape[1:]) for n, a in arrays.items()})
         labels: Iterable[Any] = itertools.repeat(None, rows)
         if self._labels is not None:

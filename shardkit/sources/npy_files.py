@@ -11,7 +11,7 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +70,7 @@ def opened(path: str, member: str, stamp: int | None = None) -> Iterator[OpenedF
     with reading(path, stamp) as view:
         if member:
             with _bad_archive(path):
-                start, length, packed, size = _find_member(path, member)
+                start, length, packed, size, _ = _find_member(path, member)
             view.enter(start, length, packed, size)
         yield view
 
@@ -92,9 +92,11 @@ def opened_once(
             yield view
             return
         with _bad_archive(path):
-            start, length, packed, size = _find_member(path, member)
+            start, length, packed, size, crc = _find_member(path, member)
         if not packed:
             view.enter(start, length, packed)
+            if not header:
+                require_intact(path, [member])
             yield view
             return
         if max(size, length) > _MOST_UNPACKED:
@@ -107,7 +109,15 @@ def opened_once(
             raise BadImage(f"it cannot be unpacked: {error}") from error
         if len(data) < most or len(data) > size or unpacker.unused_data:
             raise BadImage(f"{member} has not the {size} bytes that the archive states")
+        if not header and zlib.crc32(data) != crc:
+            raise BadImage(f"the CRC-32 of {member} is not the one that the archive states")
         yield _Bytes(data, size, view.stamp)
+
+
+_BAD_ARCHIVES = (
+    *(zipfile.BadZipFile, zlib.error, EOFError),
+    *(KeyError, OSError, ValueError, NotImplementedError),
+)
 
 
 def members(path: str) -> list[str]:
@@ -120,18 +130,33 @@ def members(path: str) -> list[str]:
         return [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
 
 
+def require_intact(path: str, names: Iterable[str]) -> None:
+    """Compare the bytes of members of an .npz file with their CRC-32, before rows are read apart.
+
+    Raises:
+        BadImage: If they differ.
+    """
+    if not path.endswith(".npz"):
+        return
+    with _bad_archive(path), zipfile.ZipFile(path) as archive:
+        for name in names:
+            with archive.open(f"{name}.npy") as file:
+                while file.read(1 << 20):
+                    pass
+
+
 @contextmanager
 def _bad_archive(path: str) -> Iterator[None]:
     try:
         yield
-    except (zipfile.BadZipFile, KeyError, OSError, ValueError, NotImplementedError) as error:
+    except _BAD_ARCHIVES as error:
         if isinstance(error, OSError):
             require_machine(error, path)
         raise BadImage(f"it is not an .npz file: {error}") from error
 
 
-def _find_member(path: str, member: str) -> tuple[int, int, bool, int]:
-    """Return offset and size of a member's bytes, whether they are compressed, and its size."""
+def _find_member(path: str, member: str) -> tuple[int, int, bool, int, int]:
+    """Return offset and size of a member's bytes, whether they are packed, its size and CRC-32."""
     with zipfile.ZipFile(path) as archive:
         info = archive.getinfo(f"{member}.npy")
         if info.flag_bits & 1 or info.compress_type not in (
@@ -146,7 +171,8 @@ def _find_member(path: str, member: str) -> tuple[int, int, bool, int]:
             raise ValueError(f"{member} has no local header")
         name, extra = struct.unpack_from("<HH", header, 26)
         packed = info.compress_type == zipfile.ZIP_DEFLATED
-        return info.header_offset + 30 + name + extra, info.compress_size, packed, info.file_size
+        start = info.header_offset + 30 + name + extra
+        return start, info.compress_size, packed, info.file_size, info.CRC
 
 
 class _Bytes:
@@ -241,6 +267,7 @@ def labels_of(path: str, member: str, name: str, rows: int) -> Iterator[Value]:
         raise BadImage(f"there are {rows} images, but {array.rows} labels")
     if array.rows * array.row_bytes > _MOST_LABELS:
         raise BadImage(f"{name} has over {_MOST_LABELS} bytes of labels")
+    require_intact(path, filter(None, [member]))
     return itertools.chain.from_iterable(
         _some_labels((path, member), name, array, range(row, min(row + _LABELS, rows)))
         for row in range(0, rows, _LABELS)

@@ -7,6 +7,7 @@ import pickle
 import struct
 import warnings
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,31 @@ def test_a_member_of_another_size_than_stated_is_bad(stated: int, tmp_path: Path
     (source / "1.npz").write_bytes(content)
     with refused(ConversionFailed):
         made_of(source, tmp_path / "made")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("whole", [False, True], ids=["rows", "files"])
+def test_a_damaged_member_is_refused_as_by_numpy(save: Any, whole: bool, tmp_path: Path) -> None:
+    path = tmp_path / "arrays/a.npz"
+    path.parent.mkdir()
+    save(path, values=np.random.default_rng(0).integers(0, 256, (4, 500), np.uint8))
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises((zipfile.BadZipFile, zlib.error)):
+        np.load(path)["values"]
+    with refused((UsageError, ConversionFailed), "a.npz"):
+        made_of(path.parent if whole else path, tmp_path / "made")
+
+
+def test_a_damaged_label_of_an_archive_is_refused(tmp_path: Path) -> None:
+    labels = np.arange(4096, dtype=np.int64)
+    np.savez(tmp_path / "a.npz", images=np.zeros((4096, 1, 1), np.uint8), labels=labels)
+    damaged = bytearray((tmp_path / "a.npz").read_bytes())
+    damaged[damaged.index(labels[1000:1010].tobytes())] ^= 1
+    (tmp_path / "a.npz").write_bytes(damaged)
+    with refused(UsageError, "a.npz", "labels"):
+        convert(open_source("npy", tmp_path / "a.npz"), tmp_path / "made", to="lmdb")
 
 
 def test_packed_files_leave_nothing_unpacked_on_disk(
