@@ -131,7 +131,7 @@ class Npy(ListedSource):
                 stamp = view.stamp
             axes = _axes(array)
             require_rows(self._file(pair.images)[0], array.rows)
-            require_intact(str(self.path), [pair.images])
+            require_intact(*self._file(pair.images))
             labels = (
                 itertools.repeat(None, array.rows)
                 if pair.labels is None

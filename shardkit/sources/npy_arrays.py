@@ -216,8 +216,8 @@ class NpyArrays(ListedSource):
                 raise BadImage(f"{name} is in Fortran order: save np.ascontiguousarray(x)")
             if len(array.shape) == 1:
                 raise BadImage(f"{name} has a number in each row: save x.reshape(-1, 1)")
+            require_intact(path, _member(path, name))
         require_rows(path, rows)
-        require_intact(path, chosen)
         self.schema = _schema({n: a._replace(shape=a.shape[1:]) for n, a in arrays.items()})
         labels: Iterable[Any] = itertools.repeat(None, rows)
         if self._labels is not None:

@@ -11,7 +11,7 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,8 @@ _LONGEST = 1 << 14
 """Maximum bytes of a header; those of plain arrays have 118."""
 _MOST_UNPACKED = 1 << 28
 """Maximum bytes to unpack in memory."""
+_PIECE = 1 << 20
+"""Bytes to compare at a time."""
 _MOST_LABELS = 1 << 30
 _LABELS = 1 << 14
 """Labels to read at a time."""
@@ -70,8 +72,8 @@ def opened(path: str, member: str, stamp: int | None = None) -> Iterator[OpenedF
     with reading(path, stamp) as view:
         if member:
             with _bad_archive(path):
-                start, length, packed, size, _ = _find_member(path, member)
-            view.enter(start, length, packed, size)
+                found = _find_member(path, member)
+            view.enter(found.start, found.length, found.packed, found.size)
         yield view
 
 
@@ -96,7 +98,7 @@ def opened_once(
         if not packed:
             view.enter(start, length, packed)
             if not header:
-                require_intact(path, [member])
+                _compare(view, member, crc)
             yield view
             return
         if max(size, length) > _MOST_UNPACKED:
@@ -109,15 +111,10 @@ def opened_once(
             raise BadImage(f"it cannot be unpacked: {error}") from error
         if len(data) < most or len(data) > size or unpacker.unused_data:
             raise BadImage(f"{member} has not the {size} bytes that the archive states")
-        if not header and zlib.crc32(data) != crc:
-            raise BadImage(f"the CRC-32 of {member} is not the one that the archive states")
-        yield _Bytes(data, size, view.stamp)
-
-
-_BAD_ARCHIVES = (
-    *(zipfile.BadZipFile, zlib.error, EOFError),
-    *(KeyError, OSError, ValueError, NotImplementedError),
-)
+        content = _Bytes(data, size, view.stamp)
+        if not header:
+            _compare(content, member, crc)
+        yield content
 
 
 def members(path: str) -> list[str]:
@@ -130,33 +127,56 @@ def members(path: str) -> list[str]:
         return [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
 
 
-def require_intact(path: str, names: Iterable[str]) -> None:
-    """Compare the bytes of members of an .npz file with their CRC-32, before rows are read apart.
+def require_intact(path: str, member: str) -> None:
+    """Compare a member of an .npz file with its CRC-32, before its rows are read one by one.
+
+    Args:
+        path: The file.
+        member: As for `opened`; an .npy file has no checksum.
 
     Raises:
-        BadImage: If they differ.
+        BadImage: If it differs.
     """
-    if not path.endswith(".npz"):
-        return
-    with _bad_archive(path), zipfile.ZipFile(path) as archive:
-        for name in names:
-            with archive.open(f"{name}.npy") as file:
-                while file.read(1 << 20):
-                    pass
+    if member:
+        with opened(path, member) as view:
+            _compare(view, member, _find_member(path, member).crc)
+
+
+def _compare(view: OpenedFile | _Bytes, member: str, crc: int) -> None:
+    """Compare the bytes of a member with their CRC-32."""
+    actual = 0
+    for offset in range(0, view.size, _PIECE):
+        actual = zlib.crc32(view.read(offset, _PIECE), actual)
+    if actual != crc:
+        raise BadImage(f"the CRC-32 of {member} is not the one that the archive states")
 
 
 @contextmanager
 def _bad_archive(path: str) -> Iterator[None]:
     try:
         yield
-    except _BAD_ARCHIVES as error:
+    except (zipfile.BadZipFile, KeyError, OSError, ValueError, NotImplementedError) as error:
         if isinstance(error, OSError):
             require_machine(error, path)
         raise BadImage(f"it is not an .npz file: {error}") from error
 
 
-def _find_member(path: str, member: str) -> tuple[int, int, bool, int, int]:
-    """Return offset and size of a member's bytes, whether they are packed, its size and CRC-32."""
+class _Member(NamedTuple):
+    """Where a member of an archive is."""
+
+    start: int
+    length: int
+    """Number of its bytes in the archive."""
+    packed: bool
+    """Whether these are compressed."""
+    size: int
+    """Number of its bytes when unpacked."""
+    crc: int
+    """CRC-32 of the bytes when unpacked."""
+
+
+def _find_member(path: str, member: str) -> _Member:
+    """Find a member of an archive."""
     with zipfile.ZipFile(path) as archive:
         info = archive.getinfo(f"{member}.npy")
         if info.flag_bits & 1 or info.compress_type not in (
@@ -172,7 +192,7 @@ def _find_member(path: str, member: str) -> tuple[int, int, bool, int, int]:
         name, extra = struct.unpack_from("<HH", header, 26)
         packed = info.compress_type == zipfile.ZIP_DEFLATED
         start = info.header_offset + 30 + name + extra
-        return start, info.compress_size, packed, info.file_size, info.CRC
+        return _Member(start, info.compress_size, packed, info.file_size, info.CRC)
 
 
 class _Bytes:
@@ -267,7 +287,7 @@ def labels_of(path: str, member: str, name: str, rows: int) -> Iterator[Value]:
         raise BadImage(f"there are {rows} images, but {array.rows} labels")
     if array.rows * array.row_bytes > _MOST_LABELS:
         raise BadImage(f"{name} has over {_MOST_LABELS} bytes of labels")
-    require_intact(path, filter(None, [member]))
+    require_intact(path, member)
     return itertools.chain.from_iterable(
         _some_labels((path, member), name, array, range(row, min(row + _LABELS, rows)))
         for row in range(0, rows, _LABELS)
