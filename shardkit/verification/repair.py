@@ -80,16 +80,16 @@ def repair(
             return result
         sources = divide_sources(splits, source, base_only=True)
         matches = [] if sources.base is None else match_sources(splits, sources.base)
-        for in_layers in (False, True):  # the base's index matches the rows of layers
-            for split, entries in damaged.items():
-                layered = splits[split].manifest.layer_files
-                chosen = [entry for entry in entries if (entry in layered) == in_layers]
-                if in_layers and chosen:
-                    sources = divide_sources(_splits(directory), source)
-                dataset_repair = _Repair(
-                    splits[split], result, scratch, workers, on_progress, sources.layers
-                )
-                dataset_repair.run([match[split] for match in matches if split in match], chosen)
+        repairs = {
+            split: _Repair(splits[split], result, scratch, workers, on_progress)
+            for split in damaged
+        }
+        for split, one in repairs.items():
+            one.run([match[split] for match in matches if split in match], damaged[split])
+        if any(one.in_layers(damaged[split]) for split, one in repairs.items()):
+            layers = divide_sources(_splits(directory), source).layers  # by the repaired index
+            for split, one in repairs.items():
+                one.run_in_layers(layers, damaged[split])
     result.files.sort()
     result.findings.sort(key=lambda finding: finding.file)
     return result
@@ -156,12 +156,16 @@ class _Repair:
     scratch: Path
     workers: int
     on_progress: Report | None
-    layers: Mapping[str, Images]
-    """As `shardkit.verification.source_comparison.Sources.layers`."""
 
-    def run(self, origins: Sequence[SourceMatch], entries: Sequence[FileEntry]) -> None:
-        """Rebuild files: shards, then the index from the shards, then reports."""
-        entries = self._without_layers(entries)
+    def in_layers(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
+        """Return those of some files that are of layers."""
+        names = {entry.name for entry in self.dataset.manifest.layer_files}
+        return [entry for entry in entries if entry.name in names]
+
+    def run(self, origins: Sequence[SourceMatch], damaged: Sequence[FileEntry]) -> None:
+        """Rebuild the files of no layer: shards, then the index from the shards, then reports."""
+        layered = self.in_layers(damaged)
+        entries = [entry for entry in damaged if entry not in layered]
         names = {entry.name for entry in entries}
         for origin in origins:
             if any(shard.name in names for shard in origin.part.manifest.shards):
@@ -173,25 +177,30 @@ class _Repair:
             if not isinstance(entry, ShardEntry) and entry not in index:
                 self._rebuild_report(origins, entry)
 
-    def _without_layers(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Rebuild the indexes of layers from their shards; return the files of the dataset."""
+    def run_in_layers(self, sources: Mapping[str, Images], entries: Sequence[FileEntry]) -> None:
+        """Rebuild the files of layers: shards from ``sources``, then the indexes from the shards.
+
+        Args:
+            sources: As `shardkit.verification.source_comparison.Sources.layers`.
+            entries: The damaged files.
+        """
         for layer in self.dataset.manifest.layers:
             names = {entry.name for entry in layer.files}
             damaged = [entry for entry in entries if entry.name in names]
             index = [entry for entry in damaged if f"/{INDEX_DIRECTORY}/" in entry.name]
             for entry in damaged:
                 if entry not in index:
-                    self._rebuild_in_layer(layer, entry)
+                    self._rebuild_in_layer(layer, entry, sources)
             if index:
                 self._rebuild_index(index, self.dataset.path / layer.folder)
-        layered = {entry.name for entry in self.dataset.manifest.layer_files}
-        return [entry for entry in entries if entry.name not in layered]
 
-    def _rebuild_in_layer(self, layer: Layer, entry: FileEntry) -> None:
+    def _rebuild_in_layer(
+        self, layer: Layer, entry: FileEntry, sources: Mapping[str, Images]
+    ) -> None:
         """Rebuild a shard of a layer from the file of its fields, if the user named it."""
         dataset = self.dataset.layer(layer)
         manifest = dataset.manifest
-        images = self.layers.get(dataset.split)
+        images = sources.get(dataset.split)
         name = entry.name.removeprefix(f"{layer.folder}/")
         if images is None or name not in {shard.name for shard in manifest.shards}:
             source = manifest.source.get("name")
