@@ -266,23 +266,22 @@ def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def make_dataset(source: Path, target: Path, *, to: str = "lmdb", **options: Any) -> Path:
-    """Convert the folder ``source`` into ``target``, four images to a shard; return ``target``.
+    """Convert the folder ``source`` into ``target``, four images to a shard; return ``target``."""
+    convert(source, target, to=to, **{"shard_samples": 4, "workers": 1, **options})
+    return target
 
-    Files and options determine each byte, so the same ones are converted once and then copied.
+
+def copy_dataset(source: Path, target: Path, *, to: str = "lmdb", **options: Any) -> Path:
+    """Do what `make_dataset` does, but convert the same files once, and then copy the dataset.
+
+    It is for fixtures of tests that need any dataset, not for tests of conversions.
     """
-    options = {"shard_samples": 4, "workers": 1, **options}
-    if os.getpid() != _OWNER:  # a child, whose faults are its own
-        convert(source, target, to=to, **options)
-        return target
     call = repr((source.name, tree(source), to, options))
     if call not in _MADE:
-        made = Path(_KEPT.name) / str(len(_MADE))
-        convert(source, made, to=to, **options)
-        _MADE[call] = made
-    return Path(shutil.copytree(_MADE[call], target, dirs_exist_ok=True))
+        _MADE[call] = make_dataset(source, Path(_KEPT.name) / str(len(_MADE)), to=to, **options)
+    return Path(shutil.copytree(_MADE[call], target))
 
 
-_OWNER = os.getpid()
 _KEPT = tempfile.TemporaryDirectory(prefix="shardkit-tests-")
 _MADE: dict[str, Path] = {}
-"""What `make_dataset` has made in this process."""
+"""What `copy_dataset` has copied in this process."""

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers import (
     FORMATS,
+    copy_dataset,
     invoke,
     jpeg,
     make_dataset,
@@ -58,7 +59,7 @@ def samples(dataset: ShardDataset) -> list[Any]:
 
 @pytest.fixture
 def place(folder: Path, tmp_path: Path) -> Path:
-    return make_dataset(folder, tmp_path / "made")
+    return copy_dataset(folder, tmp_path / "made")
 
 
 @pytest.fixture

@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 from buckets import BUCKET, Bucket
-from helpers import FORMATS, invoke, make_dataset, make_folder, make_tree, pixels, png, tree
+from helpers import (
+    FORMATS,
+    copy_dataset,
+    invoke,
+    make_dataset,
+    make_folder,
+    make_tree,
+    pixels,
+    png,
+    tree,
+)
 from hostile.forging import restate
 from refusals import refused, refuses
 from stated import stated
@@ -97,7 +107,7 @@ def shard_bytes(place: Path) -> dict[str, str]:
 
 @pytest.fixture
 def made(folder: Path, tmp_path: Path) -> Path:
-    return make_dataset(folder, tmp_path / "made")
+    return copy_dataset(folder, tmp_path / "made")
 
 
 def test_values_of_a_table_come_back_and_shards_stay(made: Path, tmp_path: Path) -> None:

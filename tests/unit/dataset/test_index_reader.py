@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from helpers import make_dataset, make_folder
+from helpers import copy_dataset, make_folder
 
 from shardkit import CorruptDataset
 from shardkit.dataset import index_reader
@@ -20,7 +20,7 @@ from shardkit.errors import CorruptShard
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    return make_dataset(make_folder(tmp_path / "photos", each=20), tmp_path / "made")
+    return copy_dataset(make_folder(tmp_path / "photos", each=20), tmp_path / "made")
 
 
 @pytest.mark.parametrize("span", [1, 100], ids=["each", "at once"])

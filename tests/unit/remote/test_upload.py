@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from buckets import BUCKET, SECRET, Bucket
-from helpers import make_dataset, make_folder, run_main
+from helpers import copy_dataset, make_dataset, make_folder, run_main
 from refusals import refused, refuses
 
 from shardkit import CorruptDataset, ShardkitError, UsageError, convert, upload
@@ -19,7 +19,7 @@ CLAIM = ".shardkit-upload.json"
 
 @pytest.fixture
 def dataset(folder: Path, tmp_path: Path) -> Path:
-    return make_dataset(folder, tmp_path / "data")
+    return copy_dataset(folder, tmp_path / "data")
 
 
 def held(bucket: Bucket, dataset: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from buckets import BUCKET, Bucket
-from helpers import make_dataset, make_folder, make_tree, run_main
+from helpers import copy_dataset, make_folder, make_tree, run_main
 from refusals import refused
 
 from shardkit import ShardkitError, UsageError, attach, convert, open_dataset, upload, verify
@@ -24,7 +24,7 @@ URL = f"s3://{BUCKET}/data"
 @pytest.fixture
 def dataset(folder: Path, tmp_path: Path, bucket: Bucket) -> Path:
     """A dataset of two shards, uploaded."""
-    place = make_dataset(folder, tmp_path / "data", to="webdataset")
+    place = copy_dataset(folder, tmp_path / "data", to="webdataset")
     upload(place, URL)
     return place
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import encoded, make_dataset, make_tree, png
+from helpers import copy_dataset, encoded, make_tree, png
 from planted_faults import scene
 
 from shardkit.dataset.manifest import FACTS_NAME
@@ -32,7 +32,7 @@ def dataset(tmp_path: Path) -> Path:
         "6.png": png(9, 9, 1)[:60],
     }
     source = make_tree(tmp_path / "photos", files)
-    return make_dataset(source, tmp_path / "made", shuffle=False, recipe=Recipe(check="none"))
+    return copy_dataset(source, tmp_path / "made", shuffle=False, recipe=Recipe(check="none"))
 
 
 def test_bytes_and_pixels_are_compared(dataset: Path) -> None:

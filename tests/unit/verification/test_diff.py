@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import invoke, jpeg, make_dataset, make_folder, make_tree, png, run_main
+from helpers import copy_dataset, invoke, jpeg, make_dataset, make_folder, make_tree, png, run_main
 from hostile.forging import forge
 from refusals import refused, refuses
 
@@ -18,7 +18,7 @@ from shardkit import CorruptDataset, Field, UsageError, convert, diff
 
 @pytest.fixture
 def place(folder: Path, tmp_path: Path) -> Path:
-    return make_dataset(folder, tmp_path / "made")
+    return copy_dataset(folder, tmp_path / "made")
 
 
 def changed(split: Any) -> dict[str, tuple[str, ...]]:

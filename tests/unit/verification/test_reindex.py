@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FORMATS, make_dataset, make_folder, make_tree, tree
+from helpers import FORMATS, copy_dataset, make_dataset, make_folder, make_tree, tree
 from hostile.forging import restate
 from pairwise import pairwise
 from refusals import refused
@@ -22,7 +22,7 @@ from shardkit.errors import CorruptShard
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
-    return make_dataset(folder, tmp_path / "made", to=getattr(request, "param", "lmdb"))
+    return copy_dataset(folder, tmp_path / "made", to=getattr(request, "param", "lmdb"))
 
 
 @pytest.mark.parametrize("place", FORMATS, indirect=True)
