@@ -588,6 +588,8 @@ class Scan:
     """Images and folders that cannot be listed and the reasons, by split."""
     understood: Mapping[str, str] = field(default_factory=dict)
     """How the source was understood, for the user to check: a term, such as "label", and a text."""
+    notes: Sequence[str] = ()
+    """Sentences about the source that its user should read in the summary of a conversion."""
     fields: Schema | None = None
     """The fields of all records; None means images, and labels if there are classes."""
     known: bool = True

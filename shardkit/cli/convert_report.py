@@ -47,6 +47,7 @@ def show_plan(src: Path | str, dst: Path | str, plan: Plan) -> None:
     say(f"would convert {src} to {dst} ({plan.storage.title}); nothing was written")
     for term, text in plan.scan.understood.items():
         line(term, printable(text))
+    _show_notes(plan.scan)
     for split in plan.splits:
         images = amount(len(split.source), record_noun(plan.scan.schema))
         say(
@@ -65,6 +66,11 @@ def show_plan(src: Path | str, dst: Path | str, plan: Plan) -> None:
         )
 
 
+def _show_notes(scan: Scan) -> None:
+    for text in scan.notes:
+        line("noted", printable(text))
+
+
 def plan_fields(plan: Plan) -> dict[str, Any]:
     """Return the plan of a conversion as JSON values."""
     splits = {
@@ -75,6 +81,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
             "classes": plan.class_counts(split),
             "recipe": split.meta["recipe"],
             "understood": dict(plan.scan.understood),
+            "notes": [*plan.scan.notes],
             "first": _first_rows(plan.scan, split.name),
             "ignored": _problems_as_json(plan.scan.ignored.get(split.name, [])),
             "problems": _problems_as_json(plan.scan.problems.get(split.name, [])),
@@ -144,6 +151,7 @@ def show_converted(
     for name, manifest in converted.manifests.items():
         # A committed plan is gone, and with it the names of ignored files.
         _show_dataset(name, manifest, converted.plan.scan.ignored.get(name) if src else None)
+    _show_notes(converted.plan.scan)
     unused = dict(converted.plan.scan.understood).get("unused", "nothing")
     if unused not in _ALL_USED:
         line("unused", printable(unused))

@@ -49,6 +49,7 @@ from shardkit.codecs.structure import (
     webp_size,
 )
 from shardkit.codecs.turbo import Region
+from shardkit.codecs.unread import refuse_unread
 from shardkit.errors import BadImage
 from shardkit.record import FOREIGN_FIELD, PLANES
 from shardkit.system import compiled
@@ -197,10 +198,12 @@ def image_field_of(file: BinaryIO) -> str:
     """Return the image field for the content of a file, from its first bytes.
 
     Raises:
-        BadImage: If it is not an image.
+        BadImage: If it is not an image, or one of a type that is not read (`UnreadImage`).
     """
     head = file.read(SNIFF_BYTES)
     kind = sniff(head) or (FOREIGN_FIELD if head and identify(file) else None)
+    if kind in (None, "tiff"):
+        refuse_unread(file)
     if kind is None:
         raise BadImage("its content is not an image" if head else "it is empty")
     return kind

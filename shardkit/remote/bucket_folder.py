@@ -20,6 +20,7 @@ from shardkit.sources.places import (
     Place,
     claims_image,
     walk_order,
+    why_left_out,
 )
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
 
@@ -60,7 +61,7 @@ class BucketFolder(Place):
             UsageError: If there is no such bucket, or access is denied.
         """
         folders = call(whole.folders, self.url, self._below)
-        return [name for name in folders if not name.startswith(".")]
+        return [name for name in folders if not why_left_out(name)]
 
     def names(self) -> list[str]:
         """Return the names of all objects and folders in it."""
@@ -191,8 +192,8 @@ class _Listing(Finder):
         for path, size, stamp in self._place.listed(top, deep=recurse):
             if path == top:
                 self.ignore(path or ".", "an empty object" if not size else "named like a folder")
-            elif any(part.startswith(".") for part in path[skip:].split("/")):
-                self.ignore(path, "hidden")
+            elif reasons := [*filter(None, map(why_left_out, path[skip:].split("/")))]:
+                self.ignore(path, reasons[0])
             elif not claims_image(path):
                 self.ignore(path, "not an image" if size else "an empty object")
             elif size > MAX_BYTES:

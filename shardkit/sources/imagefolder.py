@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.options import option
 from shardkit.record import DATASET_FILE, NO_LABEL, Record, make_keys
 from shardkit.sources.image_files import require_inside
-from shardkit.sources.images import IMAGE_SUFFIXES, image_record
+from shardkit.sources.images import image_record
 from shardkit.sources.places import (
     BROKEN_LINK,
     NO_FILE,
@@ -38,14 +39,22 @@ from shardkit.sources.places import (
     Place,
     open_place,
     walk_order,
+    why_left_out,
 )
 from shardkit.system.files import read_small
 from shardkit.system.text import is_within
 
-SPLIT_NAMES = frozenset(
-    ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
+_SPLIT = re.compile(
+    r"(?:train|training|val|valid|validation|test|testing|dev|eval)"
+    r"(?:[_ -]?(?:set|data|images?|imgs?|\d{4}))?",
+    re.IGNORECASE,
 )
-"""A source whose folders all have one of these names, in any case, holds splits."""
+
+
+def is_split_name(name: str) -> bool:
+    """Return whether folders of this name are splits: train, Test, val2017, test_images."""
+    return _SPLIT.fullmatch(name) is not None
+
 
 _NEVER_LISTED = {NO_FILE, BROKEN_LINK, TOO_LARGE, *map(os.strerror, errno.errorcode)}
 """Reasons for which a scan reports a bad file without listing it as an image."""
@@ -87,8 +96,8 @@ class ImageFolder(PartedSource):
             ``natural`` sorts numbers in them by value. Any other value is the path of a text file
             with one class per line; it may name classes without a folder. ``splits``: whether the
             folders in ``root`` are splits, each scanned like a root folder. None decides by name:
-            True if all are named like splits (`SPLIT_NAMES`) and at least one contains folders. It
-            is an error if such a folder is next to others.
+            True if all are named like splits (`is_split_name`). It is an error if such a folder,
+            with class folders, is next to others.
     """
 
     kind = "imagefolder"
@@ -178,6 +187,8 @@ class ImageFolder(PartedSource):
             inner = {name: self.place.inner(name).folders() for name in folders}
         names = [*inner]
         class_names = {name for classes in inner.values() for name in classes}
+        if self.options.class_order in ("plain", "natural"):
+            _require_distinct(inner, classes or ())
         if classes is None:
             ordered = _ordered(
                 class_names, self.options.class_order
@@ -197,13 +208,16 @@ class ImageFolder(PartedSource):
                 parts.append(SourcePart(split, _Folders(labeled=True, classes=of_part)))
         loose = sorted(set(self.place.names()).difference(names)) if splits else []
         ignored: dict[str, list[Problem]] = {name: [] for name in names}
-        ignored[names[0]] += [Problem(path=name, reason="outside any split") for name in loose]
+        ignored[names[0]] += [
+            Problem(path=name, reason=why_left_out(name) or "outside any split") for name in loose
+        ]
         scan = Scan(
             source=self,
             splits={name: Images(self, name, ()) for name in names},
             classes=ordered if class_names else None,
             ignored=ignored,
             problems={name: [] for name in names},
+            notes=[*_notes(inner, ordered if classes is None else ())],
         )
         return scan, parts
 
@@ -225,10 +239,8 @@ class ImageFolder(PartedSource):
                     f"{self.place} is a shardkit dataset, not a folder of images: use `shardkit "
                     "convert dataset` or `shardkit merge`; `shardkit diff` compares two datasets"
                 )
-            kinds = ", ".join(sorted(IMAGE_SUFFIXES))
             raise UsageError(
-                f"there are no images in {self.place}: no file has image content or a suffix of "
-                f"{kinds}"
+                f"there are no images in {self.place}: no file has the content or the suffix of one"
             )
 
     def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
@@ -278,11 +290,10 @@ def _below(split: str, path: str) -> str:
 
 
 def _are_splits(place: Place, folders: Sequence[str]) -> bool:
-    named = [folder for folder in folders if folder.lower() in SPLIT_NAMES]
-    inner = [folder for folder in named if place.inner(folder).folders()]
+    named = [folder for folder in folders if is_split_name(folder)]
     if len(named) == len(folders):
-        return bool(inner)
-    if inner:
+        return bool(named)
+    if inner := [folder for folder in named if place.inner(folder).folders()]:
         other = next(folder for folder in folders if folder not in named)
         verb = "looks like a split" if len(inner) == 1 else "look like splits"
         raise UsageError(
@@ -290,6 +301,52 @@ def _are_splits(place: Place, folders: Sequence[str]) -> bool:
             "pass splits=True for splits, or splits=False for classes"
         )
     return False
+
+
+def _require_distinct(splits: Mapping[str, Iterable[str]], classes: Sequence[str]) -> None:
+    """Refuse new classes whose names look like others: they are one class, spelled in two ways.
+
+    Raises:
+        UsageError: If names differ only in case or in the normal form of Unicode.
+    """
+    first = {_as_seen(name): name for name in classes}
+    for split, names in splits.items():
+        for name in sorted(set(names).difference(classes)):
+            folder = _below(split, name)
+            other = first.setdefault(_as_seen(name), folder)
+            if other.rpartition("/")[2] != name:
+                raise UsageError(
+                    f"the class folders {other!a} and {folder!a} differ only in the "
+                    "spelling of their name: rename one, or list both in a file for class_order= "
+                    "if they are two classes"
+                )
+
+
+def _as_seen(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+def _notes(splits: Mapping[str, Sequence[str]], classes: Sequence[str]) -> Iterator[str]:
+    """Yield what may surprise: the order of numbers, and a split without labels."""
+    by_value = sorted(classes, key=natural)
+    if all(name.isdecimal() for name in classes) and by_value != [*classes]:
+        yield (
+            f"classes are numbers, sorted as text: {_first_labels(classes)}; with --class-order "
+            f"natural: {_first_labels(by_value)}"
+        )
+    flat = [split for split, names in splits.items() if not names]
+    unlabeled = [name for name in flat if not name.lower().startswith("test")]
+    if any(splits.values()) and unlabeled:
+        yield (
+            f"{', '.join(unlabeled)} has no class folders, so its images have no labels; `shardkit "
+            "convert table` reads labels from a list"
+        )
+
+
+def _first_labels(classes: Sequence[str]) -> str:
+    """Return classes with their labels: the first ones, and the last."""
+    shown = [f"{name}={label}" for label, name in enumerate(classes)]
+    return ", ".join(shown if len(shown) <= 5 else [*shown[:3], "...", shown[-1]])
 
 
 class _Folders(NamedTuple):

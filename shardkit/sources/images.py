@@ -20,12 +20,15 @@ from shardkit.contracts import Entry
 from shardkit.errors import BadImage
 from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 
-_SUFFIXES = (
-    "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm avif jp2 j2k tga dds psd qoi"
+_READ = "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm avif jp2 j2k tga dds psd qoi"
+_UNREAD = (
+    "heic heif hif jxl jxr exr svg dcm dicom "
+    "dng cr2 cr3 crw nef nrw arw sr2 srf orf rw2 raf pef srw 3fr x3f"
 )
-IMAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
-"""Suffixes of image files. Such a file is an error if its content is not an image. A file with
-another suffix is an image if its content is one; otherwise it is left out and reported."""
+IMAGE_SUFFIXES = frozenset(f".{name}" for name in f"{_READ} {_UNREAD}".split())
+"""Suffixes of image files, also of types that are not read. Such a file is an error if its content
+is not an image that is read. A file with another suffix is an image if its content is one;
+otherwise it is left out and reported."""
 
 
 AS_ARRAYS = (

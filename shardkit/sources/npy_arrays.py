@@ -20,7 +20,7 @@ from shardkit.options import option
 from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.image_files import CHANGED, require_inside
-from shardkit.sources.imagefolder import SPLIT_NAMES
+from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.inputs import place, place_of, require_rows
 from shardkit.sources.labels import Value, checked_label, classes_option, read_classes
 from shardkit.sources.npy_files import (
@@ -34,6 +34,7 @@ from shardkit.sources.npy_files import (
     values,
     walk,
 )
+from shardkit.sources.places import why_left_out
 from shardkit.sources.table_rows import columns_of, is_text, rows_of
 from shardkit.system import safe_paths
 from shardkit.system.files import as_name, as_text, require_local
@@ -289,8 +290,8 @@ def _splits(root: Path) -> dict[str, str]:
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     except OSError as error:
         raise UsageError(f"the source {root} cannot be read: {error.strerror}") from error
-    folders = [name for name in folders if not name.startswith(".")]
-    if not folders or not all(name.lower() in SPLIT_NAMES for name in folders):
+    folders = [name for name in folders if not why_left_out(name)]
+    if not folders or not all(map(is_split_name, folders)):
         return {"": ""}
     inner = [entry for name in folders for entry in os.scandir(root / name) if entry.is_dir()]
     return {name: name for name in folders} if inner else {"": ""}

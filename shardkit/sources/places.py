@@ -14,6 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from shardkit.codecs.image import image_field_of
+from shardkit.codecs.unread import UnreadImage
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.sources.image_files import open_at_once, read_file, require_machine
@@ -30,6 +31,24 @@ BROKEN_LINK = "a broken link"
 TOO_LARGE = f"it is larger than the limit of {MAX_BYTES:,} bytes"
 UNREADABLE_FOLDER = "the folder cannot be read"
 """Reasons (or the start of one) for which a scan cannot list a path as an image."""
+
+_OF_SYSTEMS = frozenset(
+    (
+        *(
+            "__macosx",
+            "icon\r",
+            "@eadir",
+            "@tmp",
+            "@recycle",
+            "#recycle",
+            "#snapshot",
+            "lost+found",
+        ),
+        *("@recently-snapshot", "$recycle.bin", "system volume information", "__pycache__"),
+        *("thumbs.db", "ehthumbs.db", "desktop.ini"),
+    )
+)
+"""Names, in lower case, of what macOS, network storage, Windows, file systems and Python create."""
 
 _STORED = ("utf-8", "surrogateescape")
 """Encoding of names in datasets, whatever the locale."""
@@ -78,7 +97,7 @@ class Place(ABC):
 
     @abstractmethod
     def folders(self) -> list[str]:
-        """Return the sorted names of the folders in it that are not hidden.
+        """Return the sorted names of the folders in it that are data: see `why_left_out`.
 
         Raises:
             UsageError: If it is missing or cannot be read.
@@ -143,6 +162,13 @@ def claims_image(path: str) -> bool:
     return (dot + suffix).lower() in IMAGE_SUFFIXES
 
 
+def why_left_out(name: str) -> str:
+    """Return the reason if a file or folder of this name is never data; otherwise ""."""
+    if name.startswith("."):
+        return "hidden"
+    return "of the system" if name.lower() in _OF_SYSTEMS else ""
+
+
 def walk_order(path: str) -> list[tuple[bool, str]]:
     """Return a sort key that puts a folder's files before its subfolders, as a scan does."""
     *folders, name = path.split("/")
@@ -175,7 +201,7 @@ class LocalFolder(Place):
     def folders(self) -> list[str]:
         """Return the sorted names of the folders in it."""
         try:
-            paths = [path for path in self.root.iterdir() if not path.name.startswith(".")]
+            paths = [path for path in self.root.iterdir() if not why_left_out(path.name)]
             return sorted(as_text(path.name) for path in paths if path.is_dir())
         except FileNotFoundError:
             raise UsageError(f"the source folder {self} does not exist") from None
@@ -235,8 +261,8 @@ class _Walk(Finder):
             inner = []
             for name in self._list(folder, seen):
                 path = f"{folder}/{name}" if folder else name
-                if name.startswith("."):
-                    self.ignore(path, "hidden")
+                if reason := why_left_out(name):
+                    self.ignore(path, reason)
                     continue
                 status = self._stat(path)
                 if status is None:
@@ -287,6 +313,8 @@ class _Walk(Finder):
         try:
             with _open(self._at(path)) as file:
                 image_field_of(file)
+        except UnreadImage:
+            return True  # reading it says so
         except BadImage:
             self.ignore(path, "not an image")
             return False

@@ -96,7 +96,7 @@ RINGS = {
 }
 """Packages and modules around the core, in which one may import another."""
 
-LINES = 29_900
+LINES = 30_150
 """Lines of the modules that the main job may load."""
 
 

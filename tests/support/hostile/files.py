@@ -40,16 +40,23 @@ def name_cases() -> Iterator[Case]:
     yield _named("a hidden image", lambda: JPEG, Ignored(words="hidden"), file=".odd.jpg")
     others = {
         "an icon (ICO)": b"\0\0\1\0\1\0\x10\x10",
-        "a drawing (SVG)": b'<svg xmlns="http://www.w3.org/2000/svg"/>',
-        "an HEIC image": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
-        "an AVIF image": b"\0\0\0\x1cftypavif\0\0\0\0avifmif1",
         "a JPEG 2000 image": b"\0\0\0\x0cjP  \r\n\x87\n",
-        "a JPEG XL image": b"\xff\x0a\xfa\x1f\x01\x90",
         "a Photoshop document": b"8BPS\0\1\0\0\0\0\0\0\0\3",
         "a PDF document": b"%PDF-1.7\n",
     }
+    unread = {
+        "a drawing (SVG)": b'<svg xmlns="http://www.w3.org/2000/svg"/>',
+        "an HEIC image": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
+        "an AVIF image": b"\0\0\0\x1cftypavif\0\0\0\0avifmif1",
+        "a JPEG XL image": b"\xff\x0a\xfa\x1f\x01\x90",
+        "a camera's raw image (CR2)": b"II*\0\x10\0\0\0CR\2\0",
+    }
     for said, data in others.items():
         yield _named(f"{said} named .jpg", lambda d=data: d + bytes(99), NO_IMAGE)  # type: ignore[misc]
+    for said, data in unread.items():
+        reason = Rejected(words="which shardkit does not read")
+        for file in ("odd.jpg", "odd"):
+            yield _named(f"{said} named {file}", lambda d=data: d + bytes(99), reason, file=file)  # type: ignore[misc]
     odd_names = {
         "a line break": "a\nb.jpg",
         "bytes that are no UTF-8": os.fsdecode(b"\xff\xfe\x80.jpg"),

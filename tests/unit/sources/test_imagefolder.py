@@ -316,13 +316,13 @@ def test_files_that_differ_only_in_suffix_are_all_listed(tmp_path: Path) -> None
 
 
 def test_natural_order_sorts_numbers_by_value(tmp_path: Path) -> None:
-    names = ["class10", "class2", "class1", "2", "10", "class02", "b", "B"]
+    names = ["class10", "class2", "class1", "2", "10", "class02", "b", "A"]
     make_tree(tmp_path, {f"{name}/a.jpg": JPEG for name in names})
     assert scanned(tmp_path).classes == tuple(sorted(names))
     assert scanned(tmp_path, class_order="natural").classes == (
         "2",
         "10",
-        "B",
+        "A",
         "b",
         "class1",
         "class02",
@@ -409,12 +409,115 @@ def test_a_split_may_be_flat_and_unlabeled(tmp_path: Path) -> None:
     assert found(scan, "train") == {"dog/a.jpg": 0}
 
 
-def test_flat_folders_named_like_splits_are_classes_by_default(tmp_path: Path) -> None:
-    make_tree(tmp_path, {"train/a.jpg": JPEG, "val/b.jpg": JPEG})
-    assert scanned(tmp_path).classes == ("train", "val")
-    scan = scanned(tmp_path, splits=True)
+@pytest.mark.parametrize("names", [("train", "val"), ("Train_images", "test_images", "val2017")])
+def test_flat_folders_named_like_splits_have_no_labels(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    make_tree(tmp_path, {f"{name}/{name}.jpg": JPEG for name in names})
+    scan = scanned(tmp_path)
     assert scan.classes is None
-    assert found(scan, "train") == {"a.jpg": -1}
+    assert sorted(scan.splits) == sorted(names)
+    for name in names:
+        assert found(scan, name) == {f"{name}.jpg": -1}
+    assert scanned(tmp_path, splits=False).classes == tuple(sorted(names))
+
+
+def test_a_validation_split_without_class_folders_is_noted(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"train/a/1.jpg": JPEG, "val/1.jpg": JPEG, "test/1.jpg": JPEG})
+    (note,) = scanned(tmp_path).notes
+    assert note.startswith("val ")
+    assert "shardkit convert table" in note
+
+
+def test_what_systems_leave_behind_is_no_data(tmp_path: Path) -> None:
+    files = {
+        "cat/1.jpg": JPEG,
+        "dog/1.jpg": JPEG,
+        "__MACOSX/cat/._1.jpg": b"\0\5\x16\7",
+        "lost+found": None,
+        "$RECYCLE.BIN/2.jpg": JPEG,
+        "cat/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg": JPEG,
+        "cat/.thumbnails/1.png": PNG,
+        "dog/.ipynb_checkpoints/1-checkpoint.jpg": JPEG,
+        "dog/Thumbs.db": JPEG,
+    }
+    make_tree(tmp_path, files)
+    scan = scanned(tmp_path)
+    assert scan.classes == ("cat", "dog")
+    assert found(scan) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
+    assert ignored(scan) == {
+        **dict.fromkeys(("$RECYCLE.BIN", "__MACOSX", "lost+found"), "of the system"),
+        **dict.fromkeys(("cat/@eaDir", "dog/Thumbs.db"), "of the system"),
+        **dict.fromkeys(("cat/.thumbnails", "dog/.ipynb_checkpoints"), "hidden"),
+    }
+
+
+def tiff_with(tags: dict[int, bytes], inner: dict[int, bytes] | None = None) -> bytes:
+    """Return a TIFF file of big-endian tags, of type LONG, perhaps with a SubIFD after the first.
+
+    The SubIFD is at 38 after two tags; the tag 330 points there.
+    """
+    data = b"MM\0*\0\0\0\x08"
+    for directory in (tags, inner or {}):
+        data += len(directory).to_bytes(2, "big")
+        for number, value in sorted(directory.items()):
+            data += number.to_bytes(2, "big") + b"\0\4\0\0\0\1" + value
+        data += b"\0\0\0\0"
+    return data
+
+
+RAW = {
+    "HEIC": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
+    "HEIF": b"\0\0\0\x18ftypmif1\0\0\0\0mif1",
+    "JPEG XL": b"\xff\x0a\xfa\x1f\x41\x90",
+    "raw CR3": b"\0\0\0\x18ftypcrx \0\0\0\1crx isom",
+    "raw CR2": b"II*\0\x10\0\0\0CR\2\0" + bytes(40),
+    "raw DNG": tiff_with({256: b"\0\0\0\4", 50706: b"\1\4\0\0"}),
+    "raw,": tiff_with({256: b"\0\0\0\4", 330: b"\0\0\0\x26"}, {262: b"\x80\x23\0\0"}),
+    "DICOM": bytes(128) + b"DICM" + bytes(16),
+    "SVG": b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>',
+}
+"""The first bytes of types of images that are not read, from their specifications."""
+
+
+@pytest.mark.parametrize("name", RAW)
+@pytest.mark.parametrize("file", ["photo", "photo.jpg", "photo.tif"])
+def test_no_type_of_image_is_left_out(tmp_path: Path, name: str, file: str) -> None:
+    make_tree(tmp_path, {"cat/1.jpg": JPEG, f"cat/{file}": RAW[name]})
+    scan = scanned(tmp_path)
+    assert found(scan).keys() == {"cat/1.jpg", f"cat/{file}"}
+    with refused(BadImage, name):
+        scan.splits[""].read([1])
+
+
+def test_a_tiff_file_of_pixels_is_no_raw_file(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/1.tif": encoded(kind="TIFF"), "cat/2": b"II*\0\xff\xff\xff\xff"})
+    records = scanned(tmp_path).splits[""].read([0, 1])
+    assert [next(iter(record.fields)) for record in records] == ["tiff", "tiff"]
+
+
+@pytest.mark.parametrize(
+    "names", [("cat/1", "Cat/2"), ("caf\xe9/1", "cafe\u0301/2"), ("train/a/1", "val/A/2")]
+)
+def test_names_that_look_alike_are_not_two_classes(tmp_path: Path, names: tuple[str, str]) -> None:
+    make_tree(tmp_path / "src", {f"{name}.jpg": JPEG for name in names})
+    folders = [ascii(name.rpartition("/")[0]) for name in names]
+    with refused(UsageError, *folders, "class_order="):
+        scanned(tmp_path / "src")
+    order = tmp_path / "order.txt"
+    classes = [name.split("/")[-2] for name in names]
+    order.write_text("\n".join(classes), "utf-8")
+    assert scanned(tmp_path / "src", class_order=str(order)).classes == tuple(classes)
+
+
+def test_numbers_as_classes_are_noted_in_both_orders(tmp_path: Path) -> None:
+    make_tree(tmp_path, {f"{number}/a.jpg": JPEG for number in range(11)})
+    (note,) = scanned(tmp_path).notes
+    for fact in ("10=2", "--class-order natural", "10=10"):
+        assert fact in note
+    natural = scanned(tmp_path, class_order="natural")
+    assert natural.notes == []
+    assert natural.classes == tuple(map(str, range(11)))
 
 
 def test_splits_can_be_forced_off_and_on(tmp_path: Path) -> None:

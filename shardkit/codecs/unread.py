@@ -1,0 +1,102 @@
+"""Image types that shardkit does not read, told by content, so that no such file is left out.
+
+Cameras' raw files are mostly TIFF files, whose first image is a thumbnail.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from shardkit.errors import BadImage
+
+_MAGIC = re.compile(
+    rb"....ftyp(?:(?P<HEIC>hei[cxms]|hev[cxms])|(?P<AVIF>avi[fs])|(?P<HEIF>mif[12]|msf1)"
+    rb"|(?P<raw_CR3>crx ))"
+    rb"|(?P<JPEG_XL>\xff\x0a|\0\0\0\x0cJXL \r\n\x87\n)"
+    rb"|(?P<JPEG_XR>II\xbc\x01)"
+    rb"|(?P<OpenEXR>v/1\x01)"
+    rb"|(?P<Radiance_HDR>\#\?RA(?:DIANC|YTRAC)E\n|\#\?RGBE\n)"
+    rb"|(?P<DjVu>AT&TFORM)"
+    rb"|(?P<EPS>%!PS-Adobe-[0-9.]+ EPSF)"
+    rb"|(?P<SVG>\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)?(?:<!DOCTYPE svg[^>]*>\s*)?<svg[\s>])"
+    rb"|(?P<DICOM>.{128}DICM)"
+    rb"|(?P<raw_CR2>II\*\0....CR)"
+    rb"|(?P<raw_ORF>II(?:RO|RS)|MMOR)"
+    rb"|(?P<raw_RW2>IIU\0)"
+    rb"|(?P<raw_RAF>FUJIFILMCCD-RAW)"
+    rb"|(?P<raw_CRW>II\x1a\0\0\0HEAP)"
+    rb"|(?P<raw_X3F>FOVb)"
+    rb"|(?P<raw_MRW>\0MRM)",
+    re.DOTALL,
+)
+
+_HEAD = 1024
+_DNG_VERSION = 50706
+_PHOTOMETRIC = 262
+_SUB_IFDS = 330
+_OF_SENSOR = (32803, 34892)
+"""Photometric interpretations of a sensor's values: a color filter array, and linear raw."""
+
+
+def refuse_unread(file: BinaryIO) -> None:
+    """Refuse a file whose content is an image of a type that shardkit does not read.
+
+    Args:
+        file: A file that no reader of shardkit knows, or a TIFF file, at any position.
+
+    Raises:
+        BadImage: If it is one; the message names the type and the way out.
+        OSError: If it cannot be read.
+    """
+    file.seek(0)
+    head = file.read(_HEAD)
+    match = _MAGIC.match(head)
+    name = (match.lastgroup or "").replace("_", " ") if match else _raw_tiff(file, head)
+    if not name:
+        return
+    what = f"camera {name}" if name.startswith("raw") else f"{name}"
+    raise UnreadImage(
+        f"it is a file of the type {what}, which shardkit does not read: convert it to JPEG, PNG "
+        "or TIFF first"
+    )
+
+
+class UnreadImage(BadImage):
+    """The file is an image of a type that shardkit does not read."""
+
+
+def _raw_tiff(file: BinaryIO, head: bytes) -> str:
+    """Return ``raw`` and perhaps a type for a TIFF file with a sensor's values, or ""."""
+    if head[:4] not in (b"II*\0", b"MM\0*"):
+        return ""
+    order = "<" if head[:2] == b"II" else ">"
+    try:
+        first = dict(_tags(file, order, *struct.unpack(order + "I", head[4:8])))
+        if _DNG_VERSION in first:
+            return "raw DNG"
+        inner = _pointers(file, order, *first.get(_SUB_IFDS, (0, b"")))
+        images = [first, *(dict(_tags(file, order, at)) for at in inner)]
+    except struct.error:  # truncated: the decoder says so
+        return ""
+    stated = [image[_PHOTOMETRIC][1] for image in images if _PHOTOMETRIC in image]
+    sensor = any(struct.unpack(order + "H", value[:2])[0] in _OF_SENSOR for value in stated)
+    return "raw" if sensor else ""
+
+
+def _tags(file: BinaryIO, order: str, at: int) -> Iterator[tuple[int, tuple[int, bytes]]]:
+    """Yield number, count and the four bytes of value of each tag in a directory."""
+    file.seek(at)
+    (count,) = struct.unpack(order + "H", file.read(2))
+    for number, _, values, value in struct.iter_unpack(order + "HHI4s", file.read(12 * count)):
+        yield number, (values, value)
+
+
+def _pointers(file: BinaryIO, order: str, count: int, value: bytes) -> list[int]:
+    """Return the places of the first directories that a tag points to."""
+    if count > 1:
+        file.seek(*struct.unpack(order + "I", value))
+        value = file.read(4 * min(count, 8))
+    return [at for (at,) in struct.iter_unpack(order + "I", value)]
