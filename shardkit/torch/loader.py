@@ -22,6 +22,7 @@ from shardkit.torch.data.order_options import OrderedDataset, OrderOptions
 from shardkit.torch.data.resume import ResumeState
 from shardkit.torch.data.schedule import BatchSchedule
 from shardkit.torch.engine import preflight
+from shardkit.torch.engine.dropping import without_bad
 from shardkit.torch.engine.fetch import Engine, Fetch
 from shardkit.torch.engine.options import ENGINE_KINDS, READERS, LoaderOptions, Settings
 
@@ -112,7 +113,7 @@ def make_loader(given: LoaderArguments) -> Loader:
 
 def reader_of(options: LoaderOptions) -> type[Fetch]:
     """Return what reads the batches of a loader; its `Fetch.suited` checks the options."""
-    reader: type[Fetch] = load(READERS[options.resident])
+    reader: type[Fetch] = load(READERS[options.resident or options.on_bad])
     return reader
 
 
@@ -164,6 +165,8 @@ class Loader:
         self._resume = ResumeState(fetch.dataset, schedule)
         self.batch_sampler = TrainerEpochs(self._resume, schedule)
         """For trainers, which set the epoch of its ``sampler``."""
+        self.bad: dict[int, str] = {}
+        """Rows that ``on_bad="drop"`` has left out so far, as ``with_rows`` gives them, and why."""
         self._iteration = 0
         settings = options.resolved(
             preflight.default_workers(),
@@ -259,6 +262,9 @@ class Loader:
         self._require_start()
         requests = self._schedule.requests(run.epoch, run.consumed, endless=self._schedule.endless)
         batches = self._engine.run(requests)
+        if self.options.on_bad == "drop":
+            ranks = self._schedule.rank.world_size
+            batches = without_bad(batches, self.bad, self.options.max_bad, ranks=ranks)
         try:
             for request, batch in batches:
                 self._resume.advance(run._replace(epoch=request.epoch), request.consumed)

@@ -20,6 +20,7 @@ from shardkit.sampling.ranks import (
     count_steps,
     steps,
 )
+from shardkit.system.formatting import amount
 
 _Number = TypeVar("_Number", int, Positions)
 
@@ -52,6 +53,16 @@ class Request(NamedTuple):
         """`repeats` as a list; empty if no row repeats."""
         return [] if self.repeats is None else list(self.repeats.tolist())
 
+    def at(self, places: list[int]) -> Request:
+        """Return a request of the samples at some positions of the batch, without readahead."""
+        first_repeated = len(self.rows) - self.padding
+        return self._replace(
+            rows=self.rows[places],
+            padding=sum(place >= first_repeated for place in places),
+            ahead=self.ahead[:0],
+            repeats=None if self.repeats is None else self.repeats[places],
+        )
+
     def of_view(self, view: int, views: int) -> Request:
         """Return the request of one of several views, which draw different random numbers."""
         if views == 1:
@@ -76,7 +87,8 @@ class BatchSchedule:
         repeats: For each row, how many earlier rows are the same record; None if all differ.
 
     Raises:
-        UsageError: If ``batch_size`` is not an integer from 1 on.
+        UsageError: If ``batch_size`` is not an integer from 1 on, or an epoch would have no batch
+            since the last, smaller one is left out.
     """
 
     lookahead = 0
@@ -101,6 +113,13 @@ class BatchSchedule:
         """Samples of all ranks in an epoch."""
         self._repeats = repeats
         self._rank_looked_up = rank.rank is None
+        step = self.batch_size * self.rank.world_size
+        if self.rank.drop_last and 0 < self.size < step:
+            of_ranks = f" on each of {self.rank.world_size} ranks" * (self.rank.world_size > 1)
+            raise UsageError(
+                f"drop_last=True leaves no batch: an epoch has {amount(self.size, 'sample')}, and "
+                f"a batch {self.batch_size}{of_ranks}. Use a smaller batch_size, or drop_last=False"
+            )
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""

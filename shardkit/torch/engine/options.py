@@ -48,12 +48,15 @@ ENGINE_KINDS = {
 }
 """All engines, the cheapest first."""
 
-READERS: dict[str | None, str] = {
-    None: "shardkit.torch.engine.fetch:Fetch",
+READERS: dict[str, str] = {
+    "raise": "shardkit.torch.engine.fetch:Fetch",
+    "drop": "shardkit.torch.engine.dropping:DroppingFetch",
     "cpu": "shardkit.torch.engine.resident:ResidentFetch",
     "cuda": "shardkit.torch.engine.resident:CudaFetch",
 }
-"""``module:CLASS`` of the `Fetch` for each value of ``resident``."""
+"""``module:CLASS`` of the `Fetch` for each value of ``resident``, and without of ``on_bad``."""
+
+ON_BAD = ("raise", "drop")
 
 ENGINES = ("auto", *ENGINE_KINDS)
 LATE_REMEDY = (
@@ -107,7 +110,7 @@ class LoaderOptions:
         "``cuda``, the current device. Batches are the same, and so is a state. Each rank holds "
         "all rows. The images have one size, and no operation but `RandomCrop` draws random "
         "numbers.",
-        choices=tuple(memory for memory in READERS if memory is not None),
+        choices=tuple(memory for memory in READERS if memory not in ON_BAD),
     )
     num_workers: int | None = option(
         None,
@@ -145,6 +148,19 @@ class LoaderOptions:
         False,
         help="Whether a batch ends with its rows: int64 of shape (N,), -1 for padding. For a "
         "``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.",
+    )
+    on_bad: str = option(
+        "raise",
+        help="What to do with a sample whose record is damaged or cannot be decoded. ``drop`` "
+        "leaves it out of its batch, which is then smaller: no other sample takes its place, and "
+        "a batch without samples is left out. ``Loader.bad`` lists such rows.",
+        choices=ON_BAD,
+    )
+    max_bad: int = option(
+        100,
+        help="Rows that may be bad with ``on_bad='drop'``; with more, the iteration raises "
+        "`LoaderFailed`.",
+        minimum=0,
     )
     pin_memory: bool | None = option(
         None,

@@ -54,6 +54,11 @@ class ResidentFetch(Fetch):
             raise UsageError(
                 f"resident= reads the memory of this process: leave engine={options.engine!r} out"
             )
+        if options.on_bad != "raise":
+            raise UsageError(
+                f"resident= decodes all samples when the loader is created: leave "
+                f"on_bad={options.on_bad!r} out"
+            )
         options = replace(options, engine="thread", num_workers=options.num_workers or 0)
         return options, f"the decoded dataset is in memory ({cls.memory})"
 

@@ -113,4 +113,4 @@ def test_wrong_epochs_are_refused(path: Path) -> None:
     for name, value in wrong.items():
         refuses(open_dataset(path), f"{name}={value!r}", **{name: value})
     short: dict[str, Any] = {"endless": True, "drop_last": True, "samples_per_epoch": 1}
-    refuses(open_dataset(path), "1 samples", **short)
+    refuses(open_dataset(path), "1 sample", "drop_last=False", **short)

@@ -20,6 +20,7 @@ from torch.utils.data import (
     ChainDataset,
     DataLoader,
     IterableDataset,
+    Subset,
 )
 
 from shardkit import (
@@ -174,3 +175,14 @@ def test_pinning_without_a_device_warns_and_continues(dataset: ShardDataset, eng
     assert caught[0].filename == __file__
     assert not loader.pin_memory
     assert len(list(loader)) == len(loader)
+
+
+def test_a_loader_without_a_batch_is_refused(dataset: Any) -> None:
+    """An epoch without batches would train nothing and say nothing."""
+    short = Subset(dataset, range(5))
+    with refused(UsageError, "drop_last=True", "5 samples", "64"):
+        make_loader(short, 64, drop_last=True)
+    with refused(UsageError, "2 ranks"):
+        make_loader(short, 3, rank=Rank(rank=0, world_size=2, drop_last=True))
+    assert len(make_loader(short, 5, drop_last=True, num_workers=0)) == 1
+    assert len(make_loader(Subset(dataset, []), 64, drop_last=True, num_workers=0)) == 0

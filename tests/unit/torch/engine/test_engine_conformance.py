@@ -47,6 +47,7 @@ from engines import (
 )
 from helpers import FORMATS, wait_until
 from loading import BATCH, ROWS, SEED, close, crc, prints_of, row_order, same
+from refusals import refused
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
 from shardkit import Rank, ShardDataset, UsageError, collate, make_loader, open_dataset, with_rng
@@ -253,14 +254,11 @@ def test_few_samples_or_none_are_one_batch_or_none(engine: str) -> None:
             assert list(loader) == []
         loader.load_state_dict(loader.state_dict())
         assert list(loader) == []
-    one, none = Rank(), Rank(drop_last=True)
-    for this_rank, expected in ((one, [[0, 1, 4]]), (none, [])):
-        few = opened(engine, Numbers(3), batch_size=4, rank=this_rank)
-        with few as loader:
-            assert len(loader) == len(expected)
-            for _ in range(2):
-                assert [batch.tolist() for batch in loader] == expected
-            assert loader.epoch == 2
+    with opened(engine, Numbers(3), batch_size=4) as loader:
+        assert len(loader) == 1
+        for _ in range(2):
+            assert [batch.tolist() for batch in loader] == [[0, 1, 4]]
+        assert loader.epoch == 2
 
 
 def workers_of(engine: str) -> int:
@@ -458,6 +456,49 @@ def test_a_damaged_record_comes_with_its_batch(damaged: Path, engine: str) -> No
     for fact in (dataset.keys[BAD], dataset.paths[BAD], f"row {BAD},", shard, "checksum"):
         assert fact in str(error)
     assert len(found) == BEFORE
+
+
+@in_full(ANY_DATASET)
+def test_a_damaged_record_is_left_out_of_its_batch(
+    damaged: Path, by_hand: ByHand, engine: str, full: bool
+) -> None:
+    """All other samples are those of a dataset without damage, also after a resume."""
+    for order in ("shuffled", "views", "long") if full else ("shuffled",):
+        samples = by_hand.samples(order, 0)
+        steps = [samples[start : start + BATCH] for start in range(0, len(samples), BATCH)]
+        expected = [
+            list(itertools.chain(*zip(*(shown for row, shown in step if row != BAD), strict=True)))
+            for step in steps
+        ]
+        dataset = open_dataset(damaged, decode=DECODE)
+        options = {"seed": SEED, "on_bad": "drop", **ORDERS[order]}
+        with opened(engine, dataset, **options) as loader:
+            batches = iter(loader)
+            begun = take(batches, 2)
+            state = through_json(loader.state_dict())
+            assert begun + take(batches) == expected
+            assert list(loader.bad) == [BAD]
+            assert dataset.keys[BAD] in loader.bad[BAD]
+        with opened(engine, dataset, **options) as resumed:
+            resumed.load_state_dict(state)
+            assert take(iter(resumed)) == expected[2:]
+
+
+@pytest.mark.parametrize("engine", ["serial", "process"])
+def test_batches_lack_rows_that_are_bad_but_no_batch_is_empty(
+    damaged: Path, engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = Subset(open_dataset(damaged, decode="torch"), [BAD, 0, BAD + 1, BAD, 1])
+    options = {"batch_size": 1, "with_rows": True, "shuffle": False, "on_bad": "drop"}
+    with opened(engine, dataset, **options) as loader:
+        assert [rows.tolist() for *_, rows in loader] == [[0], [BAD + 1], [1]]
+        assert list(loader.bad) == [BAD]
+    assert sum("left out row" in record.getMessage() for record in caplog.records) == 1
+    with opened(engine, dataset, **options, max_bad=0) as loader, refused(LoaderFailed, "max_bad"):
+        list(loader)
+    alone = {"rank": Rank(rank=0, world_size=2)}
+    with opened(engine, dataset, **options, **alone) as loader, refused(LoaderFailed, f"row {BAD}"):
+        list(loader)
 
 
 @loaders

@@ -462,6 +462,7 @@ def test_wrong_options_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"resident": "cuda"}, ("'cuda'", "'cpu'")),
         ({"resident": "gpu"}, ("resident='gpu'", "cpu, cuda")),
         ({"resident": "cpu", "engine": "process"}, ("engine='process'",)),
+        ({"resident": "cpu", "on_bad": "drop"}, ("on_bad='drop'",)),
         ({"resident": "cuda", "pin_memory": True}, ("pin_memory=",)),
         ({"resident": "cuda", "num_workers": 1}, ("num_workers=",)),
     ):
