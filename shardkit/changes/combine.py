@@ -66,10 +66,11 @@ def open_splits(directory: Path) -> dict[str, OpenedDataset]:
         UsageError: If there is no dataset, or it has no shards of its own.
         CorruptDataset: If a manifest is damaged, or of another dataset.
     """
-    return OpenedDirectory(directory).own_splits(
+    opened = OpenedDirectory(directory).with_own_shards(
         f"{directory} reads archives of another program in place; first make a dataset with "
         "shards of its own: shardkit convert dataset"
     )
+    return opened.splits
 
 
 def load_splits(directory: Path) -> dict[str, Manifest]:

@@ -8,20 +8,14 @@ from functools import partial
 from typing import Any
 
 from shardkit.changes.combine import Shape, common_schema, in_several, link_shards, shape_of
-from shardkit.changes.layers import (
-    as_layer,
-    described,
-    needed_layers,
-    plan_layers,
-    require_same_rows,
-)
+from shardkit.changes.layers import joined, needed_stores, plan_layers
 from shardkit.contracts import Images, Original, Scan
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.engine import Work, assembly, parts_of, prepare, require_good, run
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.staging import StagingDirectory
-from shardkit.dataset.manifest import Layer, Manifest, save_manifest
+from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import entries_of, source_of, with_changed
 from shardkit.kinds.field import Field, Schema
@@ -170,62 +164,49 @@ class Extension:
             staging: The staging directory.
             builder: How to build.
         """
-        first = next(iter(self.datasets.values())).manifest
-        layers: dict[str, list[Layer]] = {split: [] for split in self.datasets}
-        for number, layer in enumerate(needed_layers(first)):
-            new = self._extended(number, bases, staging, builder) if layer.files else {}
-            for split, dataset in self.datasets.items():
-                old = needed_layers(dataset.manifest)[number]
-                layers[split].append(new.get(split, old))
+        longer: dict[str, list[Manifest]] = {split: [] for split in self.datasets}
+        for stores in zip(*map(needed_stores, self.datasets.values()), strict=True):
+            if stores[0].layer is not None:
+                for split, manifest in self._extended(stores, bases, staging, builder).items():
+                    longer[split].append(manifest)
         return {
-            split: described(base, layers[split], len(layers[split]), staging.dataset / split)
-            for split, base in bases.items()
+            split: joined(dataset, bases[split], longer[split], staging.dataset / split)
+            for split, dataset in self.datasets.items()
         }
 
     def _extended(
         self,
-        number: int,
+        stores: Sequence[OpenedDataset],
         bases: Mapping[str, Manifest],
         staging: StagingDirectory,
         builder: Builder,
-    ) -> dict[str, Layer]:
-        """Build the new shards of a layer of each split, and return the extended layers."""
-        old = {split: dataset.manifest.layers[number] for split, dataset in self.datasets.items()}
-        opened = {split: self.datasets[split].layer(layer) for split, layer in old.items()}
-        plan = self._plan_layer(number, opened, bases)
+    ) -> dict[str, Manifest]:
+        """Build new shards of the stores of a layer, and return the manifest for each split."""
+        plan = self._plan_store(stores, bases)
         works = [
-            prepare(part, plan, staging, first=len(dataset.manifest.shards))
-            for part, dataset in zip(plan.splits, opened.values(), strict=True)
+            prepare(part, plan, staging, first=len(store.manifest.shards))
+            for part, store in zip(plan.splits, stores, strict=True)
         ]
         for _ in run(works, replace(builder, on_progress=None)):
             pass
         require_good(works, plan, staging)
-        layers = {}
-        for work, (split, dataset) in zip(works, opened.items(), strict=True):
-            manifest = extended(work, plan, dataset)
-            require_same_rows(bases[split], manifest)
-            save_manifest(manifest, work.folder)
-            layer = as_layer(manifest, work.folder, old[split].operation)
-            layers[split] = replace(layer, request=old[split].request)
-        return layers
+        manifests = [extended(work, plan, store) for work, store in zip(works, stores, strict=True)]
+        return dict(zip(self.datasets, manifests, strict=True))
 
-    def _plan_layer(
-        self, number: int, opened: Mapping[str, OpenedDataset], bases: Mapping[str, Manifest]
-    ) -> Plan:
+    def _plan_store(self, stores: Sequence[OpenedDataset], bases: Mapping[str, Manifest]) -> Plan:
         """Return the plan of the new rows of a layer: those of the images that were built."""
-        dataset = next(iter(self.datasets.values())).manifest
-        layer = next(iter(opened.values())).manifest
+        dataset = next(iter(self.datasets.values()))
         scan = self.scan
-        changed = dataset.layers[number]
-        names = [name for name in changed.fields if dataset.layer_of(name) == changed]
+        layer = stores[0].manifest
         fields = dict(layer.fields_by_name)
+        names = [name for name in fields if dataset.store_of(name) is stores[0]]
         classes = layer.classes
         recipe = None
         if LABEL in names and scan.classes is not None:
             fields[LABEL], classes = Field("label", classes=scan.classes), scan.classes
         if any(fields[name].type.follows for name in names):
             recipe = self.plan.options.recipe
-        parts = {part.split: split for split, part in opened.items()}
+        parts = {store.split: split for store, split in zip(stores, self.datasets, strict=True)}
         source = Provided(scan, names, parts, recipe)
         splits = {}
         for split, part in zip(self.plan.splits, parts, strict=True):

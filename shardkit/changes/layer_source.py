@@ -3,55 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardkit.changes.field_source import LayerSource
 from shardkit.changes.field_table import TableValues, is_table
 from shardkit.changes.field_values import FieldValues, FileValues
-from shardkit.contracts import Images
+from shardkit.contracts import Scan
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import CorruptDataset
 
 
-def images_of(
-    item: Any, datasets: Mapping[str, OpenedDataset], described: Mapping[str, Any]
-) -> Mapping[str, Images]:
-    """Return the rows of a layer, by its split, if a file has their values.
+@dataclass(frozen=True)
+class LayerFile:
+    """What a user named, and the description of the source of a layer: perhaps the same file."""
 
-    Raises:
-        UsageError: If the file cannot be read, or lacks a column.
-        CorruptDataset: If the description is damaged.
-    """
-    values = described.get("values")
-    if not isinstance(values, list) or len(values) != 1 or not isinstance(values[0], dict):
-        return {}  # of several providers
-    value = values[0]
-    first = next(iter(datasets.values()))
-    if not _is_file(item, first) or value.get("name") != Path(item).absolute().name:
-        return {}
-    return LayerSource(datasets, [_values(Path(item), datasets, value)]).scan().splits
+    item: Any
+    dataset: OpenedDataset
+    """A dataset with the layer: that of any split."""
+    described: Mapping[str, Any]
 
+    @property
+    def _value(self) -> Mapping[str, Any]:
+        """The description of the file; empty for a layer with values of several providers."""
+        values = self.described.get("values")
+        if not isinstance(values, list) or len(values) != 1 or not isinstance(values[0], dict):
+            return {}
+        return values[0]
 
-def _is_file(item: Any, dataset: OpenedDataset) -> bool:
-    """Return whether a source is a file of the kinds that fields are made from, or their folder."""
-    if not isinstance(item, (str, Path)):
-        return False
-    path = Path(item)
-    if dataset.split and path.is_dir():
-        return (path / f"{dataset.split}.npy").is_file()
-    return (is_table(path) or path.suffix == ".npy") and path.is_file()
+    def is_source(self) -> bool:
+        """Return whether it has that name, and is a file of fields, or a folder of these."""
+        if not isinstance(self.item, (str, Path)):
+            return False
+        path = Path(self.item)
+        if self._value.get("name") != path.absolute().name:
+            return False
+        if self.dataset.split and path.is_dir():
+            return (path / f"{self.dataset.split}.npy").is_file()
+        return (is_table(path) or path.suffix == ".npy") and path.is_file()
 
+    def scan(self, datasets: Mapping[str, OpenedDataset]) -> Scan:
+        """Return the rows of the layer, by its split.
 
-def _values(
-    path: Path, datasets: Mapping[str, OpenedDataset], described: Mapping[str, Any]
-) -> FieldValues:
-    """Return the values in a file."""
-    fields = described.get("fields")
-    key = described.get("key")
-    if not isinstance(fields, str) or not isinstance(key, str | None):
-        split = next(iter(datasets))
-        raise CorruptDataset(f"{path}: the layer {split.rpartition('/')[2]} describes no source")
-    if is_table(path):
-        return TableValues(path, list(datasets.values()), key, [fields], keep_classes=True)
-    return FileValues(path, fields, list(datasets.values()))
+        Raises:
+            UsageError: If the file cannot be read, or lacks a column.
+            CorruptDataset: If the description is damaged.
+        """
+        return LayerSource(datasets, [self._values(datasets)]).scan()
+
+    def _values(self, datasets: Mapping[str, OpenedDataset]) -> FieldValues:
+        path = Path(self.item)
+        fields = self._value.get("fields")
+        key = self._value.get("key")
+        if not isinstance(fields, str) or not isinstance(key, str | None):
+            layer = next(iter(datasets)).rpartition("/")[2]
+            raise CorruptDataset(f"{path}: the layer {layer} describes no source")
+        if is_table(path):
+            return TableValues(path, list(datasets.values()), key, [fields], keep_classes=True)
+        return FileValues(path, fields, list(datasets.values()))

@@ -28,6 +28,7 @@ from shardkit.dataset.manifest import (
     Layering,
     Manifest,
     load_manifest,
+    save_manifest,
 )
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.errors import ConversionFailed, UsageError
@@ -155,6 +156,38 @@ def needed_layers(manifest: Manifest) -> list[Layer]:
         layer if layer.name in needed else replace(layer, files=(), digest="")
         for layer in manifest.layers
     ]
+
+
+def needed_stores(dataset: OpenedDataset) -> list[OpenedDataset]:
+    """Return the stores that fields come from, after that of the conversion."""
+    used = {dataset.store_of(name).folder for name in dataset.manifest.fields_by_name}
+    return [store for store in dataset.stores if store.folder in {"", *used}]
+
+
+def joined(
+    dataset: OpenedDataset, base: Manifest, others: Sequence[Manifest], folder: Path
+) -> Manifest:
+    """Save the manifests of stores that are longer than those of a dataset, but the first.
+
+    Args:
+        dataset: The dataset.
+        base: The new manifest of the store of its conversion.
+        others: The new manifests of its other `needed_stores`.
+        folder: The folder of all.
+
+    Returns:
+        The manifest with all fields.
+    """
+    longer = dict[str, Layer]()
+    for store, manifest in zip(needed_stores(dataset)[1:], others, strict=True):
+        assert store.layer is not None
+        place = folder / store.folder
+        require_same_rows(base, manifest)
+        save_manifest(manifest, place)
+        layer = as_layer(manifest, place, store.layer.operation)
+        longer[layer.name] = replace(layer, request=store.layer.request)
+    layers = [longer.get(layer.name, layer) for layer in needed_layers(dataset.manifest)]
+    return described(base, layers, len(layers), folder)
 
 
 _MOST_ROWS = 1 << 16

@@ -15,12 +15,12 @@ from shardkit.changes.combine import (
     open_splits,
     shape_of,
 )
-from shardkit.changes.layers import as_layer, described, needed_layers, require_same_rows
+from shardkit.changes.layers import joined, needed_stores
 from shardkit.conversion.assemble import Assembly, save_manifests
 from shardkit.conversion.engine import publishing
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.staging import StagingDirectory, clear_trash, open_staging
-from shardkit.dataset.manifest import Layer, Manifest, save_manifest
+from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import entries_of, source_of
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
@@ -92,18 +92,11 @@ def _make(merged: Mapping[str, Sequence[OpenedDataset]], staging: StagingDirecto
     manifests = {}
     for split, datasets in merged.items():
         folder = staging.dataset / as_name(split)
-        first = datasets[0].manifest
-        base = _linked([dataset.base for dataset in datasets], folder)
-        extended = dict[str, Layer]()
-        for used in zip(*map(_used_layers, datasets), strict=True):
-            place = folder / used[0].folder
-            opened = [d.layer(layer) for d, layer in zip(datasets, used, strict=True)]
-            manifest = _linked(opened, place)
-            require_same_rows(base, manifest)
-            save_manifest(manifest, place)
-            extended[used[0].name] = as_layer(manifest, place, used[0].operation)
-        layers = [extended.get(layer.name, layer) for layer in needed_layers(first)]
-        manifests[split] = described(base, layers, len(layers), folder)
+        base, *others = (
+            _linked(stores, folder / stores[0].folder)
+            for stores in zip(*map(needed_stores, datasets), strict=True)
+        )
+        manifests[split] = joined(datasets[0], base, others, folder)
     save_manifests(manifests, staging.dataset)
 
 
@@ -131,8 +124,8 @@ def _require_same_layers(datasets: Sequence[OpenedDataset]) -> None:
     """Refuse datasets whose fields are in other layers than those of the first one."""
     first, *others = datasets
     for other in others:
-        if _layers(other.manifest) != _layers(first.manifest):
-            layered = other if other.manifest.layers else first
+        if _stored_fields(other) != _stored_fields(first):
+            layered = first if other.base is other else other
             raise UsageError(
                 f"fields of {layered.path} were changed after the conversion, and those of "
                 f"{(first if layered is other else other).path} were not, or in other layers: "
@@ -140,17 +133,12 @@ def _require_same_layers(datasets: Sequence[OpenedDataset]) -> None:
             )
 
 
-def _used_layers(dataset: OpenedDataset) -> list[Layer]:
-    """Return the layers that fields of a dataset come from."""
-    return [layer for layer in needed_layers(dataset.manifest) if layer.files]
-
-
-def _layers(manifest: Manifest) -> list[list[str]]:
-    """Return the fields of each layer that some come from, and of the dataset itself."""
-    sources = [None, *(layer for layer in needed_layers(manifest) if layer.files)]
+def _stored_fields(dataset: OpenedDataset) -> list[list[str]]:
+    """Return the fields that each store provides."""
+    names = dataset.manifest.fields_by_name
     return [
-        [name for name in manifest.fields_by_name if manifest.layer_of(name) == source]
-        for source in sources
+        [name for name in names if dataset.store_of(name) is store]
+        for store in needed_stores(dataset)
     ]
 
 
@@ -167,26 +155,22 @@ def _refuse_overlap(places: Sequence[Path], target: Path) -> None:
 def _is_merged(target: Path, merged: Mapping[str, Sequence[OpenedDataset]]) -> bool:
     """Return whether an earlier run has merged the same shards."""
     try:
-        manifests = {} if StagingDirectory(target).is_ready else load_splits(target)
+        made = {} if StagingDirectory(target).is_ready else open_splits(target)
+        return made.keys() == merged.keys() and all(
+            _stored_fields(made[split]) == _stored_fields(datasets[0])
+            and _shards([made[split]]) == _shards(datasets)
+            for split, datasets in merged.items()
+        )
     except ShardkitError:
         return False
-    return manifests.keys() == merged.keys() and all(
-        [shard.sha256 for shard in manifests[split].shards]
-        == [shard.sha256 for dataset in datasets for shard in dataset.manifest.shards]
-        and _layers(manifests[split]) == _layers(datasets[0].manifest)
-        and _layer_shards([manifests[split]]) == _layer_shards([d.manifest for d in datasets])
-        for split, datasets in merged.items()
-    )
 
 
-def _layer_shards(manifests: Sequence[Manifest]) -> list[str]:
-    return sorted(
-        file.sha256
-        for manifest in manifests
-        for layer in needed_layers(manifest)
-        for file in layer.files
-        if file not in layer.index_files
-    )
+def _shards(datasets: Sequence[OpenedDataset]) -> list[list[str]]:
+    """Return the digests of the shards of each store, over all datasets."""
+    return [
+        [shard.sha256 for store in stores for shard in store.manifest.shards]
+        for stores in zip(*map(needed_stores, datasets), strict=True)
+    ]
 
 
 def _fingerprint(merged: Mapping[str, Sequence[OpenedDataset]]) -> ConversionFingerprint:

@@ -221,8 +221,8 @@ class StagingDirectory:
         try:
             new = OpenedDirectory(self.dataset)
             new.manifests()
-            for split in new.splits.values():
-                _ = split.stored
+            for store in new.stores:
+                _ = store.manifest
         except ShardkitError as error:
             raise ConversionFailed(
                 f"{self.target} is unchanged, since readers would refuse the new dataset: {error}"

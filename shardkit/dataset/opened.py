@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,12 +18,14 @@ from shardkit.dataset.index import Index
 from shardkit.dataset.index_reader import index_of, places_of
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
+    FileEntry,
     Layer,
     Manifest,
     SplitsManifest,
     load_any_manifest,
     load_manifest,
 )
+from shardkit.dataset.parts import Part, dataset_parts
 from shardkit.dataset.reports import IGNORED, StoredReport
 from shardkit.dataset.shard_files import LOCAL_FILES, Access
 from shardkit.errors import CorruptDataset, Problem, UsageError
@@ -30,6 +34,7 @@ from shardkit.system.files import (
     as_name,
     remove_leftovers,
     require_local,
+    sha256_of,
     state_folder,
     write_atomically,
 )
@@ -68,10 +73,12 @@ _OPENERS = {
 class OpenedDataset:
     """One dataset, whose manifest and files are read when they are needed.
 
+    It is an ordered list of `stores`: datasets with shards, of which each has some of its fields.
+
     Args:
         directory: Where manifest and index are.
         split: Its name in a directory of splits, or "".
-        digest: What the directory of splits states as the digest of its manifest.
+        digest: What the manifest above states as the digest of its manifest.
         root: The folder of an attached dataset's archives, if the user named it.
         access: How its shards are opened.
 
@@ -97,11 +104,18 @@ class OpenedDataset:
         self._stamp = _stamp(self._directory)
         self._stated: Manifest | None = None
         """The manifest in the directory, if `manifest` is the base of it."""
+        self.layer: Layer | None = None
+        """The layer, if this is the store of one; None for what a conversion made."""
 
     @property
     def prefix(self) -> str:
         """The split and a slash, or "": what the names of its files begin with."""
         return f"{self.split}/" if self.split else ""
+
+    @property
+    def folder(self) -> str:
+        """The folder of a store in the dataset; "" for what a conversion made."""
+        return self.layer.folder if self.layer else ""
 
     @property
     def top(self) -> Path:
@@ -140,7 +154,7 @@ class OpenedDataset:
     @property
     def belongs(self) -> bool:
         """Whether the directory of splits, if there is one, states this manifest."""
-        return self._digest is None or self._digest == self.manifest.digest
+        return self._digest in (None, self.manifest.digest)
 
     @cached_property
     def base(self) -> OpenedDataset:
@@ -152,30 +166,41 @@ class OpenedDataset:
         base._stated = self.manifest
         return base
 
-    def layer(self, layer: Layer) -> OpenedDataset:
-        """Return the dataset in the folder of a layer, which has files.
+    @cached_property
+    def stores(self) -> list[OpenedDataset]:
+        """All datasets with shards in here: that of the conversion, then one for each layer.
+
+        They have the same rows. Reading the manifest of one raises CorruptDataset if it is damaged,
+        or of another dataset.
+        """
+        layers = [layer for layer in self.manifest.layers if layer.files]
+        return [self.base, *(_LayerStore(self, layer) for layer in layers)]
+
+    def store_of(self, field: str) -> OpenedDataset:
+        """Return the store that has a field, or would have it."""
+        layer = self.manifest.layer_of(field)
+        if layer is None:
+            return self.base
+        return next(store for store in self.stores if store.layer is layer)
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The parts of `base`: one for each source, if it was appended to or merged.
 
         Raises:
-            CorruptDataset: If it is damaged, or of another dataset.
+            CorruptDataset: If the manifest's description of them is damaged.
         """
-        opened = OpenedDataset(
-            self.path / layer.folder,
-            f"{self.prefix}{layer.folder}",
-            digest=layer.digest,
-            access=self.access.of_layer(self.path, layer),
-        )
-        opened.manifest = places_of(self.manifest).layer(self.path, self.manifest, layer)
-        return opened
+        return dataset_parts(self.manifest)
 
     @property
-    def stored(self) -> list[OpenedDataset]:
-        """All datasets with shards in here: that of the conversion, then each layer.
-
-        Raises:
-            CorruptDataset: If a layer is damaged, or of another dataset.
-        """
-        layers = [self.layer(layer) for layer in self.manifest.layers if layer.files]
-        return [self.base, *layers]
+    def files(self) -> list[FileEntry]:
+        """All files of all stores, by their names in `top`, without the manifest there."""
+        entries = list(self.manifest.entries)
+        if self.split:
+            path = self.path / MANIFEST_NAME
+            size = path.stat().st_size
+            entries.append(FileEntry(name=MANIFEST_NAME, bytes=size, sha256=sha256_of(path)))
+        return [replace(entry, name=self.prefix + entry.name) for entry in entries]
 
     @property
     def ignored(self) -> Collection[Problem]:
@@ -256,6 +281,32 @@ class OpenedDataset:
             raise CorruptDataset(f"{self.path} was rewritten since it was opened; open it again")
 
 
+class _LayerStore(OpenedDataset):
+    """The store of a layer, in a folder of the dataset.
+
+    Args:
+        dataset: The dataset with all fields.
+        layer: The layer.
+    """
+
+    def __init__(self, dataset: OpenedDataset, layer: Layer) -> None:
+        folder = dataset.path / layer.folder
+        super().__init__(folder, f"{dataset.prefix}{layer.folder}", access=dataset.access)
+        self._dataset = dataset
+        self.layer: Layer = layer
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest, after bringing the index here.
+
+        Raises:
+            CorruptDataset: If it is damaged, or of another dataset.
+        """
+        whole = self._dataset
+        self.access.fetch(whole.path, self.layer.index_files)
+        return places_of(whole.manifest).layer(whole.path, whole.manifest, self.layer)
+
+
 class OpenedDirectory:
     """A directory that holds one dataset, or one for each split.
 
@@ -298,11 +349,22 @@ class OpenedDirectory:
                 )
         return {name: split.manifest for name, split in self.splits.items()}
 
-    def own_splits(self, message: str) -> dict[str, OpenedDataset]:
-        """Return ``splits``, checked as by `manifests`; refuse attached ones with ``message``."""
+    def with_own_shards(self, message: str) -> OpenedDirectory:
+        """Return this, checked as by `manifests`; refuse attached datasets with ``message``."""
         for manifest in self.manifests().values():
             manifest.require_own_shards(message)
-        return self.splits
+        return self
+
+    @property
+    def stores(self) -> list[OpenedDataset]:
+        """The stores of all splits: those of the conversion first."""
+        stores = chain.from_iterable(split.stores for split in self.splits.values())
+        return sorted(stores, key=lambda store: store.layer is not None)
+
+    @property
+    def files(self) -> list[FileEntry]:
+        """The files of all splits, by their names in ``path``, without the manifest there."""
+        return [entry for split in self.splits.values() for entry in split.files]
 
     @property
     def rows(self) -> int:

@@ -63,10 +63,6 @@ class Part:
     """Its first row."""
     first: int
     """As `PartEntry.first`."""
-    rows: int
-    """Number of rows of the whole dataset."""
-    lacking: frozenset[str]
-    """Names of the fields that some rows of the whole dataset lack."""
 
 
 def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
@@ -124,15 +120,7 @@ def dataset_parts(manifest: Manifest) -> list[Part]:
             software=entry.software,
             skipped=manifest.skipped[skips[number] : skips[number + 1]],
         )
-        parts.append(
-            Part(
-                manifest=part,
-                start=start,
-                first=entry.first,
-                rows=manifest.rows,
-                lacking=manifest.lacking,
-            )
-        )
+        parts.append(Part(manifest=part, start=start, first=entry.first))
         start += rows
     return parts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from shardkit.dataset.handles import (
 )
 from shardkit.dataset.index import Rows
 from shardkit.dataset.located import BatchShards
-from shardkit.dataset.manifest import Layer
+from shardkit.dataset.manifest import FileEntry
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.system.files import as_name
 from shardkit.system.text import as_command
@@ -190,14 +190,13 @@ class Access:
         """
         return str(directory)
 
-    def of_layer(self, directory: Path, layer: Layer) -> Access:
-        """Return the access to the shards of a layer, after bringing its index to ``directory``.
+    def fetch(self, directory: Path, entries: Iterable[FileEntry]) -> None:
+        """Bring files other than shards to ``directory``.
 
         Raises:
-            CorruptDataset: If the index is damaged.
-            ShardkitError: If it cannot be fetched.
+            CorruptDataset: If one is damaged.
+            ShardkitError: If one cannot be fetched.
         """
-        return self
 
 
 LOCAL_FILES = Access()

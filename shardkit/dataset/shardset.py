@@ -75,7 +75,7 @@ class ShardSet:
         self._verify_given = self._verify_option = verify
         self._entries: dict[str, IndexRows] = {}
         self._columns: dict[str, StoredColumn] = {}
-        self._layers: dict[str, ShardSet] = {}
+        self._homes: dict[str, ShardSet] = {}
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -137,17 +137,14 @@ class ShardSet:
         Raises:
             CorruptDataset: If the layer is damaged, or another dataset has replaced this one.
         """
-        if not self.manifest.layers:
+        store = self.dataset.store_of(field)
+        if store is self.dataset:
             return self
-        layer = self.manifest.layer_of(field)
-        name = "" if layer is None else layer.name
-        home = self._layers.get(name)
+        home = self._homes.get(store.split)
         if home is None:
-            dataset = self.dataset.base
-            if layer is not None:
-                stated = layer
-                dataset = self.dataset.unchanged(lambda: self.dataset.layer(stated))
-            home = self._layers[name] = ShardSet(dataset, verify=self._verify_given)
+            verify = self._verify_given
+            home = self.dataset.unchanged(lambda: ShardSet(store, verify=verify))
+            self._homes[store.split] = home
         return home
 
     def values(self, name: str, rows: Sequence[int] | npt.NDArray[np.int64]) -> Column:
@@ -278,8 +275,9 @@ class ShardSet:
             CorruptShard: If a shard is missing or truncated.
             CorruptDataset: If another dataset has replaced this one.
         """
-        if self.manifest.layering and self.manifest.layer_of(field) is not None:
-            return self.home(field).find(rows, field)
+        home = self.home(field)
+        if home.dataset.layer is not self.dataset.layer:
+            return home.find(rows, field)
         index = self.entries_of(field).read(rows)
         try:
             opened = self.files.open_for(rows, index)
@@ -298,8 +296,9 @@ class ShardSet:
         From an object store, their shards are fetched into the cache instead. A problem with a
         shard is reported when it is read.
         """
-        if self.manifest.layering and self.manifest.layer_of(field) is not None:
-            self.home(field).announce(rows, field)
+        home = self.home(field)
+        if home.dataset.layer is not self.dataset.layer:
+            home.announce(rows, field)
             return
         rows = np.unique(rows)
         self.files.announce(self.files.numbers(rows), self.entries_of(field).read(rows))
@@ -310,11 +309,10 @@ class ShardSet:
         Raises:
             CorruptShard: If one is missing, or another file.
         """
-        for shard in range(len(self.manifest.shards)):
-            self.files.open([shard])
-        for layer in self.manifest.layers:
-            if layer.files:
-                ShardSet(self.dataset.layer(layer)).require_shards()
+        for store in self.dataset.stores:
+            files = store.access.files(store)
+            for shard in range(len(store.manifest.shards)):
+                files.open([shard])
 
     def verifies(self, name: str = IMAGE) -> bool:
         """Return whether each read of a field compares its checksum."""

@@ -17,6 +17,7 @@ import shutil
 import socket
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +29,7 @@ from shardkit.record import dump_json, load_json
 from shardkit.remote import fetch, objects
 from shardkit.remote.dataset import fetch_manifest, fetch_splits
 from shardkit.remote.process import call
-from shardkit.remote.upload import CLAIM, files_of, manifest_at, send_file, taken, writable
+from shardkit.remote.upload import CLAIM, manifest_at, send_file, taken, writable
 from shardkit.system.files import SMALL_BYTES, read_small
 from shardkit.system.safe_paths import UNFIT, parts_of, walk
 from shardkit.system.text import shell
@@ -179,7 +180,7 @@ class BucketPlan:
         """
         self._require_current()
         if self.digests([name]).get(name) != entry.sha256:
-            send_file(root, self.url, name, entry, None)
+            send_file(root, self.url, replace(entry, name=name), None)
 
     def digests(self, shards: Sequence[str]) -> dict[str, str]:
         """Return the SHA-256 that was stored with each shard; leave out missing ones."""
@@ -202,9 +203,9 @@ class BucketPlan:
         """Upload the committed dataset, whose shards are in the store, and remove the plan."""
         if not (self.end(b"commit") and self.is_current):
             raise _absent(self.url)
-        for name, entry, _ in files_of(OpenedDirectory(self.folder)):
+        for entry in OpenedDirectory(self.folder).files:
             if not isinstance(entry, ShardEntry):
-                send_file(self.folder, self.url, name, entry, None)
+                send_file(self.folder, self.url, entry, None)
         content = read_small(self.folder / MANIFEST_NAME)
         if not call(objects.create, self.url, MANIFEST_NAME, content):
             raise taken(self.url, "another")

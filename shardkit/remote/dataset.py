@@ -21,7 +21,6 @@ from shardkit.dataset.index import Rows
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
     FileEntry,
-    Layer,
     Manifest,
     SplitsManifest,
     parse_manifest,
@@ -52,19 +51,21 @@ class InStore(Access):
 
     def files(self, dataset: OpenedDataset) -> ShardFiles:
         """Return the copies of the shards."""
-        return CachedShards(dataset, self.url, self.cache)
+        return CachedShards(dataset, f"{self.url}/{dataset.folder}".rstrip("/"), self.cache)
 
     def place(self, directory: Path) -> str:
         """Return the URL."""
         return self.url
 
-    def of_layer(self, directory: Path, layer: Layer) -> Access:
-        """Fetch the manifest and the index of a layer; return the access to its shards."""
+    def fetch(self, directory: Path, entries: Iterable[FileEntry]) -> None:
+        """Fetch files other than shards."""
         try:
-            _fetch_files(self.url, self.cache, directory, layer.index_files)
+            for entry in entries:
+                path = directory / as_name(entry.name)
+                self.cache.make_folder(path.parent)
+                call(fetch_file, self.cache, _remote(self.url, entry), path)
         except OSError as error:
             raise self.cache.unusable(error) from error
-        return InStore(f"{self.url}/{layer.folder}", self.cache)
 
 
 class CachedShards(ShardFiles):
@@ -162,36 +163,29 @@ def open_remote(
             f"{url} is read through a local cache: open_dataset({url!r}, cache=DIR, "
             "cache_limit='50GB')"
         )
-    cache = open_cache(fetching.cache, most)
-    return OpenedDataset(_fetch_dataset(url, cache), access=InStore(url, cache))
+    access = InStore(url, open_cache(fetching.cache, most))
+    return OpenedDataset(_fetch_dataset(access), access=access)
 
 
-def _fetch_dataset(url: str, cache: Cache) -> Path:
+def _fetch_dataset(access: InStore) -> Path:
     """Fetch the manifest and the index of a dataset; return the local folder with both."""
+    url = access.url
+    cache = access.cache
     content, manifest = fetch_manifest(url)
     manifest.require_own_shards(  # they are files of the machine that it is read on
         f"{url} is an attached dataset, which can only be read where it was made"
     )
     name = hashlib.sha256(content).hexdigest()
     folder = cache.dataset(name)
-    label = manifest.layer_of(LABEL)
+    label = manifest.layer_of(LABEL)  # the index of the images needs it
+    access.fetch(folder, (*manifest.files, *(label.index_files if label else ())))
     try:
-        _fetch_files(url, cache, folder, manifest.files)
-        if label is not None:  # the index of the images needs it
-            _fetch_files(url, cache, folder, label.index_files)
         cache.make_folder(folder)
         if not has_sha256(folder / MANIFEST_NAME, name, cache.folder):  # written last
             write_atomically(folder / MANIFEST_NAME, content)
     except OSError as error:
         raise cache.unusable(error) from error
     return folder
-
-
-def _fetch_files(url: str, cache: Cache, folder: Path, entries: Iterable[FileEntry]) -> None:
-    for entry in entries:
-        path = folder / as_name(entry.name)
-        cache.make_folder(path.parent)
-        call(fetch_file, cache, _remote(url, entry), path)
 
 
 def _remote(url: str, entry: FileEntry) -> RemoteFile:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from shardkit.contracts import Target
-from shardkit.dataset.manifest import MANIFEST_NAME, FileEntry
+from shardkit.dataset.manifest import MANIFEST_NAME, FileEntry, ShardEntry
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import dump_json
@@ -81,11 +81,9 @@ def upload(
     """
     place = writable(url)
     root = Path(directory)
-    dataset = OpenedDirectory(root)
-    for split in dataset.splits.values():
-        split.manifest.require_own_shards(
-            f"{root} is an attached dataset; convert it, then upload the result"
-        )
+    dataset = OpenedDirectory(root).with_own_shards(
+        f"{root} is an attached dataset; convert it, then upload the result"
+    )
     content = read_small(root / MANIFEST_NAME)
     claim = dump_json({"manifest": hashlib.sha256(content).hexdigest()})
     if not call(objects.create, place, CLAIM, claim):
@@ -93,13 +91,13 @@ def upload(
     # Only now: an upload that finished before our claim has written its manifest.
     existing = manifest_at(place)
     if existing is None:
-        files = files_of(dataset)
         if on_progress:
-            on_progress(Progress(total=sum(rows for _, _, rows in files)))
+            on_progress(Progress(total=dataset.rows))
         present = call(objects.sizes, place)
-        for name, entry, rows in files:
-            send_file(root, place, name, entry, present.get(name))
+        for entry in dataset.files:
+            send_file(root, place, entry, present.get(entry.name))
             if on_progress:
+                rows = entry.rows if isinstance(entry, ShardEntry) else 0
                 on_progress(Progress(images=rows, bytes=entry.bytes))
         if not call(objects.create, place, MANIFEST_NAME, content):
             existing = b""
@@ -142,24 +140,9 @@ def manifest_at(url: str) -> bytes | None:
     return content
 
 
-def files_of(dataset: OpenedDirectory) -> list[tuple[str, FileEntry, int]]:
-    """Return the name, entry and records of each file but the top manifest."""
-    files: list[tuple[str, FileEntry, int]] = []
-    for split in dataset.splits.values():
-        manifest = split.manifest
-        prefix = split.prefix
-        files += [(prefix + entry.name, entry, entry.rows) for entry in manifest.shards]
-        files += [(prefix + entry.name, entry, 0) for entry in manifest.files]
-        files += [(prefix + entry.name, entry, 0) for entry in manifest.layer_files]
-        if prefix:
-            path = split.path / MANIFEST_NAME
-            entry = FileEntry(name=MANIFEST_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))
-            files.append((prefix + MANIFEST_NAME, entry, 0))
-    return files
-
-
-def send_file(root: Path, url: str, name: str, entry: FileEntry, size: int | None) -> None:
+def send_file(root: Path, url: str, entry: FileEntry, size: int | None) -> None:
     """Upload a file, unless an earlier attempt did."""
+    name = entry.name
     if size == entry.bytes and call(objects.digests, url, [name]).get(name) == entry.sha256:
         return
     path = root / as_name(name)

@@ -85,7 +85,7 @@ class RemoteChecks(Checks):
         """Fetch a shard, check it, and remove its content again."""
         path = task.directory / as_name(task.entry.name)
         for _ in range(_ATTEMPTS):  # a fault on the way is no damage
-            call(fetch.download, self.place, task.prefix + task.entry.name, path)
+            call(fetch.download, self.place, task.file, path)
             checked = check_shard(task)
             if checked.sha256 == task.entry.sha256:
                 break
@@ -96,7 +96,7 @@ class RemoteChecks(Checks):
 
     def stored_digests(self, tasks: Sequence[ShardCheck]) -> list[Finding]:
         """Return the shards whose upload stored another SHA-256 than the manifest's."""
-        names = [task.prefix + task.entry.name for task in tasks]
+        names = [task.file for task in tasks]
         stored = call(objects.digests, self.place, names)
         return [
             Finding(file=name, reason="the SHA-256 stored with it differs from the manifest")

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME, require_counts
-from shardkit.dataset.index_reader import index_of
-from shardkit.dataset.manifest import MANIFEST_NAME, Manifest, ShardEntry
+from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.parts import Part, dataset_parts
+from shardkit.dataset.parts import Part
 from shardkit.errors import CorruptDataset
 from shardkit.kinds.field import describe_schema
 from shardkit.record import dump_json, load_json
@@ -23,16 +22,16 @@ _REPEATED = ("format", "classes", "schema", "raw_shape", "recipe", "source")
 """Entries of the manifest that each shard repeats in its metadata."""
 
 
-def check_files(dataset: OpenedDataset, *, decode: bool) -> tuple[list[Finding], list[ShardCheck]]:
-    """Check the index, and presence and size of every file.
+def check_files(store: OpenedDataset, *, decode: bool) -> tuple[list[Finding], list[ShardCheck]]:
+    """Check the index of a store, and presence and size of every file.
 
     Returns:
         All damage, and the checks of the shards that can be read; with ``decode``, these decode
         each image.
     """
-    manifest = dataset.manifest
-    directory = dataset.path
-    prefix = dataset.prefix
+    manifest = store.manifest
+    directory = store.path
+    prefix = store.prefix
     findings: list[Finding] = []
 
     def blame(name: str, reason: str) -> None:
@@ -40,7 +39,7 @@ def check_files(dataset: OpenedDataset, *, decode: bool) -> tuple[list[Finding],
 
     readable = set()
     for entry in (*manifest.shards, *manifest.files):
-        folder = dataset.shards_folder if isinstance(entry, ShardEntry) else directory
+        folder = store.shards_folder if isinstance(entry, ShardEntry) else directory
         try:
             status = status_of(folder, as_name(entry.name))
             if not stat.S_ISREG(status.st_mode):
@@ -66,28 +65,30 @@ def check_files(dataset: OpenedDataset, *, decode: bool) -> tuple[list[Finding],
         readable.add(entry.name)
     if is_file(directory, ROWS_NAME):
         try:
-            _check_index(directory, manifest, blame, intact=not findings)
+            _check_index(store, blame, intact=not findings)
         except OSError as error:
             findings.append(Finding.of_error(prefix + ROWS_NAME, error))
     try:
-        parts = dataset_parts(manifest)
+        parts = store.parts
     except CorruptDataset as error:
         blame(MANIFEST_NAME, str(error))
         return findings, []
     return findings, [
-        check for part in parts for check in _shard_checks(dataset, part, readable, decode=decode)
+        check for part in parts for check in _shard_checks(store, part, readable, decode=decode)
     ]
 
 
 def check_view(dataset: OpenedDataset) -> list[Finding]:
-    """Compare what a manifest states about a dataset with layers with the indexes of all."""
+    """Compare what a manifest states about a dataset with the indexes of all its stores."""
     findings: list[Finding] = []
+    if dataset.base is dataset:  # that was the check of its files
+        return findings
 
     def blame(name: str, reason: str) -> None:
         findings.append(Finding(file=dataset.prefix + name, reason=reason))
 
     try:
-        _check_index(dataset.path, dataset.manifest, blame, intact=True)
+        _check_index(dataset, blame, intact=True)
     except OSError as error:
         findings.append(Finding.of_error(dataset.prefix + MANIFEST_NAME, error))
     return findings
@@ -100,11 +101,12 @@ def _remedy(name: str, directory: Path) -> str:
 
 
 def _check_index(
-    directory: Path, manifest: Manifest, blame: Callable[[str, str], None], *, intact: bool
+    dataset: OpenedDataset, blame: Callable[[str, str], None], *, intact: bool
 ) -> None:
     """Compare the index with the manifest; its content digest only if all files are ``intact``."""
+    manifest = dataset.manifest
     try:
-        index = index_of(directory, manifest)
+        index = dataset.index
         require_counts((entries["label"] for entries in index.entries()), manifest.class_counts)
         counts = index.counts()
         content = index.content_digest() if intact else manifest.content_digest
@@ -120,7 +122,7 @@ def _check_index(
 
 
 def _shard_checks(
-    dataset: OpenedDataset, part: Part, readable: set[str], *, decode: bool
+    store: OpenedDataset, part: Part, readable: set[str], *, decode: bool
 ) -> Iterator[ShardCheck]:
     """Yield the checks of a part's shards, each with the metadata that its conversion wrote."""
     manifest = part.manifest
@@ -130,17 +132,17 @@ def _shard_checks(
     for entry in manifest.shards:
         if entry.name in readable:
             yield ShardCheck(
-                directory=dataset.path,
-                folder=dataset.shards_folder,
-                prefix=dataset.prefix,
+                directory=store.path,
+                folder=store.shards_folder,
+                prefix=store.prefix,
                 entry=entry,
                 format=manifest.format,
                 start=start,
-                rows=part.rows,
+                rows=store.manifest.rows,
                 decode=decode,
                 raw_shape=manifest.raw_shape,
                 schema=manifest.fields_by_name,
-                lacking=part.lacking,
+                lacking=store.manifest.lacking,
                 meta=meta,
             )
         start += entry.rows

@@ -37,16 +37,18 @@ def reindex(directory: str | Path, *, on_progress: Report | None = None) -> int:
     """
     directory = Path(directory)
     with scratch_folder(directory, lambda: OpenedDataset(directory).manifest) as scratch:
-        rows = rebuild_index(directory, scratch, on_progress=on_progress)
-        for layer in OpenedDataset(directory).manifest.layers:
-            if layer.files:
-                rebuild_index(directory / layer.folder, scratch)
-        return rows
+        dataset = OpenedDataset(directory)
+        for store in dataset.stores:
+            rebuild_index(store, scratch, on_progress=None if store.layer else on_progress)
+        return dataset.manifest.rows
 
 
-def rebuild_index(directory: Path, scratch: Path, *, on_progress: Report | None = None) -> int:
+def rebuild_index(
+    store: OpenedDataset, scratch: Path, *, on_progress: Report | None = None
+) -> None:
     """Do what `reindex` does, in the folder of `shardkit.conversion.staging.scratch_folder`."""
-    manifest = OpenedDataset(directory).manifest.base
+    directory = store.path
+    manifest = store.manifest
     manifest.require_own_shards(
         f"{directory} is attached: rerun its `shardkit attach` command with --force, which "
         "indexes the archives again"
@@ -78,7 +80,6 @@ def rebuild_index(directory: Path, scratch: Path, *, on_progress: Report | None 
         )
     for name in names:
         _replace(directory, name, scratch / name)
-    return manifest.rows
 
 
 def _replace(directory: Path, name: str, path: Path) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.contracts import Images
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.plan import shard_meta
 from shardkit.conversion.staging import scratch_folder
 from shardkit.conversion.task import carry_out, load_part
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME
-from shardkit.dataset.manifest import FileEntry, Layer, ShardEntry
+from shardkit.dataset.manifest import FileEntry, ShardEntry
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import CorruptDataset, Problem, UsageError
@@ -22,8 +20,7 @@ from shardkit.system.files import has_sha256, move_into, sha256_of
 from shardkit.system.pool import Meter, Report, run_tasks
 from shardkit.verification.reindex import rebuild_index
 from shardkit.verification.shard_check import Finding
-from shardkit.verification.source_comparison import divide_sources
-from shardkit.verification.source_match import SourceMatch, match_rows, match_sources
+from shardkit.verification.source_match import SourceMatch, Sources, match_rows
 
 _NAMED = 3
 """Maximum source files that a message names; it counts all."""
@@ -73,31 +70,21 @@ def repair(
     """
     directory = Path(directory)
     result = Repaired()
-    with scratch_folder(directory, lambda: _splits(directory)) as scratch:
-        splits = _splits(directory)
-        damaged = _find_damage(splits, result, workers, on_progress)
-        if not damaged:
-            return result
-        sources = divide_sources(splits, source, base_only=True)
-        matches = [] if sources.base is None else match_sources(splits, sources.base)
-        repairs = {
-            split: _Repair(splits[split], result, scratch, workers, on_progress)
-            for split in damaged
-        }
-        for split, one in repairs.items():
-            one.run([match[split] for match in matches if split in match], damaged[split])
-        if any(one.in_layers(damaged[split]) for split, one in repairs.items()):
-            layers = divide_sources(_splits(directory), source).layers  # by the repaired index
-            for split, one in repairs.items():
-                one.run_in_layers(layers, damaged[split])
+    with scratch_folder(directory, lambda: _opened(directory)) as scratch:
+        opened = _opened(directory)
+        damaged = _find_damage(opened.stores, result, workers, on_progress)
+        sources = Sources(opened.splits, source)
+        for store, entries in damaged:  # first the rows that others are matched with
+            one = _Repair(store, result, scratch, workers, on_progress)
+            one.run(sources.of(store), entries)
     result.files.sort()
     result.findings.sort(key=lambda finding: finding.file)
     return result
 
 
-def _splits(directory: Path) -> dict[str, OpenedDataset]:
-    """Return each split, or the dataset as ""."""
-    return OpenedDirectory(directory).own_splits(
+def _opened(directory: Path) -> OpenedDirectory:
+    """Return the dataset, or those of all splits."""
+    return OpenedDirectory(directory).with_own_shards(
         f"{directory} is attached: shardkit did not write its archives. Restore them from a "
         "copy; `shardkit attach --force` rebuilds the index"
     )
@@ -106,7 +93,6 @@ def _splits(directory: Path) -> dict[str, OpenedDataset]:
 class _HashTask(NamedTuple):
     directory: Path
     prefix: str
-    split: str
     entry: FileEntry
 
 
@@ -125,16 +111,16 @@ def _is_intact(task: _HashTask) -> bool | Finding:
 
 
 def _find_damage(
-    splits: dict[str, OpenedDataset],
+    stores: Sequence[OpenedDataset],
     result: Repaired,
     workers: int,
     on_progress: Report | None,
-) -> dict[str, list[FileEntry]]:
-    """Return the files of each split whose digest differs from the manifest."""
+) -> list[tuple[OpenedDataset, list[FileEntry]]]:
+    """Return the files of each store whose digest differs from the manifest, if there are any."""
     tasks = [
-        _HashTask(dataset.path, dataset.prefix, split, entry)
-        for split, dataset in splits.items()
-        for entry in dataset.manifest.entries
+        _HashTask(store.path, store.prefix, entry)
+        for store in stores
+        for entry in store.manifest.entries
     ]
     damaged: dict[str, list[FileEntry]] = {}
     for task, intact in run_tasks(_is_intact, tasks, workers=workers, on_progress=on_progress):
@@ -143,101 +129,41 @@ def _find_damage(
         elif intact:
             result.intact += 1
         else:
-            damaged.setdefault(task.split, []).append(task.entry)
-    return damaged
+            damaged.setdefault(task.prefix, []).append(task.entry)
+    return [(store, damaged[store.prefix]) for store in stores if store.prefix in damaged]
 
 
 @dataclass(frozen=True)
 class _Repair:
-    """The repair of one dataset."""
+    """The repair of one store."""
 
-    dataset: OpenedDataset
+    store: OpenedDataset
     result: Repaired
     scratch: Path
     workers: int
     on_progress: Report | None
 
-    def in_layers(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Return those of some files that are of layers."""
-        names = {entry.name for entry in self.dataset.manifest.layer_files}
-        return [entry for entry in entries if entry.name in names]
-
-    def run(self, origins: Sequence[SourceMatch], damaged: Sequence[FileEntry]) -> None:
-        """Rebuild the files of no layer: shards, then the index from the shards, then reports."""
-        layered = self.in_layers(damaged)
-        entries = [entry for entry in damaged if entry not in layered]
-        names = {entry.name for entry in entries}
-        for origin in origins:
-            if any(shard.name in names for shard in origin.part.manifest.shards):
-                self._rebuild_shards(origin, names)
-        index = [entry for entry in entries if entry.name.startswith(f"{INDEX_DIRECTORY}/")]
+    def run(self, matches: Sequence[SourceMatch], damaged: Sequence[FileEntry]) -> None:
+        """Rebuild damaged files: shards, then the index from the shards, then reports."""
+        shards = {entry.name: entry for entry in damaged if isinstance(entry, ShardEntry)}
+        for match in matches:
+            if any(shard.name in shards for shard in match.part.manifest.shards):
+                self._rebuild_shards(match, shards.keys())
+        if not matches:
+            manifest = self.store.manifest
+            held = f"{', '.join(manifest.fields_by_name)}, made from {manifest.source.get('name')}"
+            for shard in shards.values():
+                self._fail(shard, f"it holds {held}: name it, too")
+        index = [entry for entry in damaged if entry.name.startswith(f"{INDEX_DIRECTORY}/")]
         if index:
-            self._rebuild_index(index, self.dataset.path)
-        for entry in entries:
+            self._rebuild_index(index)
+        for entry in damaged:
             if not isinstance(entry, ShardEntry) and entry not in index:
-                self._rebuild_report(origins, entry)
+                self._rebuild_report(matches, entry)
 
-    def run_in_layers(self, sources: Mapping[str, Images], entries: Sequence[FileEntry]) -> None:
-        """Rebuild the files of layers: shards from ``sources``, then the indexes from the shards.
-
-        Args:
-            sources: As `shardkit.verification.source_comparison.Sources.layers`.
-            entries: The damaged files.
-        """
-        for layer in self.dataset.manifest.layers:
-            names = {entry.name for entry in layer.files}
-            damaged = [entry for entry in entries if entry.name in names]
-            index = [entry for entry in damaged if f"/{INDEX_DIRECTORY}/" in entry.name]
-            for entry in damaged:
-                if entry not in index:
-                    self._rebuild_in_layer(layer, entry, sources)
-            if index:
-                self._rebuild_index(index, self.dataset.path / layer.folder)
-
-    def _rebuild_in_layer(
-        self, layer: Layer, entry: FileEntry, sources: Mapping[str, Images]
-    ) -> None:
-        """Rebuild a shard of a layer from the file of its fields, if the user named it."""
-        dataset = self.dataset.layer(layer)
-        manifest = dataset.manifest
-        images = sources.get(dataset.split)
-        name = entry.name.removeprefix(f"{layer.folder}/")
-        if images is None or name not in {shard.name for shard in manifest.shards}:
-            source = manifest.source.get("name")
-            self._fail(
-                entry, f"it holds {', '.join(layer.fields)}, made from {source}: name it, too"
-            )
-            return
-        ends = [0, *itertools.accumulate(shard.rows for shard in manifest.shards)]
-        number = [shard.name for shard in manifest.shards].index(name)
-        recipe = manifest.made_with
-        task = ShardTask(
-            split=dataset.split,
-            number=number,
-            folder=self.scratch,
-            part=self.scratch / "parts" / f"{layer.name}-{number:06d}",
-            format=manifest.format,
-            recipe=recipe,
-            schema=manifest.fields_by_name,
-            source=images.of(list(images.entries[ends[number] : ends[number + 1]])),
-            meta=shard_meta(
-                to=manifest.format,
-                schema=manifest.fields_by_name,
-                recipe=recipe,
-                source=manifest.source,
-            ),
-            software=manifest.software,
-            keep=False,
-        )
-        built = carry_out(task).result
-        if built.entry is None or built.entry.sha256 != entry.sha256:
-            self._fail(entry, f"the rebuilt file differs: {images.source} has changed")
-        else:
-            self._put(task.path, entry)
-
-    def _rebuild_shards(self, origin: SourceMatch, damaged: set[str]) -> None:
-        part = origin.part
-        tasks = list(self._tasks(origin, damaged))
+    def _rebuild_shards(self, match: SourceMatch, damaged: Collection[str]) -> None:
+        part = match.part
+        tasks = list(self._tasks(match, damaged))
         for task, built in run_tasks(
             carry_out, tasks, workers=self.workers, on_progress=self.on_progress
         ):
@@ -247,18 +173,18 @@ class _Repair:
                 reason = f"a file of the source is bad: {problem.path}: {problem.reason}"
                 self._fail(shard, reason)
             elif built.result.entry is None or built.result.entry.sha256 != shard.sha256:
-                self._fail(shard, self._why_other(origin, task))
+                self._fail(shard, self._why_other(match, task))
             else:
                 self._put(task.path, shard)
 
-    def _tasks(self, origin: SourceMatch, damaged: set[str]) -> Iterator[ShardTask]:
+    def _tasks(self, match: SourceMatch, damaged: Collection[str]) -> Iterator[ShardTask]:
         """Yield the tasks that rebuild the damaged shards whose files are all there."""
-        manifest = origin.part.manifest
-        split = self.dataset.split
-        rows, differences = match_rows(origin, "")
-        changed = origin.changed & origin.schema.keys()
+        manifest = match.part.manifest
+        split = self.store.split
+        rows, differences = match_rows(match)
+        changed = match.changed & match.schema.keys()
         stop = 0
-        for number, shard in enumerate(manifest.shards, origin.part.first):
+        for number, shard in enumerate(manifest.shards, match.part.first):
             span = slice(stop, stop := stop + shard.rows)
             if shard.name not in damaged:
                 continue
@@ -270,8 +196,8 @@ class _Repair:
                     "the dataset that it was copied from",
                 )
             elif len(images) == shard.rows:
-                if origin.keys:
-                    keyed = zip(images, origin.keys[span], strict=True)
+                if match.keys:
+                    keyed = zip(images, match.keys[span], strict=True)
                     images = [entry._replace(key=key) for entry, key in keyed]
                 yield ShardTask(
                     split=split,
@@ -279,9 +205,9 @@ class _Repair:
                     folder=self.scratch,
                     part=self.scratch / "parts" / split / f"{number:06d}",
                     format=manifest.format,
-                    recipe=origin.recipe,
+                    recipe=match.recipe,
                     schema=manifest.fields_by_name,
-                    source=origin.images.of(images),
+                    source=match.images.of(images),
                     meta=shard_meta(
                         to=manifest.format,
                         schema=manifest.fields_by_name,
@@ -291,40 +217,40 @@ class _Repair:
                     software=manifest.software,
                     keep=False,
                 )
-            elif rows and origin.stored:
-                pairs = zip(rows[span], origin.stored[span], strict=True)
+            elif rows and match.stored:
+                pairs = zip(rows[span], match.stored[span], strict=True)
                 missing = [path for entry, path in pairs if entry is None]
                 names = _some_of(missing)
                 self._fail(shard, f"the source lacks {len(missing)} of its files ({names})")
             else:
                 self._fail(shard, differences[0].reason)
 
-    def _why_other(self, origin: SourceMatch, task: ShardTask) -> str:
+    def _why_other(self, match: SourceMatch, task: ShardTask) -> str:
         """Return why a rebuilt shard differs from the manifest."""
         reason = "the rebuilt file differs"
-        changed = self._changed_images(origin, task)
+        changed = self._changed_images(match, task)
         if changed:
             reason += f" in {len(changed)} of its images ({_some_of(changed)})"
-        if origin.changed_software:
+        if match.changed_software:
             versions = ", ".join(
                 f"{name} was {then} and is {now}"
-                for name, (then, now) in origin.changed_software.items()
+                for name, (then, now) in match.changed_software.items()
             )
             return f"{reason}. It was written with other library versions: {versions}"
         return f"{reason}. The source has changed since the conversion"
 
-    def _changed_images(self, origin: SourceMatch, task: ShardTask) -> list[str]:
+    def _changed_images(self, match: SourceMatch, task: ShardTask) -> list[str]:
         """Return the files whose records differ from the index; empty if the index is damaged."""
-        dataset = self.dataset
-        part = origin.part
+        store = self.store
+        part = match.part
         count = len(task.source)
         before = part.manifest.shards[: task.number - part.first]
         start = part.start + sum(shard.rows for shard in before)
         try:
-            (index,) = (file for file in dataset.manifest.files if file.name == ROWS_NAME)
-            if not has_sha256(dataset.path / index.name, index.sha256, dataset.path):
+            (index,) = (file for file in store.manifest.files if file.name == ROWS_NAME)
+            if not has_sha256(store.path / index.name, index.sha256, store.path):
                 return []
-            old = dataset.base.index.rows()[start : start + count]
+            old = store.index.rows()[start : start + count]
             new = load_part(task, count)
         except (CorruptDataset, ValueError):
             return []
@@ -334,19 +260,19 @@ class _Repair:
             if one["checksum"] != other["checksum"]
         ]
 
-    def _rebuild_index(self, entries: Sequence[FileEntry], folder: Path) -> None:
+    def _rebuild_index(self, entries: Sequence[FileEntry]) -> None:
         try:
-            rebuild_index(folder, self.scratch)
+            rebuild_index(self.store, self.scratch)
         except (CorruptDataset, UsageError) as error:
             for entry in entries:
                 self._fail(entry, f"it cannot be rebuilt yet: {error}")
             return
         self.result.files += [self._name(entry) for entry in entries]
 
-    def _rebuild_report(self, origins: Sequence[SourceMatch], entry: FileEntry) -> None:
+    def _rebuild_report(self, matches: Sequence[SourceMatch], entry: FileEntry) -> None:
         problems: dict[str, Sequence[Problem]] = {
-            SKIPPED: self.dataset.manifest.skipped,
-            IGNORED: [problem for origin in origins for problem in origin.ignored],
+            SKIPPED: self.store.manifest.skipped,
+            IGNORED: [problem for match in matches for problem in match.ignored],
         }
         if entry.name not in problems:
             self._fail(entry, "this version of shardkit cannot rebuild it")
@@ -360,18 +286,18 @@ class _Repair:
 
     def _put(self, rebuilt: Path, entry: FileEntry) -> None:
         """Move a rebuilt shard or report into place."""
-        target = self.dataset.path / entry.name
+        target = self.store.path / entry.name
         if target.is_dir() and not target.is_symlink():
             self._fail(entry, f"it is a folder, not a file; remove {target}")
             return
-        move_into(rebuilt, self.dataset.path, entry.name)
+        move_into(rebuilt, self.store.path, entry.name)
         self.result.files.append(self._name(entry))
 
     def _fail(self, entry: FileEntry, reason: str) -> None:
         self.result.findings.append(Finding(file=self._name(entry), reason=reason))
 
     def _name(self, entry: FileEntry) -> str:
-        return self.dataset.prefix + entry.name
+        return self.store.prefix + entry.name
 
 
 def _some_of(paths: Sequence[str]) -> str:

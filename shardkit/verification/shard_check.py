@@ -99,19 +99,19 @@ class ShardCheck:
     folder: Path
     """Folder of the shard: the directory, unless it is attached."""
     prefix: str
-    """Prefix of file names in findings: the split's name and a slash, or ""."""
+    """Prefix of file names in findings: the folder of the store, or ""."""
     entry: ShardEntry
     format: str
     start: int
     """The shard's first row in the dataset."""
     rows: int
-    """Number of rows in the whole dataset."""
+    """Number of rows in the whole store."""
     decode: bool
     raw_shape: tuple[int, int, int] | None
     schema: Schema
     """The fields of all records."""
     lacking: frozenset[str]
-    """Fields that some rows of the dataset lack."""
+    """Fields that some rows of the store lack."""
     meta: dict[str, Any]
     """Expected metadata of the shard."""
     against: SourceComparison | None = None
@@ -123,9 +123,9 @@ class ShardCheck:
         return self.folder / as_name(self.entry.name)
 
     @property
-    def split(self) -> str:
-        """The split's name, or "" without splits."""
-        return self.prefix.removesuffix("/")
+    def file(self) -> str:
+        """The name of the shard in findings."""
+        return self.prefix + self.entry.name
 
 
 class CheckedShard(NamedTuple):
@@ -176,7 +176,7 @@ def check_shard(task: ShardCheck) -> CheckedShard:
         reason = f"it cannot be read: {error.strerror}"
         return CheckedShard([_shard_finding(task, reason)], 0, task.entry.sha256, None)
     except OSError as error:
-        finding = Finding.of_error(task.prefix + task.entry.name, error)
+        finding = Finding.of_error(task.file, error)
         return CheckedShard([finding], 0, task.entry.sha256, None)
 
 
@@ -408,7 +408,7 @@ _UNEXAMINED = f"it has {MOST_FINDINGS:,} damaged records; those after record {{}
 
 
 def _shard_finding(task: ShardCheck, reason: str) -> Finding:
-    return Finding(file=task.prefix + task.entry.name, reason=reason)
+    return Finding(file=task.file, reason=reason)
 
 
 def _record_finding(

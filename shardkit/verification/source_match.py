@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from shardkit.contracts import Entry, Images, Scan
 from shardkit.conversion.plan import as_stored, copying, software_of
 from shardkit.dataset.index import string_files
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
-from shardkit.dataset.opened import OpenedDataset, is_dataset
-from shardkit.dataset.parts import Part, changed_fields, dataset_parts
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory, is_dataset
+from shardkit.dataset.parts import Part, changed_fields
 from shardkit.dataset.reports import EXCLUDED, excluded_paths
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.kinds.field import Schema
@@ -26,18 +27,18 @@ from shardkit.registry import DATASET, get_format, open_source
 from shardkit.sources.opening import reopen
 from shardkit.sources.wrapper import SomeFields
 from shardkit.system.files import has_sha256, overlap
+from shardkit.system.late import load
 from shardkit.system.text import is_within, quoted
 from shardkit.verification.shard_check import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceMatch:
-    """The source of one dataset, as far as it still exists."""
+    """The source of a part of a store, as far as it still exists."""
 
+    store: OpenedDataset
     part: Part
-    """The dataset, or the part of it that was made from the source."""
-    scan: Scan
-    """The source today."""
+    """The store, or the part of it that was made from the source."""
     images: Images
     """Images in row order, without bad ones that the conversion left out."""
     skipped: Images
@@ -99,23 +100,104 @@ def _unchanged(scan: Scan, described: Mapping[str, Mapping[str, Any]]) -> Scan:
     return SomeFields(scan, scan.schema.keys() - changed).narrowed(scan)
 
 
-def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[dict[str, SourceMatch]]:
-    """Find the source files of each part of a dataset, by split.
+_READERS = {"fields": "shardkit.changes.layer_source:LayerFile"}
+"""What reads the source of a layer, by the kind that the manifest of the layer states.
+
+It gets a source that a user named, a dataset with the layer, and the description of the source.
+"""
+
+
+class NamedSource(Protocol):
+    """A source that a user named, which may be that of a layer."""
+
+    def is_source(self) -> bool:
+        """Return whether it is, without reading it."""
+
+    def scan(self, datasets: Mapping[str, OpenedDataset]) -> Scan:
+        """Return the rows of the layer, given the dataset of each split, by that of the layer.
+
+        Raises:
+            UsageError: If it cannot be read, or lacks a column.
+            CorruptDataset: If the description is damaged.
+        """
+
+
+class Sources:
+    """The sources that a user named, divided by what was made from them.
 
     Args:
         splits: The dataset of each split, by name ("" without splits).
+        named: A source, or a list of these.
+    """
+
+    def __init__(self, splits: Mapping[str, OpenedDataset], named: Any) -> None:
+        self._splits = splits
+        self._layers = dict[str, NamedSource]()
+        self._scans = dict[str, Scan]()
+        items = list(named) if isinstance(named, (list, tuple)) else [named]
+        others = [item for item in items if not self._is_of_layer(item)]
+        self.base = named if len(others) == len(items) else _one_or_all(others)
+        """Those of the conversion; None without any."""
+
+    def _is_of_layer(self, item: Any) -> bool:
+        """Return whether an item is the source of layers, and note of which."""
+        dataset = next(iter(self._splits.values()))
+        sources = dict[str, NamedSource]()
+        for store in dataset.stores[1:]:
+            with suppress(CorruptDataset, UsageError):  # found by the check of its manifest
+                described = store.manifest.source
+                if described["kind"] in _READERS:
+                    source = load(_READERS[described["kind"]])(item, dataset, described)
+                    if source.is_source():
+                        sources[store.folder] = source
+        self._layers |= sources
+        return bool(sources)
+
+    def of(self, store: OpenedDataset) -> list[SourceMatch]:
+        """Find what the parts of a store were made from, as far as the user named it.
+
+        Raises:
+            CorruptDataset: If a manifest does not state how its dataset was made.
+            UsageError: If a source cannot be read, or is another one.
+        """
+        folder = store.folder
+        if not folder:
+            return [match for match in self._matches if match.store.split == store.split]
+        if folder not in self._layers:
+            return []
+        if folder not in self._scans:
+            datasets = {f"{item.prefix}{folder}": item for item in self._splits.values()}
+            self._scans[folder] = self._layers[folder].scan(datasets)
+        nothing = StoredPart(None, None, frozenset())  # its rows are in order, whatever their paths
+        return [_match_part(store, store.parts[0], self._scans[folder], [nothing])]
+
+    @cached_property
+    def _matches(self) -> list[SourceMatch]:
+        bases = {split: dataset.base for split, dataset in self._splits.items()}
+        return [] if self.base is None else match_sources(bases, self.base)
+
+
+def _one_or_all(items: list[Any]) -> Any:
+    return items if len(items) > 1 else next(iter(items), None)
+
+
+def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[SourceMatch]:
+    """Find the source files of each part of a dataset, or of its splits.
+
+    Args:
+        splits: The store of the conversion of each split, by name ("" without splits).
         source: The source; for several parts, a source for each, or one path for all.
 
     Raises:
         CorruptDataset: If a manifest does not state how its dataset was made.
         UsageError: If there are more or fewer sources than parts, or one cannot be the source.
     """
-    parts = {split: dataset_parts(dataset.manifest) for split, dataset in splits.items()}
-    count = max(map(len, parts.values()))
+    first = next(iter(splits.values()))
+    count = max(len(dataset.parts) for dataset in splits.values())
     sources = [source]
-    names = [part.manifest.source.get("name") for part in next(iter(parts.values()))]
+    names = [part.manifest.source.get("name") for part in first.parts]
     remedy = (
-        f"{_top(splits)} has {count} parts, made from {', '.join(map(quoted, names))}: give one "
+        f"{first.top} has {count} parts, made from {', '.join(map(quoted, names))}: give one "
         "source for each, in this order (in a command, repeat the option), or a single one for all"
     )
     if count > 1:
@@ -123,17 +205,15 @@ def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[dict
         sources = [source] * count if is_one else list(source)
         if len(sources) != count:
             raise UsageError(f"{remedy}; not {len(sources)}")
-    stored = {
-        split: stored_parts(splits[split], split_parts) for split, split_parts in parts.items()
-    }
-    matches = []
+    stored = {split: stored_parts(dataset) for split, dataset in splits.items()}
+    matches = list[SourceMatch]()
     for number, root in enumerate(sources):
-        if is_dataset(root) and overlap(Path(root), _top(splits)):
+        if is_dataset(root) and overlap(Path(root), first.top):
             raise UsageError(f"{root} is the dataset itself: name what it was made from")
         at_number = {
-            split: split_parts[number]
-            for split, split_parts in parts.items()
-            if number < len(split_parts)
+            split: dataset.parts[number]
+            for split, dataset in splits.items()
+            if number < len(dataset.parts)
         }
         scan = scan_source(root, {split: part.manifest for split, part in at_number.items()})
         elsewhere = {
@@ -147,7 +227,7 @@ def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[dict
         }
         so_far = {split: of_parts[: number + 1] for split, of_parts in stored.items()}
         try:
-            matches.append(find_origins(splits, at_number, scan, so_far, elsewhere))
+            matches += match_parts(splits, at_number, scan, so_far, elsewhere)
         except UsageError as error:
             if count == 1:
                 raise
@@ -182,17 +262,13 @@ class StoredPart:
         return frozenset(self.keys or ())
 
 
-def stored_parts(dataset: OpenedDataset, parts: Sequence[Part]) -> list[StoredPart]:
+def stored_parts(dataset: OpenedDataset) -> list[StoredPart]:
     """Return what the rows of each part of a dataset are made from."""
-    paths, keys = (_stored_texts(dataset, parts, name) for name in ("paths", "keys"))
+    paths, keys = (_stored_texts(dataset, name) for name in ("paths", "keys"))
     return [
         StoredPart(of_part, its_keys, frozenset(bad.path for bad in part.manifest.skipped))
-        for of_part, its_keys, part in zip(paths, keys, parts, strict=True)
+        for of_part, its_keys, part in zip(paths, keys, dataset.parts, strict=True)
     ]
-
-
-def _top(splits: Mapping[str, OpenedDataset]) -> Path:
-    return next(iter(splits.values())).top
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -201,14 +277,14 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other
 
 
-def find_origins(
+def match_parts(
     splits: Mapping[str, OpenedDataset],
     parts: Mapping[str, Part],
     scan: Scan,
     stored: Mapping[str, Sequence[StoredPart]],
     elsewhere: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> dict[str, SourceMatch]:
-    """Find the source files of a dataset, or of each of its splits.
+) -> list[SourceMatch]:
+    """Find the source files of one part of a dataset, or of each of its splits.
 
     Args:
         splits: As for `match_sources`.
@@ -222,39 +298,45 @@ def find_origins(
         CorruptDataset: If a manifest does not state how its dataset was made.
         UsageError: If the source contains none of the files.
     """
-    origins = {
-        split: _find_origin(part, splits[split], scan, stored[split], elsewhere.get(split, ()))
+    matches = [
+        _match_part(splits[split], part, scan, stored[split], elsewhere.get(split, ()))
         for split, part in parts.items()
-    }
-    known = [origin for origin in origins.values() if origin.stored]
+    ]
+    known = [match for match in matches if match.stored]
+    top = matches[0].store.top
     if known and all(
-        {entry.path for entry in origin.images.entries}.isdisjoint(origin.stored or ())
-        for origin in known
+        {entry.path for entry in match.images.entries}.isdisjoint(match.stored or ())
+        for match in known
     ):  # otherwise there would be a finding for every file
         why = "is it the right folder?"
         if scan.classes is not None and all(
             part.manifest.classes is None for part in parts.values()
         ):
             why = "it had no folders then, and folders are now taken for classes"
-        made = str(_top(splits))
-        if any(part.manifest.rows != part.rows for part in parts.values()):
-            made = f"this part of {made}"
+        is_part = any(len(match.store.parts) > 1 for match in matches)
         raise UsageError(
-            f"{scan.source} contains none of the files that {made} was made from; {why}"
+            f"{scan.source} contains none of the files that {'this part of ' * is_part}{top} was "
+            f"made from; {why}"
         )
-    return origins
+    names = OpenedDirectory(top).splits.keys()
+    matches[0].findings.extend(
+        Finding(file=split, reason="it is a split of the source but not of the dataset")
+        for split in sorted(scan.splits.keys() - names)
+        if len(scan.splits[split]) or scan.problems.get(split)
+    )
+    return matches
 
 
-def _find_origin(
+def _match_part(
+    store: OpenedDataset,
     part: Part,
-    dataset: OpenedDataset,
     scan: Scan,
     parts: Sequence[StoredPart],
-    elsewhere: Collection[str],
+    elsewhere: Collection[str] = (),
 ) -> SourceMatch:
+    """Find the source files of a part of a store, the last one of ``parts``."""
     manifest = part.manifest
-    split = dataset.split
-    prefix = dataset.prefix
+    split = store.split
     recipe, seed, limit = how_made(manifest)
     changed = changed_fields(manifest.source)
     if scan.records and manifest.source["kind"] != scan.source.kind:
@@ -272,10 +354,10 @@ def _find_origin(
         and len(source)
     ):
         reason = "only one of source and dataset has classes"
-        findings.append(Finding(file=prefix + MANIFEST_NAME, reason=reason))
+        findings.append(Finding(file=store.prefix + MANIFEST_NAME, reason=reason))
     bad = {problem.path for problem in manifest.skipped}
     findings += [
-        Finding(file=prefix + problem.path, reason=f"in the source, {problem.reason}")
+        Finding(file=store.prefix + problem.path, reason=f"in the source, {problem.reason}")
         for problem in scan.problems.get(split, ())
         if not is_within(problem.path, bad)
     ]
@@ -290,7 +372,7 @@ def _find_origin(
             for row, entry in enumerate(listed.entries)
             if entry.path in here.path_set or not any(texts.has(entry) for texts in earlier)
         )
-    excluded = _excluded(dataset.path, manifest, listed.paths(), stored)
+    excluded = _excluded(store.path, manifest, listed.paths(), stored)
     if excluded:
         listed = _only(listed, lambda path: path not in excluded)
     if not scan.whole and stored is not None:
@@ -307,8 +389,8 @@ def _find_origin(
         if then.get(name, "absent") != now.get(name, "absent")
     }
     return SourceMatch(
+        store=store,
         part=part,
-        scan=scan,
         images=source.of(images),
         skipped=source.of([entry for entry in source.entries if is_within(entry.path, bad)]),
         left_out=len(source) - len(elsewhere) - len(images),
@@ -366,40 +448,36 @@ def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
     return manifest.made_with, manifest.source["seed"], manifest.source["limit"]
 
 
-def _stored_texts(
-    dataset: OpenedDataset, parts: Sequence[Part], name: str
-) -> Sequence[list[str] | None]:
+def _stored_texts(dataset: OpenedDataset, name: str) -> Sequence[list[str] | None]:
     """Return the key or path of each row, by part; None if these files differ from the manifest."""
     files = [entry for entry in dataset.manifest.files if entry.name in string_files(name)]
     place = dataset.path
     if not files or not all(has_sha256(place / file.name, file.sha256, place) for file in files):
-        return [None] * len(parts)
+        return [None] * len(dataset.parts)
     try:
         texts = dataset.index.paths() if name == "paths" else dataset.index.keys()
-        return [texts[part.start : part.start + part.manifest.rows] for part in parts]
+        return [texts[part.start : part.start + part.manifest.rows] for part in dataset.parts]
     except (CorruptDataset, ValueError):
-        return [None] * len(parts)
+        return [None] * len(dataset.parts)
 
 
-def match_rows(origin: SourceMatch, prefix: str) -> tuple[list[Entry | None], list[Finding]]:
+def match_rows(match: SourceMatch) -> tuple[list[Entry | None], list[Finding]]:
     """Return the source file of each row (None if the source lacks it) and all differences.
 
     The list is empty if the files cannot be matched to rows.
-
-    Args:
-        origin: The expected files.
-        prefix: Prefix of file names in findings.
     """
-    entries = origin.images.entries
-    if origin.stored is None:
-        if len(entries) == origin.part.manifest.rows:
+    entries = match.images.entries
+    prefix = match.store.prefix
+    rows = match.part.manifest.rows
+    if match.stored is None:
+        if len(entries) == rows:
             return list(entries), []
         reason = (
             f"the index is damaged, and the source gives {len(entries)} rows instead of "
-            f"{origin.part.manifest.rows}, so files cannot be matched to rows"
+            f"{rows}, so files cannot be matched to rows"
         )
         return [], [Finding(file=prefix + MANIFEST_NAME, reason=reason)]
-    stored = origin.stored
+    stored = match.stored
     by_path = {entry.path: entry for entry in entries}
     if list(by_path) == stored:
         return list(by_path.values()), []

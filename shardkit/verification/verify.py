@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME, Manifest
+from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.parts import changed_fields
 from shardkit.errors import CorruptDataset, UsageError
@@ -22,11 +22,10 @@ from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.shard_check import Checks, Finding, ShardCheck
 from shardkit.verification.source_comparison import (
     SourceReport,
-    attach_source,
-    compared_with,
-    divide_sources,
+    compared_with_source,
     report_source,
 )
+from shardkit.verification.source_match import SourceMatch, Sources
 
 LEVELS = ("quick", "full", "decode")
 
@@ -138,16 +137,17 @@ def verify(options: VerifyArguments) -> Verification:
     scheme, place = scheme_and_place(options.directory)
     root = None if options.root is None else Path(options.root)
     checks: Checks = load(_CHECKS[scheme])(place, root)
-    verification = Verification(level=options.level)
-    verifier = _Verifier(
-        verification, options.against, options.workers, options.on_progress, checks
-    )
+    result = Verification(level=options.level)
     with checks.directory() as directory:
-        result = verifier.run(directory)
-    result.findings = [
-        replace(finding, reason=finding.reason.replace(str(directory), checks.place))
-        for finding in result.findings
-    ]
+        verifier = _Verifier(directory, result, options.workers, options.on_progress, checks)
+        verifier.run(options.against)
+    result.findings = sorted(
+        (
+            replace(finding, reason=finding.reason.replace(str(directory), checks.place))
+            for finding in result.findings
+        ),
+        key=lambda finding: (finding.file, -1 if finding.row is None else finding.row),
+    )
     return result
 
 
@@ -155,153 +155,125 @@ def verify(options: VerifyArguments) -> Verification:
 class _Verifier:
     """A verification of the files in a directory."""
 
+    directory: Path
     result: Verification
-    against: Any
     workers: int
     on_progress: Report | None
     checks: Checks
 
-    def run(self, directory: Path) -> Verification:
-        """Check the dataset in ``directory``."""
+    def run(self, against: Any) -> None:
+        """Check the dataset, and compare it with the sources ``against``, if there are any."""
         result = self.result
-        against = self.against
-        left_out = 0
-        splits = {
-            dataset.split: dataset for dataset in _datasets(directory, self.checks.root, result)
-        }
-        result.manifests = {name: dataset.manifest.digest for name, dataset in splits.items()}
-        named = {MANIFEST_NAME}
-        tasks: list[ShardCheck] = []
+        splits = self._splits()
         for dataset in splits.values():
-            manifest = dataset.manifest
             if against is not None:
-                manifest.require_own_shards(
-                    f"{directory} is attached, so it is always compared with its archives: leave "
-                    "against= out"
+                dataset.manifest.require_own_shards(
+                    f"{self.directory} is attached, so it is always compared with its archives: "
+                    "leave against= out"
                 )
-            result.attached |= manifest.archives is not None
-            result.datasets += 1
-            tasks += self._check_files(dataset)
-            names = (MANIFEST_NAME, FACTS_NAME, *(entry.name for entry in manifest.entries))
-            named |= {dataset.prefix + name for name in names}
-        if result.datasets:
-            result.extras = _other_files(directory, named)
+            result.attached |= dataset.manifest.archives is not None
+            result.manifests[dataset.split] = dataset.manifest.digest
+        result.datasets = len(splits)
+        result.extras = _other_files(self.directory, splits.values()) if splits else []
+        stores = [store for dataset in splits.values() for store in self._stores(dataset)]
+        tasks = [task for store in stores for task in self._check_files(store)]
+        for dataset in splits.values():
+            if not any(finding.file.startswith(dataset.prefix) for finding in result.findings):
+                result.findings += check_view(dataset)
+        matches = list[SourceMatch]()
         if against is not None and splits:
-            sources = divide_sources(splits, against)
+            sources = Sources(splits, against)
+            matches = [match for store in stores for match in sources.of(store)]
             against = sources.base
-            layered = [task for task in tasks if task.split not in splits]
-            tasks = [task for task in tasks if task.split in splits]
-            if against is not None:
-                attached = attach_source(tasks, splits, against)
-                tasks = attached.tasks
-                left_out = attached.left_out
-                result.findings += [replace(finding, source=True) for finding in attached.findings]
-            tasks += [
-                compared_with(task, sources.layers[task.split])
-                if task.split in sources.layers
-                else task
-                for task in layered
-            ]
-        if result.level != "quick":
-            compared = self._check_shards(tasks, splits.keys())
-            if against is not None and result.ok:
-                prefixes = {dataset.prefix for dataset in splits.values()}
-                own = {prefix: compared[prefix] for prefix in compared if prefix in prefixes}
-                result.source = report_source(against, own, left_out)
-                result.converted = sum(part.converted for part in own.values())
-                result.replaced = _replaced(next(iter(splits.values())).manifest)
-        else:
+            tasks, differences = compared_with_source(tasks, matches)
+            result.findings += differences
+        if result.level == "quick":
             result.findings += self.checks.stored_digests(tasks)
-        result.findings.sort(
-            key=lambda finding: (finding.file, -1 if finding.row is None else finding.row)
-        )
-        return result
+            return
+        compared = self._check_shards(tasks, {dataset.prefix for dataset in splits.values()})
+        if against is not None and splits and result.ok:
+            left_out = sum(match.left_out for match in matches)
+            result.source = report_source(against, compared, left_out)
+            result.converted = sum(part.converted for part in compared.values())
+            result.replaced = _replaced(next(iter(splits.values())))
 
-    def _check_files(self, dataset: OpenedDataset) -> list[ShardCheck]:
-        """Check the files of a dataset and its layers; return the checks of the shards."""
-        result = self.result
-        tasks = list[ShardCheck]()
-        stored = [dataset.base]
-        found = len(self.result.findings)
-        for layer in dataset.manifest.layers:
-            try:
-                stored += [dataset.layer(layer)] if layer.files else []
-            except (CorruptDataset, UsageError) as error:
-                file = f"{dataset.prefix}{layer.folder}/{MANIFEST_NAME}"
-                reason = _with_it(error, dataset.path / layer.folder / MANIFEST_NAME)
-                result.findings.append(Finding(file=file, reason=reason))
-        for each in stored:
-            result.shards += len(each.manifest.shards)
-            result.bytes += each.manifest.bytes
-            findings, checks = check_files(each, decode=result.level == "decode")
-            result.findings += findings
-            tasks += checks
-        if dataset.manifest.layers and found == len(result.findings):
-            result.findings += check_view(dataset)
+    def _splits(self) -> dict[str, OpenedDataset]:
+        """Return each dataset with an intact manifest."""
+        try:
+            splits = OpenedDirectory(self.directory, root=self.checks.root).splits
+        except CorruptDataset as error:
+            self._blame(MANIFEST_NAME, str(error))
+            return {}
+        return {name: dataset for name, dataset in splits.items() if self._is_intact(dataset)}
+
+    def _stores(self, dataset: OpenedDataset) -> list[OpenedDataset]:
+        """Return each store with an intact manifest."""
+        return [store for store in dataset.stores if self._is_intact(store)]
+
+    def _is_intact(self, dataset: OpenedDataset) -> bool:
+        """Return whether a manifest is intact; otherwise, that is a finding."""
+        name = dataset.prefix + MANIFEST_NAME
+        try:
+            if not dataset.belongs:
+                self._blame(name, "it does not belong to the other splits")
+        except (CorruptDataset, UsageError) as error:
+            self._blame(name, str(error))
+            return False
+        return True
+
+    def _blame(self, name: str, reason: str) -> None:
+        """Note a finding; "it" stands for the path that the reason starts with."""
+        path = f"{self.directory / name} "
+        reason = f"it {reason.removeprefix(path)}" if reason.startswith(path) else reason
+        self.result.findings.append(Finding(file=name, reason=reason))
+
+    def _check_files(self, store: OpenedDataset) -> list[ShardCheck]:
+        """Check the files of a store; return the checks of the shards."""
+        findings, tasks = check_files(store, decode=self.result.level == "decode")
+        self.result.findings += findings
+        self.result.shards += len(store.manifest.shards)
+        self.result.bytes += store.manifest.bytes
         return tasks
 
     def _check_shards(
-        self, tasks: list[ShardCheck], splits: Collection[str]
+        self, tasks: list[ShardCheck], own: Collection[str]
     ) -> dict[str, ComparisonResult]:
-        """Check all shards; return the comparison of each split with its source."""
-        twins = {task.entry.sha256: task.prefix + task.entry.name for task in tasks}
+        """Check all shards; return the comparisons of those in ``own`` folders, by folder."""
+        twins = {task.entry.sha256: task.file for task in tasks}
         compared: dict[str, ComparisonResult] = {}
         for task, checked in run_tasks(
             self.checks.check, tasks, workers=self.workers, on_progress=self.on_progress
         ):
-            self.result.records += checked.records if task.split in splits else 0
             self.result.findings += checked.findings
             if checked.sha256 != task.entry.sha256:
                 self.result.findings.append(_other_content(task, twins.get(checked.sha256)))
-            if checked.compared:
-                compared.setdefault(task.prefix, ComparisonResult()).add(checked.compared)
+            if task.prefix in own:  # a record counts once with all layers
+                self.result.records += checked.records
+                if checked.compared:
+                    compared.setdefault(task.prefix, ComparisonResult()).add(checked.compared)
         return compared
 
 
-def _replaced(manifest: Manifest) -> list[str]:
+def _replaced(dataset: OpenedDataset) -> list[str]:
     """Return the fields whose values did not come from the source of the conversion."""
-    later = {name for layer in manifest.layers for name in layer.fields}
-    converted = manifest.base.fields_by_name.keys()
-    replaced = changed_fields(manifest.base.source) | later & converted
-    return sorted(replaced & manifest.fields_by_name.keys())
+    base = dataset.base
+    later = {name for name in base.manifest.fields_by_name if dataset.store_of(name) is not base}
+    changed = changed_fields(base.manifest.source) & dataset.manifest.fields_by_name.keys()
+    return sorted(later | changed)
 
 
 def _other_content(task: ShardCheck, twin: str | None) -> Finding:
     reason = "its SHA-256 differs from the manifest"
     if twin is not None:
         reason += f": it has the content of {twin}"
-    return Finding(file=task.prefix + task.entry.name, reason=reason)
+    return Finding(file=task.file, reason=reason)
 
 
-def _datasets(directory: Path, root: Path | None, result: Verification) -> Iterator[OpenedDataset]:
-    """Yield each dataset with an intact manifest; a damaged manifest becomes a finding."""
-    try:
-        splits = OpenedDirectory(directory, root=root).splits
-    except CorruptDataset as error:
-        reason = _with_it(error, directory / MANIFEST_NAME)
-        result.findings.append(Finding(file=MANIFEST_NAME, reason=reason))
-        return
-    for dataset in splits.values():
-        name = dataset.prefix + MANIFEST_NAME
-        try:
-            if not dataset.belongs:
-                reason = "it does not belong to the other splits"
-                result.findings.append(Finding(file=name, reason=reason))
-        except (CorruptDataset, UsageError) as error:
-            reason = _with_it(error, directory / name)
-            result.findings.append(Finding(file=name, reason=reason))
-            continue
-        yield dataset
-
-
-def _with_it(error: Exception, path: Path) -> str:
-    """Return the message of an error with "it" for the path that it starts with."""
-    message = str(error)
-    return f"it {message.removeprefix(f'{path} ')}" if message.startswith(f"{path} ") else message
-
-
-def _other_files(directory: Path, named: set[str]) -> list[str]:
-    """Return all other files, and links, which are not followed."""
+def _other_files(directory: Path, datasets: Iterable[OpenedDataset]) -> list[str]:
+    """Return all files that belong to no dataset, and links, which are not followed."""
+    named = {MANIFEST_NAME}
+    for dataset in datasets:
+        named |= {entry.name for entry in dataset.files} | {dataset.prefix + FACTS_NAME}
     paths = []
     for above, folders, files in os.walk(directory):
         links = [name for name in folders if os.path.islink(os.path.join(above, name))]

@@ -542,6 +542,17 @@ def test_repair_rebuilds_base_shards_and_names_those_of_layers(
     assert tree(made) == wanted
 
 
+def test_repair_names_the_source_that_a_shard_of_the_conversion_needs(
+    made: Path, tmp_path: Path
+) -> None:
+    source = captions(made, tmp_path)
+    add_fields(made, source, field=["caption"])
+    (made / "shard-000000.lmdb").unlink()
+    (finding,) = repair(made, source).findings
+    assert finding.file == "shard-000000.lmdb"
+    assert all(fact in finding.reason for fact in ("image, label", "made from photos"))
+
+
 def test_all_sources_repair_the_index_that_their_rows_are_matched_by(
     made: Path, folder: Path, tmp_path: Path
 ) -> None:

@@ -15,13 +15,12 @@ from refusals import refused
 
 from shardkit import CorruptDataset, diff, verify
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.dataset.parts import dataset_parts
 from shardkit.reporting.describe import _spread
 from shardkit.system.files import sha256_of
 from shardkit.verification import diff as diffing
 from shardkit.verification.receipt import check_receipt, load_receipt, save_receipt
 from shardkit.verification.record_comparison import ComparisonResult
-from shardkit.verification.source_match import find_origins, match_rows, scan_source, stored_parts
+from shardkit.verification.source_match import match_rows, match_sources
 
 
 def test_the_spread_of_numbers_in_parts_is_that_of_all() -> None:
@@ -81,14 +80,10 @@ def test_forged_paths_that_are_no_index_leave_the_order_of_the_source(
         return replace(manifest, files=tuple(files))
 
     restate(place, change)
-    splits = OpenedDirectory(place).splits
-    manifest = splits[""].manifest
-    parts = {"": dataset_parts(manifest)[0]}
-    stored = {"": stored_parts(splits[""], [parts[""]])}
-    origin = find_origins(splits, parts, scan_source(folder, {"": manifest}), stored)[""]
-    assert origin.stored is None
-    assert origin.keys is not None
-    rows, findings = match_rows(origin, "")
+    (match,) = match_sources(OpenedDirectory(place).splits, folder)
+    assert match.stored is None
+    assert match.keys is not None
+    rows, findings = match_rows(match)
     assert (len(rows), findings) == (6, [])
 
 
