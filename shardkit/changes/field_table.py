@@ -18,7 +18,7 @@ from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field
 from shardkit.record import LABEL
 from shardkit.sources.kept import Kept, parse_keep
-from shardkit.sources.labels import LabelValues, checked_label
+from shardkit.sources.labels import LabelValues, label_of
 from shardkit.sources.table import cell, kind_of_cells, kinds_in, typed
 from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
 from shardkit.system.temporary import TemporaryFolder
@@ -197,8 +197,7 @@ class TableValues(FieldValues):
                         raise BadImage(f"it has no {kept.source}; {kept.source}? accepts it")
                     value = None
                 elif kept.name == LABEL:
-                    label = value.strip() if isinstance(value, str) else value
-                    value = self._labels.code(checked_label(label, kept.source))
+                    value = self._labels.code(label_of(value, kept.source))
                 elif kept.kind is None:
                     self._kinds[kept.name] |= kinds_in(value, self._text and kept.pointer is None)
                 else:

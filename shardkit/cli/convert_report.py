@@ -152,7 +152,10 @@ def show_converted(
         # A committed plan is gone, and with it the names of ignored files.
         _show_dataset(name, manifest, converted.plan.scan.ignored.get(name) if src else None)
     _show_notes(converted.plan.scan)
-    unused = dict(converted.plan.scan.understood).get("unused", "nothing")
+    understood = converted.plan.scan.understood
+    if converted.plan.scan.classes and "label" in understood:
+        line("labels", printable(understood["label"]))
+    unused = understood.get("unused", "nothing")
     if unused not in _ALL_USED:
         line("unused", printable(unused))
     if converted.reused_shards:

@@ -40,7 +40,7 @@ from shardkit.sources.inputs import (
     scanning,
 )
 from shardkit.sources.kept import Kept, parse_keep, value_of
-from shardkit.sources.labels import Value, checked_label, classes_option, read_classes
+from shardkit.sources.labels import Value, classes_option, label_of, read_classes
 from shardkit.sources.unpacking import packing_of
 from shardkit.system import safe_paths
 from shardkit.system.files import read_small
@@ -311,14 +311,13 @@ class ColumnShards(ListedSource, AttachableSource):
                 listing.blame_rest(shard.name, reason)
         image = self._columns[self._image]
         self.exact_sizes = not image.why
-        labels = next(iter(listings.values())).labels
         used = {self._image, self._label, *(kept.source for kept in self._keep)}
         unused = [str(column) for column in self._columns.values() if column.name not in used]
         count = sum(shard.rows for shard in self._shards)
         return {
             "shards": f"{len(self._shards):,} of {self.format}, with {count:,} samples",
             "image": f"{self._image}: {image.type}{image.why and f', {image.why}'}",
-            "label": f"{self._label or 'no column'}: {labels.describe()}",
+            "label": self._label or "no column",
             **{
                 kept.name: f"{self._columns[kept.source]}: {self.schema[kept.name]}"
                 for kept in self._keep
@@ -539,10 +538,10 @@ def _offsets(view: OpenedFile, row: int, count: int) -> tuple[int, ...]:
 
 
 def _label(column: Column, view: OpenedFile, start: int, size: int) -> Value:
-    if not 0 < size <= _MOST_LABEL:
-        raise BadImage(f"its label has {size:,} bytes; a name has 1 to {_MOST_LABEL:,}")
+    if size > _MOST_LABEL:
+        raise BadImage(f"its label has {size:,} bytes, over the limit of {_MOST_LABEL:,}")
     value = _decoded(column, view.read(start, size))
-    return checked_label(int(value) if column.holds == "integer" else value, column.name)
+    return label_of(value, column.name)
 
 
 def _decoded(column: Column, data: bytes) -> Any:

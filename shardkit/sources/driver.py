@@ -83,9 +83,16 @@ class Listing:
         """The number of rows so far, with those that are problems."""
         return self._rows + self._problems
 
-    def code(self, label: Value | None) -> int:
-        """Return the code of a label; `NO_LABEL` for None."""
-        return NO_LABEL if label is None else self.labels.code(label)
+    def code(self, label: Value | None, *, is_name: bool = False) -> int:
+        """Return the code of a label; `NO_LABEL` for None, if the source has no labels.
+
+        Args:
+            label: The label.
+            is_name: Whether it is a name for sure, such as a folder's.
+        """
+        if label is None:
+            return NO_LABEL
+        return self.labels.code_of_name(str(label)) if is_name else self.labels.code(label)
 
     def add(self, row: Row) -> None:
         """Add an image; one whose path is already listed, or that is too large, is a problem."""
@@ -283,6 +290,9 @@ class ListedSource(Source):
         listings = {name: Listing(labels) for name in self.splits}
         understood = self.list_images(listings)
         assigned = labels.assign(classes, self.class_names)
+        if len(labels):
+            place = f"{understood['label']}: " if "label" in understood else ""
+            understood = {**understood, "label": place + assigned.words}
         if not any(len(listing) or listing.problems() for listing in listings.values()):
             raise UsageError(f"there are no images in {self}")
         return Scan(
@@ -304,7 +314,8 @@ class ListedSource(Source):
         """Add the images of each split to its listing, in order.
 
         Returns:
-            How the source was understood; see `Scan.understood`.
+            How the source was understood; see `Scan.understood`. To ``label``, where labels are,
+            the driver adds how they were read.
 
         Raises:
             UsageError: If it cannot be listed.

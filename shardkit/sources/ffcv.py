@@ -312,7 +312,7 @@ class Ffcv(FileSource, AttachableSource):
         return {
             "file": f"FFCV, {self._beton.rows:,} samples of {len(self._beton.fields)} fields",
             "image": f"{self._image}: {_in_words(modes)}",
-            "label": f"{self._label or 'no field'}: {listing.labels.describe()}",
+            "label": self._label or "no field",
             **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
             "unused": ", ".join(unused) or "no field",
         }
@@ -333,9 +333,6 @@ class Ffcv(FileSource, AttachableSource):
                 where = sample[self._image]
                 label = int(sample[self._label]) if self._label else None
                 fault = faults.get(row) or _fault_of(where)
-                if label is not None and label < 0:
-                    keep = f"--label none --keep number={self._label}"
-                    fault = f"its label {label} is negative; {keep} stores numbers"
                 if fault:
                     listing.blame(name, fault)
                     continue

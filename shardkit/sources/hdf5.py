@@ -215,7 +215,7 @@ class Hdf5(FileSource, AttachableSource):
         return {
             "files": f"{len(self.inputs.paths):,}, with {len(listing):,} rows",
             "images": f"{self._images}: {kind}",
-            "label": f"{self._labels or 'no dataset'}: {listing.labels.describe()}",
+            "label": self._labels or "no dataset",
             **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
         }
 

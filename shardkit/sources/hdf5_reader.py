@@ -13,7 +13,7 @@ import numpy as np
 
 from shardkit.contracts import Range
 from shardkit.errors import BadImage, ConversionFailed
-from shardkit.sources.labels import Value
+from shardkit.sources.labels import Value, label_of
 from shardkit.system.formatting import size
 from shardkit.system.helper import Library
 
@@ -65,15 +65,15 @@ def labels(path: str, stamp: int, name: str, count: int, some: Range) -> list[Va
     data = _dataset(path, stamp, name)
     if data.shape[0] != count:
         raise BadImage(f"it has {count} images, but {data.shape[0]} labels")
-    if data.shape[1:] not in ((), (1,)):
+    if math.prod(data.shape[1:]) != 1:
         raise BadImage(f"{name} has the shape {data.shape}, not one label for each image")
     rows = slice(some.offset, some.offset + some.length)
-    if data.dtype.kind in "iub":
-        return [int(value) for value in data[rows].reshape(-1)]
+    if data.dtype.kind in "iubf":
+        return [label_of(value, name) for value in data[rows].reshape(-1).tolist()]
     if h5py.check_string_dtype(data.dtype) is None:
         raise BadImage(f"{name} has {_values(data)} as labels: store one integer or text per image")
     texts = data[rows].reshape(-1)
-    return [value.decode("utf-8", "surrogateescape") for value in texts]
+    return [label_of(value.decode("utf-8", "surrogateescape"), name) for value in texts]
 
 
 def read(path: str, stamp: int, name: str, row: int) -> bytes:

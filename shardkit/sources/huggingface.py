@@ -33,7 +33,7 @@ from shardkit.sources.inputs import (
     stamp_of,
 )
 from shardkit.sources.kept import Kept, parse_keep, value_of
-from shardkit.sources.labels import Value
+from shardkit.sources.labels import label_of
 from shardkit.sources.library_process import call
 from shardkit.system.files import read_small
 from shardkit.system.formatting import size
@@ -189,7 +189,7 @@ class HuggingFace(ListedSource):
         understood = {
             "files": f"{sum(len(f.paths) for f in self._files.values()):,}, with {count:,} images",
             "image": f"the column {self._image}",
-            "label": f"the column {self._label}: {self._columns[self._label]}"
+            "label": f"the column {self._label} ({self._columns[self._label]})"
             if self._label
             else "no column",
             **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
@@ -223,17 +223,13 @@ class HuggingFace(ListedSource):
                     only = f", only the path {quoted(original)}" if original else ""
                     listing.blame(path, f"row {row} of the file has no image bytes{only}")
                 else:
-                    code = self._code(listing, label)
+                    code = NO_LABEL
+                    if self._label is not None:
+                        code = listing.code(label_of(label, self._label))
                     listing.add(Row(path, code, length, stamp, place(number, row)))
                 row += 1
             groups.append(sum(length or 0 for length in sizes))
         return groups
-
-    def _code(self, listing: Listing, label: Value | None) -> int:
-        """Return the code of a label; -1 and null stand for none in ``datasets``."""
-        if self._label is None or label is None or label == -1:
-            return NO_LABEL
-        return listing.labels.code(label)
 
     def _first_columns(self) -> dict[str, _Column]:
         files = next(iter(self._files.values()))
@@ -276,7 +272,7 @@ class HuggingFace(ListedSource):
             label = usable[0] if usable else None
         if label is not None:
             kind = self._require(label).kind
-            if kind not in ("label", "text") and not kind.startswith(("int", "uint")):
+            if kind in ("image", "labels", "bytes", "json"):
                 raise UsageError(f"the column {label} is {kind}, neither integers nor texts")
         return label
 

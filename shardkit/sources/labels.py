@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import math
+import re
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +16,7 @@ from shardkit.errors import BadImage, UsageError
 from shardkit.options import option
 from shardkit.record import NO_LABEL
 from shardkit.system.files import read_small
+from shardkit.system.formatting import amount
 from shardkit.system.text import quoted
 
 CLASSES_HELP = "Class names, one per line: of label 0, 1, ..., or in the order of labels."
@@ -19,26 +25,59 @@ MAX_LABEL = (1 << 20) - 1
 """Maximum number that is a label itself; larger ones are most likely identifiers."""
 
 Value = int | str
-"""The label that a source states: a number or a name."""
+"""The label that a source states: a number or a name; "" if it is missing."""
+
+_POSITION = re.compile(r"(0|[1-9][0-9]{0,19})\Z")
+_INTEGER = re.compile(r"(-?(?:0|[1-9][0-9]{0,19}))(?:\.0*)?\Z")
+"""pandas writes 3 as 3.0 if another value of the column is missing."""
+_PADDED = re.compile(r"0[0-9]+\Z")
+_FRACTION = re.compile(r"[+-]?[0-9]*(\.[0-9]+|(\.[0-9]*)?[eE][+-]?[0-9]+)\Z")
+_LIST = re.compile(r"\[\s*['\"0-9\[\]-]|\(\s*['\"]")
+"""The start of a list of texts or numbers, as JSON, Python and NumPy write it."""
+_ITEM = re.compile(
+    r"""\s*(?:("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|([0-9.-]+|nan|None))\s*(?:,|(?<=\s)|\Z)\s*"""
+)
+"""A text or number in a list, in which NumPy writes no commas."""
+_MISSING = ("", "nan", "null", "<na>", "-1")
+"""How pandas, SQL, JSON and PyTorch's users write a missing label, in lower case."""
+_SHOWN = 5
+"""Odd labels that a message shows."""
 
 
 class LabelValues:
     """The distinct labels of a source, to number them while listing its images.
 
-    Labels that are all decimal numbers are positions: the class of 3 is called ``3``, or has the
-    name in line 4 of a file of names. All others are names of classes, sorted.
+    Empty texts, NaN, null and -1 are missing labels. If all others are integers, also as ``3.0``,
+    they are positions: the class of 3 is called ``3``, or has the name in line 4 of a file of
+    names. If none is an integer, they are names of classes, sorted. A file that lists them makes
+    any labels names.
     """
 
     def __init__(self) -> None:
-        self._codes: dict[Value, int] = {}
+        self._codes: dict[str, int] = {}
+        self._counts = array("q")
+        """Images of each code."""
+        self._are_names = False
+
+    def __len__(self) -> int:
+        return len(self._codes)
 
     def code(self, value: Value) -> int:
         """Return the code of a label, in the order of first use, for `Labels.of`."""
-        return self._codes.setdefault(value, len(self._codes))
+        code = self._codes.setdefault(str(value), len(self._codes))
+        if code == len(self._counts):
+            self._counts.append(0)
+        self._counts[code] += 1
+        return code
+
+    def code_of_name(self, name: str) -> int:
+        """Return the code of a name, such as a folder's: never missing, and fine among numbers."""
+        self._are_names = True
+        return self.code(name)
 
     def texts(self) -> list[str]:
-        """Return the labels as texts, in the order of their codes."""
-        return [str(value) for value in self._codes]
+        """Return the labels that are not missing as texts, in the order of their codes."""
+        return [str(value) for value in self._read() if value is not None]
 
     def assign(
         self, classes: Sequence[str] | None, names: Sequence[str] | bool | None = None
@@ -51,40 +90,81 @@ class LabelValues:
                 that the user gave ``classes`` then.
 
         Raises:
-            UsageError: If a label is out of range, or ``names`` lack one.
+            UsageError: If a label is out of range, ``names`` lack one, or only some are integers.
         """
-        values = list(self._codes)
-        if not values:
-            return Labels(tuple(classes) if classes else None, ())
         if isinstance(names, bool):
             names = classes
-        numbers = _numbers(values)
-        if numbers is None:
-            texts = [str(value) for value in values]
-            ordered = list(names) if names is not None else sorted(set(texts))
-        else:
-            texts = _named(numbers, names)
-            in_order = [str(number) for number in range(max(numbers) + 1)]
-            ordered = list(names) if names is not None else in_order
-        lacking = sorted(set(texts).difference(ordered))
-        if lacking:
-            first = ", ".join(map(repr, lacking[:5])) + (" ..." if len(lacking) > 5 else "")
-            raise UsageError(f"the file of classes= lacks {len(lacking)} classes: {first}")
+        values = self._read(names or ())
+        numbers = sorted({value for value in values if isinstance(value, int)})
+        texts = sorted({value for value in values if isinstance(value, str)})
+        lost = f", {count:,} missing" if (count := self._images(values, [None])) else ""
+        if not numbers and not texts:
+            labels = (NO_LABEL,) * len(values)
+            return Labels(tuple(classes) if classes else None, labels, f"none{lost}")
+        name_of: dict[Value | None, str] = {text: text for text in texts}
+        if numbers:
+            name_of |= zip(numbers, _named(numbers, names), strict=True)
+        ordered = list(names) if names is not None else texts or [*map(str, range(numbers[-1] + 1))]
+        _require_names(name_of.values(), ordered)
         if classes is not None:
             there = set(classes)
             ordered = [*classes, *(name for name in ordered if name not in there)]
         position = {name: label for label, name in enumerate(ordered)}
-        return Labels(tuple(ordered), tuple(position[text] for text in texts))
+        labels = tuple(NO_LABEL if v is None else position[name_of[v]] for v in values)
+        words = amount(len(texts), "name")
+        if numbers:
+            words = f"{amount(len(numbers), 'integer')} from {numbers[0]} to {numbers[-1]}"
+        if texts or names is not None:
+            first = min(label for label in labels if label != NO_LABEL)
+            words += f", first {ordered[first]}={first}"
+        return Labels(tuple(ordered), labels, words + lost)
 
-    def describe(self) -> str:
-        """Return a short description: numbers from 0 to 9, or 3 names."""
-        values = list(self._codes)
-        numbers = _numbers(values)
-        if not values:
-            return "none"
-        if numbers is None:
-            return f"{len(values)} names"
-        return f"{len(values)} numbers from {min(numbers)} to {max(numbers)}"
+    def _read(self, names: Sequence[str] = ()) -> list[Value | None]:
+        """Return the integer or name of each code, all of one kind, or None if it is missing."""
+        if self._are_names:
+            are_positions = all(map(_POSITION.match, self._codes))
+            return [int(text) if are_positions else text for text in self._codes]
+        values = [_read_one(text) for text in self._codes]
+        texts = {value for value in values if isinstance(value, str)}
+        fractions = {text for text in texts if _FRACTION.match(text)}
+        numbers = {value for value in values if isinstance(value, int)} | fractions
+        missing = {text for text in self._codes if _read_one(text) is None}
+        listed = missing.intersection(names)
+        if listed or (names and texts) or (texts and all(map(_PADDED.match, texts))):
+            return [text if text not in missing - listed else None for text in self._codes]
+        if fractions and fractions == texts:
+            raise UsageError(
+                f"the labels are numbers, but not integers ({self._listed(values, texts)}): keep "
+                f"them as a field with keep=, {_OR_NAMES}"
+            )
+        texts -= fractions
+        if texts and numbers:
+            are_names = self._images(values, texts) > self._images(values, numbers)
+            odd = self._listed(values, numbers if are_names else texts)
+            raise UsageError(
+                f"the labels are {'names' if are_names else 'numbers'}, but for {odd}: correct "
+                f"these or leave them empty, {_OR_NAMES}"
+            )
+        if not names and numbers == {1} and missing & {"-1", "-1.0"}:
+            raise UsageError(
+                "the labels are 1 and -1, but -1 stands for a missing label: if it is a class, "
+                f"write 0 instead, {_OR_NAMES}"
+            )
+        return values
+
+    def _images(self, values: Iterable[Value | None], some: Collection[Value | None]) -> int:
+        """Return the number of images whose label is one of ``some``."""
+        return sum(n for n, value in zip(self._counts, values, strict=True) if value in some)
+
+    def _listed(self, values: Sequence[Value | None], some: Collection[Value | None]) -> str:
+        """Return labels for a message, with the number of their images."""
+        shown = [text for text, value in zip(self._codes, values, strict=True) if value in some]
+        more = " ..." if len(shown) > _SHOWN else ""
+        count = amount(self._images(values, some), "image")
+        return f"{', '.join(map(quoted, shown[:_SHOWN]))}{more} of {count}"
+
+
+_OR_NAMES = "or make all labels names: list them in a file for classes="
 
 
 class Labels(NamedTuple):
@@ -92,29 +172,31 @@ class Labels(NamedTuple):
 
     classes: tuple[str, ...] | None
     labels: tuple[int, ...]
+    words: str
+    """How they were read, for the user to check: ``3 integers from 0 to 9, 1 missing``."""
 
     def of(self, code: int) -> int:
         """Return the label of a code; that of `NO_LABEL` is itself."""
         return NO_LABEL if code == NO_LABEL else self.labels[code]
 
 
-def _numbers(values: Iterable[Value]) -> list[int] | None:
-    """Return all labels as numbers, or None if some are names."""
-    numbers = []
-    for value in values:
-        if isinstance(value, str):
-            if not (value.isascii() and value.isdecimal() and str(int(value[:20])) == value):
-                return None
-            value = int(value)  # noqa: PLW2901
-        numbers.append(value)
-    return numbers
+def _read_one(text: str) -> Value | None:
+    if text.lower() in _MISSING:
+        return None
+    match = _INTEGER.match(text)
+    number = int(match[1]) if match else None
+    return text if number is None else number if number != -1 else None
 
 
 def _named(numbers: Sequence[int], names: Sequence[str] | None) -> list[str]:
-    low = min(numbers)
-    high = max(numbers)
+    """Return the name of each of some numbers in ascending order."""
+    low = numbers[0]
+    high = numbers[-1]
     if low < 0:
-        raise UsageError(f"the label {low} is negative; label_offset= adds a number to all labels")
+        raise UsageError(
+            f"the label {low} is negative: only -1 stands for a missing label; keep numbers as a "
+            "field with keep=, without labels"
+        )
     if names is not None and high >= len(names):
         raise UsageError(
             f"the label {high} has no name: classes= gives {len(names)}, for 0 to {len(names) - 1}"
@@ -124,15 +206,78 @@ def _named(numbers: Sequence[int], names: Sequence[str] | None) -> list[str]:
     return [names[number] if names is not None else str(number) for number in numbers]
 
 
-def checked_label(value: object, where: str) -> Value:
-    """Return a label that a source states at ``where``.
+def _require_names(texts: Iterable[str], names: Sequence[str]) -> None:
+    lacking = sorted(set(texts).difference(names))
+    if lacking:
+        first = ", ".join(map(repr, lacking[:5])) + (" ..." if len(lacking) > 5 else "")
+        raise UsageError(f"the file of classes= lacks {amount(len(lacking), 'class')}: {first}")
+
+
+def label_of(value: object, where: str) -> Value:
+    """Return a label that a source states at ``where``; "" if it is missing.
 
     Raises:
-        BadImage: If it is neither an integer nor a text.
+        BadImage: If it is neither a number nor a text, or a list.
     """
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+    if isinstance(value, str):
+        value = value.strip()
+        if not _LIST.match(value):
+            return value
+        raise BadImage(
+            f"its label at {where} is {quoted(value)}, a list; tables take several, with labels="
+        )
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float):
+        return str(value)
+    if not isinstance(value, int):
         raise BadImage(f"its label at {where} is {quoted(value)}, neither an integer nor a text")
-    return value
+    return int(value)
+
+
+def checked_label(value: object, where: str) -> Value:
+    """Return a label of several, such as a box's, that must not be missing.
+
+    Raises:
+        BadImage: If it is missing, or as for `label_of`.
+    """
+    label = label_of(value, where)
+    if label == "" or isinstance(value, bool):
+        raise BadImage(f"its label at {where} is {quoted(value)}, neither an integer nor a text")
+    return label
+
+
+def labels_of(value: object, where: str, separator: str) -> list[Value]:
+    """Return the labels in a cell: a list, also as JSON, Python or NumPy writes it, or a text.
+
+    Raises:
+        BadImage: If it is not a list that can be read, or as for `label_of`.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        is_list = text.startswith("[") or _LIST.match(text)
+        value = _items(text, where) if is_list else text.split(separator)
+    listed = [] if value is None else value if isinstance(value, list) else [value]
+    labels = [label_of(item, where) for item in listed]
+    return [label for label in labels if _read_one(str(label)) is not None]
+
+
+def _items(text: str, where: str) -> list[Any]:
+    """Return the items of a list of texts or numbers, separated by commas or spaces."""
+    try:
+        items = json.loads(text)
+        return items if isinstance(items, list) else [items]
+    except (ValueError, RecursionError):
+        pass
+    end = len(text) - 1
+    position = 1
+    found = []
+    while match := _ITEM.match(text, position, end):
+        position = match.end()
+        found.append(ast.literal_eval(match[1]) if match[1] else match[2])
+    if position < end:
+        raise BadImage(f"its {where} is not a list: {quoted(text)}")
+    return found
 
 
 def classes_option(help: str = CLASSES_HELP, *, stored: str = "class_names") -> Any:  # noqa: A002

@@ -189,11 +189,13 @@ class Lmdb(ListedSource, AttachableSource):
             raise UsageError(f"{self._path}: {error}") from error
         if used < self._entries:
             listing.ignore("(other keys)", f"{self._entries - used} keys outside of the layout")
-        of_text = "the text of each image" if self._layout == "ocr" else listing.labels.describe()
+        label = (
+            "the folder" if self._by_folder else "the function" if ":" in self._layout else "none"
+        )
         return {
             "layout": self._layout,
             "keys": f"{self._entries:,}, with {len(listing):,} images",
-            "label": of_text,
+            "label": label,
         }
 
     def _stamp(self) -> int:
@@ -287,7 +289,8 @@ class Lmdb(ListedSource, AttachableSource):
                     listing.ignore(name, "the layout's function returned None")
                 else:
                     value = folder if self._by_folder else label
-                    listing.add(Row(name, listing.code(value), size, stamp))
+                    code = listing.code(value, is_name=self._by_folder)
+                    listing.add(Row(name, code, size, stamp))
             after = rows[-1][0].encode("utf-8", "surrogateescape")
         return int(self._entries)
 

@@ -118,7 +118,8 @@ class Npy(ListedSource):
             understood[split or "arrays"] = self._list(listings[split], pair)
             used |= {pair.images, pair.labels}
         first.ignored += [Problem(path=n, reason="not used") for n in self._arrays if n not in used]
-        return {**understood, "label": first.labels.describe()}
+        labels = {pair.labels for pair in self._pairs.values() if pair.labels}
+        return {**understood, "label": ", ".join(sorted(labels)) or "none"}
 
     def _file(self, name: str) -> tuple[str, str]:
         """Return the file of an array, and its name in that file."""
@@ -165,7 +166,7 @@ class Npy(ListedSource):
                 continue
             kinds.add(str(array))
             size = array.row_bytes * array.rows
-            listing.add(Row(path, listing.code(label), size, stamp))
+            listing.add(Row(path, listing.code(label, is_name=True), size, stamp))
         return ", ".join(sorted(kinds)[:3]) + (" ..." if len(kinds) > 3 else "")
 
 

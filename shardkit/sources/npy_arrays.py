@@ -22,7 +22,7 @@ from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.image_files import CHANGED, require_inside
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.inputs import place, place_of, require_rows
-from shardkit.sources.labels import Value, checked_label, classes_option, read_classes
+from shardkit.sources.labels import Value, classes_option, label_of, read_classes
 from shardkit.sources.npy_files import (
     Array,
     labels_of,
@@ -35,7 +35,7 @@ from shardkit.sources.npy_files import (
     walk,
 )
 from shardkit.sources.places import why_left_out
-from shardkit.sources.table_rows import columns_of, is_text, rows_of
+from shardkit.sources.table_rows import columns_of, rows_of
 from shardkit.system import safe_paths
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.text import name_list, quoted
@@ -176,7 +176,7 @@ class NpyArrays(ListedSource):
                 self._list_rows(listing)
             except BadImage as error:
                 raise UsageError(f"{self.path}: {error}") from error
-            label = f"{self._labels}: {listing.labels.describe()}" if self._labels else "none"
+            label = self._labels or "none"
         else:
             if self.class_names is True:
                 self.class_names = None  # folders may be new
@@ -256,7 +256,8 @@ class NpyArrays(ListedSource):
                 listing.blame(path, str(error))
                 continue
             size = sum(array.row_bytes * array.rows for array in arrays.values())
-            listing.add(Row(path, listing.code(value), size, stamp))
+            code = listing.code(value, is_name=self._labels is None)
+            listing.add(Row(path, code, size, stamp))
         others = listing.ignored[before:]
         listing.ignored[before:] = [other for other in others if other.path != self._labels]
 
@@ -325,15 +326,10 @@ def _labels_in(path: str) -> dict[str, Value]:
         if not isinstance(name, str) or name in labels:
             raise UsageError(f"{path}:{line}: {_FILE} is {quoted(name)}, no name or there before")
         try:
-            labels[name] = checked_label(row.get(_LABEL), _LABEL)
+            labels[name] = label_of(row.get(_LABEL), _LABEL)
         except BadImage as error:
             raise UsageError(f"{path}:{line}: {error}") from error
-    numbers = {name: int(value) for name, value in labels.items() if _is_number(value)}
-    return dict(numbers) if is_text(path) and len(numbers) == len(labels) else labels
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19
+    return labels
 
 
 def _member(path: str, name: str) -> str:

@@ -24,7 +24,7 @@ from shardkit.errors import BadImage
 from shardkit.sources.driver import Listing
 from shardkit.sources.image_files import require_machine
 from shardkit.sources.inputs import OpenedFile, reading
-from shardkit.sources.labels import Value
+from shardkit.sources.labels import Value, label_of
 from shardkit.system.files import as_text
 from shardkit.system.text import quoted
 
@@ -281,7 +281,7 @@ def labels_of(path: str, member: str, name: str, rows: int) -> Iterator[Value]:
     """
     with opened(path, member) as view:
         array = parse_header(view)
-    if array.shape[1:] not in ((), (1,)) or not array.shape or array.dtype.kind not in "biuSU":
+    if array.shape[1:] not in ((), (1,)) or not array.shape or array.dtype.kind not in "biufSU":
         raise BadImage(f"{name} is {array}, not one integer or text for each image")
     if array.rows != rows:
         raise BadImage(f"there are {rows} images, but {array.rows} labels")
@@ -308,7 +308,7 @@ def _some_labels(file: tuple[str, str], name: str, array: Array, rows: range) ->
         except UnicodeDecodeError as error:
             raise BadImage(f"{name} has a text that is not Unicode: {error}") from error
         return [text.rstrip("\0") for text in texts]
-    return [int(value) for value in column]
+    return [label_of(value, name) for value in column.tolist()]
 
 
 def walk(root: Path, listing: Listing, suffixes: Sequence[str]) -> Iterator[tuple[str, str | None]]:

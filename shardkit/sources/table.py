@@ -20,9 +20,10 @@ from shardkit.sources.inputs import find_files, place, place_of
 from shardkit.sources.kept import Kept, kind_of_suffix, parse_keep, value_at
 from shardkit.sources.labels import (
     LabelValues,
-    Value,
     checked_label,
     classes_option,
+    label_of,
+    labels_of,
     read_classes,
 )
 from shardkit.sources.named_files import (
@@ -185,7 +186,7 @@ class Table(NamedSource):
         return {
             "rows": f"{scan.rows:,}",
             "image": f"{self._image}, below {self.root}",
-            "label": f"{_name(self._label)}: {scan.labels['label'].describe()}",
+            "label": _name(self._label),
             **{name: f"{self._column_of(name)}: {field}" for name, field in self.schema.items()},
             "unused": ", ".join(unused) or "no column",
         }
@@ -213,11 +214,11 @@ class Table(NamedSource):
         code = NO_LABEL
         values: dict[str, Any] = {}
         if self._label:
-            value = cell(row, self._label, text)
-            value = value.strip() if isinstance(value, str) else value
-            code = scan.labels["label"].code(checked_label(value, _name(self._label)))
+            label = label_of(cell(row, self._label, text), _name(self._label))
+            code = scan.labels["label"].code(label)
         if self._labels:
-            labels = self._several(cell(row, self._labels, text), _name(self._labels))
+            where = _name(self._labels)
+            labels = labels_of(cell(row, self._labels, text), where, self.options.separator)
             values["labels"] = list(map(scan.labels["labels"].code, labels))
         if self._boxes:
             values["boxes"] = self._boxes_of(row, text, scan.labels["boxes"])
@@ -244,18 +245,6 @@ class Table(NamedSource):
                 values[kept.name] = typed(kept.kind, value, kept.source)
         return code, values
 
-    def _several(self, value: Any, where: str) -> list[Value]:
-        """Return the labels in a cell: a list, or a text of them."""
-        if isinstance(value, str):
-            if value.lstrip().startswith("["):
-                value = _json(value, where)
-            else:
-                value = [
-                    part.strip() for part in value.split(self.options.separator) if part.strip()
-                ]
-        listed = [] if value is None else value if isinstance(value, list) else [value]
-        return [checked_label(label, where) for label in listed]
-
     def _boxes_of(self, row: Mapping[str, Any], text: bool, labels: LabelValues) -> list[Any]:
         """Return boxes as left, top, right and bottom, and the code of the label of each."""
         assert self._boxes is not None
@@ -263,7 +252,7 @@ class Table(NamedSource):
         cells = _list(cell(row, self._boxes, text), where)
         if self._box_labels:
             value = cell(row, self._box_labels, text)
-            box_labels = self._several(value, _name(self._box_labels))
+            box_labels = labels_of(value, _name(self._box_labels), self.options.separator)
             if len(box_labels) != len(cells):
                 raise BadImage(f"it has {len(cells)} boxes and {len(box_labels)} labels of boxes")
             pairs = zip(cells, box_labels, strict=True)

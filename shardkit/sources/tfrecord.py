@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
-from shardkit.record import Record
+from shardkit.record import NO_LABEL, Record
 from shardkit.sources.driver import FileSource, Listing, Row
 from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import image_record, is_image
@@ -29,8 +30,8 @@ from shardkit.sources.inputs import (
     stem,
 )
 from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of
-from shardkit.sources.labels import Value, classes_option, read_classes
-from shardkit.sources.tf_example import Feature, features
+from shardkit.sources.labels import Value, classes_option, label_of, read_classes
+from shardkit.sources.tf_example import Feature, Read, features
 from shardkit.sources.tfrecord_file import CHECKSUM, HEADER, length_of, masked, records
 from shardkit.system.text import name_list, quoted
 
@@ -136,8 +137,7 @@ class TFRecord(FileSource):
         return {
             "files": f"{len(self.inputs.paths):,}, with {len(listing):,} records",
             "image": f"the feature {self._image}",
-            "label": f"the feature {self._label}: {listing.labels.describe()}"
-            + (f", after adding {self._offset}" if self._offset else ""),
+            "label": f"the feature {self._label}" + (f" {self._offset:+}" if self._offset else ""),
             **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
             "unused": ", ".join(sorted(unused)) or "no feature",
         }
@@ -172,11 +172,17 @@ class TFRecord(FileSource):
         if self._label == "none":
             return None
         feature = by_name.get(self._label)
-        if feature is not None and feature.kind == "int64" and len(feature.numbers) == 1:
-            return feature.numbers[0] + self._offset
-        if feature is not None and feature.kind == "int64":
-            raise BadImage(f"its feature {self._label} has {len(feature.numbers)} values, not one")
-        return _text(view, self._label, feature)
+        if feature is None or feature.kind == "bytes":
+            return label_of(_text(view, self._label, feature), self._label)
+        numbers = _numbers(feature, view.read)
+        if len(numbers) > 1:
+            raise BadImage(f"its feature {self._label} has {len(numbers)} values, not one")
+        label = label_of(numbers[0] if numbers else None, self._label)
+        if not isinstance(label, int) or label == NO_LABEL:
+            return label
+        if label + self._offset < 0:
+            raise BadImage(f"its label {label} is negative after label_offset={self._offset}")
+        return label + self._offset
 
     def _infer(self, image: str | None, label: str | None) -> tuple[str, str]:
         """Return the names of the features for image and label, from the first record.
@@ -248,9 +254,7 @@ def _kept(kept: Kept, field: Field, feature: Feature, data: bytes) -> Any:
     if feature.kind == "bytes":
         place = _only(kept.source, feature)
         return value_of(kept, field, data[place.offset : place.offset + place.length])
-    numbers: list[Any] = [*feature.numbers]
-    for floats in feature.floats:
-        numbers += np.frombuffer(data, "<f4", floats.length // 4, floats.offset).tolist()
+    numbers = _numbers(feature, _reader(data))
     if field.kind == "array":
         return np.array(numbers, np.float32 if feature.kind == "float" else np.int64)
     if field.kind == "json":
@@ -258,6 +262,11 @@ def _kept(kept: Kept, field: Field, feature: Feature, data: bytes) -> Any:
     if len(numbers) != 1:
         raise BadImage(f"its feature {quoted(kept.source)} has {len(numbers)} values, not one")
     return numbers[0]
+
+
+def _numbers(feature: Feature, read: Read) -> list[Any]:
+    floats = (np.frombuffer(read(*place), "<f4").tolist() for place in feature.floats)
+    return [*feature.numbers, *itertools.chain.from_iterable(floats)]
 
 
 def _image_feature(view: OpenedFile, by_name: Mapping[str, Feature], path: str) -> str:

@@ -179,7 +179,7 @@ def _values(tree: Element, labels: LabelValues) -> dict[str, Any]:
             left, top, right, bottom = map(float, texts)
         except ValueError as error:
             raise BadImage(f"its box of {quoted(name)} is {quoted(texts)}") from error
-        boxes.append([left - 1, top - 1, right, bottom, labels.code(name)])
+        boxes.append([left - 1, top - 1, right, bottom, labels.code_of_name(str(name))])
     return {"boxes": boxes, "objects": [_plain(element) for element in objects]}
 
 

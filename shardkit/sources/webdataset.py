@@ -30,7 +30,7 @@ from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import has_image_suffix, image_record
 from shardkit.sources.inputs import OpenedFile, file_at, place, place_of, reading, scanning, stem
 from shardkit.sources.kept import kind_of_suffix, parse_keep, value_of
-from shardkit.sources.labels import Value, checked_label, classes_option, read_classes
+from shardkit.sources.labels import Value, classes_option, label_of, read_classes
 from shardkit.sources.row_log import RowLog
 from shardkit.sources.tar_members import Member, content, members
 from shardkit.sources.unpacking import packing_of
@@ -203,7 +203,7 @@ class WebDataset(FileSource, AttachableSource):
             "archives": f"{len(self.inputs.paths):,}, with {len(listing):,} samples grouped by the "
             f"rule {self._grouping}",
             "image": images or "none",
-            "label": f"{self._label}: {listing.labels.describe()}",
+            "label": self._label,
             **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
             "unused": unused or "no member",
         }
@@ -244,11 +244,11 @@ class WebDataset(FileSource, AttachableSource):
         try:
             text = content(view, member).decode()
             if ":" not in self._label:
-                return checked_label(text.strip(), self._label)
+                return label_of(text, self._label)
             value = json.loads(text)
             for part in self._label.partition(":")[2].strip("/").split("/"):
                 value = value[int(part) if isinstance(value, list) else part]
-            return checked_label(value, self._label)
+            return label_of(value, self._label)
         except BadImage as error:
             return error
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
@@ -309,7 +309,10 @@ class WebDataset(FileSource, AttachableSource):
             return NO_LABEL
         value = sample.value
         if self._label == "folder":
-            value = _plain(key).rpartition("/")[0] or BadImage("it is not in a folder")
+            folder = _plain(key).rpartition("/")[0]
+            if not folder:
+                raise BadImage("it is not in a folder")
+            return listing.code(folder, is_name=True)
         if value is None:
             value = BadImage(f"its sample has no member {self._label.partition(':')[0]}")
         if isinstance(value, BadImage):

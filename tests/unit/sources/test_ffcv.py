@@ -179,7 +179,7 @@ def test_a_dry_run_shows_every_field(tmp_path: Path) -> None:
     for line in (
         "  file      FFCV, 5 samples of 10 fields",
         "  image     image: 5 JPEG",
-        "  label     label: 3 numbers from 0 to 2",
+        "  label     label: 3 integers from 0 to 2",
         "  weight    weight: number of float64",
         "  caption   info: text",
         "  latent    latent: array of float16, 2 x 3",
@@ -235,14 +235,15 @@ def test_labels_are_the_only_integers_or_have_a_usual_name(tmp_path: Path) -> No
         assert set(others) < set(dataset.schema)
 
 
-def test_negative_labels_are_bad_unless_they_are_numbers(tmp_path: Path) -> None:
+def test_negative_labels_are_missing_or_refused_unless_they_are_numbers(tmp_path: Path) -> None:
     path = two_images(tmp_path, column("label", -1, 4))
-    problems = opened(path).scan().problems[""]
-    assert [(p.path, p.reason) for p in problems] == [
-        ("x/00000000", "its label -1 is negative; --label none --keep number=label stores numbers")
-    ]
-    dataset = converted(path, label="none", keep="number=label")
-    assert [int(number) for number in dataset.column("number")] == [-1, 4]
+    assert [label for _, label in converted(path)] == [-1, 4]
+    path = two_images(tmp_path, column("label", -5, 4))
+    with refused(UsageError, "-5", "keep="):
+        opened(path).scan()
+    keep = {"label": "none", "keep": "number=label"}
+    (record, _) = opened(path, **keep).scan().splits[""].read(range(2))
+    assert record.meta["number"] == -5
 
 
 @for_each(
@@ -355,7 +356,6 @@ BAD: dict[str, tuple[Change, str]] = {
     "an unknown mode": (put(ROWS, "<B", 7), "its image is not where the table"),
     "no pixels": (put(ROWS + 1, "<HH", 0, 0), "its image is not where the table"),
     "a sample of another": (in_table(0, 0, 2), "its image is not where the table"),
-    "a negative label": (put(ROWS + 16, "<q", -5), "its label -5 is negative"),
     "no allocation": (in_table(0, 2, 0), "its image is not where the table"),
 }
 

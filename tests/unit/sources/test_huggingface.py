@@ -168,7 +168,7 @@ def test_a_dry_run_shows_what_was_understood(tmp_path: Path) -> None:
     shown = run_main("convert", "huggingface", path, tmp_path / "x", "--to", "lmdb", "--dry-run")
     for line in (
         "  image     the column image",
-        "  label     the column label: label of 2 classes",
+        "  label     the column label (label of 2 classes): 2 integers from 0 to 1, first cat=0",
         "  unused    caption (text)",
         "  first     00000000",
     ):

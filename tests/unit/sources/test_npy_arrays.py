@@ -121,7 +121,7 @@ def test_class_folders_may_be_no_labels(tmp_path: Path) -> None:
     [
         ("labels.csv", f"{HEAD}a/0.npy,,cat\nb/1.npy,,cat\nc/1.npy,,cat\n", ["c/1.npy"]),
         ("labels.csv", f"{HEAD}a/0.npy,,cat\na/0.npy,,cat\n", ["labels.csv:3", "a/0.npy"]),
-        ("labels.csv", f"{HEAD}a/0.npy,,\n", ["labels.csv:2", "label is ''"]),
+        ("labels.csv", f"{HEAD}a/0.npy,,\"['a', 'b']\"\n", ["labels.csv:2", "a list"]),
         ("labels.csv", f"{HEAD}a/0.npy\n", ["labels.csv:2", "1 values", "3"]),
         ("labels.csv", "path,label\n", ["file_name", "labels="]),
         ("none.csv", HEAD, ["none.csv", "labels="]),

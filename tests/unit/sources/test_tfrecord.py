@@ -101,7 +101,7 @@ def test_the_usual_features_are_found_and_labels_shifted(tmp_path: Path) -> None
     assert [entry.path for entry in found.splits[""].entries] == [f"n01/{n}.png" for n in (1, 2, 3)]
     assert [r.fields["png"] for r in found.splits[""].read(range(3))] == [A, B, C]
     assert found.understood["image"] == "the feature image/encoded"
-    assert found.understood["label"].endswith("3 numbers from 0 to 2, after adding -1")
+    assert found.understood["label"].endswith(" -1: 3 integers from 0 to 2")
     assert found.understood["unused"] == "image/class/text, image/object/bbox/xmin"
     assert scan(path).splits[""].entries[0].path == "train-00000-of-00001/00000000"
     (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
@@ -109,8 +109,8 @@ def test_the_usual_features_are_found_and_labels_shifted(tmp_path: Path) -> None
     assert labels(named) == ["one", "two", "three"]
     again = get_source("tfrecord").find(path, {"": named.source.describe("")})
     assert labels(again.scan(named.classes)) == ["one", "two", "three"]
-    with pytest.raises(UsageError, match="the label -1 is negative; label_offset="):
-        scan(path, label_offset=-2)
+    (problem,) = scan(path, label_offset=-2).problems[""]
+    assert "label 1 is negative after label_offset=-2" in problem.reason
 
 
 def test_missing_features_are_named(tmp_path: Path) -> None:
