@@ -1,47 +1,21 @@
-"""The recipe: decides how a conversion checks and changes the images of each record.
+"""The recipe: decides how a conversion checks and changes each image.
 
-`shardkit.codecs.image` does the work. Masks, boxes and keypoints follow the geometry of
-the primary image.
+`shardkit.pipeline` carries it out.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from importlib import import_module
-from operator import index
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
-import numpy as np
-from PIL import Image, ImageColor
+from PIL import ImageColor
 
-from shardkit.codecs.geometry import Geometry, centered
-from shardkit.codecs.image import (
-    FILTERS,
-    WHITE,
-    Coding,
-    Color,
-    Decoding,
-    ImageInfo,
-    Pixels,
-    apply_orientation,
-    coding_of,
-    decode,
-    encode,
-    inspect,
-)
-from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType, pixel_kind
-from shardkit.codecs.jpeg_faults import jpeg_loss
-from shardkit.codecs.limits import MAX_PIXELS, in_turn_if_large
-from shardkit.codecs.quiet import quiet
-from shardkit.codecs.reduced import reduction
-from shardkit.codecs.structure import webp_is_lossless
-from shardkit.errors import BadImage, UsageError
-from shardkit.kinds.field import Field, Schema
-from shardkit.kinds.mask import LOSSY, moved_mask
+from shardkit.codecs.image import FILTERS, WHITE, Coding, Color, ImageInfo, coding_of
+from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType
+from shardkit.errors import UsageError
 from shardkit.options import (
     changed,
     describe,
@@ -52,25 +26,10 @@ from shardkit.options import (
     restored,
     words,
 )
-from shardkit.record import (
-    ARRAY_IMAGE,
-    FOREIGN_FIELD,
-    IMAGE,
-    META_FIELD,
-    PLANES,
-    Record,
-    dump_json,
-    image_field,
-    image_kind,
-    image_name,
-)
-from shardkit.system import compiled
-from shardkit.system.late import load
+from shardkit.record import ARRAY_IMAGE, FOREIGN_FIELD, PLANES
 
-_Size = tuple[int, int]
+Size = tuple[int, int]
 """Width and height, in pixels."""
-
-_ONE_IMAGE: Schema = {IMAGE: Field("image")}
 
 PIXELS = ("rgb", "gray", "keep")
 RESIZE_MODES = ("shorter", "longer", "crop", "pad", "stretch")
@@ -309,9 +268,9 @@ class Recipe(RecipeOptions):
             )
 
     @property
-    def box(self) -> _Size | None:
+    def box(self) -> Size | None:
         """Height and width of `resize`, in pixels."""
-        return cast("_Size | None", self.resize)
+        return cast("Size | None", self.resize)
 
     @property
     def fill(self) -> Color:
@@ -335,7 +294,7 @@ class Recipe(RecipeOptions):
         return self.copy or (self.encode == "keep" and unchanged and self.pixels != "gray")
 
     @property
-    def _coding(self) -> Coding | None:
+    def coding(self) -> Coding | None:
         """The encoding, if it is no image file; it may replace that of a JPEG."""
         return coding_of(ENCODED_AS.get(self.encode, ""))
 
@@ -382,172 +341,8 @@ class Recipe(RecipeOptions):
         Raises:
             UsageError: If one is missing.
         """
-        if coding := self._coding:
+        if coding := self.coding:
             coding.require()
-
-    def at_work(self) -> AbstractContextManager[None]:
-        """Return a context manager in which to apply the recipe to many images.
-
-        It loads the library that scales, and keeps that library from starting threads.
-        """
-        if self.resizer == "pillow":
-            return nullcontext()
-        context: AbstractContextManager[None] = _scaling().one_thread()
-        return context
-
-    def apply(self, record: Record, schema: Schema = _ONE_IMAGE) -> Record:
-        """Return the record to store, with each image's size and notes in its metadata.
-
-        Args:
-            record: The record, as its source returned it.
-            schema: The fields of all records.
-
-        Raises:
-            BadImage: If an image fails the check, or cannot be converted as requested.
-        """
-        return self.apply_with_notes(record, schema)[0]
-
-    def apply_with_notes(
-        self, record: Record, schema: Schema = _ONE_IMAGE, *, proven: bool = False
-    ) -> tuple[Record, dict[str, int]]:
-        """Return the result of `apply` and the `NOTES` on the images.
-
-        Args:
-            record: The record, as its source returned it.
-            schema: The fields of all records.
-            proven: Whether its image certainly decodes without a warning.
-
-        Raises:
-            BadImage: As for `apply`.
-        """
-        others = _others(schema)
-        if self.copy:
-            return record, _notes_in(record.meta, others)
-        field = record.image_field or FOREIGN_FIELD
-        typed = schema[IMAGE].pixels if IMAGE in schema else None
-        simple = field in record.fields and image_kind(field) not in ("raw", PLANES, ARRAY_IMAGE)
-        if not others and simple and typed is None:
-            image = self._convert_file(record.fields[field], image_kind(field), proven=proven)
-            return _stored(record, field, image), image.notes
-        fields = dict(record.fields)
-        meta = {name: value for name, value in record.meta.items() if name not in NOTES}
-        view = None
-        notes = dict[str, int]()
-        if field in fields:
-            original = Original(fields.pop(field), image_kind(field), record.meta, typed)
-            image = self._convert(original)
-            fields[image_name(IMAGE, image.field)] = image.content
-            meta |= image.described
-            notes |= image.notes
-            view = image.view
-        for name in others:
-            try:
-                notes |= self._convert_other(fields, meta, name, schema[name], view)
-            except BadImage as error:
-                raise BadImage(f"{name}: {error}") from error
-        return Record(record.key, {**fields, META_FIELD: dump_json(meta)}), notes
-
-    def _convert_other(
-        self,
-        fields: dict[str, bytes],
-        meta: dict[str, Any],
-        name: str,
-        field: Field,
-        view: Geometry | None,
-    ) -> dict[str, int]:
-        """Convert an image other than the primary one, or what follows that; return the notes."""
-        if not field.type.is_picture:
-            if name not in meta or view is None or view.is_identity:
-                return {}
-            meta[name], lacking = field.type.move(field, meta[name], view)
-            return {"dropped": 1} if lacking else {}
-        stored = image_field(fields, name) or f"{name}.{FOREIGN_FIELD}"
-        if stored not in fields:
-            return {}
-        original = Original(fields.pop(stored), image_kind(stored), meta.get(name), field.pixels)
-        if field.type.follows:
-            image = self._mask(*original.as_file(), view)
-        else:
-            image = self._convert(original)
-        fields[f"{name}.{image.field}"] = image.content
-        meta[name] = image.described
-        return image.notes
-
-    def _mask(self, data: bytes, field: str, view: Geometry | None) -> ConvertedImage:
-        """Return a mask under the geometry of its image."""
-        info = self._inspect(data, field)
-        if field in LOSSY:
-            raise BadImage(f"a mask cannot be a {field} file, which changes values: use PNG")
-        size = info.width, info.height
-        if view is None:
-            view = Geometry(size, info.orientation, *self.geometry(*info.upright))
-        if size != view.stored and not (view.is_identity and self.keeps_bytes):
-            raise BadImage(
-                f"the mask is {size[0]} x {size[1]} pixels; its image is {view.stored[0]} x "
-                f"{view.stored[1]}"
-            )
-        if view.is_identity and field != FOREIGN_FIELD:
-            if self.check == "decode" and not info.surely_decodes:
-                self._decode(data, field, {})
-            return ConvertedImage(field, data, size, {}, view)
-        content = moved_mask(data, field, view)
-        return ConvertedImage("png", content, view.canvas, {}, view)
-
-    def _convert(self, original: Original) -> ConvertedImage:
-        """Check an image, and change it if the recipe says so."""
-        # An array becomes RGB of 8 bits in no way that suits all.
-        is_array = original.field == ARRAY_IMAGE
-        kind = "typed" if is_array else pixel_kind(original.pixels)
-        convert: Conversion = load(_CONVERSIONS[kind])
-        return convert(self, original)
-
-    def _convert_file(
-        self, data: bytes, field: str, turned: int = 1, *, proven: bool = False
-    ) -> ConvertedImage:
-        """Check an image, unless it is ``proven``, and change it if the recipe says so."""
-        info = self._inspect(data, field)
-        if field == PLANES:
-            info = replace(info, orientation=turned)
-        with in_turn_if_large(info.width, info.height):
-            return self._convert_inspected(data, field, info, proven=proven)
-
-    def _convert_inspected(
-        self, data: bytes, field: str, info: ImageInfo, *, proven: bool
-    ) -> ConvertedImage:
-        if info.kind and self.keeps_bytes:
-            decode(data, field, Decoding(self.fill))  # raises if re-encoding would fail too
-            raise BadImage(f"it is an image of the format {info.kind}, {RE_ENCODE}")
-        plan = self._plan(info, field)
-        notes = self.header_notes(info)
-        if plan is None:
-            stored = field, data
-            if field == "jpg" and (coding := self._coding):
-                stored = self._recode(data, coding, notes)
-            elif self.check == "decode" and not (
-                proven or info.surely_decodes or (field == "jpg" and compiled.jpeg_decodes(data))
-            ):
-                self._decode(data, field, notes)
-            if info.orientation != 1:
-                notes["orientation"] = info.orientation
-            size = info.width, info.height
-            return ConvertedImage(*stored, size, notes, Geometry(size, 1, size, size))
-        check_size(plan.size, plan.canvas)
-        image = self._change(data, field, info, plan, notes)
-        self.require_raw_size(image.width, image.height, info)
-        content = encode(image, plan.field, self._quality_for(data, field))
-        view = Geometry((info.width, info.height), info.orientation, plan.size, plan.canvas)
-        return ConvertedImage(plan.field, content, image.size, notes, view)
-
-    def _quality_for(self, data: bytes, field: str) -> int | None:
-        """Return the quality of a changed image; None to keep a lossless WebP lossless."""
-        if (
-            field == "webp"
-            and self.encode == "keep"
-            and not self.quality
-            and webp_is_lossless(data)
-        ):
-            return None
-        return self.quality or DEFAULT_QUALITY
 
     def header_notes(self, info: ImageInfo) -> dict[str, int]:
         """Return the notes on an image that its header decides."""
@@ -558,48 +353,6 @@ class Recipe(RecipeOptions):
             notes["frames"] = info.frames
         return notes
 
-    def require_raw_size(self, width: int, height: int, info: ImageInfo) -> None:
-        """Refuse a changed image that is too small for raw pixels of one size."""
-        if self.raw_shape and (height, width) != self.box:
-            raise BadImage(
-                f"it has {info.width} x {info.height} pixels, too few without enlarging or padding "
-                f"({TOO_SMALL})"
-            )
-
-    def _recode(self, data: bytes, coding: Coding, notes: dict[str, int]) -> tuple[str, bytes]:
-        """Return field and content: a JPEG recoded if that has its pixels, or else the JPEG."""
-        pixels = self._decode(data, "jpg", notes)
-        content = None if CHECK_NOTES & notes.keys() else coding.from_jpeg(data)
-        if content is None or not np.array_equal(coding.decode(content, None, None), pixels):
-            return "jpg", data
-        return ENCODED_AS[self.encode], content
-
-    def _decode(
-        self, data: bytes, field: str, notes: dict[str, int], at_least: _Size = (0, 0)
-    ) -> Pixels:
-        """Decode an image; note its faults, or raise for them."""
-        warnings: list[str] = []
-        how = Decoding(self.fill, at_least=at_least)
-        pixels = decode(data, field, how, warnings=warnings)
-        self.judge(data, warnings, notes)
-        return pixels
-
-    def judge(self, data: bytes, warnings: list[str], notes: dict[str, int]) -> None:
-        """Note what libjpeg warned about a JPEG, or raise for it."""
-        for warning in warnings:
-            loss = jpeg_loss(data, warning)
-            if loss and not self.tolerate_damage:
-                raise BadImage(f"it is damaged: {loss} ({TOLERATE})")
-            notes["damaged" if loss else "odd"] = 1
-
-    def _inspect(self, data: bytes, field: str) -> ImageInfo:
-        try:
-            return inspect(data, field)
-        except BadImage:
-            if self.check == "none" and self.keeps_bytes and field != FOREIGN_FIELD:
-                return ImageInfo(0, 0)
-            raise
-
     def _enlarges(self, width: int, height: int) -> bool:
         """Return whether the box is larger than an upright image of this size."""
         if self.box is None:
@@ -609,21 +362,28 @@ class Recipe(RecipeOptions):
             return width < box_width and height < box_height
         return width < box_width or height < box_height
 
-    def _plan(self, info: ImageInfo, field: str) -> _Change | None:
-        """Return the change that an image needs, or None if its bytes can be stored unchanged."""
-        if self.keeps_bytes and field != FOREIGN_FIELD:
-            return None
+    def plan(self, info: ImageInfo, field: str, wanted: ImageType | None) -> Change | None:
+        """Return the change that an image needs, or None if its bytes can be stored unchanged.
+
+        Args:
+            info: What its header states.
+            field: Its kind: a name in `shardkit.record.IMAGE_FIELDS`, or a foreign one.
+            wanted: Its type in the schema; None if it becomes RGB of 8 bits.
+        """
         geometry = self.geometry(*info.upright)
         turned = self.orient and info.orientation != 1
         unchanged = geometry == (info.upright, info.upright) and not turned
-        wanted = ENCODED_AS.get(self.encode, field)
-        if unchanged and self._coding:  # which does not change the pixels of a JPEG
-            wanted = field
-        if unchanged and self.quality is None and wanted == field != FOREIGN_FIELD:
+        # A coding does not change the pixels of a JPEG, and is for no other file.
+        keeps = self.encode == "keep" or (unchanged and self.coding is not None)
+        encoding = ENCODED_AS.get(self.encode, "")
+        if keeps:
+            as_it_is = wanted is None and field in _KEPT
+            encoding = field if as_it_is else (wanted or RGB).lossless
+        # An array from Python is not a file of the user's: PNG is smaller.
+        stays = encoding == field or (keeps and field not in (ARRAY_IMAGE, FOREIGN_FIELD))
+        if unchanged and stays and info.pixels == (wanted or RGB) and self.quality is None:
             return None
-        if (self.encode == "keep" and field not in _KEPT) or wanted == FOREIGN_FIELD:
-            wanted = "png"
-        return _Change(wanted, *geometry)
+        return Change(encoding, *geometry)
 
     def geometry(self, width: int, height: int) -> _Geometry:
         """Return the size to scale an upright image to, and the canvas to crop or pad it to."""
@@ -652,192 +412,21 @@ class Recipe(RecipeOptions):
             canvas = box_width, box_height
         return _Geometry(size, canvas)
 
-    def _change(
-        self, data: bytes, field: str, info: ImageInfo, plan: _Change, notes: dict[str, int]
-    ) -> Image.Image:
-        if self.dct_scaling and field == "jpg" and plan.size != info.upright:
-            image = self._scale_by_dct(data, notes, info, plan.size)
-        else:
-            image = self._scale(self._decode(data, field, notes), info.orientation, plan.size)
-        if plan.canvas != plan.size:
-            image = _crop_or_pad(image, plan.canvas, self.fill)
-        return image
-
-    def _scale(self, pixels: Pixels, orientation: int, size: _Size) -> Image.Image:
-        """Return ``pixels`` as an upright, scaled image."""
-        if orientation != 1:
-            pixels = np.array(apply_orientation(Image.fromarray(pixels), orientation))
-        height, width = pixels.shape[:2]
-        if size == (width, height):
-            return Image.fromarray(pixels)
-        if self.resizer == "torch":
-            return Image.fromarray(_scaling().scale(pixels, size, self.filter))
-        return self._resize(pixels, size, (0.0, 0.0, float(width), float(height)))
-
-    def _resize(
-        self, pixels: Pixels, size: _Size, box: tuple[float, float, float, float]
-    ) -> Image.Image:
-        """Scale a box of an image as Pillow does, with the compiled module if possible."""
-        scaled = compiled.resize(pixels, box, (size[1], size[0]), self.filter)
-        if scaled is not None:
-            return Image.fromarray(scaled)
-        return Image.fromarray(pixels).resize(size, FILTERS[self.filter], box)
-
-    def _scale_by_dct(
-        self, data: bytes, notes: dict[str, int], info: ImageInfo, size: _Size
-    ) -> Image.Image:
-        """Return a JPEG scaled to ``size``, from a reduced decode with at least twice its sides."""
-        width, height = size if info.orientation < 5 else size[::-1]
-        pixels = self._decode(data, "jpg", notes, (2 * width, 2 * height))
-        scale = reduction(pixels.shape, (info.height, info.width))
-        if scale is None:  # pragma: no cover - both decoders read the size from the same header
-            raise BadImage(f"it decodes to {pixels.shape}, but its header describes {info}")
-        box = (0.0, 0.0, info.width * scale, info.height * scale)
-        image = self._resize(pixels, (width, height), box)
-        return apply_orientation(image, info.orientation)
-
 
 _SCALING = [item for item in options_of(RecipeOptions) if item.requires == "resize"]
-
-
-class Original(NamedTuple):
-    """An image before its conversion."""
-
-    data: bytes
-    field: str
-    """Its kind: a name in `shardkit.record.IMAGE_FIELDS`, `ARRAY_IMAGE`, or a foreign one."""
-    described: Any
-    """What the metadata of its record state of it, if that is a dataset's."""
-    pixels: ImageType | None
-    """Its type in the schema; None for RGB of 8 bits."""
-
-    @property
-    def size(self) -> _Size:
-        """Width and height of raw pixels, from the metadata.
-
-        Raises:
-            BadImage: If they are missing.
-        """
-        try:
-            return index(self.described["width"]), index(self.described["height"])
-        except (KeyError, TypeError) as error:
-            raise BadImage(f"its metadata lacks the size of its pixels: {error!r}") from error
-
-    @property
-    def orientation(self) -> int:
-        """The EXIF orientation that the metadata note."""
-        noted = self.described.get("orientation") if isinstance(self.described, dict) else None
-        return noted if type(noted) is int and 2 <= noted <= 8 else 1
-
-    def as_file(self) -> tuple[bytes, str]:
-        """Return an image of RGB and its kind; raw pixels as a file.
-
-        Raises:
-            BadImage: If their size is missing.
-        """
-        if self.field != "raw":
-            return self.data, self.field
-        return b"P6 %d %d 255\n" % self.size + self.data, "ppm"
-
-
-class ConvertedImage(NamedTuple):
-    """An image to store."""
-
-    field: str
-    """Its kind: a name in `shardkit.record.IMAGE_FIELDS`."""
-    content: bytes
-    size: _Size
-    notes: dict[str, int]
-    view: Geometry
-    """What became of the pixels."""
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """Size and notes as stored in the metadata."""
-        return {"width": self.size[0], "height": self.size[1], **self.notes}
 
 
 class _Geometry(NamedTuple):
     """Size to scale an upright image to, and canvas to crop or pad it to."""
 
-    size: _Size
-    canvas: _Size
-
-
-Conversion = Callable[[Recipe, Original], ConvertedImage]
-"""Checks an image of one kind of pixels, and changes it if the recipe says so."""
-
-_CONVERSIONS = {
-    "rgb": "shardkit.recipe:convert_rgb",
-    "typed": "shardkit.conversion.typed:convert_typed",
-}
-"""A `Conversion` for each `pixel_kind`."""
-
-
-def convert_rgb(recipe: Recipe, original: Original) -> ConvertedImage:
-    """Check an image that becomes RGB of 8 bits, and change it if the recipe says so."""
-    return recipe._convert_file(*original.as_file(), original.orientation)
+    size: Size
+    canvas: Size
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class Change:
     """Change of one image: scale to ``size``, crop or pad to ``canvas``, encode as ``field``."""
 
     field: str
-    size: _Size
-    canvas: _Size
-
-
-def _scaling() -> Any:
-    """Return the module that loads torch, only for recipes that need it."""
-    return import_module("shardkit.codecs.scaling")
-
-
-def check_size(*sizes: _Size) -> None:
-    """Refuse sizes over the limit: 60,000 x 1 pixels enlarged to 256 rows would be 4e9 pixels."""
-    for width, height in sizes:
-        if width * height > MAX_PIXELS:
-            raise BadImage(
-                f"it would become {width} x {height} pixels, over the limit of {MAX_PIXELS}"
-            )
-
-
-def _crop_or_pad(image: Image.Image, canvas: _Size, background: Color) -> Image.Image:
-    """Return an image of the canvas's size: the center of ``image``, or ``image`` centered."""
-    left, top = centered(image.size, canvas)
-    if canvas[0] <= image.width and canvas[1] <= image.height:
-        with quiet():  # Pillow takes large pieces for decompression bombs
-            return image.crop((left, top, left + canvas[0], top + canvas[1]))
-    padded = Image.new("RGB", canvas, background)
-    padded.paste(image, (-left, -top))
-    return padded
-
-
-def _others(schema: Schema) -> list[str]:
-    """Return the fields that a recipe can change, except the primary image."""
-    return [
-        name
-        for name, field in schema.items()
-        if name != IMAGE and (field.type.is_picture or field.type.follows)
-    ]
-
-
-def _notes_in(meta: Mapping[str, Any], others: Iterable[str]) -> dict[str, int]:
-    """Return the notes in the metadata of a record of a dataset."""
-    described = [meta, *(meta[name] for name in others if isinstance(meta.get(name), dict))]
-    return {name: 1 for values in described for name in NOTES if name in values}
-
-
-def _stored(record: Record, field: str, image: ConvertedImage) -> Record:
-    """Return a record with one image, changed; ``field`` is that of the image before."""
-    fields = {name: value for name, value in record.fields.items() if name != field}
-    size = image.size
-    notes = image.notes
-    meta = fields.get(META_FIELD, b"{}")
-    if not notes and meta.startswith(b'{"path":"') and meta.count(b'":') == 1:
-        # Parsing and encoding again takes twice as long as all other work on a small file.
-        meta = b'{"height":%d,%b,"width":%d}' % (size[1], meta[1:-1], size[0])
-    else:
-        kept = {name: value for name, value in record.meta.items() if name not in NOTES}
-        meta = dump_json({**kept, **image.described})
-    return Record(record.key, {**fields, image.field: image.content, META_FIELD: meta})
+    size: Size
+    canvas: Size

@@ -39,6 +39,7 @@ from shardkit.dataset.opened import OpenedDirectory, remember
 from shardkit.errors import BadImage, BadImages, ConversionFailed, Problem, UsageError
 from shardkit.kinds.field import describe_schema
 from shardkit.options import about, changed, option, part, require_valid, same_option, takes
+from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import (
     LABEL,
@@ -476,7 +477,7 @@ def _index_records(
             try:
                 if isinstance(located, BadImage):
                     raise located
-                record, noted = task.recipe.apply_with_notes(located.record, task.schema)
+                record, noted = convert_record(task.recipe, located.record, task.schema)
             except BadImage as error:
                 bad.append(Problem(path=entry.path, reason=str(error)))
                 continue

@@ -19,6 +19,7 @@ from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import entries_of, source_of, with_changed
 from shardkit.kinds.field import Field, Schema
+from shardkit.pipeline import at_work, convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import LABEL, LABEL_FIELD, NO_LABEL, Record
 from shardkit.sources.wrapper import SomeFields
@@ -63,8 +64,8 @@ class Provided(SomeFields):
             BadImage: If the recipe cannot be applied.
         """
         if self._recipe is not None:
-            with self._recipe.at_work():
-                record = self._recipe.apply(record, self.schema)
+            with at_work(self._recipe):
+                record = convert_record(self._recipe, record, self.schema).record
         record = super().narrow(record)
         if self._labels is None or record.label == NO_LABEL:
             return record

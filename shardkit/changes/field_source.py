@@ -14,7 +14,7 @@ from PIL import Image
 
 from shardkit.changes.field_values import FieldValues
 from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source, StoredEntries
-from shardkit.dataset.decode import decode_own, decode_stored
+from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.shardset import ShardSet
 from shardkit.dataset.source import record_of
@@ -182,8 +182,8 @@ def _picture(shards: ShardSet, row: int, name: str) -> Any:
     if located.fields[0] == ABSENT:
         return None
     stored = located.read(0, memoryview(bytearray(located.lengths[0])))
-    if stored.pixels is not None:
-        return decode_own(stored)
+    if not stored.pixels.is_rgb:
+        return decode_stored(stored)
     if shards.schema[name].type.follows:
         return Image.open(io.BytesIO(stored.data))
     return Image.fromarray(decode_stored(stored))

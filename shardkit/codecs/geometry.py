@@ -44,6 +44,11 @@ def upright(pixels: Mask, orientation: int) -> Mask:
     return _TURNS[orientation](pixels)
 
 
+def turn(pixels: Mask, orientation: int) -> Mask:
+    """Return pixels with an EXIF orientation (1 to 8) applied."""
+    return np.ascontiguousarray(upright(pixels, orientation))
+
+
 class Frame(NamedTuple):
     """A crop of an image: it is scaled, and a crop of the result is scaled again and flipped."""
 
@@ -107,6 +112,32 @@ class Geometry(NamedTuple):
 def centered(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
     """Return left and top of a canvas around the center of an image; negative to pad it."""
     return round((size[0] - canvas[0]) / 2), round((size[1] - canvas[1]) / 2)
+
+
+def crop_or_pad(
+    pixels: Mask, place: tuple[int, int, int, int], fill: int | tuple[int, ...] = 0
+) -> Mask:
+    """Return a rectangle of an image; pixels outside the image are ``fill``.
+
+    Args:
+        pixels: Shape (height, width, channels).
+        place: Left, top, width and height.
+        fill: Value of all channels, or of each.
+
+    Returns:
+        Shape (height, width, channels); a view if the rectangle is inside the image.
+    """
+    left, top, width, height = place
+    bottom = max(0, top + height)
+    right = max(0, left + width)
+    inside = pixels[max(0, top) : bottom, max(0, left) : right]
+    if inside.shape[:2] == (height, width):
+        return inside
+    out = np.full((height, width, pixels.shape[2]), fill, pixels.dtype)
+    top = max(0, -top)
+    left = max(0, -left)
+    out[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+    return out
 
 
 def move_boxes(boxes: Boxes, frame: Frame) -> tuple[Boxes, npt.NDArray[np.bool_]]:

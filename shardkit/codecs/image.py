@@ -1,4 +1,4 @@
-"""Identify, inspect, decode to RGB, and encode images.
+"""Identify, inspect, decode to RGB, scale, and encode images.
 
 libjpeg-turbo decodes JPEG without the GIL; Pillow decodes everything else, and JPEGs that
 `shardkit.codecs.libjpeg` refuses or warns about. Both give equal pixels, but Pillow does not detect
@@ -31,6 +31,7 @@ from shardkit.codecs import libjpeg
 from shardkit.codecs.decode_errors import as_bad_image, raise_interruption, require_memory
 from shardkit.codecs.foreign import identify, open_foreign
 from shardkit.codecs.geometry import Mask
+from shardkit.codecs.image_type import RGB, ImageType, TypedPixels
 from shardkit.codecs.jpeg_faults import is_warning, jpeg_loss
 from shardkit.codecs.libjpeg import JpegError
 from shardkit.codecs.limits import LEAST_PACKED, TIFF_RATIOS, check_size, in_turn_if_large
@@ -51,12 +52,16 @@ from shardkit.codecs.structure import (
 from shardkit.codecs.turbo import Region
 from shardkit.codecs.unread import refuse_unread
 from shardkit.errors import BadImage
-from shardkit.record import FOREIGN_FIELD, PLANES
+from shardkit.record import ARRAY_IMAGE, FOREIGN_FIELD, PLANES
 from shardkit.system import compiled
 from shardkit.system.late import load
+from shardkit.system.npy import npy_header
 
 Pixels = npt.NDArray[np.uint8]
 """RGB pixels: uint8, shape (height, width, 3)."""
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom of a part of an image, in pixels; possibly fractional."""
 
 Color = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -130,6 +135,17 @@ FILTERS = {
 """Pillow's antialiased filters by name."""
 
 
+_PNG16 = {"uint16": "shardkit.codecs.png16:encode_png16"}
+"""What encodes PNG files of a dtype that Pillow lacks."""
+
+_PIXEL_CODECS = {
+    "rgb": "shardkit.codecs.image:RGB_CODEC",
+    "gray": "shardkit.codecs.typed:GRAY_CODEC",
+    "keep": "shardkit.codecs.typed:TYPED_CODEC",
+}
+"""A `PixelCodec` for each way to choose channels and dtype of stored images."""
+
+
 class WrongSizeError(BadImage):
     """The image's size differs from the expected one."""
 
@@ -150,11 +166,32 @@ class Coding(NamedTuple):
     """Raises `UsageError` if a library for `from_jpeg` is missing."""
 
 
+class PixelCodec(NamedTuple):
+    """Reads and scales images of one kind of pixels."""
+
+    inspect: Callable[[bytes, str], ImageInfo]
+    """Returns what the header of an image states; raises `BadImage`."""
+    require: Callable[[ImageInfo, str, ImageType | None], None]
+    """Raises `BadImage` if an image does not become one of a type; None is RGB of 8 bits."""
+    decode: Callable[[bytes | memoryview, str, Decoding, list[str] | None], TypedPixels]
+    """Returns the pixels, as `decode` does."""
+    scale: Callable[[TypedPixels, Box, tuple[int, int], str], TypedPixels]
+    """Returns a box of an image, as `resize` does."""
+    display: Callable[[TypedPixels], Pixels]
+    """Returns pixels as they are shown: RGB of 8 bits."""
+
+
 def coding_of(field: str) -> Coding | None:
     """Return the coding of an image field; None for image files and raw pixels."""
     target = _CODINGS.get(field)
     coding: Coding | None = None if target is None else load(target)
     return coding
+
+
+def pixel_codec(pixels: str) -> PixelCodec:
+    """Return what decodes images to ``rgb``, ``gray`` or, with ``keep``, their own type."""
+    codec: PixelCodec = load(_PIXEL_CODECS[pixels])
+    return codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +207,8 @@ class ImageInfo:
     """Frames of an animation or pages; shardkit uses the first."""
     kind: str = ""
     """Pillow's format name for a `FOREIGN_FIELD`; "" for others."""
+    pixels: ImageType = RGB
+    """What decoding returns."""
     plain: PlainPng | None = field(default=None, repr=False, compare=False)
     """Content of an ordinary PNG."""
 
@@ -279,9 +318,9 @@ def decode(
     data: bytes | memoryview,
     field: str,
     how: Decoding = EXACT,
+    warnings: list[str] | None = None,
     *,
     out: Pixels | None = None,
-    warnings: list[str] | None = None,
 ) -> Pixels:
     """Decode an encoded image to RGB without applying its EXIF orientation.
 
@@ -293,9 +332,9 @@ def decode(
         data: The encoded image.
         field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS` except ``raw``.
         how: Options.
-        out: Array for the pixels: C-contiguous, of exactly the image's shape.
         warnings: Receives libjpeg's first warning about a JPEG, if any, for
             `shardkit.codecs.jpeg_faults.jpeg_loss`.
+        out: Array for the pixels: C-contiguous, of exactly the image's shape.
 
     Returns:
         uint8 of shape (height, width, 3); ``out`` if given.
@@ -393,35 +432,56 @@ def to_rgb(image: Image.Image, background: Color = WHITE) -> Image.Image:
         return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def apply_orientation(image: Image.Image, orientation: int) -> Image.Image:
-    """Return ``image`` with its EXIF ``orientation`` (1 to 8) applied."""
-    method = _TRANSPOSITIONS.get(orientation)
-    return image if method is None else image.transpose(method)
-
-
-def encode(image: Image.Image, field: str, quality: int | None) -> bytes:
-    """Encode an RGB image without metadata.
+def resize(pixels: Pixels, box: Box, size: tuple[int, int], filter_: str) -> Pixels:
+    """Return a box of an RGB image, scaled as Pillow does, with the compiled module if possible.
 
     Args:
-        image: The image, in mode RGB.
-        field: ``jpg`` (4:2:0, baseline), ``png``, ``webp``, ``raw`` (plain pixels) or that of a
-            `Coding`.
+        pixels: Shape (height, width, 3).
+        box: The part to scale, inside the image.
+        size: Height and width of the result.
+        filter_: One of `FILTERS`.
+
+    Returns:
+        Shape (height, width, 3); ``pixels`` itself if nothing changes.
+    """
+    height, width = pixels.shape[:2]
+    if size == (height, width) and box == (0.0, 0.0, float(width), float(height)):
+        return pixels
+    scaled = compiled.resize(pixels, box, size, filter_)
+    if scaled is None:
+        scaled = np.asarray(Image.fromarray(pixels).resize(size[::-1], FILTERS[filter_], box))
+    return scaled
+
+
+def encode(pixels: TypedPixels, field: str, quality: int | None = None) -> bytes:
+    """Encode an image without metadata.
+
+    Args:
+        pixels: Shape (height, width, channels), of an `ImageType` that the encoding holds.
+        field: ``png``, ``npy``, ``raw`` (plain pixels), ``jpg`` (4:2:0, baseline), ``webp`` or that
+            of a `Coding`.
         quality: 1 to 100; for jpg and webp. None stores webp without loss.
 
     Raises:
         BadImage: If the encoding does not support an image of this size.
     """
-    if field == "raw":
-        return image.tobytes()
+    height, width, channels = pixels.shape
+    if field in (ARRAY_IMAGE, "raw"):
+        values = np.ascontiguousarray(pixels, ImageType.of(pixels).values)
+        header = npy_header(values.shape, values.dtype) if field == ARRAY_IMAGE else b""
+        return header + values.tobytes()
     if coding := coding_of(field):
-        return coding.encode(np.asarray(image))
-    # Not simplejpeg: below quality 96 it uses libjpeg's fast DCT, which costs 0.06 dB.
-    buffer = io.BytesIO()
-    options = {"lossless": True} if quality is None else {"quality": quality}
-    size = f"{image.width} x {image.height}"
-    with as_bad_image(f"{size} pixels cannot be stored as {field}", image.width * image.height):
+        return coding.encode(np.ascontiguousarray(pixels))
+    with as_bad_image(f"{width} x {height} pixels cannot be stored as {field}", width * height):
+        if own := _PNG16.get(pixels.dtype.name):
+            encoded: bytes = load(own)(pixels)
+            return encoded
+        image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+        # Not simplejpeg: below quality 96 it uses libjpeg's fast DCT, which costs 0.06 dB.
+        buffer = io.BytesIO()
+        options = {"lossless": True} if quality is None else {"quality": quality}
         image.save(buffer, _PILLOW_NAMES[field], **({} if field == "png" else options))
-    return buffer.getvalue()
+        return buffer.getvalue()
 
 
 def _orientation(image: Image.Image, data: bytes, field: str) -> int:
@@ -608,3 +668,12 @@ def _may_lack_rows(image: Image.Image, data: bytes | memoryview) -> bool:
     interlaced = data[28]
     last = image.crop((0, image.height - 1, image.width, image.height))
     return bool(interlaced) or not np.asarray(last).any()
+
+
+RGB_CODEC = PixelCodec(
+    inspect=inspect,
+    require=lambda *_: None,  # all become RGB
+    decode=decode,
+    scale=resize,
+    display=lambda pixels: pixels,
+)

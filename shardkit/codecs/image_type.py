@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,12 +59,17 @@ class ImageType:
         """Return the type of pixels of shape (height, width, channels)."""
         return cls(pixels.shape[2], pixels.dtype.name)
 
+    @cached_property
+    def is_rgb(self) -> bool:
+        """Whether they are RGB of 8 bits."""
+        return self.channels == 3 and self.dtype == "uint8"
+
     @property
     def values(self) -> np.dtype[Any]:
         """The dtype of stored values; little-endian."""
         return np.dtype(self.dtype).newbyteorder("<")
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes of one pixel."""
         return self.channels * self.values.itemsize
@@ -76,11 +82,11 @@ class ImageType:
         dtypes, channels = _HELD.get(field, ((), ()))
         return field in _ANY or (self.dtype in dtypes and self.channels in channels)
 
+    @property
+    def lossless(self) -> str:
+        """The encoding of changed images: ``png`` where it holds the type, else ``npy``."""
+        return "png" if self.is_held_by("png") else "npy"
+
 
 GRAY = ImageType(1, "uint8")
 RGB = ImageType(3, "uint8")
-
-
-def pixel_kind(pixels: ImageType | None) -> str:
-    """Return the name of what handles such pixels, in tables: None is RGB of 8 bits."""
-    return "rgb" if pixels is None else "typed"

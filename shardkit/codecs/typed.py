@@ -1,12 +1,12 @@
-"""Images of any `ImageType`: decode to their own channels and dtype, change, encode, and display.
+"""Images of any `ImageType`: decode to their own channels and dtype, scale, and display.
 
 `shardkit.codecs.image` makes all images RGB of 8 bits; here nothing changes a type silently.
 """
 
 from __future__ import annotations
 
-import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ import numpy.typing as npt
 from PIL import Image
 
 from shardkit.codecs.decode_errors import as_bad_image
-from shardkit.codecs.geometry import upright
 from shardkit.codecs.image import (
+    EXACT,
     FILTERS,
+    Box,
     Decoding,
     ImageInfo,
+    PixelCodec,
     Pixels,
     decode,
     inspect,
@@ -27,14 +29,11 @@ from shardkit.codecs.image import (
 )
 from shardkit.codecs.image_type import DTYPES, GRAY, MOST_BYTES, RGB, ImageType, TypedPixels
 from shardkit.codecs.limits import LEAST_PACKED, check_size, in_turn_if_large
-from shardkit.codecs.png16 import decode_png16, encode_png16, png_header
+from shardkit.codecs.png16 import decode_png16, png_header
 from shardkit.codecs.tiff import decode_tiff
 from shardkit.errors import BadImage
 from shardkit.record import ARRAY_IMAGE, PLANES
-from shardkit.system.npy import npy_header, read_npy
-
-Box = tuple[float, float, float, float]
-"""Left, top, right and bottom of a part of an image, in pixels."""
+from shardkit.system.npy import read_npy
 
 _RGBA = ImageType(4, "uint8")
 _MODES = {
@@ -48,6 +47,9 @@ _MODES = {
 }
 """The types of Pillow's modes; all others are converted to RGB."""
 
+_MOST_COLORS = 4
+"""Maximum channels of an image of 8 bits, with transparency."""
+
 _WIDE = ("PNG", "PPM")
 """Pillow's formats whose mode ``I`` is 16 bits without a sign."""
 
@@ -55,8 +57,8 @@ _WIDE_COLOR = re.compile(rb"P[36]\s+(?:#[^\n]*\n\s*)*[0-9]+\s+(?:#[^\n]*\n\s*)*[
 """The header of a PPM file in color, with its largest value."""
 
 
-def inspect_typed(data: bytes, field: str) -> tuple[ImageInfo, ImageType]:
-    """Return what an image's header states, and the type that `decode_typed` gives it.
+def inspect_typed(data: bytes, field: str) -> ImageInfo:
+    """Return what an image's header states, with the type that `decode_typed` returns.
 
     Args:
         data: The encoded image.
@@ -68,15 +70,17 @@ def inspect_typed(data: bytes, field: str) -> tuple[ImageInfo, ImageType]:
     """
     if field in (ARRAY_IMAGE, "tiff"):  # one has no header of images, Pillow does not know some
         pixels = decode_typed(data, field)
-        return ImageInfo(pixels.shape[1], pixels.shape[0]), ImageType.of(pixels)
-    info = inspect(data, field)
-    kind = _stated_type(data, field)
-    check_size(info.width, info.height, pixel_bytes=kind.bytes)
-    return info, kind
+        return ImageInfo(pixels.shape[1], pixels.shape[0], pixels=ImageType.of(pixels))
+    info = replace(inspect(data, field), pixels=_stated_type(data, field))
+    check_size(info.width, info.height, pixel_bytes=info.pixels.bytes)
+    return info
 
 
 def decode_typed(
-    data: bytes | memoryview, field: str, warnings: list[str] | None = None
+    data: bytes | memoryview,
+    field: str,
+    how: Decoding = EXACT,
+    warnings: list[str] | None = None,
 ) -> TypedPixels:
     """Decode an image to its own channels and dtype, without applying its EXIF orientation.
 
@@ -86,6 +90,7 @@ def decode_typed(
     Args:
         data: The encoded image.
         field: As for `inspect_typed`.
+        how: Options, which are for RGB: all pixels are decoded, with their alpha.
         warnings: Receives libjpeg's first warning about a JPEG, if any.
 
     Returns:
@@ -113,10 +118,16 @@ def decode_typed(
     return values.reshape(*values.shape[:2], kind.channels).astype(kind.dtype)
 
 
-def decode_gray(data: bytes | memoryview, field: str, how: Decoding, warnings: list[str]) -> Pixels:
+def decode_gray(
+    data: bytes | memoryview,
+    field: str,
+    how: Decoding = EXACT,
+    warnings: list[str] | None = None,
+) -> TypedPixels:
     """Decode an image to one channel of 8 bits: luma of its RGB pixels, as Pillow's mode L.
 
-    Images of 16 bits keep their upper eight bits, as in `shardkit.codecs.image.decode`.
+    Images of 16 bits keep their upper eight bits, as in `shardkit.codecs.image.decode`. An array
+    keeps its values.
 
     Returns:
         uint8 of shape (height, width, 1).
@@ -124,6 +135,8 @@ def decode_gray(data: bytes | memoryview, field: str, how: Decoding, warnings: l
     Raises:
         BadImage: If it cannot be decoded, or its values have no defined range.
     """
+    if field == ARRAY_IMAGE:
+        return _load_array(data)
     if field == "tiff" and (own := decode_tiff(data)) is not None:
         pixels = _as_image(own)
         kind = ImageType.of(pixels)
@@ -132,45 +145,8 @@ def decode_gray(data: bytes | memoryview, field: str, how: Decoding, warnings: l
         narrow = (pixels >> 8 if kind.dtype == "uint16" else pixels).astype(np.uint8)
         rgb = np.broadcast_to(narrow, (*pixels.shape[:2], 3))
     else:
-        rgb = decode(data, field, how, warnings=warnings)
+        rgb = decode(data, field, how, warnings)
     return np.asarray(Image.fromarray(np.ascontiguousarray(rgb)).convert("L"))[:, :, None]
-
-
-def encode_typed(pixels: TypedPixels, field: str, quality: int = 0) -> bytes:
-    """Encode pixels of shape (height, width, channels), without metadata.
-
-    Args:
-        pixels: Pixels of an `ImageType` that the encoding holds.
-        field: ``png``, ``npy`` or ``raw``, which are lossless, or ``jpg``.
-        quality: 1 to 100; for jpg.
-
-    Raises:
-        BadImage: If the encoding does not support an image of this size.
-    """
-    kind = ImageType.of(pixels)
-    if field in (ARRAY_IMAGE, "raw"):
-        values = np.ascontiguousarray(pixels, kind.values)
-        header = npy_header(values.shape, values.dtype) if field == ARRAY_IMAGE else b""
-        return header + values.tobytes()
-    height, width = pixels.shape[:2]
-    with as_bad_image(f"{width} x {height} pixels cannot be stored as {field}", width * height):
-        if kind.dtype == "uint16":
-            return encode_png16(pixels)
-        image = Image.fromarray(pixels[:, :, 0] if kind.channels == 1 else pixels)
-        buffer = io.BytesIO()
-        options = {"quality": quality} if field == "jpg" else {}
-        image.save(buffer, "JPEG" if field == "jpg" else "PNG", **options)
-        return buffer.getvalue()
-
-
-def lossless_encoding(kind: ImageType) -> str:
-    """Return the encoding of changed images: ``png`` where it holds the type, else ``npy``."""
-    return "png" if kind.is_held_by("png") else ARRAY_IMAGE
-
-
-def turn(pixels: TypedPixels, orientation: int) -> TypedPixels:
-    """Return pixels with an EXIF orientation (1 to 8) applied."""
-    return np.ascontiguousarray(upright(pixels, orientation))
 
 
 def scale_typed(pixels: TypedPixels, box: Box, size: tuple[int, int], filter_: str) -> TypedPixels:
@@ -202,32 +178,6 @@ def scale_typed(pixels: TypedPixels, box: Box, size: tuple[int, int], filter_: s
             scaled = np.rint(scaled.astype(np.float64)).clip(limits.min, limits.max)
         with np.errstate(over="ignore"):  # float16: filters overshoot
             out[:, :, channel] = scaled
-    return out
-
-
-def crop_or_pad(
-    pixels: TypedPixels, place: tuple[int, int, int, int], fill: int = 0
-) -> TypedPixels:
-    """Return a rectangle of an image; pixels outside the image are ``fill``.
-
-    Args:
-        pixels: Shape (height, width, channels).
-        place: Left, top, width and height.
-        fill: Value of all channels.
-
-    Returns:
-        Shape (height, width, channels); a view if the rectangle is inside the image.
-    """
-    left, top, width, height = place
-    bottom = max(0, top + height)
-    right = max(0, left + width)
-    inside = pixels[max(0, top) : bottom, max(0, left) : right]
-    if inside.shape[:2] == (height, width):
-        return inside
-    out = np.full((height, width, pixels.shape[2]), fill, pixels.dtype)
-    top = max(0, -top)
-    left = max(0, -left)
-    out[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
     return out
 
 
@@ -321,3 +271,53 @@ def _as_image(array: npt.NDArray[Any]) -> TypedPixels:
     if array.nbytes >= MOST_BYTES:  # they are in the file, so they need no other limit
         raise BadImage(f"it has {array.nbytes} bytes of {kind}, over the limit of {MOST_BYTES}")
     return np.ascontiguousarray(array)
+
+
+def _require_kept(info: ImageInfo, field: str, wanted: ImageType | None) -> None:
+    """Refuse an image of another type, and any array that should become RGB of 8 bits."""
+    if wanted is None:
+        raise _not_rgb(info)
+    if info.pixels != wanted:
+        raise BadImage(f"it is of {info.pixels}; the first image is of {wanted}")
+
+
+def _require_gray(info: ImageInfo, field: str, wanted: ImageType | None) -> None:
+    """Refuse an array that is not of the type: no conversion to gray suits all."""
+    if field == ARRAY_IMAGE and info.pixels != wanted:
+        raise _not_rgb(info)
+
+
+def _not_rgb(info: ImageInfo) -> BadImage:
+    """Return the error of an array that is no image of 8 bits."""
+    channels = info.pixels.channels
+    if moved := describe_moved(info):
+        return BadImage(f"it has {moved}")
+    remedy = "store it with --pixels keep, or as a field of the kind array"
+    if channels > _MOST_COLORS:
+        return BadImage(f"it has {channels} channels, not 1 to 4: {remedy}")
+    example = ", as in (255 * x).round().astype('uint8')" if info.pixels.values.kind == "f" else ""
+    return BadImage(
+        f"its values are {info.pixels.dtype}, not uint8: convert them{example}, or {remedy}"
+    )
+
+
+def describe_moved(info: ImageInfo) -> str:
+    """Return what is odd about an image whose channels are probably another axis, or ""."""
+    height, width, channels = info.height, info.width, info.pixels.channels
+    if channels <= _MOST_COLORS or min(height, width) > _MOST_COLORS:
+        return ""
+    expected = "arrays have channels last: numpy.moveaxis(array, 0, -1)"
+    if width < height:
+        expected = "tensors have channels first: tensor.permute(2, 0, 1)"
+    return f"{height} x {width} pixels and {channels} channels, but {expected}"
+
+
+TYPED_CODEC = PixelCodec(
+    inspect=inspect_typed,
+    require=_require_kept,
+    decode=decode_typed,
+    scale=scale_typed,
+    display=display,
+)
+
+GRAY_CODEC = TYPED_CODEC._replace(require=_require_gray, decode=decode_gray)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardkit.codecs.image_type import ImageType
+from shardkit.codecs.image_type import RGB, ImageType
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.conversion.plan import software_of
@@ -36,6 +36,7 @@ from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
 from shardkit.kinds.field import Schema, describe_schema
+from shardkit.pipeline import at_work, convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, LABEL, NO_LABEL, Record, checksums, dump_json, image_kind
 from shardkit.registry import get_format
@@ -310,7 +311,7 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     if observer is not None:
         measuring = np.zeros(len(source), observer.measures), observer.waves
     tally = _Tally()
-    with recipe.at_work():
+    with at_work(recipe):
         plain = chunk.schema.keys() <= {IMAGE, LABEL}
         ordinary = read_ordinary(source, recipe, measuring) if plain else [None] * len(source)
         for row in range(len(source)):
@@ -326,8 +327,8 @@ def _prepare(chunk: _Chunk) -> _Prepared:
                 tally.count(record, notes)
     tally.checksums += checksums(records)
     if observer is not None and measuring is not None:
-        typed = chunk.schema[IMAGE].own_pixels if IMAGE in chunk.schema else None
-        read = partial(_image_at, records, typed)
+        pixels = chunk.schema[IMAGE].image_type if IMAGE in chunk.schema else RGB
+        read = partial(_image_at, records, pixels)
         tally.observed.append(observer.observe(read, measuring[0][rows]))
     pieces = get_format(chunk.format).pieces
     if pieces is None:
@@ -348,19 +349,17 @@ def _named_failures() -> Iterator[None]:
 def _read(chunk: _Chunk, row: int) -> Prepared:
     """Read, check and convert one record."""
     (record,) = chunk.source.read([row])
-    return chunk.recipe.apply_with_notes(record, chunk.schema)
+    return convert_record(chunk.recipe, record, chunk.schema)
 
 
-def _image_at(
-    records: Sequence[Record], typed: ImageType | None, number: int
-) -> EncodedImage | None:
+def _image_at(records: Sequence[Record], pixels: ImageType, number: int) -> EncodedImage | None:
     """Return the image of a record as readers of the dataset will find it, if it has one."""
     record = records[number]
     if (field := record.image_field) is None:
         return None
     meta = record.meta
     size = meta["width"], meta["height"]
-    return EncodedImage(record.fields[field], image_kind(field), NO_LABEL, *size, typed)
+    return EncodedImage(record.fields[field], image_kind(field), NO_LABEL, *size, pixels)
 
 
 class _WrittenPart(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 from shardkit.codecs.structure import PlainPng
 from shardkit.contracts import Entry, Images
 from shardkit.errors import BadImage
+from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE_FIELDS, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.system import compiled
@@ -29,7 +30,7 @@ def read_ordinary(
 ) -> list[Prepared | None]:
     """Return the records of the images to store, or None for each that is left.
 
-    A record equals the result of `Recipe.apply_with_notes` for the record that the source reads.
+    A record equals the result of `convert_record` for the record that the source reads.
 
     Args:
         source: The images.
@@ -90,7 +91,7 @@ def _prepared(inspected: _Inspected, recipe: Recipe) -> Prepared | None:
     if inspected.code and image.decodes:  # Python reads its EXIF data
         record = _record(inspected, b'{"path":%b}' % path)
         with contextlib.suppress(BadImage):
-            return recipe.apply_with_notes(record, proven=True)
+            return convert_record(recipe, record, proven=True)
     if inspected.code or (recipe.check == "decode" and not _decodes(inspected)):
         return None
     meta = b'{"height":%d,"path":%b,"width":%d}' % (image.height, path, image.width)

@@ -17,6 +17,7 @@ from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.parts import sources_of
 from shardkit.errors import BadImage, ShardkitError
 from shardkit.kinds.field import describe_schema
+from shardkit.pipeline import convert_record
 from shardkit.record import dump_json, load_json
 from shardkit.system.safe_paths import UNFIT, is_file, status_of
 
@@ -116,7 +117,7 @@ def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) 
 def _is_bad(row: int, split: SplitPlan, plan: Plan) -> bool:
     try:
         (record,) = split.source.read([row])
-        plan.options.recipe.apply(record, plan.scan.schema)
+        convert_record(plan.options.recipe, record, plan.scan.schema)
     except BadImage:
         return True
     return False

@@ -24,6 +24,7 @@ from shardkit.dataset.manifest import FORMAT_VERSION
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Schema, describe_schema
 from shardkit.options import about, option, require_integer, require_valid
+from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, LABEL, dump_json
 from shardkit.registry import get_format
@@ -438,7 +439,7 @@ def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Iterable[int]:
 def _try(source: Images, recipe: Recipe, row: int, schema: Schema) -> int:
     try:
         (record,) = source.read([row])
-        stored = recipe.apply(record, schema)
+        stored = convert_record(recipe, record, schema).record
     except BadImage:
         return 0  # reported when its shard is built
     if IMAGE in schema and schema.keys() <= {IMAGE, LABEL}:

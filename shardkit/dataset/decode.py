@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,25 +10,26 @@ import numpy as np
 from shardkit.codecs.image import (
     EXACT,
     Decoding,
+    PixelCodec,
     Pixels,
     WrongSizeError,
     coding_of,
     decode,
+    pixel_codec,
     stated_size,
 )
-from shardkit.codecs.image_type import TypedPixels, pixel_kind
+from shardkit.codecs.image_type import ImageType, TypedPixels
 from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.codecs.reduced import reduced_side, reduction, sufficient_eighths
 from shardkit.codecs.turbo import Region, available, decode_region
 from shardkit.dataset.located import EncodedImage
-from shardkit.system.late import load
 
 
 class DecodedPart(NamedTuple):
     """A part of a decoded image."""
 
-    pixels: Pixels
-    """uint8 of shape (height, width, 3)."""
+    pixels: TypedPixels
+    """Shape (height, width, channels)."""
     left: int
     top: int
     """Position of the top-left corner in the decoded image, in pixels."""
@@ -37,98 +37,74 @@ class DecodedPart(NamedTuple):
     """Side lengths of the decoded image divided by those of the stored image."""
 
 
-class Decoder(NamedTuple):
-    """What decodes the stored images of one kind of pixels."""
-
-    decode: Callable[[EncodedImage, Decoding, list[str] | None], TypedPixels]
-    """Returns all pixels in their own channels and dtype; see `decode_own`."""
-    display: Callable[[TypedPixels], Pixels]
-    """Returns them as RGB of 8 bits."""
-    stated_size: Callable[[EncodedImage], tuple[int, int]]
-    """Returns the width and height that the header states; raises `BadImage`."""
-
-
-_DECODERS = {
-    "rgb": "shardkit.dataset.decode:RGB_DECODER",
-    "typed": "shardkit.dataset.typed:TYPED_DECODER",
-}
-"""A `Decoder` for each `pixel_kind`."""
-
-
-def _decoder_of(image: EncodedImage) -> Decoder:
-    decoder: Decoder = load(_DECODERS[pixel_kind(image.pixels)])
-    return decoder
-
-
-def decode_own(image: EncodedImage, warnings: list[str] | None = None) -> TypedPixels:
+def decode_stored(
+    image: EncodedImage,
+    how: Decoding = EXACT,
+    warnings: list[str] | None = None,
+    *,
+    out: TypedPixels | None = None,
+) -> TypedPixels:
     """Return the pixels of a stored image in its own channels and dtype.
 
     Args:
         image: The image.
+        how: Decoding options, which are for RGB of 8 bits.
         warnings: Receives libjpeg's first warning about a JPEG, if any.
+        out: Array for the pixels, of exactly the image's shape and dtype.
 
     Returns:
-        Shape (height, width, channels); writable.
+        Shape (height, width, channels), writable; ``out`` if given.
 
     Raises:
         WrongSizeError: If size or type differ from index and schema.
         BadImage: If the image cannot be decoded.
     """
-    return _decoder_of(image).decode(image, EXACT, warnings)
+    if image.field == "raw":
+        return _placed(_raw(image), out)
+    if not image.pixels.is_rgb:
+        return _placed(_decode_typed(image, how, warnings), out)
+    shape = image.height, image.width, 3
+    pixels = decode(image.data, image.field, how, warnings, out=out)
+    if pixels.shape != shape:
+        if not (any(how.at_least) and reduction(pixels.shape, shape)):
+            raise WrongSizeError(f"it decodes to {pixels.shape}, the index states {shape}")
+        require_stated_size(image)  # do not mistake a smaller image for a reduced one
+    return pixels
 
 
 def decode_shown(image: EncodedImage, how: Decoding = EXACT) -> Pixels:
     """Return the pixels of a stored image as they are shown: RGB of 8 bits.
 
     Raises:
-        WrongSizeError, BadImage: As `decode_own`.
+        WrongSizeError, BadImage: As `decode_stored`.
     """
-    decoder = _decoder_of(image)
-    return decoder.display(decoder.decode(image, how, None))
+    return _codec(image.pixels).display(decode_stored(image, how))
 
 
-def decode_stored(
-    image: EncodedImage,
-    how: Decoding = EXACT,
-    warnings: list[str] | None = None,
-    *,
-    out: Pixels | None = None,
-) -> Pixels:
-    """Return the pixels of a stored image that is RGB of 8 bits.
+def _codec(kind: ImageType) -> PixelCodec:
+    return pixel_codec("rgb" if kind.is_rgb else "keep")
 
-    Args:
-        image: The image.
-        how: Decoding options.
-        warnings: Receives libjpeg's first warning about a JPEG, if any.
-        out: Array for the pixels, of exactly the image's shape.
 
-    Returns:
-        uint8 of shape (height, width, 3); ``out`` if given.
+def _decode_typed(image: EncodedImage, how: Decoding, warnings: list[str] | None) -> TypedPixels:
+    """Return the pixels of an encoded image of another type than RGB of 8 bits."""
+    kind = image.pixels
+    shape = image.height, image.width, kind.channels
+    pixels = _codec(kind).decode(image.data, image.field, how, warnings)
+    if pixels.shape != shape or pixels.dtype != kind.dtype:
+        raise WrongSizeError(
+            f"it decodes to {pixels.dtype} of shape {pixels.shape}; index and schema state "
+            f"{kind.dtype} of shape {shape}"
+        )
+    return pixels
 
-    Raises:
-        WrongSizeError: If the size differs from the index.
-        BadImage: If the image cannot be decoded.
-    """
-    shape = (image.height, image.width, 3)
-    if image.field != "raw":
-        pixels = decode(image.data, image.field, how, out=out, warnings=warnings)
-        if pixels.shape != shape and not (any(how.at_least) and reduction(pixels.shape, shape)):
-            raise WrongSizeError(f"it decodes to {pixels.shape}, the index states {shape}")
-        if pixels.shape != shape:
-            require_stated_size(image)  # do not mistake a smaller image for a reduced one
-        return pixels
-    pixels = _raw(image)
+
+def _placed(pixels: TypedPixels, out: TypedPixels | None) -> TypedPixels:
+    """Return pixels in ``out`` if there is one, or else as an array that can be written to."""
     if out is None:
-        return pixels.copy()  # the caller may write to it
+        is_own = pixels.flags.owndata and pixels.flags.writeable  # else of the record's bytes
+        return pixels if is_own else pixels.copy()
     out[:] = pixels
     return out
-
-
-RGB_DECODER = Decoder(
-    decode=decode_stored,
-    display=lambda pixels: pixels,
-    stated_size=lambda image: stated_size(image.data, image.field),
-)
 
 
 def require_stated_size(image: EncodedImage) -> None:
@@ -138,7 +114,13 @@ def require_stated_size(image: EncodedImage) -> None:
         WrongSizeError: If the sizes differ.
         BadImage: If the header is damaged.
     """
-    width, height = _decoder_of(image).stated_size(image)
+    if image.pixels.is_rgb:
+        width, height = stated_size(image.data, image.field)
+    else:
+        info = _codec(image.pixels).inspect(bytes(image.data), image.field)
+        width, height = info.width, info.height
+        if info.pixels != image.pixels:
+            raise WrongSizeError(f"it is of {info.pixels}; the schema states {image.pixels}")
     # Decoding rotates some TIFF files by 90 degrees.
     if sorted((width, height)) != sorted((image.width, image.height)):
         raise WrongSizeError(
@@ -147,7 +129,7 @@ def require_stated_size(image: EncodedImage) -> None:
 
 
 def decode_part(image: EncodedImage, region: Region, how: Decoding) -> DecodedPart:
-    """Return a part of an image of `decode_stored`, or all of it where that costs no more.
+    """Return a part of an image, or all of it where that costs no more.
 
     Args:
         image: The image.
@@ -163,6 +145,8 @@ def decode_part(image: EncodedImage, region: Region, how: Decoding) -> DecodedPa
         # torch.from_numpy warns about read-only memory.
         raw = _raw(image)
         return DecodedPart(raw if raw.flags.writeable else raw.copy(), 0, 0, 1.0)
+    if not image.pixels.is_rgb:
+        return DecodedPart(decode_stored(image), 0, 0, 1.0)
     if coding := coding_of(image.field):
         require_stated_size(image)
         pixels = coding.decode(image.data, region, None)
@@ -194,12 +178,13 @@ def enclosing(region: Region, size: tuple[int, int], scale: float) -> Region:
     return Region(left, top, right - left, bottom - top)
 
 
-def _raw(image: EncodedImage) -> Pixels:
-    """Return a view of raw pixels."""
-    shape = (image.height, image.width, 3)
-    if len(image.data) != math.prod(shape):
+def _raw(image: EncodedImage) -> TypedPixels:
+    """Return raw pixels, as a view where the machine's order of bytes is that of the file."""
+    kind = image.pixels
+    shape = (image.height, image.width, kind.channels)
+    if len(image.data) != math.prod(shape) * kind.values.itemsize:
         raise WrongSizeError(f"it has {len(image.data)} bytes of raw pixels, not shape {shape}")
-    return np.frombuffer(image.data, np.uint8).reshape(shape)
+    return np.frombuffer(image.data, kind.values).reshape(shape).astype(kind.dtype, copy=False)
 
 
 def _reduced_region(region: Region, size: tuple[int, int], eighths: int) -> Region:

@@ -37,8 +37,8 @@ class EncodedImage(NamedTuple):
     label: int
     width: int
     height: int
-    pixels: ImageType | None = None
-    """Channels and dtype of the image; None for RGB of 8 bits."""
+    pixels: ImageType = RGB
+    """Channels and dtype of the image."""
 
 
 class Survey(NamedTuple):
@@ -112,7 +112,8 @@ class LocatedRows:
         self.survey: Survey | None = None
         """From the compiled module; None if it found nothing out."""
         self._announced = len(rows) == 1
-        self._pixels: ImageType | None = None
+        self.pixels: ImageType = RGB
+        """Channels and dtype of the images."""
 
     def sizes(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
         """Return the width and the height of each image in pixels."""
@@ -140,10 +141,10 @@ class LocatedRows:
         Raises:
             CorruptRecord: If a row of the index is damaged, or states an impossible size.
         """
-        self._pixels = None if field is None else field.own_pixels
+        self.pixels = RGB if field is None else field.image_type
         is_image = self.name == IMAGE or (field is not None and field.type.is_picture)
         size = field.bytes if field is not None and field.is_uniform else 0
-        if (is_image and self._pixels is None) or size:
+        if (is_image and self.pixels.is_rgb) or size:
             height, width, _ = raw_shape or (0, 0, 3)
             kinds = _ARRAY_CODE + 1 if size else _ARRAY_CODE
             usual = compiled.survey(self.entries, sizes, kinds, (width, height), MAX_PIXELS)
@@ -170,7 +171,7 @@ class LocatedRows:
             if len(content) != self.lengths[number]:
                 raise self.corrupt(number, "it ends beyond its shard")
         height, width, _ = raw_shape or (0, 0, 3)
-        bytes_per_pixel = (self._pixels or RGB).bytes
+        bytes_per_pixel = self.pixels.bytes
         most_pixels = min(MAX_PIXELS, MOST_BYTES // bytes_per_pixel)
         pixels = index["width"].astype(np.uint64) * index["height"]  # each has 32 bits
         wrong = np.where(
@@ -250,7 +251,7 @@ class LocatedRows:
             if checksum(head, data) != self._checksums[number]:
                 raise self.corrupt(number, "its checksum does not match")
         size = self.widths[number], self.heights[number]
-        return EncodedImage(data, self.fields[number], self.labels[number], *size, self._pixels)
+        return EncodedImage(data, self.fields[number], self.labels[number], *size, self.pixels)
 
     @cached_property
     def _files(self) -> list[ShardFile]:

@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from shardkit.codecs.image import decode, encode
 from shardkit.codecs.image_type import ImageType
-from shardkit.codecs.typed import encode_typed, lossless_encoding
 from shardkit.dataset.index import Index, IndexPart
 from shardkit.dataset.index_builder import IndexedRecord, open_records
 from shardkit.dataset.shardset import ShardSet
@@ -147,9 +145,9 @@ class Exporting:
             if name in self._typed_raw:
                 field = self._typed_raw[name]
                 values = field.type.load(field, content)
-                kind = lossless_encoding(ImageType.of(values))
+                kind = ImageType.of(values).lossless
                 image = name.removesuffix("raw").removesuffix(".") or IMAGE
-                fields[image_name(image, kind)] = encode_typed(values, kind)
+                fields[image_name(image, kind)] = encode(values, kind)
                 continue
             if is_raw(name):
                 pixels = np.frombuffer(content, np.uint8).reshape(self.shards.manifest.raw_shape)
@@ -159,7 +157,7 @@ class Exporting:
                 fields[name] = content
                 continue
             kind = name.rpartition(".")[2]
-            fields[name.removesuffix(kind) + "png"] = encode(Image.fromarray(pixels), "png", 0)
+            fields[name.removesuffix(kind) + "png"] = encode(pixels, "png")
         return replace(record, fields=fields)
 
     @cached_property

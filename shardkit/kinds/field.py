@@ -370,9 +370,9 @@ class Field:
         return ImageType(channels, self.dtype)
 
     @cached_property
-    def own_pixels(self) -> ImageType | None:
-        """Channels and dtype of an image whose pixels are not RGB of 8 bits; None for others."""
-        return None if self.pixels == RGB else self.pixels
+    def image_type(self) -> ImageType:
+        """Channels and dtype of stored images: RGB of 8 bits unless they state others."""
+        return self.pixels or RGB
 
     def stored_name(self, name: str) -> str | None:
         """Return the stored name of this field, called ``name``; None in the metadata.

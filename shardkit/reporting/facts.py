@@ -217,7 +217,7 @@ def _measure_image(
         if record["done"]:
             return inspect(bytes(image.data), "jpg")
         # Pillow does not open all typed TIFF files.
-        field = ARRAY_IMAGE if image.pixels and image.field == "tiff" else image.field
+        field = ARRAY_IMAGE if not image.pixels.is_rgb and image.field == "tiff" else image.field
         header = properties(image.data, field)
         measures[0] = _decoded(image, header)
         record["done"] = 1

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.typed import turn
-from shardkit.dataset.decode import decode_own
+from shardkit.codecs.geometry import turn
+from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.reporting.collection import Collection
@@ -112,7 +112,7 @@ def _confirm(images: Collection, rows: Rows, same: Identical) -> None:
 
 def _digest(image: EncodedImage, orientation: int = 1) -> bytes:
     try:
-        pixels = turn(decode_own(image), max(orientation, 1))
+        pixels = turn(decode_stored(image), max(orientation, 1))
     except BadImage:
         return hashlib.sha256(image.data).digest()
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()

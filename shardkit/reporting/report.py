@@ -64,7 +64,8 @@ class DatasetReport:
         `shardkit.codecs.typed.display` says which levels mean and std are of.
         """
         schemas = [part.shards.schema for part in self.images.parts]
-        kinds = {str(schema[IMAGE].own_pixels) for schema in schemas if schema[IMAGE].own_pixels}
+        types = {schema[IMAGE].image_type for schema in schemas}
+        kinds = sorted(str(kind) for kind in types if not kind.is_rgb)
         if kinds:
             return f"mean and std are of the pixels shown; the images are of {'; '.join(kinds)}"
         mean, std = (

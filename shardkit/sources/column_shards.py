@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardkit.codecs.image import encode
 from shardkit.contracts import AttachableSource, Entry, Images, Located, SourceOptions
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field, check_schema
 from shardkit.kinds.packing import with_fields
+from shardkit.kinds.picture import as_png
 from shardkit.options import option
 from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
 from shardkit.sources.driver import ListedSource, Listing, Row, images_by_file
@@ -509,7 +509,7 @@ def png_of_pil(data: bytes) -> bytes:
     pixels = data[12 + length :]
     if len(pixels) != math.prod((height, width, _MODES[mode])):
         raise BadImage(f"its pixels are not {width} x {height} of {mode}")
-    return encode(Image.frombytes(mode, (width, height), pixels), "png", 0)
+    return as_png(Image.frombytes(mode, (width, height), pixels))
 
 
 AS_PNG = "stored as PNG"

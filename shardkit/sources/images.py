@@ -12,7 +12,6 @@ from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from shardkit.codecs.image import encode, image_field_of, sniff
 from shardkit.codecs.limits import MAX_PIXELS
@@ -108,9 +107,7 @@ def pixel_record(entry: Entry, pixels: npt.NDArray[np.uint8]) -> Record:
     Raises:
         BadImage: If PNG does not support an image of this size.
     """
-    if pixels.ndim == 3 and pixels.shape[2] == 1:
-        pixels = pixels[:, :, 0]
-    return image_record(entry, encode(Image.fromarray(pixels), "png", 0))
+    return image_record(entry, encode(pixels if pixels.ndim == 3 else pixels[..., None], "png"))
 
 
 def raw_record(entry: Entry, data: bytes, height: int, width: int) -> Record:

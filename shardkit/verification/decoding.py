@@ -7,7 +7,7 @@ from typing import Any
 
 from shardkit.codecs.image import coding_of, decode_mask
 from shardkit.codecs.jpeg_faults import jpeg_loss
-from shardkit.dataset.decode import decode_own
+from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
@@ -60,7 +60,8 @@ def _image_fault(
         if field.type.follows:
             shape = decode_mask(data, kind).shape
             return "" if shape[:2] == (height, width) else f"its mask has the shape {shape}"
-        decode_own(EncodedImage(data, kind, NO_LABEL, width, height, field.own_pixels), warnings)
+        image = EncodedImage(data, kind, NO_LABEL, width, height, field.image_type)
+        decode_stored(image, warnings=warnings)
         if coding := coding_of(kind):
             coding.check(data)
     except BadImage as error:

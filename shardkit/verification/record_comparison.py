@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardkit.codecs.image import Pixels, decode_mask
-from shardkit.codecs.image_type import ImageType
+from shardkit.codecs.image_type import RGB, ImageType
 from shardkit.contracts import Entry, Source
 from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
 from shardkit.kinds.packing import only_fields
+from shardkit.pipeline import at_work, convert_record
 from shardkit.recipe import CHECK_NOTES, Recipe
 from shardkit.record import (
     IMAGE,
@@ -96,7 +97,7 @@ class RecordComparison:
 
     def at_work(self) -> AbstractContextManager[None]:
         """Return the context manager in which to compare records."""
-        return self._recipe.at_work()
+        return at_work(self._recipe)
 
     def difference(self, record: Record, row: int) -> str:
         """Return how the record at ``row`` of the shard differs from its file, or ""."""
@@ -107,7 +108,7 @@ class RecordComparison:
             original, comparison = self._against.source.read_given(self._against.split, entry)
             checked = record.meta.keys() & CHECK_NOTES
             recipe = self._against.recipe if checked else self._recipe
-            expected = recipe.apply(original, self._against.schema)
+            expected = convert_record(recipe, original, self._against.schema).record
             lossless = expected if recipe.keeps_bytes else original
             wrong = comparison(lossless, self._against.schema)
         except BadImage as error:
@@ -203,15 +204,15 @@ def _likeness(record: Record, expected: Record, stored: str, field: Field | None
             decode_mask(stored_record.fields[stored], "png") for stored_record in (record, expected)
         )
         return 100.0 if np.array_equal(one, other) else 0.0
-    typed = None if field is None else field.own_pixels
-    return _psnr(_pixels(record, stored, typed), _pixels(expected, stored, typed))
+    kind = RGB if field is None else field.image_type
+    return _psnr(_pixels(record, stored, kind), _pixels(expected, stored, kind))
 
 
-def _pixels(record: Record, stored: str, typed: ImageType | None) -> Pixels:
+def _pixels(record: Record, stored: str, pixels: ImageType) -> Pixels:
     name, _, kind = stored.rpartition(".")
     meta = record.meta[name] if name else record.meta
     size = int(meta["width"]), int(meta["height"])
-    return decode_shown(EncodedImage(record.fields[stored], kind, record.label, *size, typed))
+    return decode_shown(EncodedImage(record.fields[stored], kind, record.label, *size, pixels))
 
 
 def _psnr(one: Pixels, other: Pixels) -> float:

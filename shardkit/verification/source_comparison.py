@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import BadImage
+from shardkit.pipeline import at_work, convert_record
 from shardkit.system.files import as_text
 from shardkit.verification.record_comparison import ComparisonResult, SourceComparison
 from shardkit.verification.shard_check import Finding, ShardCheck
@@ -114,11 +115,11 @@ def _sum_line(digest: str, path: str) -> str:
 
 def _good_ones(match: SourceMatch) -> Iterator[Finding]:
     """Find files that were skipped as bad but are good."""
-    with match.recipe.at_work():
+    with at_work(match.recipe):
         for row, entry in enumerate(match.skipped.entries):
             try:
                 (record,) = match.skipped.read([row])
-                match.recipe.apply(record, match.schema)
+                convert_record(match.recipe, record, match.schema)
             except BadImage:
                 continue
             reason = "it was skipped as bad, but it is good"

@@ -34,6 +34,7 @@ from shardkit.codecs import limits
 from shardkit.codecs.image import Decoding, decode, inspect
 from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.errors import BadImage
+from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import Record
 from shardkit.system.npy import npy_header
@@ -161,8 +162,8 @@ def test_a_strip_is_not_enlarged_beyond_the_limit(mode: str) -> None:
     strip = Record("a", {"png": encoded(Image.new("L", (60_000, 1)), "PNG")})
     recipe = Recipe(resize=(256, 256), resize_mode=mode, enlarge=True)
     with refused(BadImage, "15360000", "256"):
-        recipe.apply(strip)
-    Recipe(resize=(256, 256), resize_mode=mode).apply(strip)
+        convert_record(recipe, strip)
+    convert_record(Recipe(resize=(256, 256), resize_mode=mode), strip)
 
 
 @pytest.mark.usefixtures("without_native")  # whose limits are lower, and constants

@@ -17,6 +17,7 @@ from shardkit import Field, UsageError
 from shardkit.codecs import planes
 from shardkit.codecs.image import FILTERS, decode, sniff
 from shardkit.errors import BadImage
+from shardkit.pipeline import convert_record
 from shardkit.recipe import RESIZE_MODES, Recipe, parse_size
 from shardkit.record import Record
 
@@ -31,7 +32,7 @@ def record(data: bytes, path: str = "cat/a.jpg") -> Record:
 
 
 def applied(data: bytes, **options: Any) -> Record:
-    return Recipe(**options).apply(record(data))
+    return convert_record(Recipe(**options), record(data)).record
 
 
 def stored_size(data: bytes, **options: Any) -> tuple[int, int]:
@@ -104,7 +105,7 @@ def test_quality_re_encodes(field: str) -> None:
 
 def test_existing_metadata_is_kept() -> None:
     given = Record("k", {"png": png(), "json": b'{"path":"p","more":[1]}', "txt": b"caption"})
-    result = Recipe(resize=8).apply(given)
+    result = convert_record(Recipe(resize=8), given).record
     assert result.meta["more"] == [1]
     assert result.fields["txt"] == b"caption"
     assert "cls" not in result.fields
@@ -311,7 +312,7 @@ def test_sizes_near_the_target_are_resized_as_by_pillow(
 def test_padding_of_gray_images_is_the_background(size: tuple[int, int]) -> None:
     recipe = Recipe(pixels="gray", resize=(12, 14), resize_mode="pad", background=(50, 50, 50))
     gray = encoded(opened(png(*size)).convert("L"), "PNG")
-    result = recipe.apply(record(gray), {"image": Field("image", "uint8", (1,))})
+    result = convert_record(recipe, record(gray), {"image": Field("image", "uint8", (1,))}).record
     expected = Image.new("L", (14, 12), 50)
     left, top = (round((have - want) / 2) for have, want in zip((14, 12), size, strict=True))
     expected.paste(opened(gray), (left, top))
@@ -637,14 +638,14 @@ def test_an_applied_orientation_becomes_planes(orientation: int) -> None:
 
 def test_planes_are_images_of_other_recipes() -> None:
     stored = applied(jpeg(31, 17), encode="planes")
-    assert Recipe(encode="planes").apply(stored) == stored
-    assert Recipe().apply(stored) == stored
+    assert convert_record(Recipe(encode="planes"), stored).record == stored
+    assert convert_record(Recipe(), stored).record == stored
     expected = stored_pixels(jpeg(31, 17), resize=8, encode="png")
-    resized = Recipe(resize=8).apply(stored)
+    resized = convert_record(Recipe(resize=8), stored).record
     np.testing.assert_array_equal(np.asarray(opened(resized.fields["png"])), expected)
     cut = Record("a", {**stored.fields, "y4m": stored.fields["y4m"][:-1]})
     with refused(BadImage, "31", "17", "420jpeg"):
-        Recipe().apply(cut)
+        convert_record(Recipe(), cut)
 
 
 @for_each("options", [{}, {"resize": 16}])
@@ -652,8 +653,8 @@ def test_other_fields_go_with_planes(options: dict[str, Any]) -> None:
     schema = {"image": Field("image"), "mask": Field("mask"), "depth": Field("image")}
     fields = {"jpg": jpeg(31, 17), "mask.png": png(31, 17, mode="L"), "depth.jpg": jpeg(9, 8, 3)}
     both = Record("a", {**fields, "json": b'{"path":"a.jpg"}'})
-    stored = Recipe(encode="planes", **options).apply(both, schema)
-    others = Recipe(encode="jpeg", **options).apply(both, schema)
+    stored = convert_record(Recipe(encode="planes", **options), both, schema).record
+    others = convert_record(Recipe(encode="jpeg", **options), both, schema).record
     assert stored.fields.keys() == {"y4m", "mask.png", "depth.y4m", "json"}
     assert stored.fields["mask.png"] == others.fields["mask.png"]
     assert stored.meta == others.meta
@@ -746,7 +747,9 @@ def test_an_image_that_is_too_small_for_the_box_is_noted(
     mode: str, enlarge: bool, noted: bool
 ) -> None:
     record = Record("a", {"png": png(40, 12), "json": b"{}"})
-    stored = Recipe(resize=(20, 30), resize_mode=mode, enlarge=enlarge).apply(record)
+    stored = convert_record(
+        Recipe(resize=(20, 30), resize_mode=mode, enlarge=enlarge), record
+    ).record
     assert ("small" in stored.meta) == noted
 
 

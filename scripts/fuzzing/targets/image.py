@@ -17,6 +17,7 @@ from shardkit.codecs.turbo import VARIABLE, Region, available
 from shardkit.dataset.decode import decode_part
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
+from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE_FIELDS, PLANES, Record
 
@@ -131,7 +132,7 @@ class ImageTarget(Target):
     def _recipe(self, image: bytes, field: str, choice: int) -> bool:
         record = Record("a", {field: image, "json": b"{}"})
         try:
-            made = _RECIPES[choice % len(_RECIPES)].apply(record)
+            made = convert_record(_RECIPES[choice % len(_RECIPES)], record).record
         except BadImage:
             return True
         if made.image_field is None:

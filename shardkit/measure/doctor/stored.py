@@ -94,7 +94,7 @@ def stored_images(dataset: Any) -> Any:
         stored = stored_images(dataset.dataset)
         return None if stored is None else Subset(stored, dataset.indices)
     if isinstance(dataset, ShardDataset):
-        if IMAGE in dataset.schema and dataset.schema[IMAGE].own_pixels:
+        if IMAGE in dataset.schema and not dataset.schema[IMAGE].image_type.is_rgb:
             return None  # remedies are for RGB
         plain = ReaderOptions(path="", decode="bytes")
         how = {name: getattr(plain, name) for name in _SAMPLES}

@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import Dataset
 
 from shardkit.codecs.image import WHITE, Decoding
-from shardkit.codecs.image_type import RGB, pixel_kind
 from shardkit.codecs.turbo import available
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import Fetching
@@ -27,7 +26,6 @@ from shardkit.kinds.field import BFLOAT16, Field, Kind, Schema, get_kind
 from shardkit.options import about, option, options_of, require_valid, takes
 from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer
-from shardkit.system.late import load
 from shardkit.system.text import name_list, quoted
 from shardkit.torch.data.batch_rows import BatchRows, RowWindows, WindowReader, describe_row
 from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, SeveralViews, Values
@@ -43,12 +41,6 @@ DECODES = ("pil", "numpy", "torch", "bytes")
 
 _ATTRIBUTES = {"transform", "target_transform", "decode", "windows", "view"}
 """Options that a dataset has as attributes."""
-
-_READERS = {
-    "rgb": "shardkit.torch.data.images:ImageReader",
-    "typed": "shardkit.torch.data.typed:TypedReader",
-}
-"""The `ImageReader` of each `pixel_kind`."""
 
 _ENTRIES_AT_ONCE = 1 << 18
 """Entries of the index to read at once, which bounds memory."""
@@ -582,7 +574,7 @@ class ShardDataset(Dataset[Sample]):
                 decode = self._decode_of(name)
                 fixed = decode.fixed_size if isinstance(decode, ImageOp) else None
                 pixels = fixed[0] * fixed[1] if fixed else self.mean_pixels(rows, name)
-                values = pixels * (1 if kind.follows else (self.schema[name].pixels or RGB).bytes)
+                values = pixels * (1 if kind.follows else self.schema[name].image_type.bytes)
                 plain = self._function(name) is None and name not in joint
                 total += values * (1 if plain else 4) * frames(name)
             elif name in self.schema and self.schema[name].is_uniform:
@@ -705,9 +697,7 @@ class ShardDataset(Dataset[Sample]):
         """Return a reader of images or masks."""
         if name in self._followers:
             require_one_size(batch, self._leading or name, name)
-        reader: type[ImageReader] = MaskReader
-        if not kind.follows:
-            reader = load(_READERS[pixel_kind(self.schema[name].own_pixels)])
+        reader = MaskReader if kind.follows else ImageReader
         return reader(batch, name, self._decode_of(name), self._function(name), self._decoding)
 
     @cached_property

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from shardkit.codecs.geometry import Frame, Mask, move_mask
-from shardkit.codecs.image import Decoding, Pixels, WrongSizeError, decode_mask
+from shardkit.codecs.image import Decoding, WrongSizeError, decode_mask
+from shardkit.codecs.image_type import TypedPixels
 from shardkit.dataset.decode import decode_stored, require_stated_size
 from shardkit.errors import UsageError
 from shardkit.record import ABSENT
@@ -36,6 +37,9 @@ _INFLATION = 64
 _INFLATED_BYTES = 1 << 20
 """Plausible bytes of pixels for any image."""
 
+_PIL_CHANNELS = {"uint8": (1, 2, 3, 4), "uint16": (1,), "int32": (1,), "float32": (1,)}
+"""Channels of the images that Pillow has a mode for, by dtype."""
+
 Decode = str | ImageOp
 """Type of decoded images, as `shardkit.torch.data.datasets.ShardDataset` takes it."""
 
@@ -43,15 +47,15 @@ Transform = Callable[..., Any] | None
 
 
 class ImageReader:
-    """Reads the images of one field of a batch, or of one view of it."""
+    """Reads the images of one field of a batch, or of one view of it, in their channels and dtype.
+
+    The compiled module reads RGB of 8 bits, and raw pixels of other types.
+    """
 
     block: torch.Tensor | None = None
-    """The images, of shape (N, height, width, 3), if they have one size and no transform."""
+    """The images, of shape (N, height, width, channels), if they have one size and no transform."""
     values: Any = None
     """The images: the array of `block`, or a list."""
-
-    pixel_bytes = 3
-    """Bytes of a decoded pixel."""
 
     def __init__(
         self,
@@ -69,14 +73,36 @@ class ImageReader:
             decode: Type of the images.
             transform: Applied to each image.
             decoding: Decoding options.
+
+        Raises:
+            UsageError: If Pillow has no images of their type, or the operation decodes RGB itself.
         """
         self.name = name
         self.rows = rows
         self.located = rows.located(name)
+        self.pixels = self.located.pixels
+        """Channels and dtype of the images."""
         self.decode = decode
         self.transform = transform
         self.decoding = decoding
         self._buffer = memoryview(b"")
+        if not self.pixels.is_rgb:
+            self._require_possible()
+
+    def _require_possible(self) -> None:
+        """Refuse what only images of RGB can become."""
+        if self.decode == "pil" and self.pixels.channels not in _PIL_CHANNELS.get(
+            self.pixels.dtype, ()
+        ):
+            raise UsageError(
+                f"decode='pil': Pillow has no images of {self.pixels}, as in {self.name!r}: use "
+                "decode='torch' or decode='numpy'"
+            )
+        if isinstance(self.decode, ImageOp) and type(self.decode).render is not ImageOp.render:
+            raise UsageError(
+                f"{self.decode} renders RGB itself, and {self.name!r} is of {self.pixels}: use "
+                "decode='torch' with a transform"
+            )
 
     @cached_property
     def crops(self) -> list[Crop]:
@@ -120,7 +146,7 @@ class ImageReader:
             readers: One for each view; they read the same rows.
 
         Raises:
-            CorruptRecord: If the bytes of an image changed.
+            CorruptRecord: If the bytes of an image changed, or its type is another one.
             BadImage: If an image cannot be decoded.
         """
         first = readers[0]
@@ -188,7 +214,8 @@ class ImageReader:
                 crop = self.crops[number]
                 pixels = max(pixels, math.prod(crop.size), math.prod(crop.scaled or (0,)))
             likely = max(_INFLATED_BYTES, _INFLATION * located.lengths[number])
-            if self.pixel_bytes * pixels > likely and located.fields[number] not in ("raw", ABSENT):
+            is_encoded = located.fields[number] not in ("raw", ABSENT)
+            if is_encoded and self.pixels.bytes * pixels > likely:
                 yield number
 
     def _all_small(self) -> bool:
@@ -210,14 +237,16 @@ class ImageReader:
         most: int = (
             max(map(mul, located.widths, located.heights)) if survey is None else survey.most_pixels
         )
-        return self.pixel_bytes * max(most, scaled, math.prod(self.size)) <= _INFLATED_BYTES
+        return self.pixels.bytes * max(most, scaled, math.prod(self.size)) <= _INFLATED_BYTES
 
     def allocate(self) -> None:
         """Provide memory for the result."""
         if self.size is None or self.transform is not None:
             self.values = [None] * len(self.rows)
             return
-        self.block = new_block((len(self.located), *self.size, 3), shared=len(self.located) > 1)
+        shape = len(self.located), *self.size, self.pixels.channels
+        dtype: torch.dtype = getattr(torch, self.pixels.dtype)
+        self.block = new_block(shape, shared=len(self.located) > 1, dtype=dtype)
         self.values = self.block.numpy()
 
     def result(self) -> Values:
@@ -238,22 +267,31 @@ class ImageReader:
             return None
         return compiled.View(self.values, table)
 
-    def _transformed(self, number: int, pixels: Pixels) -> Any:
+    def fill_raw(self) -> Sequence[int]:
+        """Fill the block with raw pixels by the compiled module; return the positions it leaves."""
+        located = self.located
+        is_whole = self.block is not None and not isinstance(self.decode, ImageOp)
+        if not is_whole or any(kind != "raw" for kind in located.fields):
+            return self.present()
+        slots = self.values.view(np.uint8).reshape(len(located), -1)
+        return compiled.fill_values(located, slots, self.rows.context.mark)
+
+    def _transformed(self, number: int, pixels: TypedPixels) -> Any:
         image: Any = pixels
         if self.decode == "pil":
-            image = Image.fromarray(pixels)
+            image = Image.fromarray(pixels[:, :, 0] if self.pixels.channels == 1 else pixels)
         elif self.decode == "torch" or isinstance(self.decode, ImageOp):
             image = torch.from_numpy(pixels).permute(2, 0, 1)
         return self.rows.transformed(self.name, self.transform, image, number)
 
-    def _pixels(self, number: int, views: Sequence[ImageReader]) -> list[Pixels]:
+    def _pixels(self, number: int, views: Sequence[ImageReader]) -> list[TypedPixels]:
         """Return one image as each view has it, in its block if there is one."""
         located = self.located
         self.rows.context.note(located.rows[number])
         outs = [None if view.block is None else view.values[number] for view in views]
         only = outs[0] if len(outs) == 1 and not self.crops else None
         if only is not None and self._is_raw(number, only.nbytes):
-            located.read(number, only.reshape(-1).data)
+            located.read(number, only.reshape(-1).view(np.uint8).data)
             return [only]
         stored = located.read(number, self._buffer)
         with self.rows.naming_record(located, number):
@@ -274,6 +312,8 @@ class ImageReader:
 def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:
     """Fill blocks with the compiled module; return the positions that it leaves of each view."""
     first = readers[0]
+    if not first.pixels.is_rgb:
+        return [first.fill_raw()] if len(readers) == 1 else [first.present()] * len(readers)
     left = [reader.present() for reader in readers]
     views = [reader.compiled_view() for reader in readers]
     blocks = [view for view in views if view is not None]
@@ -287,7 +327,7 @@ def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:
     return left
 
 
-def _copied(pixels: Pixels, out: Pixels | None) -> Pixels:
+def _copied(pixels: TypedPixels, out: TypedPixels | None) -> TypedPixels:
     """Return a copy of pixels, in ``out`` if given."""
     if out is None:
         return pixels.copy()

@@ -1,7 +1,8 @@
 """`ImageOp`: an operation that decodes only what it needs; passed to a dataset as ``decode``.
 
 It selects a crop of an image and its target size (`Crop`) from the image size alone. One function
-decodes, crops, scales and flips, directly into the batch.
+decodes, crops, scales and flips, directly into the batch. RGB of 8 bits may be decoded in part and
+at reduced size.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any, ClassVar, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from shardkit.codecs.image import Decoding, Pixels
+from shardkit.codecs.geometry import crop_or_pad
+from shardkit.codecs.image import Box, Decoding, pixel_codec, resize
+from shardkit.codecs.image_type import TypedPixels
 from shardkit.codecs.reduced import same_scale
 from shardkit.codecs.scaling import scale
 from shardkit.codecs.turbo import Region
@@ -28,7 +30,6 @@ from shardkit.system import compiled
 from shardkit.system.compiled import CropTable
 
 FILTERS = ("bilinear", "bicubic")
-_PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 _MOST = 2**31 - 1
 """The largest number of a crop for the compiled module."""
@@ -52,7 +53,7 @@ class Crop(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOp(ABC):
-    """An operation from a stored image to uint8 pixels; subclasses select the crop."""
+    """An operation from a stored image to pixels; subclasses select the crop."""
 
     random: ClassVar[bool] = True
     """Whether the crop depends on random numbers; if not, it depends only on the image size."""
@@ -122,9 +123,9 @@ class ImageOp(ABC):
         return None
 
     def render(
-        self, image: EncodedImage, crop: Crop, how: Decoding, out: Pixels | None = None
-    ) -> Pixels:
-        """Return ``crop`` of ``image``: uint8 of shape (height, width, 3).
+        self, image: EncodedImage, crop: Crop, how: Decoding, out: TypedPixels | None = None
+    ) -> TypedPixels:
+        """Return ``crop`` of ``image``, in its dtype: shape (height, width, channels).
 
         Args:
             image: The stored image; its bytes are valid only during the call.
@@ -139,10 +140,12 @@ class ImageOp(ABC):
         part = decode_part(image, shown, how._replace(at_least=self._enough(image, crop)))
         return self._finish(part, shown, crop, out)
 
-    def _finish(self, part: DecodedPart, shown: Region, crop: Crop, out: Pixels | None) -> Pixels:
+    def _finish(
+        self, part: DecodedPart, shown: Region, crop: Crop, out: TypedPixels | None
+    ) -> TypedPixels:
         """Return ``crop`` from a part of the image that has the region ``shown``."""
         if out is None:
-            out = np.empty((*crop.size, 3), np.uint8)
+            out = np.empty((*crop.size, part.pixels.shape[2]), part.pixels.dtype)
         if crop.scaled is not None:
             box = (0.0, 0.0, shown.width * part.scale, shown.height * part.scale)
             part = DecodedPart(_scaled(part.pixels, box, crop.scaled, self.filter), 0, 0, 1.0)
@@ -167,8 +170,8 @@ class ImageOp(ABC):
 
 
 def render_views(
-    image: EncodedImage, views: Sequence[tuple[ImageOp, Crop, Pixels | None]], how: Decoding
-) -> list[Pixels]:
+    image: EncodedImage, views: Sequence[tuple[ImageOp, Crop, TypedPixels | None]], how: Decoding
+) -> list[TypedPixels]:
     """Return several views of an image, which is decoded once for each scale that they need.
 
     Args:
@@ -183,8 +186,8 @@ def render_views(
         return [op.render(image, crop, how, out) for op, crop, out in views]
     sizes = [op._enough(image, crop) for op, crop, _ in views]
     full = image.width, image.height
-    # Only JPEGs are decoded at reduced size.
-    keys = [same_scale(full, size) if image.field == "jpg" else (8, 1) for size in sizes]
+    reduces = image.field == "jpg" and image.pixels.is_rgb
+    keys = [same_scale(full, size) if reduces else (8, 1) for size in sizes]
     regions = [_shown(image, crop) for _, crop, _ in views]
     around: dict[tuple[int, int], Region] = {}
     for key, region in zip(keys, regions, strict=True):
@@ -211,29 +214,22 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-Box = tuple[float, float, float, float]
-"""Left, top, right and bottom, possibly fractional."""
-
-
-def _scaled(pixels: Pixels, box: Box, size: tuple[int, int], name: str) -> Pixels:
+def _scaled(pixels: TypedPixels, box: Box, size: tuple[int, int], name: str) -> TypedPixels:
     """Return a box of an image, scaled to ``size``.
 
-    The compiled module computes what Pillow does. Without it, a JPEG that was decoded at reduced
-    size has a fractional box, which only Pillow supports. For whole pixels, PyTorch takes a third
-    of the time.
+    Without the compiled module, a JPEG that was decoded at reduced size has a fractional box, which
+    only Pillow supports. For whole pixels, PyTorch takes a third of its time.
     """
     height, width = pixels.shape[:2]
     is_full = box == (0.0, 0.0, float(width), float(height))
     if is_full and size == (height, width):
         return pixels
-    fitting = box if is_full else (*box[:2], min(box[2], width), min(box[3], height))
-    scaled = compiled.resize(pixels, fitting, size, name)
-    if scaled is not None:
-        return scaled
-    if not is_full:
-        image = Image.fromarray(pixels).resize(size[::-1], _PILLOW_FILTERS[name], fitting)
-        return np.asarray(image)
-    return scale(pixels, size[::-1], name)
+    if pixels.shape[2] != 3 or pixels.dtype != np.uint8:
+        return pixel_codec("keep").scale(pixels, box, size, name)
+    if is_full:
+        scaled = compiled.resize(pixels, box, size, name)
+        return scale(pixels, size[::-1], name) if scaled is None else scaled
+    return resize(pixels, (*box[:2], min(box[2], width), min(box[3], height)), size, name)
 
 
 def as_crop_table(op: ImageOp, crops: list[Crop]) -> CropTable | None:
@@ -287,24 +283,14 @@ def _shown(image: EncodedImage, crop: Crop) -> Region:
     return Region(0, 0, image.width, image.height)
 
 
-def _cut(part: DecodedPart, crop: Crop) -> tuple[Pixels, Box]:
+def _cut(part: DecodedPart, crop: Crop) -> tuple[TypedPixels, Box]:
     """Return the pixels of ``crop``, black outside the image; a view if it is inside."""
-    left = crop.left - part.left
-    top = crop.top - part.top
+    place = (crop.left - part.left, crop.top - part.top, crop.width, crop.height)
     box = (0.0, 0.0, float(crop.width), float(crop.height))
-    bottom = max(0, top + crop.height)
-    right = max(0, left + crop.width)
-    inside = part.pixels[max(0, top) : bottom, max(0, left) : right]
-    if inside.shape[:2] == (crop.height, crop.width):
-        return inside, box
-    pixels = np.zeros((crop.height, crop.width, 3), np.uint8)
-    top = max(0, -top)
-    left = max(0, -left)
-    pixels[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
-    return pixels, box
+    return crop_or_pad(part.pixels, place), box
 
 
-def _reduced(part: DecodedPart, region: Region) -> tuple[Pixels, Box]:
+def _reduced(part: DecodedPart, region: Region) -> tuple[TypedPixels, Box]:
     """Return the pixels of a reduced image that show ``region``, and its box among them."""
     height, width = part.pixels.shape[:2]
     reduced = part.left + width, part.top + height

@@ -25,6 +25,7 @@ from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions, make_plan
 from shardkit.dataset.manifest import load_manifest
+from shardkit.pipeline import at_work, convert_record
 from shardkit.recipe import RESIZE_MODES, Recipe
 from shardkit.record import Record
 from shardkit.sources.imagefolder import scan_imagefolder
@@ -38,7 +39,7 @@ def both(data: bytes, **options: Any) -> tuple[Pixels, Pixels]:
     assert kind is not None
     record = Record("a", {kind: data, "json": b"{}"})
     stored = [
-        Recipe(resizer=name, **{"encode": "png", **options}).apply(record)
+        convert_record(Recipe(resizer=name, **{"encode": "png", **options}), record).record
         for name in ("torch", "pillow")
     ]
     assert stored[0].meta == stored[1].meta
@@ -171,14 +172,14 @@ def test_torch_uses_one_thread_within_the_context(
 @pytest.mark.usefixtures("three_threads")
 def test_the_callers_threads_are_restored_after_an_error() -> None:
     def fail() -> None:
-        with Recipe(resize=8, resizer="torch").at_work():
+        with at_work(Recipe(resize=8, resizer="torch")):
             assert torch.get_num_threads() == 1
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
     assert torch.get_num_threads() == 3
-    with Recipe(resize=8).at_work():
+    with at_work(Recipe(resize=8)):
         assert torch.get_num_threads() == 3
 
 

@@ -19,6 +19,7 @@ from table import for_each
 
 from shardkit import convert, open_dataset, verify
 from shardkit.codecs import limits, tiff
+from shardkit.codecs.image_type import ImageType
 from shardkit.codecs.typed import decode_typed, inspect_typed
 from shardkit.errors import BadImage
 
@@ -83,8 +84,8 @@ def test_pages_are_channels() -> None:
     pages = values("uint16", 6, 48, 64)
     data = written(pages, planarconfig=None)
     np.testing.assert_array_equal(decode_typed(data, "tiff"), np.moveaxis(pages, 0, 2))
-    info, kind = inspect_typed(data, "tiff")
-    assert (info.width, info.height, kind.channels, kind.dtype) == (64, 48, 6, "uint16")
+    info = inspect_typed(data, "tiff")
+    assert (info.width, info.height, info.pixels) == (64, 48, ImageType(6, "uint16"))
 
 
 def test_reduced_versions_are_not_read() -> None:

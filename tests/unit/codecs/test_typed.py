@@ -11,18 +11,15 @@ from PIL import Image, ImageOps
 from refusals import refused
 from table import for_each
 
-from shardkit.codecs.image import FILTERS, Decoding, decode
+from shardkit.codecs.geometry import crop_or_pad, turn
+from shardkit.codecs.image import FILTERS, decode, encode
 from shardkit.codecs.image_type import DTYPES, GRAY, MOST_CHANNELS, RGB, ImageType
 from shardkit.codecs.typed import (
-    crop_or_pad,
     decode_gray,
     decode_typed,
     display,
-    encode_typed,
     inspect_typed,
-    lossless_encoding,
     scale_typed,
-    turn,
 )
 from shardkit.errors import BadImage
 
@@ -45,7 +42,7 @@ def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
 def test_every_dtype_is_stored_without_loss(dtype: str) -> None:
     pixels = values(dtype, (5, 4, 7))
     for field in ("npy", "raw"):
-        data = encode_typed(pixels, field)
+        data = encode(pixels, field)
         if field == "npy":
             decoded = decode_typed(data, field)
             np.testing.assert_array_equal(np.load(io.BytesIO(data)), pixels)
@@ -60,16 +57,16 @@ def test_every_dtype_is_stored_without_loss(dtype: str) -> None:
 def test_png_holds_8_and_16_bits_of_up_to_4_channels(dtype: str, channels: int) -> None:
     pixels = values(dtype, (5, 4, channels))
     kind = ImageType.of(pixels)
-    assert lossless_encoding(kind) == "png"
-    data = encode_typed(pixels, "png")
-    info, stated = inspect_typed(data, "png")
-    assert (info.width, info.height, stated) == (4, 5, kind)
+    assert kind.lossless == "png"
+    data = encode(pixels, "png")
+    info = inspect_typed(data, "png")
+    assert (info.width, info.height, info.pixels) == (4, 5, kind)
     np.testing.assert_array_equal(decode_typed(data, "png"), pixels)
 
 
 def test_other_types_are_stored_as_arrays() -> None:
     for kind in (ImageType(5, "uint8"), ImageType(1, "int16"), ImageType(3, "float32")):
-        assert lossless_encoding(kind) == "npy"
+        assert kind.lossless == "npy"
 
 
 @for_each(
@@ -100,7 +97,7 @@ def test_pixels_are_those_of_pillow(mode: str, kind: str, expected: ImageType) -
     with Image.open(io.BytesIO(data)) as read:
         names = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
         wanted = np.asarray(read if mode == "I;16" else read.convert(names[expected.channels]))
-    assert inspect_typed(data, field)[1] == expected
+    assert inspect_typed(data, field).pixels == expected
     decoded = decode_typed(data, field)
     assert ImageType.of(decoded) == expected
     np.testing.assert_array_equal(decoded, wanted.reshape(decoded.shape))
@@ -109,7 +106,7 @@ def test_pixels_are_those_of_pillow(mode: str, kind: str, expected: ImageType) -
 def test_a_transparent_palette_or_color_adds_alpha() -> None:
     palette = picture(20, 12).convert("P")
     data = saved(palette, "PNG", transparency=0)
-    assert inspect_typed(data, "png")[1] == ImageType(4, "uint8")
+    assert inspect_typed(data, "png").pixels == ImageType(4, "uint8")
     with Image.open(io.BytesIO(data)) as read:
         np.testing.assert_array_equal(decode_typed(data, "png"), np.asarray(read.convert("RGBA")))
     gray = saved(picture(20, 12).convert("L"), "PNG", transparency=7)
@@ -130,7 +127,7 @@ def test_arrays_that_are_no_images_are_refused(array: npt.NDArray[Any]) -> None:
 
 
 def test_damaged_arrays_are_refused() -> None:
-    data = encode_typed(values("float32"), "npy")
+    data = encode(values("float32"), "npy")
     for wrong in (data[:-1], data + b"\0", b"\x93NUMPY", b"", data.replace(b"<f4", b"|O8")):
         with pytest.raises(BadImage, match="damaged"):
             decode_typed(wrong, "npy")
@@ -139,13 +136,13 @@ def test_damaged_arrays_are_refused() -> None:
 def test_gray_is_the_luma_of_pillow() -> None:
     for data, field in ((jpeg(), "jpg"), (png(), "png"), (png(mode="RGBA"), "png")):
         rgb = Image.fromarray(decode(data, field))
-        decoded = decode_gray(data, field, Decoding(), [])
+        decoded = decode_gray(data, field)
         np.testing.assert_array_equal(decoded[:, :, 0], np.asarray(rgb.convert("L")))
 
 
 def test_gray_keeps_the_upper_bits_of_16() -> None:
     pixels = values("uint16", (5, 4, 1))
-    decoded = decode_gray(encode_typed(pixels, "png"), "png", Decoding(), [])
+    decoded = decode_gray(encode(pixels, "png"), "png")
     np.testing.assert_array_equal(decoded, pixels >> 8)
 
 

@@ -19,6 +19,7 @@ from shardkit.codecs.measures import MEASURES, WAVES
 from shardkit.contracts import Entry, Images
 from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.errors import BadImage
+from shardkit.pipeline import convert_record
 from shardkit.recipe import CHECKS, Recipe
 from shardkit.record import Record
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
@@ -84,7 +85,7 @@ def expected(source: Images, row: int, recipe: Recipe) -> Prepared | None:
     """Return what Python alone makes of an image."""
     with mock.patch.object(native, "module", return_value=None):
         try:
-            return recipe.apply_with_notes(source.read([row])[0])
+            return convert_record(recipe, source.read([row])[0])
         except BadImage:
             return None
 

@@ -18,6 +18,7 @@ from shardkit import Field
 from shardkit.codecs.geometry import VISIBLE
 from shardkit.codecs.image import decode_mask, encode_mask
 from shardkit.errors import BadImage
+from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import Record
 
@@ -123,7 +124,7 @@ def test_boxes_follow_an_independent_reference(  # noqa: PLR0917 - hypothesis
     boxes = [[*each, n % 3] for n, each in enumerate(data.draw(st.lists(corners, max_size=4)))]
     recipe = Recipe(resize=box, resize_mode=mode, enlarge=enlarge, quality=90, orient=True)
     record = make(np.zeros(size[::-1], np.uint8), boxes, orientation)
-    found = recipe.apply(record, SCHEMA).meta["boxes"]
+    found = convert_record(recipe, record, SCHEMA).record.meta["boxes"]
     expected = [
         [*place, each[4]] for each in boxes if (place := reference(each, size, orientation, recipe))
     ]
@@ -155,7 +156,7 @@ def test_keypoints_follow_an_independent_reference(
     points = [list(data.draw(place)) for _ in range(4)]
     recipe = Recipe(resize=box, resize_mode=mode, enlarge=True, quality=90, orient=True)
     record = make(np.zeros(size[::-1], np.uint8), [], orientation, points)
-    made, notes = recipe.apply_with_notes(record, SCHEMA)
+    made, notes = convert_record(recipe, record, SCHEMA)
     upright = size if orientation < 5 else size[::-1]
     scaled, canvas = recipe.geometry(*upright)
     expected = []
@@ -210,7 +211,7 @@ def test_masks_follow_their_image_and_get_no_new_value(  # noqa: PLR0917
     high, dtype = (65536, np.uint16) if deep else (256, np.uint8)
     mask = rng.integers(1, high, size[::-1]).astype(dtype)
     recipe = Recipe(resize=box, resize_mode=mode, enlarge=True, orient=True)
-    found = recipe.apply(make(mask, [], orientation), SCHEMA)
+    found = convert_record(recipe, make(mask, [], orientation), SCHEMA).record
     values = decode_mask(found.fields["mask.png"], "png")
     meta = found.meta
     assert (meta["mask"]["width"], meta["mask"]["height"]) == (meta["width"], meta["height"])
@@ -240,7 +241,7 @@ def test_masks_follow_their_image_and_get_no_new_value(  # noqa: PLR0917
 
 def test_nothing_moves_without_a_change() -> None:
     record = make(np.full((4, 5), 7, np.uint8), [[0, 0, 1, 1, 2]])
-    found = Recipe().apply(record, SCHEMA)
+    found = convert_record(Recipe(), record, SCHEMA).record
     for name in ("jpg", "mask.png", "right.jpg"):
         assert found.fields[name] == record.fields[name]
     assert found.meta["boxes"] == [[0, 0, 1, 1, 2]]
@@ -249,26 +250,26 @@ def test_nothing_moves_without_a_change() -> None:
 
 def test_a_mask_is_never_lossy_or_re_encoded_as_the_image() -> None:
     record = make(np.full((4, 5), 7, np.uint8), [])
-    found = Recipe(encode="jpeg", quality=80).apply(record, SCHEMA)
+    found = convert_record(Recipe(encode="jpeg", quality=80), record, SCHEMA).record
     assert found.fields["mask.png"] == record.fields["mask.png"]
     assert "right.jpg" in found.fields
     lossy = Record("k", {**record.fields, "mask.jpg": jpeg(np.zeros((4, 5, 3), np.uint8))})
     del lossy.fields["mask.png"]  # type: ignore[attr-defined]
     with refused(BadImage):
-        Recipe().apply(lossy, SCHEMA)
+        convert_record(Recipe(), lossy, SCHEMA)
 
 
 def test_a_mask_of_another_size_is_refused() -> None:
     record = make(np.full((4, 5), 7, np.uint8), [])
     other = Record("k", {**record.fields, "mask.png": encode_mask(np.zeros((5, 5), np.uint8))})
-    assert Recipe().apply(other, SCHEMA).meta["mask"]["height"] == 5
+    assert convert_record(Recipe(), other, SCHEMA).record.meta["mask"]["height"] == 5
     with refused(BadImage, "5", "4"):
-        Recipe(resize=2).apply(other, SCHEMA)
+        convert_record(Recipe(resize=2), other, SCHEMA)
 
 
 def test_dropped_boxes_are_noted() -> None:
     record = make(np.zeros((10, 30), np.uint8), [[0, 0, 2, 2, 0], [12, 0, 16, 5, 1]])
-    found, notes = Recipe(resize=(10, 10), resize_mode="crop").apply_with_notes(record, SCHEMA)
+    found, notes = convert_record(Recipe(resize=(10, 10), resize_mode="crop"), record, SCHEMA)
     assert found.meta["boxes"] == [[2, 0, 6, 5, 1]]
     assert notes == {"dropped": 1}
 
@@ -278,11 +279,11 @@ def test_a_damaged_mask_is_a_bad_image() -> None:
     content = record.fields["mask.png"][:-20]
     for recipe in (Recipe(), Recipe(resize=4)):
         with pytest.raises(BadImage, match="mask: "):
-            recipe.apply(Record("k", {**record.fields, "mask.png": content}), SCHEMA)
+            convert_record(recipe, Record("k", {**record.fields, "mask.png": content}), SCHEMA)
 
 
 def test_raw_pixels_apply_to_images_but_not_to_masks() -> None:
     recipe = Recipe(encode="raw", resize=(3, 4), resize_mode="stretch")
-    found = recipe.apply(make(np.full((6, 8), 9, np.uint8), []), SCHEMA)
+    found = convert_record(recipe, make(np.full((6, 8), 9, np.uint8), []), SCHEMA).record
     assert len(found.fields["raw"]) == len(found.fields["right.raw"]) == 36
     assert (decode_mask(found.fields["mask.png"], "png") == 9).all()

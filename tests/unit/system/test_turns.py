@@ -18,6 +18,7 @@ from PIL import Image
 from shardkit import convert, make_loader, open_dataset
 from shardkit.codecs import limits
 from shardkit.codecs.image import decode, decode_mask, inspect
+from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import FOREIGN_FIELD, Record
 from shardkit.system.pool import run_tasks
@@ -92,7 +93,7 @@ def test_large_images_are_decoded_in_turn(field: str, monkeypatch: pytest.Monkey
         partial(inspect, encoded(picture(40, 40), "WEBP"), "webp"),  # opening it takes memory
         partial(decode, data, field),
         partial(decode_mask, data, field),
-        partial(recipe.apply, Record("a", {field: data})),
+        partial(convert_record, recipe, Record("a", {field: data})),
     )
     for step in steps:
         step()
