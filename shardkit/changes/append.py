@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.changes.combine import load_splits, open_splits
-from shardkit.changes.extend import (
-    Extension,
-    extended,
-    joint_schema,
-    scan_of_base,
-    without_empty_shards,
-)
+from shardkit.changes.extend import Extension, scan_of_base, without_empty_shards
+from shardkit.changes.layers import Publication, manifests_of
 from shardkit.contracts import Images, PartedSource, Scan, Source
-from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.disk import as_failure
-from shardkit.conversion.engine import build, prepare, publishing
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.parted_scan import scan_in_parts
 from shardkit.conversion.plan import (
@@ -30,18 +23,11 @@ from shardkit.conversion.plan import (
     Plan,
     make_plan,
 )
-from shardkit.conversion.staging import (
-    StagingDirectory,
-    check_target,
-    finish_interrupted,
-    open_staging,
-    refuse_overlap,
-)
+from shardkit.conversion.staging import check_target, finish_interrupted, refuse_overlap
 from shardkit.conversion.typed import with_types
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset, is_dataset
-from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.reports import excluded_paths
 from shardkit.dataset.source import DatasetSource
 from shardkit.errors import UsageError
@@ -52,7 +38,6 @@ from shardkit.registry import get_source
 from shardkit.sources.divided import Divided, is_divided
 from shardkit.sources.opening import SampleOptions, wrapped_as
 from shardkit.sources.samples import FIRST, Samples
-from shardkit.system.files import as_name
 from shardkit.system.pool import Progress, Report
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
 from shardkit.system.text import name_list, quoted
@@ -142,51 +127,45 @@ def append(arguments: AppendArguments) -> Appended:
     directory = Path(arguments.directory)
     try:
         finish_interrupted(directory)
-        manifests = load_splits(directory)
+        datasets = open_splits(directory)
         check_target(directory, force=True)
         opened = _open(
             directory,
             arguments.source,
-            manifests,
+            datasets,
             missing=arguments.missing,
             schema=arguments.schema,
         )
         refuse_overlap(opened, directory)
         temporary = TemporaryFolder()  # for the list of images, while the plan is used
         with full_disk_named():
-            scan = _scan(opened, manifests, temporary.path, part(arguments, Builder))
-        scan = with_types(scan, next(iter(manifests.values())).fields_by_name)
-        _require_alike(directory, manifests, scan, missing=arguments.missing)
-        new = _new_images(directory, manifests, scan, skip_existing=arguments.skip_existing)
+            scan = _scan(opened, datasets, temporary.path, part(arguments, Builder))
+        first = next(iter(datasets.values())).manifest
+        scan = with_types(scan, first.fields_by_name)
+        _require_alike(directory, datasets, scan, missing=arguments.missing)
+        new = _new_images(directory, datasets, scan, skip_existing=arguments.skip_existing)
         if new.images or any(new.scan.problems.values()):
-            first = next(iter(manifests.values()))
             of_base = _with_originals(scan_of_base(new.scan, first), first)
             options = ConvertOptions(
                 to=first.format,
                 shard_size=arguments.shard_size,
                 shard_samples=arguments.shard_samples,
                 on_error=arguments.on_error,
-                **({} if of_base.originals else _way(first)),
+                **({} if of_base.originals else _way(next(iter(datasets.values())))),
             )
             plan = without_empty_shards(make_plan(of_base, options))
             builder = part(arguments, Builder)
             if builder.on_progress:
                 builder.on_progress(Progress(total=new.images))
-            fingerprint = _fingerprint(plan, manifests)
-            with (
-                open_staging(directory, force=True) as staging,
-                publishing(staging, fingerprint, force=arguments.force) as is_needed,
-            ):
-                datasets = open_splits(directory)
-                if {name: dataset.manifest for name, dataset in datasets.items()} != manifests:
-                    raise UsageError(f"another process has changed {directory}: rerun the command")
-                if is_needed:
-                    _make(datasets, plan, new.scan, staging, builder)
+            extension = Extension(datasets, plan, new.scan, builder)
+            request = _fingerprint(plan, datasets)
+            Publication(directory, datasets, request, arguments.force).run(extension.make)
     except OSError as error:
         raise as_failure(error, directory) from error
     after = load_splits(directory)
-    rows = [sum(manifest.rows for manifest in splits.values()) for splits in (manifests, after)]
-    return Appended(manifests=after, images=rows[1] - rows[0], left_out=sorted(new.left_out))
+    before = sum(dataset.manifest.rows for dataset in datasets.values())
+    images = sum(manifest.rows for manifest in after.values()) - before
+    return Appended(manifests=after, images=images, left_out=sorted(new.left_out))
 
 
 def _with_originals(scan: Scan, manifest: Manifest) -> Scan:
@@ -200,7 +179,7 @@ def _with_originals(scan: Scan, manifest: Manifest) -> Scan:
 def _open(
     directory: Path,
     source: Any,
-    manifests: Mapping[str, Manifest],
+    datasets: Mapping[str, OpenedDataset],
     *,
     missing: str,
     schema: Mapping[str, Field | str] | None,
@@ -210,19 +189,19 @@ def _open(
     If that was divided into splits, so is this one, unless it has folders for these splits.
     """
     if not isinstance(source, (str, Path, Source)):
-        return _samples(source, manifests, missing=missing, schema=schema)
+        return _samples(source, datasets, missing=missing, schema=schema)
     if schema is not None:
         raise UsageError("schema is an option of samples")
     if isinstance(source, Source):
         return source
-    described = _first_sources(manifests)
+    described = _first_sources(datasets)
     kind = {str(description.get("kind")) for description in described.values()}.pop()
     if is_dataset(source) and kind != DatasetSource.kind:
         return DatasetSource(source)
     find = partial(get_source(kind).find, Path(source))
     try:
         opened = wrapped_as(described, find)
-        if isinstance(opened, Divided) and (opened.stratified or _has_folders(source, manifests)):
+        if isinstance(opened, Divided) and (opened.stratified or _has_folders(source, datasets)):
             return find(described)  # a stratified division could move images of the dataset
     except UsageError as error:
         raise UsageError(f"{directory} was made with `convert {kind}`, and {error}") from error
@@ -231,14 +210,15 @@ def _open(
 
 def _samples(
     samples: Any,
-    manifests: Mapping[str, Manifest],
+    datasets: Mapping[str, OpenedDataset],
     *,
     missing: str,
     schema: Mapping[str, Field | str] | None,
 ) -> Source:
     """Return Python samples with the fields of the dataset, divided as that was."""
+    manifests = manifests_of(datasets)
     manifest = next(iter(manifests.values()))
-    described = _first_sources(manifests)
+    described = _first_sources(datasets)
     names = next(iter(described.values())).get("fields")
     fields: dict[str, Field | str] = {**manifest.fields_by_name}
     classes = tuple(getattr(samples, "classes", None) or ())
@@ -259,11 +239,10 @@ def _has_folders(source: str | Path, names: Collection[str]) -> bool:
     return bool(folders) and folders <= set(names)
 
 
-def _way(manifest: Manifest) -> dict[str, Any]:
+def _way(dataset: OpenedDataset) -> dict[str, Any]:
     """Return the recipe of a dataset and the order of its rows, as options."""
-    seed = dataset_parts(manifest)[0].manifest.source.get("seed")
-    recipe = manifest.made_with
-    return {"recipe": recipe, "shuffle": seed is not None, "seed": seed or 0}
+    seed = dataset.parts[0].manifest.source.get("seed")
+    return {"recipe": dataset.manifest.made_with, "shuffle": seed is not None, "seed": seed or 0}
 
 
 @dataclass(frozen=True)
@@ -279,10 +258,10 @@ class _New:
 
 
 def _scan(
-    source: Source, manifests: Mapping[str, Manifest], folder: Path, builder: Builder
+    source: Source, datasets: Mapping[str, OpenedDataset], folder: Path, builder: Builder
 ) -> Scan:
     """Scan the source, in parts if possible, with the classes of the dataset."""
-    classes = next(iter(manifests.values())).classes
+    classes = next(iter(datasets.values())).manifest.classes
     if not isinstance(source, PartedSource):
         return source.scan(classes)
     lister = replace(builder, on_progress=None)
@@ -290,7 +269,7 @@ def _scan(
 
 
 def _new_images(
-    directory: Path, manifests: Mapping[str, Manifest], scan: Scan, *, skip_existing: bool
+    directory: Path, datasets: Mapping[str, OpenedDataset], scan: Scan, *, skip_existing: bool
 ) -> _New:
     """Divide the images of a scan into new and existing ones."""
     source = scan.source
@@ -300,13 +279,14 @@ def _new_images(
     problems = dict(scan.problems)
     ignored = dict(scan.ignored)
     by_key = scan.records or source.kind == Samples.kind  # paths may be numbers of samples
-    existing = _existing(directory, manifests, scan)
-    for split, manifest in manifests.items():
+    existing = _existing(datasets, scan)
+    for split, dataset in datasets.items():
+        manifest = dataset.manifest
         images = scan.splits.get(split, Images(source, split, ()))
-        prefix = _prefix(split)
+        prefix = dataset.prefix
         sizes, keys = existing[split]
         bad = {problem.path for problem in manifest.skipped}
-        bad |= excluded_paths(directory / as_name(split), manifest.files) or set()
+        bad |= excluded_paths(dataset.path, manifest.files) or set()
         exact = scan.exact_sizes and manifest.made_with.keeps_bytes
         rows = array("q")
         for row, entry in enumerate(images.entries):
@@ -332,7 +312,7 @@ def _new_images(
     remedy = "skip_existing=True leaves these out"
     if source.kind == Samples.kind:
         remedy += "; give samples keys of their own (key=) to append others"
-    if left_out and not skip_existing and (new.images or not _is_last(manifests, left_out, scan)):
+    if left_out and not skip_existing and (new.images or not _is_last(datasets, left_out, scan)):
         raise UsageError(
             f"{directory} already has {len(left_out)} of the images of {source} by path or key "
             f"({_some(left_out)}): {remedy}"
@@ -341,16 +321,16 @@ def _new_images(
 
 
 def _existing(
-    directory: Path, manifests: Mapping[str, Manifest], scan: Scan
+    datasets: Mapping[str, OpenedDataset], scan: Scan
 ) -> dict[str, tuple[Mapping[str, int], Set[str]]]:
     """Return the sizes, by path, and the keys of all images of each split that a scan may name.
 
     If the dataset was divided, an image on any side is one of each: it must not be on two.
     """
     existing = dict[str, tuple[Mapping[str, int], Set[str]]]()
-    is_one = is_divided(_first_sources(manifests))
-    for group in [list(manifests)] if is_one else [[split] for split in manifests]:
-        indexes = [Index(directory / as_name(split), manifests[split].rows) for split in group]
+    is_one = is_divided(_first_sources(datasets))
+    for group in [list(datasets)] if is_one else [[split] for split in datasets]:
+        indexes = [Index(datasets[name].path, datasets[name].manifest.rows) for name in group]
         paths = TextHashes()
         keys = TextHashes()
         for split in group:
@@ -373,22 +353,20 @@ def _existing(
     return existing
 
 
-def _first_sources(manifests: Mapping[str, Manifest]) -> dict[str, dict[str, Any]]:
+def _first_sources(datasets: Mapping[str, OpenedDataset]) -> dict[str, dict[str, Any]]:
     """Return what the manifests state about the source that the dataset was first made from."""
-    return {
-        split: dataset_parts(manifest)[0].manifest.source for split, manifest in manifests.items()
-    }
+    return {split: dataset.parts[0].manifest.source for split, dataset in datasets.items()}
 
 
-def _is_last(manifests: Mapping[str, Manifest], left_out: list[str], scan: Scan) -> bool:
+def _is_last(datasets: Mapping[str, OpenedDataset], left_out: list[str], scan: Scan) -> bool:
     """Return whether an earlier run has appended exactly these images."""
     count = 0
-    for split, manifest in manifests.items():
+    for split, dataset in datasets.items():
         original = scan.originals.get(split)
         described = {**scan.source.describe(split), "kind": scan.source.kind}
         described.pop(FIRST, None)  # an earlier run has added to that number
         made = [part.source for part in original.parts] if original else [described]
-        last = [part.manifest for part in dataset_parts(manifest)[-len(made) :]]
+        last = [part.manifest for part in dataset.parts[-len(made) :]]
         if len(last) < len(made) or not all(map(_states, last, made)):
             return False
         count += sum(part.rows + (0 if original else len(part.skipped)) for part in last)
@@ -400,21 +378,21 @@ def _states(manifest: Manifest, source: Mapping[str, Any]) -> bool:
 
 
 def _require_alike(
-    directory: Path, manifests: Mapping[str, Manifest], scan: Scan, *, missing: str
+    directory: Path, datasets: Mapping[str, OpenedDataset], scan: Scan, *, missing: str
 ) -> None:
     """Refuse images whose splits or fields are not those of the dataset."""
-    unknown = sorted(scan.splits.keys() - manifests.keys())
-    if unknown and is_divided(_first_sources(manifests)):
+    unknown = sorted(scan.splits.keys() - datasets.keys())
+    if unknown and is_divided(_first_sources(datasets)):
         raise UsageError(
             f"{directory} was divided with --stratify, and dividing again would move images that "
-            f"it has: put the new images into folders {' and '.join(manifests)}"
+            f"it has: put the new images into folders {' and '.join(datasets)}"
         )
     if unknown:
         raise UsageError(
-            f"{scan.source} has {_splits(scan.splits)}, and {directory} has {_splits(manifests)}; "
+            f"{scan.source} has {_splits(scan.splits)}, and {directory} has {_splits(datasets)}; "
             "append a source with folders or splits of these names"
         )
-    manifest = next(iter(manifests.values()))
+    manifest = next(iter(datasets.values())).manifest
     schema = manifest.fields_by_name
     is_empty = not any(map(len, scan.splits.values()))
     given = {
@@ -443,41 +421,15 @@ def _fits(name: str, field: Field, schema: Schema) -> bool:
     return name in schema and (name == LABEL or schema[name] == field)
 
 
-def _prefix(split: str) -> str:
-    return f"{split}/" if split else ""
-
-
 def _splits(names: Mapping[str, Any]) -> str:
     return "no splits" if "" in names else f"the splits {name_list(names)}"
 
 
-def _make(
-    datasets: Mapping[str, OpenedDataset],
-    plan: Plan,
-    scan: Scan,
-    staging: StagingDirectory,
-    builder: Builder,
-) -> None:
-    """Build the new shards, link the others, and write the files of both together."""
-    old = {split: dataset.base for split, dataset in datasets.items()}
-    works = [
-        prepare(split, plan, staging, first=len(old[split.name].manifest.shards))
-        for split in plan.splits
-    ]
-    for work in works:
-        joint_schema(work, plan, old[work.split])
-    build(works, plan, staging, builder)
-    manifests = {work.split: extended(work, plan, old[work.split]) for work in works}
-    if any(dataset.manifest.layers for dataset in datasets.values()):
-        manifests = Extension(datasets, plan, scan).layers(manifests, staging, builder)
-    save_manifests(manifests, staging.dataset)
-
-
-def _fingerprint(plan: Plan, manifests: Mapping[str, Manifest]) -> ConversionFingerprint:
+def _fingerprint(plan: Plan, datasets: Mapping[str, OpenedDataset]) -> ConversionFingerprint:
     """Return everything that determines the result: also the dataset to append to."""
     planned = plan.fingerprint()
-    dataset = [manifest.digest for manifest in manifests.values()]
-    changed = {COMMAND: "append", "the dataset": dataset}
+    digests = [dataset.manifest.digest for dataset in datasets.values()]
+    changed = {COMMAND: "append", "the dataset": digests}
     return replace(planned, settings={**planned.settings, **changed})
 
 

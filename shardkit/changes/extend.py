@@ -12,7 +12,7 @@ from shardkit.changes.layers import joined, needed_stores, plan_layers
 from shardkit.contracts import Images, Original, Scan
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.engine import Work, assembly, parts_of, prepare, require_good, run
+from shardkit.conversion.engine import Work, assembly, build, parts_of, prepare, require_good, run
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.staging import StagingDirectory
 from shardkit.dataset.manifest import Manifest
@@ -146,29 +146,31 @@ def extended(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> Manif
 
 @dataclass(frozen=True)
 class Extension:
-    """New images of a dataset with layers."""
+    """New images of a dataset: each store gets shards with those of its fields."""
 
     datasets: Mapping[str, OpenedDataset]
     """The dataset of each split."""
     plan: Plan
-    """The plan of the images, whose shards are built."""
+    """The plan of the images, for the shards of the conversion."""
     scan: Scan
     """The images with all fields."""
+    builder: Builder
 
-    def layers(
-        self, bases: Mapping[str, Manifest], staging: StagingDirectory, builder: Builder
-    ) -> dict[str, Manifest]:
-        """Build the fields that layers provide, and return the manifest of each split.
-
-        Args:
-            bases: The manifests of the extended splits without layers.
-            staging: The staging directory.
-            builder: How to build.
-        """
+    def make(self, staging: StagingDirectory) -> dict[str, Manifest]:
+        """Build the new shards, link the others, and return the manifest of each split."""
+        old = {split: dataset.base for split, dataset in self.datasets.items()}
+        works = [
+            prepare(split, self.plan, staging, first=len(old[split.name].manifest.shards))
+            for split in self.plan.splits
+        ]
+        for work in works:
+            joint_schema(work, self.plan, old[work.split])  # before any work
+        build(works, self.plan, staging, self.builder)
+        bases = {work.split: extended(work, self.plan, old[work.split]) for work in works}
         longer: dict[str, list[Manifest]] = {split: [] for split in self.datasets}
         for stores in zip(*map(needed_stores, self.datasets.values()), strict=True):
             if stores[0].layer is not None:
-                for split, manifest in self._extended(stores, bases, staging, builder).items():
+                for split, manifest in self._extended(stores, bases, staging).items():
                     longer[split].append(manifest)
         return {
             split: joined(dataset, bases[split], longer[split], staging.dataset / split)
@@ -180,7 +182,6 @@ class Extension:
         stores: Sequence[OpenedDataset],
         bases: Mapping[str, Manifest],
         staging: StagingDirectory,
-        builder: Builder,
     ) -> dict[str, Manifest]:
         """Build new shards of the stores of a layer, and return the manifest for each split."""
         plan = self._plan_store(stores, bases)
@@ -188,7 +189,7 @@ class Extension:
             prepare(part, plan, staging, first=len(store.manifest.shards))
             for part, store in zip(plan.splits, stores, strict=True)
         ]
-        for _ in run(works, replace(builder, on_progress=None)):
+        for _ in run(works, replace(self.builder, on_progress=None)):
             pass
         require_good(works, plan, staging)
         manifests = [extended(work, plan, store) for work, store in zip(works, stores, strict=True)]

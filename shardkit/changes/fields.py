@@ -209,7 +209,7 @@ def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
             )
             return with_layer(manifest, layer)
 
-        return Changed(manifests=Publication(directory, datasets, request).run(layers_of))
+        return Changed(manifests=Publication(directory, datasets, request).run_layers(layers_of))
 
 
 def undo_fields(directory: str | Path) -> Changed:
@@ -234,7 +234,7 @@ def undo_fields(directory: str | Path) -> Changed:
             assert layering is not None  # all splits have the same changes
             return layering.layers[: layering.before], layering.before
 
-        return Changed(manifests=Publication(directory, datasets, request).run(layers_of))
+        return Changed(manifests=Publication(directory, datasets, request).run_layers(layers_of))
 
 
 def _change(arguments: FieldArguments, operation: str, *, keep_classes: bool = False) -> Changed:
@@ -305,7 +305,9 @@ class _Change:
         def layers_of(split: str, manifest: Manifest) -> tuple[Sequence[Layer], int]:
             return with_layer(manifest, layers[split])
 
-        return Publication(self.directory, self.datasets, request, force).run(layers_of, make)
+        return Publication(self.directory, self.datasets, request, force).run_layers(
+            layers_of, make
+        )
 
     def _planned(self, *, again: bool) -> _Planned:
         """Return the plan; ``again`` is for the dataset before its last change."""

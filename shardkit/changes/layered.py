@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import zlib
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.index import HEAD, ROW, Index, Rows, damaged_rows
-from shardkit.dataset.index_reader import OPAQUE, IndexRows, Places, index_of
-from shardkit.dataset.manifest import LAYERS, Layer, Manifest, load_manifest
-from shardkit.errors import CorruptDataset
+from shardkit.dataset.index_reader import OPAQUE, IndexRows
+from shardkit.dataset.opened import OpenedDataset
 from shardkit.record import IMAGE, LABEL, NO_LABEL
 from shardkit.system.npy import StoredValues
-from shardkit.system.safe_paths import LinkRefused, require_no_link
 
 _Words = npt.NDArray[np.uint32]
 
@@ -28,72 +25,28 @@ _AFTER_LABEL = HEAD.stop - HEAD.start - 4
 """Bytes between the label and the image, as the checksum covers them."""
 
 
-def load_layer(directory: Path, manifest: Manifest, layer: Layer) -> Manifest:
-    """Return the manifest of a layer, after checking that it is the dataset's.
-
-    Args:
-        directory: The dataset.
-        manifest: The manifest of the dataset.
-        layer: One of its layers, with files.
-
-    Raises:
-        CorruptDataset: If it is damaged, or of another dataset.
-    """
-    folder = directory / layer.folder
-    try:
-        for path in (directory / LAYERS, folder):
-            require_no_link(path)
-    except LinkRefused as error:
-        raise CorruptDataset(f"{folder} cannot be used: {error.strerror}") from error
-    loaded = load_manifest(folder)
-    if loaded.digest != layer.digest:
-        raise CorruptDataset(
-            f"{folder} does not belong to the dataset in {directory}: its manifest is another one"
-        )
-    keys = {entry.name: entry.sha256 for entry in manifest.files if entry.name in KEYS}
-    if (
-        loaded.layers
-        or loaded.archives is not None
-        or keys != {entry.name: entry.sha256 for entry in loaded.files if entry.name in KEYS}
-    ):
-        raise CorruptDataset(f"{folder} does not have the rows of the dataset in {directory}")
-    if not set(layer.fields) <= loaded.fields_by_name.keys() or loaded.rows != manifest.rows:
-        raise CorruptDataset(f"{folder} lacks fields or rows that the manifest states")
-    for name in layer.fields:
-        if manifest.layer_of(name) == layer:
-            stated = manifest.fields_by_name.get(name)
-            has = loaded.fields_by_name[name]
-            if stated != has:
-                raise CorruptDataset(f"{folder} has another field {name!r} than the manifest")
-    return loaded
-
-
-KEYS = ("index/keys.npy", "index/keys-ends.npy")
-"""The files of the index that show that two datasets have the same rows."""
-
-
 class LayeredIndex(Index):
     """The index of a dataset with layers.
 
     Args:
-        directory: The directory of the dataset.
-        manifest: Its manifest.
+        dataset: The dataset.
 
     Raises:
         CorruptDataset: On first use, as for `Index`, or if a layer is of another dataset.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        super().__init__(directory, manifest.rows, manifest.fields_by_name, manifest.lacking)
-        self._manifest = manifest
-        self._homes: dict[str, Index] = {"": index_of(directory, manifest.base)}
+    def __init__(self, dataset: OpenedDataset) -> None:
+        manifest = dataset.manifest
+        super().__init__(dataset.path, manifest.rows, manifest.fields_by_name, manifest.lacking)
+        self._dataset = dataset
+        self._base = dataset.base.index
 
     def rows(self, field: str = IMAGE) -> Rows:
         """Return the entries of all rows: memory-mapped and read-only, unless labels changed."""
         if field != IMAGE:
             return self._home(field).rows(field)
-        entries = self._homes[""].rows()
-        if not self._manifest.relabels:
+        entries = self._base.rows()
+        if not self._dataset.manifest.relabels:
             return entries
         patched = relabeled(entries, self._labels())
         patched.setflags(write=False)
@@ -102,8 +55,8 @@ class LayeredIndex(Index):
     def _entries(self, field: str) -> StoredValues:
         if field != IMAGE:
             return self._home(field)._entries(field)
-        entries = self._homes[""]._entries(IMAGE)
-        if self._manifest.relabels:
+        entries = self._base._entries(IMAGE)
+        if self._dataset.manifest.relabels:
             return _RelabeledValues(entries, self._labels())  # type: ignore[return-value]
         return entries
 
@@ -116,31 +69,7 @@ class LayeredIndex(Index):
 
     def _home(self, name: str) -> Index:
         """Return the index that has a field."""
-        layer = self._manifest.layer_of(name)
-        if layer is None:
-            return self._homes[""]
-        index = self._homes.get(layer.name)
-        if index is None:
-            manifest = load_layer(self._directory, self._manifest, layer)
-            index = index_of(self._directory / layer.folder, manifest)
-            self._homes[layer.name] = index
-        return index
-
-
-class LayeredPlaces(Places):
-    """The fields of a dataset with layers are in the files of these, too."""
-
-    def index(self, directory: Path, manifest: Manifest) -> Index:
-        """Return the index of the dataset."""
-        return LayeredIndex(directory, manifest)
-
-    def layer(self, directory: Path, manifest: Manifest, layer: Layer) -> Manifest:
-        """Return the manifest of a layer; see `load_layer`."""
-        return load_layer(directory, manifest, layer)
-
-    def entries(self, entries: IndexRows, labels: IndexRows | None) -> IndexRows:
-        """Return entries of images with the labels of other entries."""
-        return RelabeledRows(entries, labels)
+        return self._dataset.store_of(name).index
 
 
 class RelabeledRows(IndexRows):

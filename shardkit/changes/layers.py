@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardkit.changes.combine import link_file
-from shardkit.changes.layered import KEYS
 from shardkit.contracts import Scan
 from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.engine import publishing
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
 from shardkit.conversion.staging import StagingDirectory, open_staging
-from shardkit.dataset.index_reader import IndexReader, index_of
+from shardkit.dataset.index_reader import IndexReader
 from shardkit.dataset.manifest import (
     FACTS_NAME,
     LAYERS,
@@ -92,7 +91,7 @@ layers to which `undo_fields` returns."""
 
 
 class Publication(NamedTuple):
-    """A change of the layers of a dataset."""
+    """A change of a dataset, which is replaced in one step."""
 
     directory: Path
     datasets: Mapping[str, OpenedDataset]
@@ -101,36 +100,43 @@ class Publication(NamedTuple):
     force: bool = False
     """Whether to discard another unfinished run."""
 
-    def run(
-        self, layers_of: LayersOf, make: Callable[[StagingDirectory], None] | None = None
-    ) -> dict[str, Manifest]:
-        """Publish the dataset with other layers, after ``make`` has built new ones."""
+    def run(self, make: Callable[[StagingDirectory], dict[str, Manifest]]) -> dict[str, Manifest]:
+        """Publish what ``make`` builds, whose manifests it returns by split."""
         directory = self.directory
-        datasets = self.datasets
         with (
             open_staging(directory, force=True) as staging,
             publishing(staging, self.request, force=self.force) as is_needed,
         ):
-            if manifests_of(OpenedDirectory(directory).splits) != manifests_of(datasets):
+            if manifests_of(OpenedDirectory(directory).splits) != manifests_of(self.datasets):
                 raise UsageError(f"another process has changed {directory}: rerun the command")
             if is_needed:
-                if make is None:
-                    staging.prune(())
-                else:
-                    make(staging)
-                manifests = {}
-                for split, dataset in datasets.items():
-                    layers, before = layers_of(split, dataset.manifest)
-                    folder = staging.dataset / as_name(split)
-                    _link_files(dataset, layers, folder)
-                    manifests[split] = described(dataset.manifest.base, layers, before, folder)
-                save_manifests(manifests, staging.dataset)
+                save_manifests(make(staging), staging.dataset)
         return OpenedDirectory(directory).manifests()
+
+    def run_layers(
+        self, layers_of: LayersOf, make: Callable[[StagingDirectory], None] | None = None
+    ) -> dict[str, Manifest]:
+        """Publish the dataset with other layers, after ``make`` has built new ones."""
+
+        def linked(staging: StagingDirectory) -> dict[str, Manifest]:
+            if make is None:
+                staging.prune(())
+            else:
+                make(staging)
+            manifests = {}
+            for split, dataset in self.datasets.items():
+                layers, before = layers_of(split, dataset.manifest)
+                folder = staging.dataset / as_name(split)
+                _link_files(dataset, layers, folder)
+                manifests[split] = described(dataset.manifest.base, layers, before, folder)
+            return manifests
+
+        return self.run(linked)
 
 
 def _link_files(dataset: OpenedDataset, layers: Sequence[Layer], folder: Path) -> None:
     """Link the files of a dataset, and those of its layers that remain."""
-    IndexReader(dataset.path, dataset.manifest, verify=True).complete()
+    IndexReader(dataset, verify=True).complete()
     kept = {entry.name for layer in layers for entry in layer.files}
     layered = [entry for entry in dataset.manifest.layer_files if entry.name in kept]
     base = dataset.manifest.base
@@ -228,7 +234,8 @@ def described(base: Manifest, layers: Sequence[Layer], before: int, folder: Path
         (entries[name],) = (entry for entry in home.schema if entry.name == name)
         stored |= {key: home.fields[key] for key in home.fields if _is_of(key, name, home)}
     label = homes.get(LABEL)
-    manifest = replace(
+    opened = OpenedDataset(folder)
+    opened.manifest = replace(
         base,
         schema=tuple(entries.values()),
         fields=dict(sorted({META_FIELD: base.rows, **stored}.items())),
@@ -236,7 +243,7 @@ def described(base: Manifest, layers: Sequence[Layer], before: int, folder: Path
         class_counts=None if label is None else label.class_counts,
         layering=layering,
     )
-    return replace(manifest, content_digest=index_of(folder, manifest).content_digest())
+    return replace(opened.manifest, content_digest=opened.index.content_digest())
 
 
 def _is_of(stored: str, name: str, manifest: Manifest) -> bool:
@@ -268,11 +275,7 @@ def as_layer(manifest: Manifest, folder: Path, operation: str) -> Layer:
 
 def require_same_rows(manifest: Manifest, layer: Manifest) -> None:
     """Refuse a layer whose keys are not those of the dataset."""
-    ours, its = (
-        {entry.name: entry.sha256 for entry in each.files if entry.name in KEYS}
-        for each in (manifest, layer)
-    )
-    if ours != its:
+    if manifest.keys_digests != layer.keys_digests:
         raise ConversionFailed(
             "the rows of the new fields are not those of the dataset: it changed, or the memory of "
             "this machine is faulty"

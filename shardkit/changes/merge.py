@@ -125,7 +125,7 @@ def _require_same_layers(datasets: Sequence[OpenedDataset]) -> None:
     first, *others = datasets
     for other in others:
         if _stored_fields(other) != _stored_fields(first):
-            layered = first if other.base is other else other
+            layered = first if other.is_store else other
             raise UsageError(
                 f"fields of {layered.path} were changed after the conversion, and those of "
                 f"{(first if layered is other else other).path} were not, or in other layers: "

@@ -10,7 +10,6 @@ from shardkit.cli.printing import progress_bar
 from shardkit.cli.run import Run
 from shardkit.contracts import SourceOptions
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.dataset.parts import dataset_parts
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.options import option
 from shardkit.registry import get_source
@@ -49,9 +48,9 @@ def copied(run: Run, source: Path, copies: Copies, dataset: Path | None = None) 
 
 def _reads_urls(dataset: Path) -> bool:
     try:
-        manifests = OpenedDirectory(dataset).manifests().values()
-        parts = [part.manifest for manifest in manifests for part in dataset_parts(manifest)]
-        return all(get_source(part.source["kind"]).reads_urls for part in parts)
+        splits = OpenedDirectory(dataset).splits.values()
+        sources = [part.manifest.source for split in splits for part in split.parts]
+        return all(get_source(source["kind"]).reads_urls for source in sources)
     except (ShardkitError, KeyError):  # the command itself reports what is wrong with it
         return False
 

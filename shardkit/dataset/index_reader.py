@@ -21,11 +21,10 @@ from shardkit.dataset.index import (
     entries_file,
     string_files,
 )
-from shardkit.dataset.manifest import Layer, Manifest
+from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.record import IMAGE
 from shardkit.system.files import sha256_of
-from shardkit.system.late import load
 from shardkit.system.npy import npy_header
 from shardkit.system.safe_paths import UNFIT
 from shardkit.system.text import as_command
@@ -51,61 +50,20 @@ OPAQUE = np.dtype((np.void, ROW.itemsize))
 _Column = TypeVar("_Column")
 
 
-class Places:
-    """Where a dataset has its fields: all in its own files. Others inherit from this class."""
-
-    def index(self, directory: Path, manifest: Manifest) -> Index:
-        """Return the index of the dataset."""
-        return Index(directory, manifest.rows, manifest.fields_by_name, manifest.lacking)
-
-    def layer(self, directory: Path, manifest: Manifest, layer: Layer) -> Manifest:
-        """Return the manifest of one of the dataset's layers, which has files.
-
-        Raises:
-            CorruptDataset: If it is damaged, or of another dataset.
-        """
-        raise NotImplementedError
-
-    def entries(self, entries: IndexRows, labels: IndexRows | None) -> IndexRows:
-        """Return entries of images with the labels of other entries; None removes all labels."""
-        raise NotImplementedError
-
-
-_PLACES = {
-    "": "shardkit.dataset.index_reader:Places",
-    "layering": "shardkit.changes.layered:LayeredPlaces",
-}
-"""Where a dataset has its fields, by the entry of the manifest that says so; "" is none."""
-
-
-def places_of(manifest: Manifest) -> Places:
-    """Return where a dataset has its fields."""
-    stated = "" if manifest.layering is None else "layering"
-    places: Places = load(_PLACES[stated])()
-    return places
-
-
-def index_of(directory: Path, manifest: Manifest) -> Index:
-    """Return the index of the dataset that a manifest describes."""
-    return places_of(manifest).index(directory, manifest)
-
-
 class IndexReader:
     """Opens the columns of an index after comparing their digests with the manifest.
 
     A row's own check cannot show that the row is in the right place or dataset.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, *, verify: bool | None) -> None:
+    def __init__(self, dataset: OpenedDataset, *, verify: bool | None) -> None:
         """Prepare to read the index.
 
         Args:
-            directory: The dataset.
-            manifest: The dataset's manifest.
+            dataset: The dataset.
             verify: Whether to compare digests: of all files, none, or (None) small ones.
         """
-        self._directory = directory
-        self._manifest = manifest
+        self._dataset = dataset
         self._verify = verify
 
     def rows(self, field: str = IMAGE) -> Rows:
@@ -121,12 +79,12 @@ class IndexReader:
         return self._whole(lambda index: index.column(name), *column_files(name))
 
     def complete(self) -> Index:
-        """Return the index after comparing all its files."""
-        own = (entry.name for entry in self._manifest.files)
-        inside = [name for name in own if name.startswith(f"{INDEX_DIRECTORY}/")]
-        layered = (entry.name for entry in self._manifest.layer_files)
-        inside += [name for name in layered if f"/{INDEX_DIRECTORY}/" in name]
-        return self._whole(lambda index: index, *inside)
+        """Return the index after comparing all its files, also those of layers."""
+        for store in self._dataset.stores:
+            names = (entry.name for entry in store.manifest.files)
+            inside = [name for name in names if name.startswith(f"{INDEX_DIRECTORY}/")]
+            IndexReader(store, verify=self._verify)._whole(lambda index: index, *inside)
+        return self._dataset.index
 
     def keys(self) -> StringTable:
         """Return the key of each row."""
@@ -139,15 +97,15 @@ class IndexReader:
     def entries(self, rows: Rows, field: str = IMAGE) -> IndexRows:
         """Return a reader of single rows, given all rows of that field."""
         held = np.array(rows) if rows.nbytes <= _HELD else None
-        path = self._directory / entries_file(field)
-        return IndexRows(path, len(rows), self._manifest.digest, held, self._directory)
+        path = self._dataset.path / entries_file(field)
+        manifest = self._dataset.manifest
+        return IndexRows(path, len(rows), manifest.digest, held, self._dataset.path)
 
     def _whole(self, load: Callable[[Index], _Column], *names: str) -> _Column:
-        column = load(index_of(self._directory, self._manifest))
-        files = (*self._manifest.files, *self._manifest.layer_files)
-        for entry in files if self._verify is not False else ():
+        column = load(self._dataset.index)
+        for entry in self._dataset.manifest.files if self._verify is not False else ():
             if entry.name in names and (entry.bytes <= _HASHED or self._verify):
-                _require_content(self._directory, entry.name, entry.sha256)
+                _require_content(self._dataset.path, entry.name, entry.sha256)
         return column
 
 

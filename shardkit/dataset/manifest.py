@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardkit.dataset.index import index_files
+from shardkit.dataset.index import index_files, string_files
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located
 from shardkit.kinds.field import Field, load_schema
 from shardkit.recipe import Recipe
@@ -36,6 +36,8 @@ FACTS_NAME = "facts.npy"
 
 FORMAT_VERSION = 1
 """Increased when readers of an older version would misread new datasets."""
+
+_KEYS = string_files("keys")
 
 _ROWS = "index/rows.npy"
 """A file of each dataset."""
@@ -343,6 +345,11 @@ class Manifest:
     def index_files(self) -> tuple[FileEntry, ...]:
         """All files but shards and the manifest itself; also those of the layers."""
         return (*self.files, *(entry for layer in self.layers for entry in layer.index_files))
+
+    @property
+    def keys_digests(self) -> dict[str, str]:
+        """The digests of the files that state the keys: equal for datasets with the same rows."""
+        return {entry.name: entry.sha256 for entry in self.files if entry.name in _KEYS}
 
     def layer_of(self, name: str) -> Layer | None:
         """Return the layer that has a field; None for the shards of the dataset itself."""

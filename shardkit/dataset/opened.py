@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from shardkit.dataset.index import Index
-from shardkit.dataset.index_reader import index_of, places_of
 from shardkit.dataset.manifest import (
+    LAYERS,
     MANIFEST_NAME,
     FileEntry,
     Layer,
@@ -68,6 +68,9 @@ _OPENERS = {
     **dict.fromkeys(STORES, "shardkit.remote.dataset:open_remote"),
 }
 """What opens a dataset, by the scheme of its URL."""
+
+_JOINED = "shardkit.changes.layered:LayeredIndex"
+"""The index of a dataset with layers."""
 
 
 class OpenedDataset:
@@ -156,10 +159,15 @@ class OpenedDataset:
         """Whether the directory of splits, if there is one, states this manifest."""
         return self._digest in (None, self.manifest.digest)
 
+    @property
+    def is_store(self) -> bool:
+        """Whether all its fields are in shards of its own."""
+        return not self.manifest.layers
+
     @cached_property
     def base(self) -> OpenedDataset:
         """The dataset before any change of its fields, as its shards and its index have it."""
-        if not self.manifest.layers:
+        if self.is_store:
             return self
         base = OpenedDataset(self._directory, self.split, root=self.root, access=self.access)
         base.manifest = self.manifest.base
@@ -211,7 +219,11 @@ class OpenedDataset:
     @property
     def index(self) -> Index:
         """The index, with all rows."""
-        return index_of(self.path, self.manifest)
+        manifest = self.manifest
+        if self.is_store:
+            return Index(self.path, manifest.rows, manifest.fields_by_name, manifest.lacking)
+        joined: Index = load(_JOINED)(self)
+        return joined
 
     @cached_property
     def shards_folder(self) -> Path:
@@ -303,8 +315,37 @@ class _LayerStore(OpenedDataset):
             CorruptDataset: If it is damaged, or of another dataset.
         """
         whole = self._dataset
-        self.access.fetch(whole.path, self.layer.index_files)
-        return places_of(whole.manifest).layer(whole.path, whole.manifest, self.layer)
+        layer = self.layer
+        self.access.fetch(whole.path, layer.index_files)
+        try:
+            require_no_link(whole.path / LAYERS)
+        except LinkRefused as error:
+            raise CorruptDataset(f"{self.path} cannot be used: {error.strerror}") from error
+        manifest = load_manifest(self.path)
+        if fault := _layer_fault(manifest, layer, whole.manifest):
+            raise CorruptDataset(
+                f"{self.path} does not belong to the dataset in {whole.path}: {fault}"
+            )
+        return manifest
+
+
+def _layer_fault(manifest: Manifest, layer: Layer, whole: Manifest) -> str:
+    """Return why a manifest is not that of a layer of a dataset, or ""."""
+    if manifest.digest != layer.digest:
+        return "its manifest is another one"
+    if (
+        manifest.layers
+        or manifest.archives is not None
+        or manifest.rows != whole.rows
+        or manifest.keys_digests != whole.keys_digests
+    ):
+        return "it has other rows"
+    for name in layer.fields:
+        field = manifest.fields_by_name.get(name)
+        used = whole.layer_of(name) == layer
+        if field is None or (used and field != whole.fields_by_name.get(name)):
+            return f"it has another field {name!r}, or none"
+    return ""
 
 
 class OpenedDirectory:

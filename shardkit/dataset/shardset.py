@@ -23,7 +23,7 @@ from shardkit.dataset.index import (
     damaged_rows,
     require_counts,
 )
-from shardkit.dataset.index_reader import IndexReader, IndexRows, places_of
+from shardkit.dataset.index_reader import IndexReader, IndexRows
 from shardkit.dataset.located import LocatedRows
 from shardkit.dataset.opened import LOCAL, Fetching, OpenedDataset, open_one
 from shardkit.dataset.shard_files import Access
@@ -41,9 +41,13 @@ from shardkit.record import (
     is_raw,
 )
 from shardkit.registry import get_format
+from shardkit.system.late import load
 from shardkit.system.text import name_list, quoted
 
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
+
+_RELABELED = "shardkit.changes.layered:RelabeledRows"
+"""Entries of images with the labels of other entries, or without labels if there are none."""
 
 _MAPPED = 64 << 30
 """Maximum bytes of a dataset to map: each process then needs up to 128 MiB of page tables."""
@@ -124,7 +128,7 @@ class ShardSet:
                 entries = home.entries_of(field)
                 if field == IMAGE and self.manifest.relabels:
                     labels = self.home(LABEL).entries if LABEL in self.schema else None
-                    entries = places_of(self.manifest).entries(entries, labels)
+                    entries = load(_RELABELED)(entries, labels)
             else:
                 rows = self.dataset.unchanged(lambda: self.index.rows(field))
                 entries = self.index.entries(rows, field)
@@ -223,7 +227,7 @@ class ShardSet:
     @property
     def index(self) -> IndexReader:
         """The files of the index."""
-        return IndexReader(self.directory, self.manifest, verify=self._verify_option)
+        return IndexReader(self.dataset, verify=self._verify_option)
 
     def resolve_rows(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return ``rows`` as int64 of shape (N,); negative rows count from the end.

@@ -24,8 +24,8 @@ from shardkit.contracts import (
     StoredEntries,
 )
 from shardkit.dataset.index_builder import IndexedRecord, difference, shard_records
-from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.dataset.parts import CHANGED, converted_digest, dataset_parts, with_changed
+from shardkit.dataset.opened import OpenedDirectory
+from shardkit.dataset.parts import CHANGED, converted_digest, with_changed
 from shardkit.dataset.selection import Mask, column_values, select
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptDataset, CorruptShard, UsageError
@@ -215,7 +215,7 @@ def record_of(shards: ShardSet, row: int) -> Record:
         CorruptRecord: If the record or its index is damaged.
         CorruptDataset: If another dataset has replaced this one.
     """
-    if shards.manifest.layers:
+    if not shards.dataset.is_store:
         return _layered(shards, row)
     shard, place = shards.files.place(row)
     if not shards.manifest.shards[shard].holds_records:
@@ -286,8 +286,9 @@ def _original(shards: ShardSet) -> Original:
     """Return what a dataset states about its conversion."""
     manifest = shards.manifest
     base = shards.manifest.base
-    layers = {name for name in shards.schema if manifest.layer_of(name) is not None}
-    changed = layers | (base.fields_by_name.keys() - shards.schema.keys())
+    dataset = shards.dataset
+    later = {name for name in shards.schema if dataset.store_of(name) is not dataset.base}
+    changed = later | (base.fields_by_name.keys() - shards.schema.keys())
     digest = converted_digest(manifest) if changed or CHANGED in base.source else ""
     storage = get_format(manifest.format)
     parts = [
@@ -301,12 +302,10 @@ def _original(shards: ShardSet) -> Original:
             },
             skipped=part.manifest.skipped,
         )
-        for part in dataset_parts(manifest)
+        for part in dataset.parts
     ]
     source = with_changed(base.source, changed, digest)
-    return Original(
-        manifest.content_digest, source, base.recipe, parts, OpenedDataset(shards.directory).ignored
-    )
+    return Original(manifest.content_digest, source, base.recipe, parts, dataset.ignored)
 
 
 def _form(shards: ShardSet) -> tuple[Any, ...]:

@@ -18,9 +18,7 @@ def write_archives(exporting: Exporting, output: OutputFolder) -> None:
         path = exporting.shards.files.path(number)
         with open_records(get_format(manifest.format), path) as records:
             meta = {**records.meta, "format": target.name, "raw_shape": None}
-        if manifest.layers:
-            schema = describe_schema(manifest.fields_by_name)
-            meta |= {"classes": manifest.classes, "schema": schema}
+        meta |= {"classes": manifest.classes, "schema": describe_schema(manifest.fields_by_name)}
         name = f"{exporting.shards.dataset.split or 'data'}-{number:06d}{target.suffix}"
         writer = target.write(output.root / name, ShardSpec(meta=meta))
         try:

@@ -109,7 +109,7 @@ class Exporting:
         path = self.shards.files.path(shard)
         start = sum(entry.rows for entry in manifest.shards[:shard])
         count = manifest.shards[shard].rows
-        if manifest.layers or not manifest.shards[shard].holds_records:
+        if not (self.shards.dataset.is_store and manifest.shards[shard].holds_records):
             for row in range(start, start + count):
                 yield self._as_files(record_of(self.shards, row))
                 if self.report:

@@ -83,7 +83,7 @@ class RemoteChecks(Checks):
 
     def check(self, task: ShardCheck) -> CheckedShard:
         """Fetch a shard, check it, and remove its content again."""
-        path = task.directory / as_name(task.entry.name)
+        path = task.path
         for _ in range(_ATTEMPTS):  # a fault on the way is no damage
             call(fetch.download, self.place, task.file, path)
             checked = check_shard(task)

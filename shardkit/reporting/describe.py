@@ -15,7 +15,6 @@ from shardkit.cluster.jobs import progress_of
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import Fetching, OpenedDataset, OpenedDirectory, open_one
-from shardkit.dataset.parts import dataset_parts
 from shardkit.errors import NotPublished, UsageError
 from shardkit.orders.bucket_order import BucketSizes, parse_buckets
 from shardkit.record import ABSENT, STORED_KINDS
@@ -87,7 +86,7 @@ def _not_published(directory: str | Path) -> NotPublished | None:
 
 def _describe(dataset: OpenedDataset, buckets: BucketSizes | None) -> dict[str, Any]:
     manifest = dataset.manifest
-    for part in dataset_parts(manifest):
+    for part in dataset.parts:
         recipe, _, _ = how_made(part.manifest)
     classes = None
     if manifest.classes is not None and manifest.class_counts is not None:

@@ -38,7 +38,6 @@ from shardkit.conversion.task import Observer
 from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import FACTS_NAME
-from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import BadImage
 from shardkit.record import ABSENT, ARRAY_IMAGE, STORED_KINDS
@@ -122,7 +121,7 @@ def _stored(shards: ShardSet) -> Facts:
     """
     path = shards.directory / FACTS_NAME
     facts = np.zeros(len(shards), FACT)
-    for count in (len(shards), *(part.start for part in reversed(dataset_parts(shards.manifest)))):
+    for count in (len(shards), *(part.start for part in reversed(shards.dataset.parts))):
         with contextlib.suppress(OSError, ValueError):
             facts[:count] = StoredValues(path, FACT, count)[:]
             break

@@ -81,7 +81,7 @@ def check_files(store: OpenedDataset, *, decode: bool) -> tuple[list[Finding], l
 def check_view(dataset: OpenedDataset) -> list[Finding]:
     """Compare what a manifest states about a dataset with the indexes of all its stores."""
     findings: list[Finding] = []
-    if dataset.base is dataset:  # that was the check of its files
+    if dataset.is_store:  # that was the check of its files
         return findings
 
     def blame(name: str, reason: str) -> None:
@@ -132,17 +132,15 @@ def _shard_checks(
     for entry in manifest.shards:
         if entry.name in readable:
             yield ShardCheck(
-                directory=store.path,
                 folder=store.shards_folder,
                 prefix=store.prefix,
                 entry=entry,
                 format=manifest.format,
                 start=start,
-                rows=store.manifest.rows,
+                index=store.index,
                 decode=decode,
                 raw_shape=manifest.raw_shape,
                 schema=manifest.fields_by_name,
-                lacking=store.manifest.lacking,
                 meta=meta,
             )
         start += entry.rows

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from shardkit.conversion.staging import scratch_folder
-from shardkit.dataset.index import INDEX_DIRECTORY, IndexPart, save_index
+from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, save_index
 from shardkit.dataset.index_builder import index_shard
-from shardkit.dataset.index_reader import index_of
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.registry import get_format
@@ -69,7 +68,7 @@ def rebuild_index(
 
     names = save_index(parts(), scratch, manifest.fields_by_name)
     expected = {file.name: file.sha256 for file in manifest.files}
-    index = index_of(scratch, manifest)
+    index = Index(scratch, manifest.rows, manifest.fields_by_name, manifest.lacking)
     if (
         any(sha256_of(scratch / name) != expected.get(name) for name in names)
         or index.content_digest() != manifest.content_digest

@@ -95,23 +95,20 @@ class Finding:
 class ShardCheck:
     """One shard to check: the task of a worker process."""
 
-    directory: Path
     folder: Path
-    """Folder of the shard: the directory, unless it is attached."""
+    """Folder of the shard."""
     prefix: str
     """Prefix of file names in findings: the folder of the store, or ""."""
     entry: ShardEntry
     format: str
     start: int
     """The shard's first row in the dataset."""
-    rows: int
-    """Number of rows in the whole store."""
+    index: Index
+    """The index of the store."""
     decode: bool
     raw_shape: tuple[int, int, int] | None
     schema: Schema
     """The fields of all records."""
-    lacking: frozenset[str]
-    """Fields that some rows of the store lack."""
     meta: dict[str, Any]
     """Expected metadata of the shard."""
     against: SourceComparison | None = None
@@ -219,7 +216,7 @@ def _check_attached(task: ShardCheck) -> CheckedShard:
     def parts() -> Iterator[IndexPart]:
         nonlocal rows
         with suppress(CorruptDataset, ValueError):  # found by the check of the index
-            for part in _index(task).pieces(range(task.start, task.start + task.entry.rows)):
+            for part in task.index.pieces(range(task.start, task.start + task.entry.rows)):
                 rows += len(part.rows)
                 yield part
 
@@ -285,13 +282,9 @@ def _equal_to_index(
 def _stored_index(task: ShardCheck) -> IndexPart | None:
     """Return the shard's part of the stored index, or None if the index is damaged."""
     try:
-        return _index(task).part(slice(task.start, task.start + task.entry.rows))
+        return task.index.part(slice(task.start, task.start + task.entry.rows))
     except (CorruptDataset, ValueError):
         return None
-
-
-def _index(task: ShardCheck) -> Index:
-    return Index(task.directory, task.rows, task.schema, task.lacking)
 
 
 def _check_meta(task: ShardCheck, meta: Mapping[str, Any], *, intact: bool) -> list[Finding]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.dataset.parts import dataset_parts
 from shardkit.dataset.reports import EXCLUDED
 from shardkit.recipe import Recipe
 from shardkit.registry import DEFAULT_SOURCE
@@ -115,9 +114,10 @@ def provenance_of(path: str, directory: Path) -> Provenance:
         path: Its name in commands.
         directory: Its directory.
     """
-    manifest = OpenedDataset(directory).manifest
+    dataset = OpenedDataset(directory)
+    manifest = dataset.manifest
     parent = directory.resolve().parent
-    sources = [part.manifest.source for part in dataset_parts(manifest)]
+    sources = [part.manifest.source for part in dataset.parts]
     splits = (parent / MANIFEST_NAME).exists()
     return Provenance(
         path=path,

@@ -15,8 +15,8 @@ from shardkit import verify
 from shardkit.contracts import ShardSpec
 from shardkit.dataset.index import join_parts, save_index
 from shardkit.dataset.index_builder import index_shard
-from shardkit.dataset.index_reader import index_of
 from shardkit.dataset.manifest import FileEntry, Manifest, ShardEntry, load_manifest, save_manifest
+from shardkit.dataset.opened import OpenedDataset
 from shardkit.record import Record, dump_json
 from shardkit.registry import get_format
 from shardkit.system.files import sha256_of
@@ -92,8 +92,9 @@ def forge(place: Path, change: Change = list, **entries: Any) -> None:
         class_counts=classes and tuple(labels[label] for label in range(len(classes))),
     )
     forged = replace(forged, **entries)
-    content = index_of(place, forged).content_digest()
-    save_manifest(replace(forged, content_digest=content), place)
+    opened = OpenedDataset(place)
+    opened.manifest = forged
+    save_manifest(replace(forged, content_digest=opened.index.content_digest()), place)
 
 
 def restate(place: Path, change: Callable[[Manifest], Manifest]) -> None:
