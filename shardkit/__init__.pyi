@@ -1,28 +1,40 @@
 # Made by scripts/make_stub.py from __init__.py.
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
 from shardkit._version import __version__ as __version__
-from shardkit.attaching.attach import attach as attach
-from shardkit.changes.append import append as append
-from shardkit.changes.fields import add_fields as add_fields
+from shardkit.attaching.attach import Attached
+from shardkit.changes.append import Appended
+from shardkit.changes.fields import Changed
 from shardkit.changes.fields import remove_fields as remove_fields
-from shardkit.changes.fields import replace_fields as replace_fields
 from shardkit.changes.fields import undo_fields as undo_fields
 from shardkit.changes.merge import merge as merge
-from shardkit.changes.splitting import split as split
-from shardkit.conversion.convert import convert as convert
+from shardkit.codecs.image import Color
+from shardkit.contracts import Source
+from shardkit.conversion.convert import Converted
 from shardkit.errors import ConversionFailed as ConversionFailed
 from shardkit.errors import CorruptDataset as CorruptDataset
 from shardkit.errors import ShardkitError as ShardkitError
 from shardkit.errors import UsageError as UsageError
 from shardkit.exporting.export import export as export
 from shardkit.kinds.field import Field as Field
-from shardkit.measure.bench.bench import bench as bench
-from shardkit.measure.doctor.doctor import doctor as doctor
-from shardkit.measure.tune.tune import tune as tune
+from shardkit.measure.bench.report import BenchReport
+from shardkit.measure.doctor.doctor import DoctorReport
+from shardkit.measure.doctor.doctor import Watch as _Watch
+from shardkit.measure.runner.rounds import Watch
+from shardkit.measure.tune.tune import TuneReport
 from shardkit.orders.buckets import Buckets as Buckets
 from shardkit.orders.samplers import Balanced as Balanced
 from shardkit.orders.samplers import Mixture as Mixture
 from shardkit.orders.samplers import Weighted as Weighted
 from shardkit.orders.windows import Windows as Windows
+from shardkit.recipe import Recipe
 from shardkit.registry import open_source as open_source
 from shardkit.remote.download import download as download
 from shardkit.remote.upload import upload as upload
@@ -31,31 +43,1072 @@ from shardkit.reporting.report import report as report
 from shardkit.sampling.order import BlockShuffle as BlockShuffle
 from shardkit.sampling.ranks import Rank as Rank
 from shardkit.sources.samples import Sample as Sample
+from shardkit.system.pool import Report
 from shardkit.torch.batch_size import find_batch_size as find_batch_size
 from shardkit.torch.data.collate import collate as collate
 from shardkit.torch.data.crops import CenterCrop as CenterCrop
 from shardkit.torch.data.crops import RandomCrop as RandomCrop
 from shardkit.torch.data.crops import RandomResizedCrop as RandomResizedCrop
 from shardkit.torch.data.crops import Resize as Resize
-from shardkit.torch.data.datasets import HDF5Dataset as HDF5Dataset
-from shardkit.torch.data.datasets import LMDBDataset as LMDBDataset
-from shardkit.torch.data.datasets import ShardDataset as ShardDataset
-from shardkit.torch.data.datasets import TarDataset as TarDataset
-from shardkit.torch.data.datasets import open_dataset as open_dataset
-from shardkit.torch.data.iterable import IterableHDF5Dataset as IterableHDF5Dataset
-from shardkit.torch.data.iterable import IterableLMDBDataset as IterableLMDBDataset
-from shardkit.torch.data.iterable import IterableShardDataset as IterableShardDataset
-from shardkit.torch.data.iterable import IterableTarDataset as IterableTarDataset
+from shardkit.torch.data.datasets import Function, Transforms
+from shardkit.torch.data.datasets import HDF5Dataset as _HDF5Dataset
+from shardkit.torch.data.datasets import LMDBDataset as _LMDBDataset
+from shardkit.torch.data.datasets import ShardDataset as _ShardDataset
+from shardkit.torch.data.datasets import TarDataset as _TarDataset
+from shardkit.torch.data.images import Decode
+from shardkit.torch.data.iterable import IterableHDF5Dataset as _IterableHDF5Dataset
+from shardkit.torch.data.iterable import IterableLMDBDataset as _IterableLMDBDataset
+from shardkit.torch.data.iterable import IterableShardDataset as _IterableShardDataset
+from shardkit.torch.data.iterable import IterableTarDataset as _IterableTarDataset
+from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import with_rng as with_rng
-from shardkit.torch.lightning import ShardDataModule as ShardDataModule
-from shardkit.torch.loader import make_loader as make_loader
+from shardkit.torch.lightning import ShardDataModule as _ShardDataModule
+from shardkit.torch.loader import Loader
 from shardkit.torch.monitor import ThroughputMonitor as ThroughputMonitor
 from shardkit.torch.prefetch import DevicePrefetcher as DevicePrefetcher
 from shardkit.torch.prefetch import Normalize as Normalize
-from shardkit.torch.sampler import EpochBatchSampler as EpochBatchSampler
+from shardkit.torch.sampler import EpochBatchSampler as _EpochBatchSampler
 from shardkit.verification.diff import diff as diff
 from shardkit.verification.reindex import reindex as reindex
 from shardkit.verification.repair import repair as repair
-from shardkit.verification.verify import verify as verify
+from shardkit.verification.verify import Verification
 
 __all__: list[str]
+
+class HDF5Dataset(ShardDataset, _HDF5Dataset):
+    """`ShardDataset` for HDF5 files."""
+
+class LMDBDataset(ShardDataset, _LMDBDataset):
+    """`ShardDataset` for LMDB files."""
+
+class ShardDataset(_ShardDataset):
+    """The rows of a dataset of any format: images and labels, or any other fields.
+
+    It opens shards on first use and holds only its path and options. So it is cheap to pickle, and
+    works in threads and under fork, spawn and forkserver.
+
+    ``dataset[row]`` returns ``(image, label)``; the label is an int, -1 in an unlabeled dataset.
+    Negative rows count from the end. A list, an array or a slice of rows returns a `BatchView`, as
+    ``__getitems__`` does for PyTorch's ``DataLoader``.
+
+    With ``fields`` it returns those fields: images and masks as ``decode`` sets; arrays as tensors;
+    boxes as float64 of shape (N, 4), or (N, 5) with labels; keypoints as float64 of shape (N, 3),
+    or (objects, points, 3) with names; several labels as float32 with 1 for each class; one label
+    as an int; numbers as NumPy scalars; str, JSON values and bytes. A value that the row lacks is
+    None, and a label -1.
+
+    Raises:
+        UsageError: If there is no dataset at ``path``, or an option is unknown.
+        CorruptDataset: If the dataset's manifest is damaged.
+    """
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        transform: Function | ImageOp | Transforms | None = None,
+        target_transform: Function | None = None,
+        decode: Decode | Mapping[str, Decode] = "pil",
+        *,
+        fields: Sequence[str] | None = None,
+        follow: Sequence[str] = (),
+        as_dict: bool = False,
+        verify: bool | None = None,
+        view: int = 0,
+        windows: Windows | None = None,
+        split: str | None = None,
+        cache: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
+        root: str | PathLike[str] | None = None,
+    ) -> None:
+        """Open a dataset.
+
+        Args:
+            path: The dataset's directory, or the directory of its splits; or its URL in an object
+                store: ``s3://``, ``gs://``, ``az://`` or ``https://``.
+            transform: Applied to each image. An `ImageOp` works as if passed as ``decode``. A mapping
+                sets the transform of each field, or of several together: ``{("image", "mask"):
+                function}`` calls ``function(image, mask)``, which returns both.
+            target_transform: Applied to each label.
+            decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height,
+                width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory,
+                ``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels
+                and dtype, in operations, too; ``pil`` requires a mode of Pillow. An `ImageOp`, such as
+                ``RandomResizedCrop(224)``, crops while decoding and returns images as ``torch`` does;
+                it selects one crop for all images, masks, boxes and keypoints of a row. A mapping sets
+                each field separately; boxes and keypoints then follow ``image``. Masks have the shape
+                (height, width) and keep their values.
+            fields: Names of the fields that are read, in this order. None means image and label, or all
+                fields of a dataset without images.
+            follow: Fields of arrays of shape (channels, height, width), such as latents and heat maps,
+                that an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
+                latent of one value per 8 x 8 pixels has one per 8 x 8 pixels of the crop.
+            as_dict: Whether samples and batches are dicts by field name instead of tuples.
+            verify: Whether each read compares the record's checksum. None does so for encoded images,
+                which costs about 3%, but not for raw pixels and arrays of one shape.
+            view: Number of this view, from 0 on. Datasets over the same images draw different random
+                numbers if their views differ, such as two crops of each image.
+            windows: Neighboring rows that each sample holds, see `Windows`. Samples are then dicts,
+                images are tensors, and a transform gets a window.
+            split: Name of a split, such as ``train``: the folder of that name in ``path``.
+            cache: A local folder, for a dataset in an object store: whole shards are fetched there,
+                ahead of need and once for all processes.
+            cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for
+                the longest time are evicted. None means no limit.
+            root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
+                found them.
+        """
+
+class TarDataset(ShardDataset, _TarDataset):
+    """`ShardDataset` for WebDataset tar files."""
+
+class IterableHDF5Dataset(IterableShardDataset, _IterableHDF5Dataset):
+    """`IterableShardDataset` for HDF5 files."""
+
+class IterableLMDBDataset(IterableShardDataset, _IterableLMDBDataset):
+    """`IterableShardDataset` for LMDB files."""
+
+class IterableShardDataset(_IterableShardDataset):
+    """The rows of a dataset of any format, one after the other.
+
+    Ranks and workers divide samples, not shards: any number of either reads each sample once.
+
+    With a ``batch_size`` it yields batches, for ``DataLoader(dataset, batch_size=None)``, in the
+    same order for any number of workers. Without, it yields samples; the ``batch_size`` of a
+    ``DataLoader`` then groups samples of one worker.
+
+    ``len`` is the number of batches or samples of this rank in an epoch. Call ``set_epoch`` before
+    each epoch, as for ``DistributedSampler``; `shardkit.make_loader` does so itself.
+
+    Raises:
+        UsageError: If there is no dataset at ``path``, or an option is unknown.
+        CorruptDataset: If the dataset's manifest is damaged.
+    """
+    def __init__(
+        self,
+        path: str | PathLike[str] | ShardDataset,
+        transform: Function | ImageOp | Transforms | None = None,
+        target_transform: Function | None = None,
+        decode: Decode | Mapping[str, Decode] = "pil",
+        *,
+        fields: Sequence[str] | None = None,
+        follow: Sequence[str] = (),
+        as_dict: bool = False,
+        verify: bool | None = None,
+        view: int = 0,
+        windows: Windows | None = None,
+        split: str | None = None,
+        cache: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
+        root: str | PathLike[str] | None = None,
+        shuffle: bool | BlockShuffle | None = None,
+        seed: int | None = None,
+        rank: Rank | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        """Open a dataset.
+
+        Args:
+            path: The dataset's directory or URL, or an open map-style dataset with its own options.
+            batch_size: Samples in a batch; None yields single samples.
+            transform: Applied to each image. An `ImageOp` works as if passed as ``decode``. A mapping
+                sets the transform of each field, or of several together: ``{("image", "mask"):
+                function}`` calls ``function(image, mask)``, which returns both.
+            target_transform: Applied to each label.
+            decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height,
+                width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory,
+                ``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels
+                and dtype, in operations, too; ``pil`` requires a mode of Pillow. An `ImageOp`, such as
+                ``RandomResizedCrop(224)``, crops while decoding and returns images as ``torch`` does;
+                it selects one crop for all images, masks, boxes and keypoints of a row. A mapping sets
+                each field separately; boxes and keypoints then follow ``image``. Masks have the shape
+                (height, width) and keep their values.
+            fields: Names of the fields that are read, in this order. None means image and label, or all
+                fields of a dataset without images.
+            follow: Fields of arrays of shape (channels, height, width), such as latents and heat maps,
+                that an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
+                latent of one value per 8 x 8 pixels has one per 8 x 8 pixels of the crop.
+            as_dict: Whether samples and batches are dicts by field name instead of tuples.
+            verify: Whether each read compares the record's checksum. None does so for encoded images,
+                which costs about 3%, but not for raw pixels and arrays of one shape.
+            view: Number of this view, from 0 on. Datasets over the same images draw different random
+                numbers if their views differ, such as two crops of each image.
+            windows: Neighboring rows that each sample holds, see `Windows`. Samples are then dicts,
+                images are tensors, and a transform gets a window.
+            split: Name of a split, such as ``train``: the folder of that name in ``path``.
+            cache: A local folder, for a dataset in an object store: whole shards are fetched there,
+                ahead of need and once for all processes.
+            cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for
+                the longest time are evicted. None means no limit.
+            root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
+                found them.
+            shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
+                shuffles blocks of neighboring rows. None is False, or for a loader of an iterable
+                dataset its setting, like None of the two following arguments.
+            seed: Selects the order and the random numbers of each epoch; None is 0.
+            rank: This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.
+        """
+
+class IterableTarDataset(IterableShardDataset, _IterableTarDataset):
+    """`IterableShardDataset` for WebDataset tar files."""
+
+class ShardDataModule(_ShardDataModule):
+    """The loaders of a training and a validation dataset.
+
+    Lightning's checkpoints include the training loader's state, and ``trainer.fit(ckpt_path=...)``
+    resumes with exactly the next batch. The rank comes from the trainer's process group. Lightning
+    does not change the loaders, since they are not PyTorch DataLoaders.
+
+    Raises:
+        UsageError: If a dataset is missing, an option is unknown, or options contradict each other.
+    """
+    def __init__(
+        self,
+        train: Any,
+        validation: Any = None,
+        *,
+        shuffle: bool | BlockShuffle | None = True,
+        seed: int | None = None,
+        rank: Rank | None = None,
+        sampler: Any = None,
+        drop_last: bool | None = None,
+        samples_per_epoch: int | None = None,
+        aug_repeats: int = 1,
+        views: int | Sequence[ImageOp] = 1,
+        endless: bool = False,
+        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        engine: Literal["auto", "thread", "helper", "process"] = "auto",
+        resident: Literal["cpu", "cuda"] | None = None,
+        num_workers: int | None = None,
+        priority: Literal["normal", "low"] = "normal",
+        prefetch_factor: int | None = None,
+        in_order: bool = True,
+        timeout: float = 300.0,
+        with_rows: bool = False,
+        on_bad: Literal["raise", "drop"] = "raise",
+        max_bad: int = 100,
+        pin_memory: bool | None = None,
+        start_method: Literal["auto", "fork", "forkserver", "spawn"] = "auto",
+        persistent_workers: bool = True,
+        sharing_strategy: str | None = None,
+        batch_size: int = 64,
+    ) -> None:
+        """Create a data module; the options are those of `shardkit.make_loader`.
+
+        Args:
+            train: A dataset for `make_loader`; or its directory, which is opened with
+                ``decode="torch"``. Or a function that returns a new loader, such as
+                ``partial(make_loader, dataset, 64)``; it is called once the trainer's process group
+                exists, and no option of this module applies to it.
+            validation: The same for validation; every sample is read once, in stored order. (A
+                function needs ``Rank(remainder="exact")`` for that.) Of the options, only those
+                that do not choose samples apply, and ``seed``.
+            batch_size: Samples in a batch of each rank.
+            shuffle: How the training dataset is shuffled, as in `make_loader`; leave it None with a
+                ``sampler``.
+            seed: Selects the order and the random numbers of each epoch; None is 0.
+            rank: This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.
+            sampler: Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`,
+                `Mixture`, `Buckets`, or a sampler of PyTorch that yields rows. Its random numbers
+                depend on seed and epoch, and ranks divide its rows.
+            drop_last: Whether to leave out a last, smaller batch; None is the setting of ``rank``.
+            samples_per_epoch: Samples in an epoch, of all ranks; the next epoch continues where this
+                one ended. None is the length of the dataset or sampler.
+            aug_repeats: Repeated augmentation: each sample comes so often, with different random
+                numbers, in neighboring ranks of the same step.
+            views: If more than 1, each batch is a tuple of so many batches of the same samples, with
+                different random numbers. A list of operations, such as ``[RandomResizedCrop(224),
+                RandomResizedCrop(96)]``, sets the ``decode`` of each view; each image is decoded once.
+                (With an int, a batch of `EpochBatchSampler` holds the views one after the other, and
+                ``images.chunk(views)`` separates them.)
+            endless: Whether an iteration continues with the next epoch instead of ending.
+            collate_fn: Makes a batch of samples. None is `collate`, which passes on a block of images
+                without copying it.
+            engine: ``thread`` decodes in threads of this process into reused memory, which is fastest.
+                ``helper`` runs these threads in one child process, so that they do not delay the kernel
+                launches of the training loop. ``process`` uses a PyTorch ``DataLoader`` with worker
+                processes, for transforms that hold the GIL. ``auto`` uses processes if something in the
+                dataset may hold the GIL, else threads; ``Loader.reason`` gives the reason. One of
+                ``auto``, ``thread``, ``helper``, ``process``.
+            resident: Memory that holds the whole dataset, decoded when the loader is created: ``cpu``
+                or ``cuda``, the current device. Batches are the same, and so is a state. Each rank
+                holds all rows. The images have one size, and no operation but `RandomCrop` draws random
+                numbers. One of ``cpu``, ``cuda``.
+            num_workers: Threads, or processes of the engine ``process``. None uses one for each CPU
+                that this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0
+                reads in the main thread, on request.
+            priority: CPU priority of the loader's threads or processes. ``low`` is nice 19: they yield
+                to the training loop, which launches kernels with less delay, but also to other
+                programs. No other thread changes. Linux only: elsewhere, or with 0 workers, ``low``
+                warns and has no effect. One of ``normal``, ``low``.
+            prefetch_factor: Batches that each worker prepares ahead, as in PyTorch. None is 2 for
+                processes, and ``num_workers + 2`` batches in all for threads. The thread engine holds
+                at most two more: the batch in use and the one before it; the helper two more than that,
+                under way to this process. Without transforms, a thread or process reads several small
+                batches at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts these as
+                one.
+            in_order: Whether batches arrive in the order of the epoch. False returns each as soon as it
+                is ready, so one slow batch delays no other; such a run cannot resume exactly.
+            timeout: Seconds to wait for a batch before raising an error; 0 waits forever.
+            with_rows: Whether a batch ends with its rows: int64 of shape (N,), -1 for padding. For a
+                ``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.
+            on_bad: What to do with a sample whose record is damaged or cannot be decoded. ``drop``
+                leaves it out of its batch, which is then smaller: no other sample takes its place, and
+                a batch without samples is left out. ``Loader.bad`` lists such rows. One of ``raise``,
+                ``drop``.
+            max_bad: Rows that may be bad with ``on_bad='drop'``; with more, the iteration raises
+                `LoaderFailed`.
+            pin_memory: Whether batches are in pinned memory. None pins them if a CUDA device is
+                available. True without one warns and has no effect.
+            start_method: How worker processes start: ``fork``, ``forkserver`` or ``spawn``. ``auto``
+                forks on Linux while no other thread runs and CUDA is not initialized; otherwise it uses
+                a fork server that has already imported torch. If that cannot run the transform or the
+                main file, as in a notebook, the engine ``auto`` uses threads and warns. One of
+                ``auto``, ``fork``, ``forkserver``, ``spawn``.
+            persistent_workers: Whether worker processes survive between epochs: starting them takes 0.1
+                to 2 s.
+            sharing_strategy: How worker processes share tensors, as in
+                ``torch.multiprocessing.set_sharing_strategy``. None keeps the current strategy.
+                ``file_system`` needs fewer open files, but leaves files behind after a crash.
+        """
+
+class EpochBatchSampler(_EpochBatchSampler):
+    """Batches of rows in shardkit's order, for ``DataLoader(dataset, batch_sampler=...)``.
+
+    The order is that of `shardkit.make_loader`: different in each epoch, divided among ranks, and
+    the same for any number of workers. Each iteration reads the next epoch; ``set_epoch`` selects
+    one. A batch of rows carries its epoch and seed to the shardkit datasets that it is read from,
+    inside any wrapper, so several samplers of one dataset are independent. The dataset's own epoch
+    is set as well, for code that turns a batch into a plain list.
+
+    ``torchdata``'s ``StatefulDataLoader`` saves and restores its state.
+
+    Raises:
+        UsageError: If options contradict each other.
+    """
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool | BlockShuffle | None = None,
+        seed: int | None = None,
+        rank: Rank | None = None,
+        sampler: Any = None,
+        drop_last: bool | None = None,
+        samples_per_epoch: int | None = None,
+        aug_repeats: int = 1,
+        views: int | Sequence[ImageOp] = 1,
+        endless: bool = False,
+    ) -> None:
+        """Create a sampler; its options are those of `shardkit.make_loader`.
+
+        Args:
+            dataset: The dataset of the ``DataLoader``.
+            batch_size: Samples in a batch of this rank.
+            shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
+                shuffles blocks of neighboring rows. None is False, or for a loader of an iterable
+                dataset its setting, like None of the two following arguments.
+            seed: Selects the order and the random numbers of each epoch; None is 0.
+            rank: This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.
+            sampler: Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`,
+                `Mixture`, `Buckets`, or a sampler of PyTorch that yields rows. Its random numbers
+                depend on seed and epoch, and ranks divide its rows.
+            drop_last: Whether to leave out a last, smaller batch; None is the setting of ``rank``.
+            samples_per_epoch: Samples in an epoch, of all ranks; the next epoch continues where this
+                one ended. None is the length of the dataset or sampler.
+            aug_repeats: Repeated augmentation: each sample comes so often, with different random
+                numbers, in neighboring ranks of the same step.
+            views: If more than 1, each batch is a tuple of so many batches of the same samples, with
+                different random numbers. A list of operations, such as ``[RandomResizedCrop(224),
+                RandomResizedCrop(96)]``, sets the ``decode`` of each view; each image is decoded once.
+                (With an int, a batch of `EpochBatchSampler` holds the views one after the other, and
+                ``images.chunk(views)`` separates them.)
+            endless: Whether an iteration continues with the next epoch instead of ending.
+        """
+
+def attach(
+    archives: str | Path | Source,
+    target: str | Path,
+    *,
+    grouping: str = "webdataset",
+    image: str | None = None,
+    label: str | None = None,
+    keep: str | None = None,
+    classes: str | None = None,
+    check: Literal["header", "decode"] = "header",
+    on_error: Literal["fail", "skip"] = "fail",
+    quick: bool = False,
+    force: bool = False,
+    workers: int = 1,
+    on_progress: Report | None = None,
+) -> Attached:
+    """Index tar archives of samples in place, as a dataset in ``target`` that reads them there.
+
+    Nothing is written next to the archives. Rows are in the order of the archives, as after a
+    conversion without shuffling. Repeat the call to resume an interrupted one, or to add archives:
+    those that have the same size and modification time as before are not read again.
+
+    Args:
+        archives: A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``; or an
+            opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb`` or ``mds``, which
+            has its own options in place of ``grouping`` to ``classes``.
+        target: A directory that is new, empty, or holds the result of an earlier call.
+        grouping: Rule that divides names: at the first dot; the same, but suffixes differ by case;
+            or at the last dot.
+        image: Suffix of the image. Default: the only image suffix.
+        label: Where the label is: a member with an integer or text, a value in a JSON member, or
+            the folder in the name. Default: cls, or none.
+        keep: More fields to keep, such as caption=txt,age=json:/age:int64,mask=mask.png:mask.
+            Samples may lack those with ?.
+        classes: Class names, one per line: of label 0, 1, ..., or in the order of labels.
+        check: Depth of image validation. One of ``header``, ``decode``.
+        on_error: fail: list all findings and write nothing. skip: leave bad samples out and record
+            each. One of ``fail``, ``skip``.
+        quick: Identify archives by size and modification time instead of SHA-256.
+        force: Replace the dataset in INDEX_DIR and index everything again.
+        workers: Number of processes; the result does not depend on it.
+        on_progress: Called with the work done since the last call.
+
+    Returns:
+        The manifest of the dataset, and how much of an earlier one was kept.
+
+    Raises:
+        UsageError: If an option is invalid, archives are missing or compressed, or ``target``
+            cannot be used.
+        BadImages: If archives are damaged or samples are bad, and ``on_error`` is ``fail``.
+        ConversionFailed: If writing fails, or an archive changes meanwhile.
+    """
+
+def append(
+    directory: str | Path,
+    source: Any,
+    *,
+    skip_existing: bool = False,
+    missing: Literal["fail", "skip"] = "fail",
+    on_error: Literal["fail", "skip"] = "fail",
+    shard_size: int | str = 268435456,
+    shard_samples: int | None = None,
+    force: bool = False,
+    schema: Mapping[str, Field | str] | None = None,
+    workers: int = 1,
+    on_progress: Report | None = None,
+) -> Appended:
+    """Append images to a dataset, as new shards, with the recipe of the dataset.
+
+    Existing rows keep their numbers and shards. The labels of new classes follow the existing ones.
+    If the dataset was divided by ``val`` or ``test``, the same rule divides the new images.
+    Readers see the old dataset until the new one replaces it in one step; loaders that have it open
+    continue with the old one or report that it was replaced. Repeat an interrupted call to resume
+    it. Repeating a finished call does nothing.
+
+    An image that the dataset has already, or that its conversion left out, is an error without
+    ``skip_existing``. Content is not compared, except for sizes if the dataset stores images
+    unchanged.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+        source: A path of the same kind as that of the dataset, read with the same options; Python
+            samples with keys of their own; or a source of any kind, with the splits of the dataset.
+        skip_existing: Leave out images whose path or key is in DATASET already, such as the old
+            ones of a folder that has grown.
+        missing: fail: append nothing if SRC lacks fields of DATASET. skip: the new images lack
+            them. One of ``fail``, ``skip``.
+        on_error: fail: write nothing if an image is bad. skip: leave bad images out and record
+            each. One of ``fail``, ``skip``.
+        shard_size: Approximate bytes of images per shard, such as 256MiB.
+        shard_samples: Images per shard, instead of ``shard_size``.
+        force: Discard the work of another unfinished run.
+        schema: Fields of Python samples that differ from those of the dataset: a label with its
+            classes and the new ones.
+        workers: Number of processes; the result does not depend on it.
+        on_progress: Called with the work done since the last call.
+
+    Raises:
+        UsageError: If there is no dataset, or ``source`` does not go with it.
+        BadImages: If images are bad and ``on_error`` is ``fail``.
+        CorruptDataset: If a manifest or an index is damaged, or a shard has the wrong size.
+        ConversionFailed: If writing fails.
+    """
+
+def add_fields(
+    directory: str | Path,
+    values: Any,
+    *,
+    key: str | None = None,
+    field: Sequence[str] = (),
+    schema: Mapping[str, Field | str] | None = None,
+    missing: Literal["fail", "skip"] = "fail",
+    unknown: Literal["fail", "skip"] = "fail",
+    dry_run: bool = False,
+    force: bool = False,
+    workers: int = 1,
+    on_progress: Report | None = None,
+) -> Changed:
+    """Add fields to a dataset without rewriting its shards.
+
+    The values are stored in shards of their own, in ``layers`` of the dataset's directory. Readers
+    see the old dataset until the new one replaces it in one step. Repeat an interrupted call to
+    resume it. `undo_fields` takes the change back.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+        values: A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order; with splits, a
+            folder with a file for each, such as train.npy. Or a dict with the values of each field:
+            an array, sequence or iterable in row order, or a function that returns the value, given
+            a dict with the fields of a sample.
+        key: Column of a table with the key or path of each row; with splits, these may start with
+            the split and a slash. Default: key or path.
+        field: Field from a column of a table, as for ``keep`` of `convert table`; for .npy files,
+            its name. Repeatable.
+        schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others follow
+            from the first value.
+        missing: fail: write nothing if the table lacks rows of DATASET. skip: these lack the field.
+            One of ``fail``, ``skip``.
+        unknown: fail: write nothing if DATASET lacks rows of the table. skip: leave these out. One
+            of ``fail``, ``skip``.
+        dry_run: Show fields, classes and unmatched keys; write nothing.
+        force: Discard the work of another unfinished run.
+        workers: Number of processes; the result does not depend on it.
+        on_progress: Called with the work done since the last call.
+
+    Raises:
+        UsageError: If there is no dataset, it has a field of that name, or values do not match.
+        BadImages: If a value is not one of its field, or a function raises.
+        CorruptDataset: If a manifest or an index is damaged.
+        ConversionFailed: If writing fails.
+    """
+
+def replace_fields(
+    directory: str | Path,
+    values: Any,
+    *,
+    key: str | None = None,
+    field: Sequence[str] = (),
+    schema: Mapping[str, Field | str] | None = None,
+    missing: Literal["fail", "skip"] = "fail",
+    unknown: Literal["fail", "skip"] = "fail",
+    dry_run: bool = False,
+    force: bool = False,
+    keep_classes: bool = False,
+    workers: int = 1,
+    on_progress: Report | None = None,
+) -> Changed:
+    """Replace fields of a dataset, such as its labels, without rewriting its shards.
+
+    The shards keep the old values: ``convert dataset`` makes a dataset without them. Labels that
+    are names have the classes of the new values: existing ones in their order, then new ones.
+    Labels that are numbers are positions of the existing classes. All else is as for `add_fields`.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+        values: The values, as for `add_fields`.
+        key: Column of a table with the key or path of each row; with splits, these may start with
+            the split and a slash. Default: key or path.
+        field: Field from a column of a table, as for ``keep`` of `convert table`; for .npy files,
+            its name. Repeatable.
+        schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others follow
+            from the first value.
+        missing: fail: write nothing if the table lacks rows of DATASET. skip: these lack the field.
+            One of ``fail``, ``skip``.
+        unknown: fail: write nothing if DATASET lacks rows of the table. skip: leave these out. One
+            of ``fail``, ``skip``.
+        dry_run: Show fields, classes and unmatched keys; write nothing.
+        force: Discard the work of another unfinished run.
+        keep_classes: Keep classes that no new label has.
+        workers: Number of processes; the result does not depend on it.
+        on_progress: Called with the work done since the last call.
+
+    Raises:
+        UsageError: If there is no dataset or no such field, or values do not match.
+        BadImages: If a value is not one of its field, or a function raises.
+        CorruptDataset: If a manifest or an index is damaged.
+        ConversionFailed: If writing fails.
+    """
+
+def split(
+    directory: str | Path,
+    *,
+    val: float = 0.0,
+    test: float = 0.0,
+    stratify: bool = False,
+    group: str | None = None,
+    seed: int = 0,
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Divide the rows of the dataset in ``directory``, for ``dataset.select(rows)``.
+
+    The split of a row depends only on its source path and the seed, so images that are added later
+    move no others, and fractions are approximate. ``stratify`` divides the images of each class
+    exactly; images that are added may then move a few. With ``group``, fractions are those of
+    groups, and with ``stratify`` those of images, as far as groups permit.
+
+    Args:
+        directory: The dataset.
+        val: Fraction of images for a split val, such as 0.1.
+        test: Fraction of images for a split test.
+        stratify: Divide each class by itself, in exact fractions.
+        group: Keep images of one folder, or with one value in a column, in one split.
+        seed: Seed of the division.
+
+    Returns:
+        Rows of ``train``, ``val`` and ``test``, in order: int64 of shape (N,).
+
+    Raises:
+        UsageError: If there is no dataset, it has splits, an option is invalid, or one of the three
+            would be empty.
+        CorruptDataset: If the manifest or index is damaged.
+    """
+
+def convert(
+    source: str | Path | Any,
+    target: str | Path,
+    *,
+    to: Literal["hdf5", "lmdb", "webdataset"],
+    shard_size: int | str = 268435456,
+    shard_samples: int | None = None,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    limit: int | None = None,
+    on_error: Literal["fail", "skip"] = "fail",
+    resize: int | tuple[int, int] | str | None = None,
+    resize_mode: Literal["shorter", "longer", "crop", "pad", "stretch"] | None = None,
+    filter: Literal["bicubic", "bilinear", "lanczos", "box"] = "bicubic",
+    resizer: Literal["pillow", "torch"] = "pillow",
+    dct_scaling: bool = False,
+    enlarge: bool = False,
+    encode: Literal["keep", "jpeg", "png", "webp", "raw", "planes"] = "keep",
+    quality: int | None = None,
+    pixels: Literal["rgb", "gray", "keep"] = "rgb",
+    background: str | Color = (255, 255, 255),
+    orient: bool = False,
+    check: Literal["decode", "header", "none"] = "decode",
+    tolerate_damage: bool = False,
+    class_order: str = "plain",
+    splits: bool | None = None,
+    schema: Mapping[str, Field | str] | None = None,
+    fields: Sequence[str] | None = None,
+    val: float = 0.0,
+    test: float = 0.0,
+    stratify: bool = False,
+    group: str | None = None,
+    exclude: str | Path | Sequence[str | Path] = (),
+    workers: int = 1,
+    on_progress: Report | None = None,
+    executor: Executor | None = None,
+    facts: bool = False,
+    force: bool = False,
+    staging: str | Path | None = None,
+    recipe: Recipe | None = None,
+) -> Converted:
+    """Convert a folder of images to a dataset, or to one dataset for each split.
+
+    The options are those of ``shardkit convert``. Repeat an interrupted call to resume it:
+    finished shards are kept. The result does not depend on interruptions or on ``workers``.
+    Repeating a finished call does nothing.
+
+    Args:
+        source: A folder, or its URL in an object store, with one folder for each class, or images
+            alone, or splits of either; or another `shardkit.contracts.Source`; or samples: a
+            sequence or iterable, such as a PyTorch dataset, of dicts, `shardkit.Sample` objects or
+            tuples of images (bytes, paths, PIL images), arrays, tensors, numbers and texts. An
+            iterable is read once, into a temporary file.
+        target: A directory that is new, empty, or (with ``force``) holds a dataset to replace. The
+            old dataset stays intact until the new one is ready. Or a URL in an object store
+            (``s3://``, ``gs://``, ``az://``) where no dataset is yet, with ``staging``.
+        recipe: The options of images, as one object in place of keywords.
+        to: Format of the shards: lmdb, hdf5 or webdataset.
+        shard_size: Approximate bytes of images per shard, such as 256MiB.
+        shard_samples: Images per shard, instead of ``shard_size``.
+        shuffle: Store images in random order, so that sequential reading is well mixed, or in the
+            source's order. Default: shuffle, unless the source is a dataset.
+        seed: Seed of the random order, and of ``val`` and ``test``.
+        limit: Convert only N images of each split, for a trial.
+        on_error: fail: write nothing if an image is bad. skip: leave bad images out and record
+            each. One of ``fail``, ``skip``.
+        resize: Scale images to N pixels, or to height x width.
+        resize_mode: Scale the shorter or longer side to N (or cover or fit into HxW), fill HxW and
+            crop the rest, fit and pad, or stretch. One of ``shorter``, ``longer``, ``crop``,
+            ``pad``, ``stretch``. Default: shorter for N, crop for HxW.
+        filter: Interpolation; all filters are antialiased. One of ``bicubic``, ``bilinear``,
+            ``lanczos``, ``box``.
+        resizer: Library that scales images. torch (bicubic or bilinear) is faster for large
+            folders, but each process needs 1 s and 200 MB to load it. A few values differ from
+            Pillow's, by 1 or 2. One of ``pillow``, ``torch``.
+        dct_scaling: Decode JPEGs at reduced size if their sides are at least 4x the target's. 2.5x
+            faster for 2000-pixel photographs, but not exact: PSNR compared with the default, over
+            200 photographs, was at least 38 dB, and 50 dB or more in the median.
+        enlarge: Allow images to become larger than they are.
+        encode: Encoding of stored images. keep: leave bytes unchanged unless pixels must change.
+            raw: unencoded pixels, all of one size. planes: JPEGs as the planes of their decoder
+            (Y4M), converted to RGB when read: the same pixels, about 4.5x the size, center crops 6x
+            faster; other images keep their bytes unless pixels must change. One of ``keep``,
+            ``jpeg``, ``png``, ``webp``, ``raw``, ``planes``.
+        quality: JPEG and WebP quality. If given, all of these images are re-encoded. Default: 90
+            where an image must be encoded.
+        pixels: Channels and values of stored images. rgb: RGB of 8 bits; of 16 bits, readers keep
+            the upper eight. gray: one channel of 8 bits. keep: channels and dtype of the first
+            image; any other image is a bad file. One of ``rgb``, ``gray``, ``keep``.
+        background: Color under transparent pixels and around padded images.
+        orient: Apply the EXIF orientation, even if nothing else changes.
+        check: Depth of image validation. One of ``decode``, ``header``, ``none``.
+        tolerate_damage: Store damaged JPEGs that Pillow can decode; readers return Pillow's pixels.
+        class_order: Label order: as in torchvision, natural sort, or FILE (one class per line).
+        splits: Treat the folders of SRC as splits (train, val, ...), one dataset each. Default: by
+            name.
+        schema: Fields of samples by name, each a `shardkit.Field` or a kind; others follow from the
+            first sample.
+        fields: Names of the values of samples that are tuples; image and label for two of them.
+        val: Fraction of images for a split val, such as 0.1.
+        test: Fraction of images for a split test.
+        stratify: Divide each class by itself, in exact fractions.
+        group: Keep images of one folder, or with one value in a column, in one split.
+        exclude: Leave out the images whose keys or paths FILE lists, one per line, such as the
+            lists of `shardkit report --exclude`; for a dataset, also row numbers. Repeatable.
+        workers: Number of processes; the result does not depend on it.
+        on_progress: Called with the work done since the last call.
+        executor: Builds the shards instead of ``workers``, one per call: any executor whose
+            processes see the paths of source and target, such as that of a Dask client.
+        facts: Also measure the images for `shardkit.report`, as ``facts.npy``, which is not part of
+            the dataset.
+        force: Replace the dataset in DST once the new one is ready; discard another unfinished
+            conversion.
+        staging: If DST is a URL (s3://, gs://, az://): build the dataset in DIR, then upload it.
+            Optional for a plan of jobs.
+
+    Returns:
+        The plan and the manifests of the datasets.
+
+    Raises:
+        UsageError: If an option is invalid, ``target`` cannot be used, or it holds an unfinished
+            conversion of something else.
+        BadImages: If images are bad and ``on_error`` is ``fail``. Shards without bad images are
+            kept for the next run.
+        DiskFull: If the disk lacks space.
+        ConversionFailed: If writing fails.
+    """
+
+def bench(
+    paths: Sequence[str | PathLike[str]],
+    *,
+    decode: str | None = None,
+    transform: str | None = None,
+    batch_size: int = 64,
+    step_ms: float | None = None,
+    model: str | None = None,
+    loaders: Sequence[str] = (),
+    steps: bool = False,
+    caches: Sequence[str] = ("warm", "cold"),
+    rounds: int = 5,
+    seconds: float = 1.0,
+    limit: int = 2000,
+    watch: Watch = ...,
+) -> BenchReport:
+    """Measure how fast datasets and plain image folders are read.
+
+    Every line is measured once per round. A folder, if there is one, is the baseline; otherwise the
+    first line is. Ctrl-C ends the measurement after the last complete round.
+
+    Args:
+        paths: Datasets of shardkit and folders of images.
+        decode: Image type: pil, numpy, torch, bytes, or an operation such as 'CenterCrop(224)'.
+            Default: RandomResizedCrop(224); pil with ``transform``; torch for raw pixels of one
+            size.
+        transform: Your transform for each image, from a module that may be in the current folder.
+        batch_size: Samples per batch.
+        step_ms: Training step time per batch in ms, spent off the CPU.
+        model: Model to train on each batch, or a function that returns one; 'small' is built in.
+        loaders: Loaders such as ``thread`` or ``plain:num_workers=4``. By default, PyTorch's
+            DataLoader with one worker per CPU, and for datasets also ``auto``.
+        steps: Improve PyTorch's loader of one dataset or folder step by step, and show what each
+            step gains.
+        caches: ``warm``: files in memory; ``cold``: files on disk.
+        rounds: Interleaved rounds to measure, after one warm-up round.
+        seconds: Length of a warm measurement. A cold one is an epoch, at most 10x as long; one of a
+            step is 3 epochs, each as long for the first loader.
+        limit: Maximum images to read per DATASET, drawn at random.
+        watch: Called before each measurement with its name, the work done, and all work.
+
+    Raises:
+        UsageError: If a path is missing or contains no images, or an option is invalid. Failures
+            during a measurement are reported in its line.
+        CorruptDataset: If a manifest is damaged.
+        KeyboardInterrupt: If Ctrl-C comes before a round is complete.
+    """
+
+def doctor(
+    dataset: str | Path | None = None,
+    *,
+    decode: str | None = None,
+    transform: str | None = None,
+    batch_size: int = 64,
+    step_ms: float | None = None,
+    model: str | None = None,
+    loader: str | None = None,
+    workers: int | None = None,
+    budget: float = 12.0,
+    watch: _Watch | None = None,
+) -> DoctorReport:
+    """Find out whether the GPU waits for data and why, and measure what helps.
+
+    Args:
+        dataset: A dataset or a plain folder of images. None, without ``loader``, checks only the
+            machine.
+        decode: Image type: pil, numpy, torch, bytes, or an operation such as 'CenterCrop(224)'.
+            Default: RandomResizedCrop(224); pil with ``transform``; torch for raw pixels of one
+            size.
+        transform: Your transform for each image, from a module that may be in the current folder.
+        batch_size: Samples per batch; with ``loader`` its own.
+        step_ms: Training step time per batch in ms, spent off the CPU.
+        model: Model to train on each batch, or a function that returns one; 'small' is built in.
+        loader: Function that returns your DataLoader or shardkit loader, instead of DATASET.
+        workers: Workers that you plan to use. Default: as make_loader.
+        budget: Approximate duration in seconds.
+        watch: Called with a description of each step.
+
+    Raises:
+        UsageError: If ``dataset`` does not exist, or options are invalid or need it.
+        MeasurementFailed: If the data cannot be loaded.
+        ShardkitError: If the dataset is damaged.
+    """
+
+def tune(
+    dataset: str | PathLike[str],
+    *,
+    decode: str | None = None,
+    transform: str | None = None,
+    batch_size: int = 64,
+    step_ms: float | None = None,
+    model: str | None = None,
+    budget: float = 60.0,
+    watch: Watch = ...,
+) -> TuneReport:
+    """Find the fastest settings of `make_loader` for a dataset on this machine.
+
+    With ``step_ms`` or ``model``, the cheapest settings that load fast enough are chosen. With
+    ``model``, the training loop then decides about the priority, the helper and pinned memory.
+
+    Args:
+        dataset: A dataset or a plain folder of images.
+        decode: Image type: pil, numpy, torch, bytes, or an operation such as 'CenterCrop(224)'.
+            Default: RandomResizedCrop(224); pil with ``transform``; torch for raw pixels of one
+            size.
+        transform: Your transform for each image, from a module that may be in the current folder.
+        batch_size: Samples per batch.
+        step_ms: Training step time per batch in ms, spent off the CPU.
+        model: Model to train on each batch, or a function that returns one; 'small' is built in.
+        budget: Time limit in seconds.
+        watch: Called before each measurement with its name, the time, and the budget.
+
+    Raises:
+        UsageError: If the dataset, the transform or the model is invalid, or an option.
+        MeasurementFailed: If nothing can be measured.
+    """
+
+def open_dataset(
+    path: str | PathLike[str],
+    transform: Function | ImageOp | Transforms | None = None,
+    target_transform: Function | None = None,
+    decode: Decode | Mapping[str, Decode] = "pil",
+    *,
+    fields: Sequence[str] | None = None,
+    follow: Sequence[str] = (),
+    as_dict: bool = False,
+    verify: bool | None = None,
+    view: int = 0,
+    windows: Windows | None = None,
+    split: str | None = None,
+    cache: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    root: str | PathLike[str] | None = None,
+) -> ShardDataset:
+    """Open a dataset of any format; the arguments are those of `ShardDataset`.
+
+    Args:
+        path: The dataset's directory, the directory of its splits, or its URL.
+        transform: Applied to each image. An `ImageOp` works as if passed as ``decode``. A mapping
+            sets the transform of each field, or of several together: ``{("image", "mask"):
+            function}`` calls ``function(image, mask)``, which returns both.
+        target_transform: Applied to each label.
+        decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height,
+            width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory,
+            ``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels
+            and dtype, in operations, too; ``pil`` requires a mode of Pillow. An `ImageOp`, such as
+            ``RandomResizedCrop(224)``, crops while decoding and returns images as ``torch`` does;
+            it selects one crop for all images, masks, boxes and keypoints of a row. A mapping sets
+            each field separately; boxes and keypoints then follow ``image``. Masks have the shape
+            (height, width) and keep their values.
+        fields: Names of the fields that are read, in this order. None means image and label, or all
+            fields of a dataset without images.
+        follow: Fields of arrays of shape (channels, height, width), such as latents and heat maps,
+            that an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
+            latent of one value per 8 x 8 pixels has one per 8 x 8 pixels of the crop.
+        as_dict: Whether samples and batches are dicts by field name instead of tuples.
+        verify: Whether each read compares the record's checksum. None does so for encoded images,
+            which costs about 3%, but not for raw pixels and arrays of one shape.
+        view: Number of this view, from 0 on. Datasets over the same images draw different random
+            numbers if their views differ, such as two crops of each image.
+        windows: Neighboring rows that each sample holds, see `Windows`. Samples are then dicts,
+            images are tensors, and a transform gets a window.
+        split: Name of a split, such as ``train``: the folder of that name in ``path``.
+        cache: A local folder, for a dataset in an object store: whole shards are fetched there,
+            ahead of need and once for all processes.
+        cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for
+            the longest time are evicted. None means no limit.
+        root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
+            found them.
+
+    Returns:
+        A dataset of the class of its format, or a `ShardDataset` for a format of another package.
+
+    Raises:
+        UsageError: If there is no dataset at ``path``, an option is unknown, or an object store
+            denies access.
+        CorruptDataset: If the dataset's manifest is damaged.
+        ShardkitError: If an object store cannot be read.
+    """
+
+def make_loader(
+    dataset: Any,
+    batch_size: int | None = None,
+    *,
+    shuffle: bool | BlockShuffle | None = None,
+    seed: int | None = None,
+    rank: Rank | None = None,
+    sampler: Any = None,
+    drop_last: bool | None = None,
+    samples_per_epoch: int | None = None,
+    aug_repeats: int = 1,
+    views: int | Sequence[ImageOp] = 1,
+    endless: bool = False,
+    collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+    engine: Literal["auto", "thread", "helper", "process"] = "auto",
+    resident: Literal["cpu", "cuda"] | None = None,
+    num_workers: int | None = None,
+    priority: Literal["normal", "low"] = "normal",
+    prefetch_factor: int | None = None,
+    in_order: bool = True,
+    timeout: float = 300.0,
+    with_rows: bool = False,
+    on_bad: Literal["raise", "drop"] = "raise",
+    max_bad: int = 100,
+    pin_memory: bool | None = None,
+    start_method: Literal["auto", "fork", "forkserver", "spawn"] = "auto",
+    persistent_workers: bool = True,
+    sharing_strategy: str | None = None,
+    tuned: str | PathLike[str] | None = None,
+) -> Loader[Any]:
+    """Return a loader of batches, with defaults for this machine and dataset.
+
+    Options that PyTorch's ``DataLoader`` has too have the same name and meaning here.
+    docs/training.md gives the measurements behind the defaults.
+
+    Args:
+        dataset: A dataset of shardkit, or any other with ``__len__`` and ``__getitem__``.
+        batch_size: Samples in a batch of this rank; may be omitted if ``tuned`` sets it.
+        tuned: A file written by ``shardkit tune --out``, for settings that other arguments leave
+            open.
+        shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
+            shuffles blocks of neighboring rows. None is False, or for a loader of an iterable
+            dataset its setting, like None of the two following arguments.
+        seed: Selects the order and the random numbers of each epoch; None is 0.
+        rank: This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.
+        sampler: Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`,
+            `Mixture`, `Buckets`, or a sampler of PyTorch that yields rows. Its random numbers
+            depend on seed and epoch, and ranks divide its rows.
+        drop_last: Whether to leave out a last, smaller batch; None is the setting of ``rank``.
+        samples_per_epoch: Samples in an epoch, of all ranks; the next epoch continues where this
+            one ended. None is the length of the dataset or sampler.
+        aug_repeats: Repeated augmentation: each sample comes so often, with different random
+            numbers, in neighboring ranks of the same step.
+        views: If more than 1, each batch is a tuple of so many batches of the same samples, with
+            different random numbers. A list of operations, such as ``[RandomResizedCrop(224),
+            RandomResizedCrop(96)]``, sets the ``decode`` of each view; each image is decoded once.
+            (With an int, a batch of `EpochBatchSampler` holds the views one after the other, and
+            ``images.chunk(views)`` separates them.)
+        endless: Whether an iteration continues with the next epoch instead of ending.
+        collate_fn: Makes a batch of samples. None is `collate`, which passes on a block of images
+            without copying it.
+        engine: ``thread`` decodes in threads of this process into reused memory, which is fastest.
+            ``helper`` runs these threads in one child process, so that they do not delay the kernel
+            launches of the training loop. ``process`` uses a PyTorch ``DataLoader`` with worker
+            processes, for transforms that hold the GIL. ``auto`` uses processes if something in the
+            dataset may hold the GIL, else threads; ``Loader.reason`` gives the reason. One of
+            ``auto``, ``thread``, ``helper``, ``process``.
+        resident: Memory that holds the whole dataset, decoded when the loader is created: ``cpu``
+            or ``cuda``, the current device. Batches are the same, and so is a state. Each rank
+            holds all rows. The images have one size, and no operation but `RandomCrop` draws random
+            numbers. One of ``cpu``, ``cuda``.
+        num_workers: Threads, or processes of the engine ``process``. None uses one for each CPU
+            that this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0
+            reads in the main thread, on request.
+        priority: CPU priority of the loader's threads or processes. ``low`` is nice 19: they yield
+            to the training loop, which launches kernels with less delay, but also to other
+            programs. No other thread changes. Linux only: elsewhere, or with 0 workers, ``low``
+            warns and has no effect. One of ``normal``, ``low``.
+        prefetch_factor: Batches that each worker prepares ahead, as in PyTorch. None is 2 for
+            processes, and ``num_workers + 2`` batches in all for threads. The thread engine holds
+            at most two more: the batch in use and the one before it; the helper two more than that,
+            under way to this process. Without transforms, a thread or process reads several small
+            batches at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts these as
+            one.
+        in_order: Whether batches arrive in the order of the epoch. False returns each as soon as it
+            is ready, so one slow batch delays no other; such a run cannot resume exactly.
+        timeout: Seconds to wait for a batch before raising an error; 0 waits forever.
+        with_rows: Whether a batch ends with its rows: int64 of shape (N,), -1 for padding. For a
+            ``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.
+        on_bad: What to do with a sample whose record is damaged or cannot be decoded. ``drop``
+            leaves it out of its batch, which is then smaller: no other sample takes its place, and
+            a batch without samples is left out. ``Loader.bad`` lists such rows. One of ``raise``,
+            ``drop``.
+        max_bad: Rows that may be bad with ``on_bad='drop'``; with more, the iteration raises
+            `LoaderFailed`.
+        pin_memory: Whether batches are in pinned memory. None pins them if a CUDA device is
+            available. True without one warns and has no effect.
+        start_method: How worker processes start: ``fork``, ``forkserver`` or ``spawn``. ``auto``
+            forks on Linux while no other thread runs and CUDA is not initialized; otherwise it uses
+            a fork server that has already imported torch. If that cannot run the transform or the
+            main file, as in a notebook, the engine ``auto`` uses threads and warns. One of
+            ``auto``, ``fork``, ``forkserver``, ``spawn``.
+        persistent_workers: Whether worker processes survive between epochs: starting them takes 0.1
+            to 2 s.
+        sharing_strategy: How worker processes share tensors, as in
+            ``torch.multiprocessing.set_sharing_strategy``. None keeps the current strategy.
+            ``file_system`` needs fewer open files, but leaves files behind after a crash.
+
+    Raises:
+        UsageError: If an option is out of range, options contradict each other or the dataset, or
+            ``tuned`` is invalid.
+    """
+
+def verify(
+    directory: str | Path,
+    level: Literal["quick", "full", "decode"] = "full",
+    *,
+    against: Any = None,
+    root: str | Path | None = None,
+    workers: int = 1,
+    on_progress: Report | None = None,
+) -> Verification:
+    """Check the dataset in ``directory``, or all of its splits.
+
+    ``against`` is the folder, or the Python samples, that the dataset was made from; or a list of
+    these, one for each part. The dataset must contain exactly its files, each once, with the
+    manifest's order and labels. Each record must equal its converted file: byte for byte, or, if
+    other library versions encoded it, with a PSNR of at least `record_comparison.ALIKE_PSNR`. The
+    records of an attached dataset are compared with the index, and the bytes of its archives with
+    their SHA-256.
+
+    Args:
+        directory: The dataset, or its URL in an object store: shards are fetched to a temporary
+            folder, one for each worker at a time.
+        level: quick: check manifest, files, sizes and index. full: also each shard's and record's
+            checksum. decode: also each image's pixels. One of ``quick``, ``full``, ``decode``.
+        against: Also compare each record with its file in SRC. Repeat it for each part of a merged
+            dataset, in order, unless all have the same source, and for the file of each field that
+            was added later.
+        root: Folder of the archives of an attached dataset. Default: where `attach` found them.
+        workers: Number of processes.
+        on_progress: Called with the progress since the last call.
+
+    Raises:
+        UsageError: If there is no dataset, its manifest is of a newer version, or ``against``
+            cannot be its source.
+    """

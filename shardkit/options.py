@@ -13,17 +13,14 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, TypeVar
 
 from shardkit.errors import UsageError
 
-_P = ParamSpec("_P")
 _Type = TypeVar("_Type")
-_Options = TypeVar("_Options")
-_Options_co = TypeVar("_Options_co", covariant=True)
-_Self = TypeVar("_Self")
 _Result = TypeVar("_Result")
 
 _WIDTH = 96
@@ -39,6 +36,9 @@ class Option:
     heading: str = ""
     """Its heading in the help; "" is `HEADING` of the class."""
     choices: tuple[str, ...] = ()
+    """Its values, in the types of the stub, too."""
+    is_open: bool = False
+    """Whether there may be other choices, of other packages, which no check here knows."""
     minimum: int | None = None
     """The smallest value of an integer."""
     is_positive: bool = False
@@ -66,11 +66,25 @@ class Option:
     default: Any = None
     type: str = ""
     """The field's type, as written."""
+    parameter_kind: Any = inspect.Parameter.KEYWORD_ONLY
+    """Whether functions take it by name alone."""
+    module: str = ""
+    """The module in which it is stated, with the names in its type."""
 
     @property
     def flag(self) -> str:
         """The option of a command."""
         return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The parameter of a function."""
+        return inspect.Parameter(
+            self.name,
+            self.parameter_kind,
+            default=inspect.Parameter.empty if self.default is MISSING else self.default,
+            annotation=self.type,
+        )
 
 
 def option(default: Any, *, help: str, **details: Any) -> Any:  # noqa: A002
@@ -121,6 +135,10 @@ def options_of(kind: type[Any]) -> tuple[Option, ...]:
                 "heading": _heading(kind, item),
                 "default": item.default,
                 "type": item.type,
+                "module": _owner(kind, item).__module__,
+                "parameter_kind": inspect.Parameter.KEYWORD_ONLY
+                if item.kw_only
+                else inspect.Parameter.POSITIONAL_OR_KEYWORD,
             }
         )
         for item in fields(kind)
@@ -130,9 +148,14 @@ def options_of(kind: type[Any]) -> tuple[Option, ...]:
 
 def _heading(kind: type[Any], item: Field[Any]) -> str:
     """Return an option's heading, of the class that states it."""
-    (owner, *_) = (base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
+    owner = _owner(kind, item)
     heading: str = item.metadata["option"].heading or getattr(owner, "HEADING", "")
     return heading
+
+
+def _owner(kind: type[Any], item: Field[Any]) -> type[Any]:
+    """Return the class that states a field."""
+    return next(base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
 
 
 def require_valid(values: Any) -> None:
@@ -145,10 +168,10 @@ def require_valid(values: Any) -> None:
     for item in options_of(type(values)):
         value = getattr(values, item.name)
         if item.parse is not None and value is not None:
-            _require_path(item, value)
+            _require_path(item.name, item.type, value)
             value = item.parse(value)
             object.__setattr__(values, item.name, value)
-        if item.choices and value not in (*item.choices, item.default):
+        if item.choices and not item.is_open and value not in (*item.choices, item.default):
             raise UsageError(
                 f"{item.name}={value!r:.80} is unknown; choose from {', '.join(item.choices)}"
             )
@@ -169,10 +192,10 @@ def _require_flag(item: Option, value: object) -> None:
         raise UsageError(f"{item.name}={value!r:.80} is neither {values}")
 
 
-def _require_path(item: Option, value: object) -> None:
+def _require_path(name: str, type_: str, value: object) -> None:
     """Refuse an empty path, which `Path` takes for the current folder."""
-    if "Path" in item.type and isinstance(value, str) and not value:
-        raise UsageError(f"{item.name} is empty: give a path or URL", where=item.name)
+    if "Path" in type_ and isinstance(value, str) and not value:
+        raise UsageError(f"{name} is empty: give a path or URL", where=name)
 
 
 def _is_positive(value: object) -> bool:
@@ -189,6 +212,19 @@ def require_integer(option: str, value: object, minimum: int | None = None) -> i
         range_ = "" if minimum is None else f" from {minimum} on"
         raise UsageError(f"{option}={value!r:.80} is not an integer{range_}")
     return value
+
+
+def require_names(option: str, value: object) -> None:
+    """Check that the value of an option is a list of names, or None.
+
+    Raises:
+        UsageError: If it is something else, such as one name.
+    """
+    if isinstance(value, str):
+        raise UsageError(f"{option}={value!r} is a name; use {option}=({value!r},)")
+    is_list = isinstance(value, Collection) and all(isinstance(name, str) for name in value)
+    if value is not None and not is_list:
+        raise UsageError(f"{option}={value!r:.80} is not a list of names")
 
 
 def make(kind: type[_Type], given: dict[str, Any]) -> _Type:
@@ -264,17 +300,6 @@ def changed(values: Any) -> dict[str, Any]:
     }
 
 
-def part(values: Any, kind: type[_Type]) -> _Type:
-    """Return an object of another dataclass, with the values of the fields that both have."""
-    return kind(
-        **{
-            item.name: getattr(values, item.name)
-            for item in fields(kind)  # type: ignore[arg-type]
-            if hasattr(values, item.name)
-        }
-    )
-
-
 def words(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
     """Return the words of a command that give options of a class these values."""
     result = []
@@ -285,59 +310,93 @@ def words(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
     return result
 
 
-class Takes(Protocol[_P, _Options_co]):
-    """A decorator: a function of one dataclass becomes a function of its fields."""
-
-    @overload
-    def __call__(
-        self, function: Callable[[_Options_co], _Result], /
-    ) -> Callable[_P, _Result]: ...  # a function
-
-    @overload
-    def __call__(
-        self, function: Callable[[_Self, _Options_co], _Result], /
-    ) -> Callable[Concatenate[_Self, _P], _Result]: ...  # a method
-
-
-def takes(kind: Callable[_P, _Options]) -> Takes[_P, _Options]:
-    """Return a decorator of functions and methods: they are called with the fields of a dataclass.
-
-    The fields and their help become the function's signature and the ``Args`` of its docstring, so
-    ``help`` lists them, and type checkers refuse other names.
+def group(kind: type[Any]) -> Any:
+    """Return a dataclass field with an object of another class of options.
 
     Args:
-        kind: The dataclass. All of its fields are options. Its attribute ``INSTEAD`` has the way to
-            do what options of other libraries do.
+        kind: The other class, which checks its own options.
     """
-    signature = inspect.signature(kind)
+    return field(default_factory=kind, metadata={"group": kind})
+
+
+def takes(*kinds: type[Any]) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+    """Return a decorator of functions and methods, which users call with the options of classes.
+
+    The function's first parameters are an object of each class; those that follow are the user's,
+    too. Options and their help join its signature and the ``Args`` of its docstring, so ``help``
+    lists them. The stub of the package states them for editors and type checkers.
+
+    Args:
+        *kinds: The classes. The attribute ``INSTEAD`` of one has the way to do what options of
+            other libraries do.
+    """
+    items = _arguments_of(kinds)
 
     def decorate(function: Callable[..., Any]) -> Any:
         plain = inspect.signature(function)
-        before = list(plain.parameters.values())[:-1]  # self, of a method
-        count = len(before)
+        parameters = list(plain.parameters.values())
+        count = int(parameters[0].name == "self")
+        before = parameters[:count]
+        own = parameters[count + len(kinds) :]
+        named = [item for item in own if item.kind is item.KEYWORD_ONLY]
+        given = [*own[: len(own) - len(named)], *[item.parameter for item in items], *named]
+        signature = inspect.Signature(sorted(given, key=lambda item: item.kind))
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                signature.bind(*args[count:], **kwargs)
+                values = signature.bind(*args[count:], **kwargs).arguments
             except TypeError as error:
-                ways = getattr(kind, "INSTEAD", {})
-                way = next((f": {ways[name]}" for name in kwargs if name in ways), "")
+                way = _way(kinds, kwargs)
                 raise TypeError(f"{function.__qualname__}() {error}{way}") from None
-            arguments = kind(*args[count:], **kwargs)
-            _refuse_wrong_types(arguments)
-            return function(*args[:count], arguments)
+            objects = [_made(kind, values) for kind in kinds]
+            rest = {item.name: values[item.name] for item in own if item.name in values}
+            for item in own:
+                _require_path(item.name, item.annotation, rest.get(item.name))
+            return function(*args[:count], *objects, **rest)
 
-        parameters = [*before, *signature.parameters.values()]
-        taken = _Signature(parameters, return_annotation=plain.return_annotation)
-        vars(call)["__signature__"] = taken
-        call.__annotations__ = {item.name: item.annotation for item in parameters}
+        taken = _Signature(
+            [*before, *signature.parameters.values()], return_annotation=plain.return_annotation
+        )
+        vars(call).update(__signature__=taken, __options__=items)
+        call.__annotations__ = {item.name: item.annotation for item in taken.parameters.values()}
         call.__annotations__["return"] = taken.return_annotation
         if call.__doc__ is not None:  # without -OO
-            call.__doc__ = _with_arguments(call.__doc__, kind, signature.parameters)
+            call.__doc__ = _with_arguments(call.__doc__, items)
         return call
 
     return decorate
+
+
+def _arguments_of(kinds: Iterable[type[Any]]) -> list[Option]:
+    """Return the options of classes and of their groups, in order; no two have one name."""
+    found: list[Option] = []
+    for kind in kinds:
+        found += [*_arguments_of(_groups(kind).values()), *options_of(kind)]
+    names = Counter(item.name for item in found)
+    if names and (repeated := names.most_common(1)[0])[1] > 1:
+        raise TypeError(f"two options have the name {repeated[0]}")
+    return found
+
+
+def _groups(kind: type[Any]) -> dict[str, type[Any]]:
+    """Return the class of each group of a class."""
+    return {item.name: item.metadata["group"] for item in fields(kind) if "group" in item.metadata}
+
+
+def _way(kinds: Iterable[type[Any]], names: Iterable[str]) -> str:
+    """Return the end of a message: what replaces an option of another library."""
+    ways = {name: way for kind in kinds for name, way in getattr(kind, "INSTEAD", {}).items()}
+    return next((f": {ways[name]}" for name in names if name in ways), "")
+
+
+def _made(kind: type[_Type], given: Mapping[str, Any]) -> _Type:
+    """Return an object of the options that are its own; so have its groups."""
+    values = {item.name: given[item.name] for item in options_of(kind) if item.name in given}
+    groups = {name: _made(other, given) for name, other in _groups(kind).items()}
+    made = kind(**values, **groups)
+    _refuse_wrong_types(made)
+    return made
 
 
 class _Signature(inspect.Signature):
@@ -358,21 +417,21 @@ def _refuse_wrong_types(values: Any) -> None:
     for item in options_of(type(values)):
         value = getattr(values, item.name)
         _require_flag(item, value)
-        _require_path(item, value)
+        _require_path(item.name, item.type, value)
 
 
-def _with_arguments(doc: str, kind: Any, order: Iterable[str]) -> str:
-    """Return a docstring with the help of each option."""
-    items = {item.name: item for item in options_of(kind)}
-    lines = "".join(f"\n{_line(items[name])}" for name in order)
+def _with_arguments(doc: str, items: Iterable[Option]) -> str:
+    """Return a docstring with the help of each option, after the arguments that it has."""
+    lines = "".join(f"\n{_line(item)}" for item in items)
     head, *rest = re.split(r"(?=\n\n(?:Returns|Raises):)", inspect.cleandoc(doc), maxsplit=1)
-    return f"{head}\n\nArgs:{lines}{''.join(rest)}"
+    heading = "" if "\n\nArgs:" in head else "\n\nArgs:"
+    return f"{head}{heading}{lines}{''.join(rest)}"
 
 
 def _line(item: Option) -> str:
     """Return an entry of a docstring's arguments."""
     text = item.help
-    if item.choices:
+    if item.choices and not item.is_open:
         text += f" One of {', '.join(f'``{name}``' for name in item.choices)}."
     if item.shown and item.default is None:
         text += f" Default: {item.shown}."

@@ -110,6 +110,10 @@ _SOURCES = _Registry(
 )
 
 
+OWN_FORMATS = tuple(_FORMATS.own)
+"""Formats of shardkit; those of other packages are known when they are asked for."""
+
+
 def format_names() -> list[str]:
     """Return the names of all formats, sorted, without importing them."""
     return _FORMATS.names()

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, cast
 from shardkit._version import __version__
 from shardkit.contracts import AttachableSource, Entry, Located, Range, Scan, Source
 from shardkit.conversion.assemble import Assembly
-from shardkit.conversion.build_all import Builder
+from shardkit.conversion.build_all import Builder, Processes
 from shardkit.conversion.engine import Work, publishing, run
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.staging import StagingDirectory, open_staging, refuse_overlap
@@ -38,7 +38,7 @@ from shardkit.dataset.manifest import (
 from shardkit.dataset.opened import OpenedDirectory, remember
 from shardkit.errors import BadImage, BadImages, ConversionFailed, Problem, UsageError
 from shardkit.kinds.field import describe_schema
-from shardkit.options import about, changed, option, part, require_valid, same_option, takes
+from shardkit.options import changed, option, require_valid, takes
 from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import (
@@ -53,7 +53,7 @@ from shardkit.system.files import (
     sha256_of,
 )
 from shardkit.system.formatting import amount
-from shardkit.system.pool import Meter, Progress, Report
+from shardkit.system.pool import Meter, Progress
 from shardkit.system.safe_paths import exists
 from shardkit.system.text import printable
 
@@ -105,32 +105,25 @@ class AttachOptions:
         require_valid(self)
 
 
-@dataclass(frozen=True)
-class AttachArguments(AttachOptions, WebDatasetOptions):
-    """The arguments of `attach`."""
-
-    archives: str | Path | Source = field(
-        metadata=about(
-            "A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``; or an "
-            "opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb`` or ``mds``, which "
-            "has its own options in place of ``grouping`` to ``classes``."
-        )
-    )
-    target: str | Path = field(
-        metadata=about("A directory that is new, empty, or holds the result of an earlier call.")
-    )
-    _: KW_ONLY
-    workers: int = same_option(Builder, "workers")
-    on_progress: Report | None = same_option(Builder, "on_progress")
-
-
-@takes(AttachArguments)
-def attach(arguments: AttachArguments) -> Attached:
+@takes(WebDatasetOptions, AttachOptions, Processes)
+def attach(
+    own: WebDatasetOptions,
+    options: AttachOptions,
+    processes: Processes,
+    archives: str | Path | Source,
+    target: str | Path,
+) -> Attached:
     """Index tar archives of samples in place, as a dataset in ``target`` that reads them there.
 
     Nothing is written next to the archives. Rows are in the order of the archives, as after a
     conversion without shuffling. Repeat the call to resume an interrupted one, or to add archives:
     those that have the same size and modification time as before are not read again.
+
+    Args:
+        archives: A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``; or an
+            opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb`` or ``mds``, which
+            has its own options in place of ``grouping`` to ``classes``.
+        target: A directory that is new, empty, or holds the result of an earlier call.
 
     Returns:
         The manifest of the dataset, and how much of an earlier one was kept.
@@ -141,28 +134,17 @@ def attach(arguments: AttachArguments) -> Attached:
         BadImages: If archives are damaged or samples are bad, and ``on_error`` is ``fail``.
         ConversionFailed: If writing fails, or an archive changes meanwhile.
     """
-    source = arguments.archives
-    own = changed(part(arguments, WebDatasetOptions))
+    source = archives
+    given = changed(own)
     if isinstance(source, str | Path):
-        source = open_source(DEFAULT_ATTACHED, source, **own)
-    elif own:
-        raise UsageError(f"{', '.join(own)}: give these options to the source {source}")
-    return attach_source(
-        source,
-        arguments.target,
-        part(arguments, AttachOptions),
-        workers=arguments.workers,
-        on_progress=arguments.on_progress,
-    )
+        source = open_source(DEFAULT_ATTACHED, source, **given)
+    elif given:
+        raise UsageError(f"{', '.join(given)}: give these options to the source {source}")
+    return attach_source(source, target, options, processes)
 
 
 def attach_source(
-    source: Source,
-    target: str | Path,
-    options: AttachOptions,
-    *,
-    workers: int = 1,
-    on_progress: Report | None = None,
+    source: Source, target: str | Path, options: AttachOptions, processes: Processes
 ) -> Attached:
     """Attach the files of a `shardkit.contracts.AttachableSource`; see `attach`.
 
@@ -178,9 +160,9 @@ def attach_source(
     plan = _plan(source, scan, target, options)
     if old:
         _require_same(old, plan, target)
-    if on_progress:
-        on_progress(Progress(total=sum(len(task.source) for task in plan.tasks)))
-    builder = Builder(workers=workers, on_progress=on_progress)
+    builder = Builder(**vars(processes))
+    if builder.on_progress:
+        builder.on_progress(Progress(total=sum(len(task.source) for task in plan.tasks)))
     attached = None
     with (
         open_staging(target, force=options.force or old is not None) as staging,
@@ -189,7 +171,7 @@ def attach_source(
         if is_needed:
             attached = _make(plan, staging, old, builder)
     if attached is None:  # an earlier run was killed while publishing; archives may differ since
-        return attach_source(source, target, options, workers=workers, on_progress=on_progress)
+        return attach_source(source, target, options, processes)
     return replace(attached, remembered=remember(target, attached.manifest))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Mapping, Set
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from shardkit.changes.combine import load_splits, open_splits
 from shardkit.changes.extend import Extension, scan_of_base, without_empty_shards
 from shardkit.changes.layers import Publication, manifests_of
 from shardkit.contracts import Images, PartedSource, Scan, Source
-from shardkit.conversion.build_all import Builder
+from shardkit.conversion.build_all import Builder, Processes
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.parted_scan import scan_in_parts
@@ -32,13 +32,13 @@ from shardkit.dataset.reports import excluded_paths
 from shardkit.dataset.source import DatasetSource
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Field, Schema
-from shardkit.options import about, option, part, require_valid, same_option, takes
+from shardkit.options import option, require_valid, same_option, takes
 from shardkit.record import LABEL
 from shardkit.registry import get_source
 from shardkit.sources.divided import Divided, is_divided
 from shardkit.sources.opening import SampleOptions, wrapped_as
 from shardkit.sources.samples import FIRST, Samples
-from shardkit.system.pool import Progress, Report
+from shardkit.system.pool import Progress
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
 from shardkit.system.text import name_list, quoted
 from shardkit.system.text_hashes import TextHashes
@@ -77,35 +77,21 @@ class AppendOptions:
     shard_size: int | str = same_option(ConvertOptions, "shard_size")
     shard_samples: int | None = same_option(ConvertOptions, "shard_samples")
     force: bool = option(False, help="Discard the work of another unfinished run.")
-    workers: int = same_option(Builder, "workers")
-    on_progress: Report | None = same_option(Builder, "on_progress")
+    schema: Mapping[str, Field | str] | None = option(
+        None,
+        help="Fields of Python samples that differ from those of the dataset: a label with its "
+        "classes and the new ones.",
+        is_keyword_only=True,
+    )
 
     def __post_init__(self) -> None:
         require_valid(self)
 
 
-@dataclass(frozen=True)
-class AppendArguments(AppendOptions):
-    """The arguments of `append`."""
-
-    directory: str | Path = field(metadata=about("The dataset, perhaps of splits."))
-    source: Any = field(
-        metadata=about(
-            "A path of the same kind as that of the dataset, read with the same options; Python "
-            "samples with keys of their own; or a source of any kind, with the splits of the "
-            "dataset."
-        )
-    )
-    _: KW_ONLY
-    schema: Mapping[str, Field | str] | None = option(
-        None,
-        help="Fields of Python samples that differ from those of the dataset: a label with its "
-        "classes and the new ones.",
-    )
-
-
-@takes(AppendArguments)
-def append(arguments: AppendArguments) -> Appended:
+@takes(AppendOptions, Processes)
+def append(
+    options: AppendOptions, processes: Processes, directory: str | Path, source: Any
+) -> Appended:
     """Append images to a dataset, as new shards, with the recipe of the dataset.
 
     Existing rows keep their numbers and shards. The labels of new classes follow the existing ones.
@@ -118,48 +104,53 @@ def append(arguments: AppendArguments) -> Appended:
     ``skip_existing``. Content is not compared, except for sizes if the dataset stores images
     unchanged.
 
+    Args:
+        directory: The dataset, perhaps of splits.
+        source: A path of the same kind as that of the dataset, read with the same options; Python
+            samples with keys of their own; or a source of any kind, with the splits of the dataset.
+
     Raises:
         UsageError: If there is no dataset, or ``source`` does not go with it.
         BadImages: If images are bad and ``on_error`` is ``fail``.
         CorruptDataset: If a manifest or an index is damaged, or a shard has the wrong size.
         ConversionFailed: If writing fails.
     """
-    directory = Path(arguments.directory)
+    directory = Path(directory)
+    builder = Builder(**vars(processes))
     try:
         finish_interrupted(directory)
         datasets = open_splits(directory)
         check_target(directory, force=True)
         opened = _open(
             directory,
-            arguments.source,
+            source,
             datasets,
-            missing=arguments.missing,
-            schema=arguments.schema,
+            missing=options.missing,
+            schema=options.schema,
         )
         refuse_overlap(opened, directory)
         temporary = TemporaryFolder()  # for the list of images, while the plan is used
         with full_disk_named():
-            scan = _scan(opened, datasets, temporary.path, part(arguments, Builder))
+            scan = _scan(opened, datasets, temporary.path, builder)
         first = next(iter(datasets.values())).manifest
         scan = with_types(scan, first.fields_by_name)
-        _require_alike(directory, datasets, scan, missing=arguments.missing)
-        new = _new_images(directory, datasets, scan, skip_existing=arguments.skip_existing)
+        _require_alike(directory, datasets, scan, missing=options.missing)
+        new = _new_images(directory, datasets, scan, skip_existing=options.skip_existing)
         if new.images or any(new.scan.problems.values()):
             of_base = _with_originals(scan_of_base(new.scan, first), first)
-            options = ConvertOptions(
+            shards = ConvertOptions(
                 to=first.format,
-                shard_size=arguments.shard_size,
-                shard_samples=arguments.shard_samples,
-                on_error=arguments.on_error,
+                shard_size=options.shard_size,
+                shard_samples=options.shard_samples,
+                on_error=options.on_error,
                 **({} if of_base.originals else _way(next(iter(datasets.values())))),
             )
-            plan = without_empty_shards(make_plan(of_base, options))
-            builder = part(arguments, Builder)
+            plan = without_empty_shards(make_plan(of_base, shards))
             if builder.on_progress:
                 builder.on_progress(Progress(total=new.images))
             extension = Extension(datasets, plan, new.scan, builder)
             request = _fingerprint(plan, datasets)
-            Publication(directory, datasets, request, arguments.force).run(extension.make)
+            Publication(directory, datasets, request, options.force).run(extension.make)
     except OSError as error:
         raise as_failure(error, directory) from error
     after = load_splits(directory)

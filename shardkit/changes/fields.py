@@ -31,7 +31,7 @@ from shardkit.changes.layers import (
     require_same_rows,
     with_layer,
 )
-from shardkit.conversion.build_all import Builder
+from shardkit.conversion.build_all import Builder, Processes
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.engine import assembly, build, prepare
 from shardkit.conversion.fingerprint import ConversionFingerprint
@@ -41,10 +41,10 @@ from shardkit.dataset.manifest import ADD, LAYERS, REMOVE, REPLACE, Layer, Manif
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Field
-from shardkit.options import about, option, part, require_valid, same_option, takes
+from shardkit.options import option, require_valid, takes
 from shardkit.record import IMAGE, LABEL
 from shardkit.registry import DEFAULT_ATTACHED, format_names
-from shardkit.system.pool import Progress, Report
+from shardkit.system.pool import Progress
 from shardkit.system.temporary import full_disk_named
 from shardkit.system.text import name_list, quoted
 
@@ -102,48 +102,35 @@ class FieldOptions:
         choices=("fail", "skip"),
     )
     dry_run: bool = option(False, help="Show fields, classes and unmatched keys; write nothing.")
-    workers: int = same_option(Builder, "workers")
     force: bool = option(False, help="Discard the work of another unfinished run.")
-    on_progress: Report | None = same_option(Builder, "on_progress")
 
     def __post_init__(self) -> None:
         require_valid(self)
 
 
-@dataclass(frozen=True)
-class FieldArguments(FieldOptions):
-    """The arguments of `add_fields` and `replace_fields`."""
-
-    directory: str | Path = field(metadata=about("The dataset, perhaps of splits."))
-    values: Any = field(
-        metadata=about(
-            "A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order; with splits, a "
-            "folder with a file for each, such as train.npy. Or a dict with the values of each "
-            "field: an array, sequence or iterable in row order, or a function that returns the "
-            "value, given a dict with the fields of a sample."
-        )
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class ReplaceOptions(FieldOptions):
-    """The options of `replace_fields`."""
+class ReplaceOptions:
+    """The options of `replace_fields` alone."""
 
     keep_classes: bool = option(False, help="Keep classes that no new label has.")
 
 
-@dataclass(frozen=True)
-class ReplaceArguments(FieldArguments, ReplaceOptions):
-    """The arguments of `replace_fields`."""
-
-
-@takes(FieldArguments)
-def add_fields(arguments: FieldArguments) -> Changed:
+@takes(FieldOptions, Processes)
+def add_fields(
+    options: FieldOptions, processes: Processes, directory: str | Path, values: Any
+) -> Changed:
     """Add fields to a dataset without rewriting its shards.
 
     The values are stored in shards of their own, in ``layers`` of the dataset's directory. Readers
     see the old dataset until the new one replaces it in one step. Repeat an interrupted call to
     resume it. `undo_fields` takes the change back.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+        values: A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order; with splits, a
+            folder with a file for each, such as train.npy. Or a dict with the values of each field:
+            an array, sequence or iterable in row order, or a function that returns the value, given
+            a dict with the fields of a sample.
 
     Raises:
         UsageError: If there is no dataset, it has a field of that name, or values do not match.
@@ -151,16 +138,26 @@ def add_fields(arguments: FieldArguments) -> Changed:
         CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
-    return _change(arguments, ADD)
+    return _change(options, processes, directory, values, None)
 
 
-@takes(ReplaceArguments)
-def replace_fields(arguments: ReplaceArguments) -> Changed:
+@takes(FieldOptions, ReplaceOptions, Processes)
+def replace_fields(
+    options: FieldOptions,
+    labels: ReplaceOptions,
+    processes: Processes,
+    directory: str | Path,
+    values: Any,
+) -> Changed:
     """Replace fields of a dataset, such as its labels, without rewriting its shards.
 
     The shards keep the old values: ``convert dataset`` makes a dataset without them. Labels that
     are names have the classes of the new values: existing ones in their order, then new ones.
     Labels that are numbers are positions of the existing classes. All else is as for `add_fields`.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+        values: The values, as for `add_fields`.
 
     Raises:
         UsageError: If there is no dataset or no such field, or values do not match.
@@ -168,7 +165,7 @@ def replace_fields(arguments: ReplaceArguments) -> Changed:
         CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
-    return _change(arguments, REPLACE, keep_classes=arguments.keep_classes)
+    return _change(options, processes, directory, values, labels)
 
 
 def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
@@ -237,14 +234,22 @@ def undo_fields(directory: str | Path) -> Changed:
         return Changed(manifests=Publication(directory, datasets, request).run_layers(layers_of))
 
 
-def _change(arguments: FieldArguments, operation: str, *, keep_classes: bool = False) -> Changed:
-    directory = Path(arguments.directory)
+def _change(
+    options: FieldOptions,
+    processes: Processes,
+    directory: str | Path,
+    values: Any,
+    replacing: ReplaceOptions | None,
+) -> Changed:
+    directory = Path(directory)
+    operation = ADD if replacing is None else REPLACE
+    keep_classes = replacing is not None and replacing.keep_classes
     with _opened(directory) as datasets, full_disk_named():
-        values = _values(arguments, datasets, keep_classes)
-        schema = {name: kind for provider in values for name, kind in provider.schema.items()}
-        matched = next((v.matched for v in values if isinstance(v, TableValues)), None)
+        providers = _providers(options, values, datasets, keep_classes)
+        schema = {name: kind for provider in providers for name, kind in provider.schema.items()}
+        matched = next((v.matched for v in providers if isinstance(v, TableValues)), None)
         if matched is not None:
-            _require_matched(directory, arguments, matched)
+            _require_matched(directory, options, matched)
         before = next(iter(datasets.values())).manifest.classes or ()
         after = (schema[LABEL].classes or ()) if LABEL in schema else before
         result = Changed(
@@ -255,14 +260,14 @@ def _change(arguments: FieldArguments, operation: str, *, keep_classes: bool = F
             matched=matched,
             written=False,
         )
-        change = _Change(directory, datasets, operation, values, part(arguments, Builder))
+        change = _Change(directory, datasets, operation, providers, Builder(**vars(processes)))
         if change.is_done():
             return result
         for dataset in datasets.values():
             _require_names(directory, dataset.manifest, schema, operation)
-        if arguments.dry_run:
+        if options.dry_run:
             return result
-        return replace(result, manifests=change.run(force=arguments.force), written=True)
+        return replace(result, manifests=change.run(force=options.force), written=True)
 
 
 class _Planned(NamedTuple):
@@ -355,20 +360,22 @@ def _opened(directory: Path) -> Iterator[dict[str, OpenedDataset]]:
         raise as_failure(error, directory) from error
 
 
-def _values(
-    arguments: FieldArguments, datasets: Mapping[str, OpenedDataset], keep_classes: bool
+def _providers(
+    options: FieldOptions,
+    given: Any,
+    datasets: Mapping[str, OpenedDataset],
+    keep_classes: bool,
 ) -> Sequence[FieldValues]:
     """Return the providers of the new values; `ReplaceOptions` has ``keep_classes``."""
     opened = list(datasets.values())
-    given = arguments.values
     if isinstance(given, Mapping):
-        if arguments.field or arguments.key:
+        if options.field or options.key:
             raise UsageError("key= and field= are options of files: leave them out")
         if not given:
             raise UsageError("there are no fields: pass a dict of values by field")
         schema = {
             name: Field(kind) if isinstance(kind, str) else kind
-            for name, kind in (arguments.schema or {}).items()
+            for name, kind in (options.schema or {}).items()
         }
         samples = Samples(opened)
         return [
@@ -384,25 +391,25 @@ def _values(
         )
     path = Path(given)
     if path.suffix == ".npy" or path.is_dir():
-        if len(arguments.field) != 1 or arguments.key:
+        if len(options.field) != 1 or options.key:
             raise UsageError(f"{path} holds one field in row order: name it with field=NAME alone")
-        return [FileValues(path, arguments.field[0], opened)]
+        return [FileValues(path, options.field[0], opened)]
     if not is_table(path):
         raise UsageError(f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor .npy")
-    fields = list(arguments.field)
-    return [TableValues(path, opened, arguments.key, fields, keep_classes=keep_classes)]
+    fields = list(options.field)
+    return [TableValues(path, opened, options.key, fields, keep_classes=keep_classes)]
 
 
-def _require_matched(directory: Path, arguments: FieldArguments, matched: Matched) -> None:
+def _require_matched(directory: Path, options: FieldOptions, matched: Matched) -> None:
     """Refuse a table that does not fit, unless the options or a dry run accept that."""
-    if arguments.dry_run:
+    if options.dry_run:
         return
-    if matched.unknown_count and arguments.unknown == "fail":
+    if matched.unknown_count and options.unknown == "fail":
         raise UsageError(
             f"{directory} lacks {matched.unknown_count:,} of {matched.rows:,} rows of the table "
             f"({_some(matched.unknown, matched.unknown_count)}): unknown='skip' leaves them out"
         )
-    if matched.missing_count and arguments.missing == "fail":
+    if matched.missing_count and options.missing == "fail":
         raise UsageError(
             f"the table lacks {matched.missing_count:,} rows of {directory} "
             f"({_some(matched.missing, matched.missing_count)}): missing='skip' stores no value"

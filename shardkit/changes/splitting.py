@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,34 +14,34 @@ from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.selection import LIST_HEAD
 from shardkit.dataset.source import DatasetSource
 from shardkit.errors import UsageError
-from shardkit.options import about, option, part, takes
+from shardkit.options import option, takes
 from shardkit.sources.divided import SIDES, Divided, Division
 from shardkit.sources.opening import DivisionOptions
 from shardkit.system.files import is_temporary, require_local, write_together
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitOptions(DivisionOptions):
-    """The options of `split`."""
+class SplitOptions:
+    """The options of `split` other than the rule."""
+
+    HEADING: ClassVar[str] = "Division"
 
     seed: int = option(0, help="Seed of the division.", metavar="N")
 
 
-@dataclass(frozen=True)
-class SplitArguments(SplitOptions):
-    """The arguments of `split`."""
-
-    directory: str | Path = field(metadata=about("The dataset."))
-
-
-@takes(SplitArguments)
-def split(options: SplitArguments) -> dict[str, npt.NDArray[np.int64]]:
+@takes(DivisionOptions, SplitOptions)
+def split(
+    rule: DivisionOptions, options: SplitOptions, directory: str | Path
+) -> dict[str, npt.NDArray[np.int64]]:
     """Divide the rows of the dataset in ``directory``, for ``dataset.select(rows)``.
 
     The split of a row depends only on its source path and the seed, so images that are added later
     move no others, and fractions are approximate. ``stratify`` divides the images of each class
     exactly; images that are added may then move a few. With ``group``, fractions are those of
     groups, and with ``stratify`` those of images, as far as groups permit.
+
+    Args:
+        directory: The dataset.
 
     Returns:
         Rows of ``train``, ``val`` and ``test``, in order: int64 of shape (N,).
@@ -50,7 +51,8 @@ def split(options: SplitArguments) -> dict[str, npt.NDArray[np.int64]]:
             would be empty.
         CorruptDataset: If the manifest or index is damaged.
     """
-    scan = Divided(DatasetSource(options.directory), part(options, Division)).scan()
+    division = Division(**vars(rule), seed=options.seed)
+    scan = Divided(DatasetSource(directory), division).scan()
     return {
         side: np.fromiter((entry.place for entry in images.entries), np.int64, len(images))
         for side, images in scan.splits.items()

@@ -13,6 +13,7 @@ from shardkit.cli.printing import line, progress_bar, record_noun, some
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
+from shardkit.conversion.build_all import Processes
 from shardkit.system.formatting import amount, plural
 from shardkit.system.machine import usable_cpus
 
@@ -29,7 +30,7 @@ class CommandOptions(Options):
 @command(
     "append",
     argument("dataset"),
-    *click_options(AppendOptions),
+    *click_options(AppendOptions, Processes),
     options=(CommandOptions, Copies),
 )
 def append_command(

@@ -15,6 +15,7 @@ from shardkit.cli.printing import ignored_counts, line, progress_bar, record_nou
 from shardkit.cli.run import Run
 from shardkit.cli.runner import Command
 from shardkit.contracts import Attaching, SourceKind
+from shardkit.conversion.build_all import Processes
 from shardkit.errors import UsageError
 from shardkit.options import make
 from shardkit.registry import DEFAULT_ATTACHED, attachable_sources, get_source, open_source
@@ -101,8 +102,7 @@ class _Command(Command):
                 source,
                 index_dir,
                 options,
-                workers=workers.count,
-                on_progress=tally,
+                Processes(workers=workers.count, on_progress=tally),
             )
         run.report(
             lambda: {

@@ -10,7 +10,7 @@ from shardkit.cli.options import Options, argument, command_option
 from shardkit.cli.printing import line, progress_bar
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
-from shardkit.exporting.export import LAYOUTS, Exported, export
+from shardkit.exporting.export import LAYOUTS, Exported, LayoutName, export
 from shardkit.system.formatting import amount, size
 
 
@@ -18,7 +18,7 @@ from shardkit.system.formatting import amount, size
 class ExportOptions(Options):
     """Options of `shardkit export`."""
 
-    layout: str = command_option(
+    layout: LayoutName = command_option(
         "imagefolder",
         help="imagefolder: files of the source, by class. csv: images and metadata.csv. parquet: "
         "for Hugging Face datasets. webdataset: tar archives.",

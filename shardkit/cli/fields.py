@@ -22,6 +22,7 @@ from shardkit.cli.options import Options, argument, click_options, command_optio
 from shardkit.cli.printing import line, progress_bar, some
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
+from shardkit.conversion.build_all import Processes
 from shardkit.system.formatting import amount, size
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import as_command
@@ -48,7 +49,9 @@ class CommandOptions(Options):
     )
 
 
-@command("add", argument("dataset"), *click_options(FieldOptions), options=(CommandOptions,))
+@command(
+    "add", argument("dataset"), *click_options(FieldOptions, Processes), options=(CommandOptions,)
+)
 def add_command(run: Run, options: CommandOptions, *, dataset: Path, **words: Any) -> None:
     """Add fields to DATASET: captions, embeddings, latents, numbers, boxes.
 
@@ -66,7 +69,12 @@ def add_command(run: Run, options: CommandOptions, *, dataset: Path, **words: An
     _change(run, dataset, options.source, words, "added")
 
 
-@command("replace", argument("dataset"), *click_options(ReplaceOptions), options=(CommandOptions,))
+@command(
+    "replace",
+    argument("dataset"),
+    *click_options(FieldOptions, ReplaceOptions, Processes),
+    options=(CommandOptions,),
+)
 def replace_command(run: Run, options: CommandOptions, *, dataset: Path, **words: Any) -> None:
     """Replace fields of DATASET, such as its labels, which get the classes of the new values.
 

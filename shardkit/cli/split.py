@@ -16,6 +16,7 @@ from shardkit.conversion.convert import convert
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.source import DatasetSource
 from shardkit.errors import UsageError
+from shardkit.sources.opening import DivisionOptions
 from shardkit.system.formatting import amount
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import shell
@@ -37,8 +38,15 @@ class CommandOptions(Options):
     force: bool = command_option(False, help="Replace other lists in DIR; with --to, datasets.")
 
 
-@command("split", argument("dataset"), options=(SplitOptions, CommandOptions))
-def split_command(run: Run, rule: SplitOptions, options: CommandOptions, *, dataset: Path) -> None:
+@command("split", argument("dataset"), options=(DivisionOptions, SplitOptions, CommandOptions))
+def split_command(
+    run: Run,
+    rule: DivisionOptions,
+    more: SplitOptions,
+    options: CommandOptions,
+    *,
+    dataset: Path,
+) -> None:
     """Divide the rows of DATASET into train, val and test.
 
     Writes lists of rows, for dataset.select(rows) and `shardkit convert dataset --rows`, or
@@ -56,7 +64,7 @@ def split_command(run: Run, rule: SplitOptions, options: CommandOptions, *, data
     if (out / (MANIFEST_NAME if to is None else "train.txt")).exists():
         content = "datasets" if to is None else "lists"
         raise UsageError(f"{out} holds the {content} of another split; choose a folder with --out")
-    division = vars(rule)
+    division = vars(rule) | vars(more)
     rows = split(dataset, **division)
     if to is None:
         if out.resolve().is_relative_to(dataset.resolve()):

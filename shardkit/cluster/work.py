@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from shardkit.cluster.jobs import (
     Jobs,
@@ -24,13 +25,12 @@ from shardkit.contracts import PartedSource, Source
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import (
-    ConvertArguments,
+    Asked,
     Converted,
     Request,
     open_target,
     plan_in_parts,
     publish_plan,
-    read_options,
 )
 from shardkit.conversion.engine import Work, require_good
 from shardkit.conversion.fingerprint import saved_digest
@@ -45,18 +45,26 @@ from shardkit.conversion.task import Built, load_result
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import BadImages, UsageError
-from shardkit.options import about, option, require_valid, takes
+from shardkit.options import option, require_valid, takes
+from shardkit.recipe import Recipe
 from shardkit.remote.bucket import committed_at
 from shardkit.system.safe_paths import is_file
 from shardkit.system.urls import as_url
 
 
-@takes(ConvertArguments)
-def plan_jobs(arguments: ConvertArguments) -> Converted:
+@takes(Asked)
+def plan_jobs(
+    asked: Asked, source: str | Path | Any, target: str | Path, *, recipe: Recipe | None = None
+) -> Converted:
     """Write only the plan into ``target``, for ``shardkit work`` and then `commit`.
 
     All jobs share ``target``, a directory or a URL; ``staging`` is optional.
     ``workers`` or ``executor`` list a folder of images, in memory that does not grow with it.
+
+    Args:
+        source: See `shardkit.convert`, as for all arguments.
+        target: The directory or URL.
+        recipe: The options of images, as one object in place of keywords.
 
     Returns:
         The plan and its number of jobs.
@@ -64,8 +72,7 @@ def plan_jobs(arguments: ConvertArguments) -> Converted:
     Raises:
         UsageError: If an option is invalid, or ``target`` cannot be used.
     """
-    request = read_options(arguments)
-    target = arguments.target
+    request = asked.open(source, recipe)
     placement = request.placement
     url = as_url(target)
     if url is None:
@@ -156,21 +163,15 @@ class WorkOptions:
             raise UsageError("task= and claim= exclude each other: choose one")
 
 
-@dataclass(frozen=True)
-class WorkArguments(WorkOptions):
-    """The arguments of `work`."""
-
-    target: str | Path = field(
-        metadata=about("The directory or URL for which `plan_jobs` wrote a plan.")
-    )
-
-
-@takes(WorkArguments)
-def work(options: WorkArguments) -> dict[int, Built]:
+@takes(WorkOptions)
+def work(options: WorkOptions, target: str | Path) -> dict[int, Built]:
     """Build shards of the conversion that `plan_jobs` planned, in this process.
 
     If the target is a URL, each shard is uploaded, then removed here. Repeat an interrupted call to
     resume it.
+
+    Args:
+        target: The directory or URL for which `plan_jobs` wrote a plan.
 
     Returns:
         The outcome of each task that was built here, or was done already; by number.
@@ -186,7 +187,7 @@ def work(options: WorkArguments) -> dict[int, Built]:
     source = None if options.source is None else Path(options.source)
     staging = None if options.staging is None else Path(options.staging)
     outcomes: dict[int, Built] = {}
-    with open_jobs(options.target, source, staging, options.kind) as jobs:
+    with open_jobs(target, source, staging, options.kind) as jobs:
         if options.task is None and not options.claim:
             raise UsageError("choose task= or claim=; outside Slurm, no task number is given")
         if options.on_open is not None:

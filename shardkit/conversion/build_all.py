@@ -16,8 +16,8 @@ _Task = TypeVar("_Task", bound=Task)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Builder:
-    """Where shards are built: in worker processes, or by an executor."""
+class Processes:
+    """Worker processes."""
 
     HEADING: ClassVar[str] = "Running"
 
@@ -28,6 +28,18 @@ class Builder:
         minimum=1,
         shown="number of CPUs",
     )
+    on_progress: Report | None = option(
+        None, help="Called with the work done since the last call.", is_keyword_only=True
+    )
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Builder(Processes):
+    """Where shards are built: in worker processes, or by an executor."""
+
     executor: Executor | None = option(
         None,
         help="Builds the shards instead of ``workers``, one per call: any executor whose processes "
@@ -40,12 +52,6 @@ class Builder:
         "of the dataset.",
         is_keyword_only=True,
     )
-    on_progress: Report | None = option(
-        None, help="Called with the work done since the last call.", is_keyword_only=True
-    )
-
-    def __post_init__(self) -> None:
-        require_valid(self)
 
     def run(self, done: list[_Task], tasks: list[_Task]) -> Iterator[tuple[_Task, Built]]:
         """Carry out tasks; yield them as they are finished.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -25,9 +25,10 @@ from shardkit.conversion.task import load_result
 from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import DiskFull, UsageError
-from shardkit.options import about, changed, option, part, takes
+from shardkit.options import changed, group, option, takes
 from shardkit.recipe import Recipe, RecipeOptions
-from shardkit.sources.opening import OpeningOptions, open_given
+from shardkit.sources.imagefolder import FolderOptions
+from shardkit.sources.opening import DivisionOptions, Exclusion, SampleOptions, open_given
 from shardkit.system.late import load
 from shardkit.system.pool import Progress
 from shardkit.system.safe_paths import is_file
@@ -77,49 +78,59 @@ class Placement:
     )
 
 
-@dataclass(frozen=True)
-class ConvertArguments(  # the last base has the first options
-    Placement,
-    Builder,
-    OpeningOptions,
-    RecipeOptions,
-    ConvertOptions,
-):
-    """The arguments of `convert`, `plan_conversion` and `plan_jobs`."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options of `convert`, `plan_conversion` and `plan_jobs`."""
 
-    source: str | Path | Source | Any = field(
-        metadata=about(
-            "A folder, or its URL in an object store, with one folder for each class, or images "
-            "alone, or splits of either; or "
-            "another `shardkit.contracts.Source`; or samples: a sequence or iterable, such as a "
-            "PyTorch dataset, of dicts, `shardkit.Sample` objects or tuples of images (bytes, "
-            "paths, PIL images), arrays, tensors, numbers and texts. An iterable is read once, "
-            "into a temporary file."
+    shards: ConvertOptions = group(ConvertOptions)
+    images: RecipeOptions = group(RecipeOptions)
+    folder: FolderOptions = group(FolderOptions)
+    samples: SampleOptions = group(SampleOptions)
+    division: DivisionOptions = group(DivisionOptions)
+    exclusion: Exclusion = group(Exclusion)
+    builder: Builder = group(Builder)
+    placement: Placement = group(Placement)
+
+    def open(self, source: Any, recipe: Recipe | None) -> Request:
+        """Return the options of the conversion of a source, and that source.
+
+        Args:
+            source: See `convert`.
+            recipe: The options of images, in place of `images`.
+
+        Raises:
+            UsageError: If an option is invalid.
+        """
+        stated = Recipe(**vars(self.images))
+        if recipe is not None and (given := changed(stated)):
+            raise UsageError(f"recipe and {', '.join(given)} exclude each other: choose one")
+        options = replace(self.shards, recipe=recipe or stated)
+        opened = open_given(
+            source, self.folder, self.samples, (self.division, self.exclusion), options.seed
         )
-    )
-    target: str | Path = field(
-        metadata=about(
-            "A directory that is new, empty, or (with ``force``) holds a dataset to replace. The "
-            "old dataset stays intact until the new one is ready. Or a URL in an object store "
-            "(``s3://``, ``gs://``, ``az://``) where no dataset is yet, with ``staging``."
-        )
-    )
-    _: KW_ONLY
-    recipe: Recipe | None = option(  # type: ignore[assignment]
-        None, help="The options of images, as one object in place of keywords."
-    )
-
-    def __post_init__(self) -> None:
-        """Leave all checks to the parts."""
+        return Request(opened, options, self.builder, self.placement)
 
 
-@takes(ConvertArguments)
-def convert(arguments: ConvertArguments) -> Converted:
+@takes(Asked)
+def convert(
+    asked: Asked, source: str | Path | Any, target: str | Path, *, recipe: Recipe | None = None
+) -> Converted:
     """Convert a folder of images to a dataset, or to one dataset for each split.
 
     The options are those of ``shardkit convert``. Repeat an interrupted call to resume it:
     finished shards are kept. The result does not depend on interruptions or on ``workers``.
     Repeating a finished call does nothing.
+
+    Args:
+        source: A folder, or its URL in an object store, with one folder for each class, or images
+            alone, or splits of either; or another `shardkit.contracts.Source`; or samples: a
+            sequence or iterable, such as a PyTorch dataset, of dicts, `shardkit.Sample` objects or
+            tuples of images (bytes, paths, PIL images), arrays, tensors, numbers and texts. An
+            iterable is read once, into a temporary file.
+        target: A directory that is new, empty, or (with ``force``) holds a dataset to replace. The
+            old dataset stays intact until the new one is ready. Or a URL in an object store
+            (``s3://``, ``gs://``, ``az://``) where no dataset is yet, with ``staging``.
+        recipe: The options of images, as one object in place of keywords.
 
     Returns:
         The plan and the manifests of the datasets.
@@ -132,25 +143,32 @@ def convert(arguments: ConvertArguments) -> Converted:
         DiskFull: If the disk lacks space.
         ConversionFailed: If writing fails.
     """
-    request = read_options(arguments)
-    target = open_target(arguments.target, request.placement)
-    target.prepare()  # before a long scan
-    converted = _convert(request, target.folder)
-    if target.publish():
+    request = asked.open(source, recipe)
+    opened = open_target(target, request.placement)
+    opened.prepare()  # before a long scan
+    converted = _convert(request, opened.folder)
+    if opened.publish():
         converted = replace(converted, unchanged=False)
     return converted
 
 
-@takes(ConvertArguments)
-def plan_conversion(arguments: ConvertArguments) -> Plan:
+@takes(Asked)
+def plan_conversion(
+    asked: Asked, source: str | Path | Any, target: str | Path, *, recipe: Recipe | None = None
+) -> Plan:
     """Return the plan that `convert` would carry out; read no image and write nothing.
+
+    Args:
+        source: See `convert`, as for all arguments.
+        target: A directory or URL.
+        recipe: The options of images, as one object in place of keywords.
 
     Raises:
         UsageError: If an option is invalid or ``target`` cannot be used.
     """
-    request = read_options(arguments)
-    target = open_target(arguments.target, request.placement).folder
-    return plan_scan(request.source.scan(), target, request.options, force=request.placement.force)
+    request = asked.open(source, recipe)
+    folder = open_target(target, request.placement).folder
+    return plan_scan(request.source.scan(), folder, request.options, force=request.placement.force)
 
 
 def open_target(target: str | Path, placement: Placement) -> Target:
@@ -187,22 +205,6 @@ class Request(NamedTuple):
     options: ConvertOptions
     builder: Builder
     placement: Placement
-
-
-def read_options(arguments: ConvertArguments) -> Request:
-    """Return the parts of the arguments, and the source that they name.
-
-    Raises:
-        UsageError: If an option is invalid.
-    """
-    recipe = part(arguments, Recipe)
-    if arguments.recipe is not None and changed(recipe):
-        raise UsageError(f"recipe and {', '.join(changed(recipe))} exclude each other: choose one")
-    options = part(replace(arguments, recipe=arguments.recipe or recipe), ConvertOptions)
-    builder = part(arguments, Builder)
-    placement = part(arguments, Placement)
-    source = open_given(arguments.source, part(arguments, OpeningOptions), options.seed)
-    return Request(source, options, builder, placement)
 
 
 def plan_in_parts(

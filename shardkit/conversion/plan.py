@@ -27,7 +27,7 @@ from shardkit.options import about, option, require_integer, require_valid
 from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, LABEL, dump_json
-from shardkit.registry import get_format
+from shardkit.registry import OWN_FORMATS, get_format
 from shardkit.system import formatting
 from shardkit.system.files import SMALL_BYTES
 from shardkit.system.formatting import parse_bytes
@@ -62,7 +62,11 @@ class ConvertOptions:
 
     HEADING: ClassVar[str] = "Shards"
 
-    to: str = field(metadata=about("Format of the shards: lmdb, hdf5 or webdataset."))
+    to: str = field(
+        metadata=about(
+            "Format of the shards: lmdb, hdf5 or webdataset.", choices=OWN_FORMATS, is_open=True
+        )
+    )
     recipe: Recipe = field(default_factory=Recipe)
     shard_size: int | str = option(
         DEFAULT_SHARD_BYTES,

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.lock import locked
@@ -20,7 +21,8 @@ from shardkit.system.files import overlap, require_local, sync
 from shardkit.system.late import load
 from shardkit.system.pool import Progress, Report
 
-LAYOUTS: Mapping[str, str] = {
+LayoutName = Literal["csv", "imagefolder", "parquet", "webdataset"]
+LAYOUTS: Mapping[LayoutName, str] = {
     "csv": "shardkit.exporting.folder:write_csv",
     "imagefolder": "shardkit.exporting.folder:write_imagefolder",
     "parquet": "shardkit.exporting.parquet:write_parquet",
@@ -49,7 +51,7 @@ def export(
     directory: str | Path,
     target: str | Path,
     *,
-    layout: str = "imagefolder",
+    layout: LayoutName = "imagefolder",
     raw_as_png: bool = False,
     on_progress: Report | None = None,
 ) -> Exported:
@@ -103,7 +105,7 @@ def export(
     )
 
 
-def get_layout(name: str) -> Write:
+def get_layout(name: LayoutName) -> Write:
     """Return the function that writes a layout.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from shardkit.orders.weighted import check_weights
 from shardkit.sampling.order import Draws, Order, Positions
 from shardkit.torch.data.crops import check_probability
 from shardkit.torch.data.datasets import ShardDataset
-from shardkit.torch.data.ops import Crop, ImageOp
+from shardkit.torch.data.ops import Crop, Filter, ImageOp
 from shardkit.torch.data.order_options import OrderOptions, OrderSampler
 
 _KNOWN = {"crop": ("random", "center"), "leftovers": ("drop", "carry")}
@@ -92,7 +92,7 @@ class Buckets(OrderSampler):
     weights: Any = None
     """A number for each row, as for `Weighted`: rows are drawn with replacement, and each bucket
     gets its share of the batches."""
-    filter: str = "bilinear"
+    filter: Filter = "bilinear"
     """``bilinear`` or ``bicubic``, both antialiased."""
     oversample: float = 1.0
     """As for `RandomResizedCrop`; ``math.inf`` decodes all pixels of a JPEG before scaling."""
@@ -148,6 +148,11 @@ class Buckets(OrderSampler):
         heights, widths = _image_sizes(dataset).T
         counts: list[BucketCount] = self.sizes.count([(widths, heights)])
         return counts
+
+    @property
+    def of_any_rows(self) -> Buckets:
+        """The buckets without weights, which are those of rows."""
+        return replace(self, weights=None)
 
     def check(self, options: OrderOptions) -> None:
         """Check that each batch can be of one bucket; see `OrderSampler`."""

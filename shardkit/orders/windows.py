@@ -81,8 +81,8 @@ class Windows(RowWindows):
 
     def names(self, fields: Sequence[str] | None) -> Sequence[str]:
         """Return the fields to read: those with windows unless others are given too."""
-        if fields is None or isinstance(fields, str):
-            return tuple(self.fields) if fields is None else fields
+        if fields is None:
+            return tuple(self.fields)
         for name in self.fields:
             if name not in fields:
                 raise UsageError(f"windows= has {name!r}, and fields= is {fields}: add it there")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from shardkit.errors import UsageError
 
-REMAINDERS = ("drop", "pad", "exact")
+Remainder = Literal["drop", "pad", "exact"]
+REMAINDERS = get_args(Remainder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Rank:
     or, if that is not initialized, ``RANK`` and ``WORLD_SIZE``; without either it is 0 of 1."""
     world_size: int | None = None
     """Number of ranks; required with ``rank``."""
-    remainder: str = "drop"
+    remainder: Remainder = "drop"
     """What to do with the last samples of an epoch if they do not divide evenly. ``drop`` leaves
     out fewer than ``world_size`` samples (different ones in each shuffled epoch). ``pad`` repeats
     samples from the start of the epoch; their row is -1. ``exact`` gives some ranks one more
@@ -77,7 +78,7 @@ class ResolvedRank(NamedTuple):
 
     rank: int
     world_size: int
-    remainder: str
+    remainder: Remainder
     drop_last: bool
 
 

@@ -5,7 +5,7 @@ An option that was given asks for a wrapper, and so does an entry in the descrip
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from shardkit.contracts import Source, SourceOptions
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Field, Schema
-from shardkit.options import changed, option, part
+from shardkit.options import changed, option, require_names
 from shardkit.registry import DEFAULT_SOURCE, get_source, open_source, source_names
 from shardkit.sources.imagefolder import FolderOptions
 from shardkit.system.late import load
@@ -46,6 +46,9 @@ class SampleOptions(SourceOptions):
         is_keyword_only=True,
         store=list,
     )
+
+    def __post_init__(self) -> None:
+        require_names("fields", self.fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,17 +83,16 @@ class Exclusion:
         is_repeated=True,
     )
 
-
-@dataclass(frozen=True, kw_only=True)
-class OpeningOptions(Exclusion, DivisionOptions, SampleOptions, FolderOptions):
-    """All options of `shardkit.convert` about its source."""
+    def __post_init__(self) -> None:
+        if not isinstance(self.exclude, (str, Path, Sequence)):
+            raise UsageError(f"exclude={self.exclude!r:.80} is not a path, nor a list of paths")
 
 
 _BY_OPTION: Mapping[type[Any], str] = {
     DivisionOptions: "shardkit.sources.divided:divided",
     Exclusion: "shardkit.conversion.exclude:excluded",
 }
-"""What wraps a source, inside out, if one of these options is given: it gets them and the seed."""
+"""What wraps a source if one of these options is given: it gets them and the seed."""
 
 _BY_ENTRY = {DIVISION: "shardkit.sources.divided:reopen"}
 """What wraps a source whose description has an entry: it gets `find` and ``described``."""
@@ -99,17 +101,25 @@ Described = Mapping[str, Mapping[str, Any]]
 """The description of each split of a source; see `shardkit.contracts.Source.describe`."""
 
 
-def open_given(source: Any, options: OpeningOptions, seed: int) -> Source:
+def open_given(
+    source: Any, folder: FolderOptions, samples: SampleOptions, wrapping: Iterable[Any], seed: int
+) -> Source:
     """Return the source that the arguments of `shardkit.convert` mean.
+
+    Args:
+        source: A folder, samples or a source.
+        folder: The options of a folder.
+        samples: The options of samples.
+        wrapping: Options that ask for wrappers, inside out: objects of the keys of `_BY_OPTION`.
+        seed: The seed of the conversion.
 
     Raises:
         UsageError: If it cannot be opened, or options do not go with it.
     """
-    opened = _unwrapped(source, part(options, FolderOptions), part(options, SampleOptions))
-    for kind, target in _BY_OPTION.items():
-        given = part(options, kind)
-        if changed(given):
-            opened = load(target)(opened, **vars(given), seed=seed)
+    opened = _unwrapped(source, folder, samples)
+    for options in wrapping:
+        if changed(options):
+            opened = load(_BY_OPTION[type(options)])(opened, **vars(options), seed=seed)
     return opened
 
 

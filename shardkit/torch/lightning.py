@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any, cast
@@ -11,7 +11,7 @@ from typing import Any, cast
 import lightning.pytorch as pl
 
 from shardkit.errors import StateMismatch, UsageError
-from shardkit.options import about, option, part, takes
+from shardkit.options import option, takes
 from shardkit.sampling.order import BlockShuffle
 from shardkit.sampling.ranks import Rank
 from shardkit.system.text import quoted
@@ -21,26 +21,10 @@ from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.loader import Loader, make_loader, reader_of
 
 
-@dataclass(frozen=True)
-class ModuleOptions(LoaderOptions, OrderOptions):
-    """The arguments of `ShardDataModule`."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingOrder(OrderOptions):
+    """The order of the training dataset, which is shuffled."""
 
-    train: Any = field(
-        metadata=about(
-            "A dataset for `make_loader`; or its directory, which is opened with "
-            '``decode="torch"``. Or a function that returns a new loader, such as '
-            "``partial(make_loader, dataset, 64)``; it is called once the trainer's process "
-            "group exists, and no option of this module applies to it."
-        )
-    )
-    validation: Any = option(
-        None,
-        help="The same for validation; every sample is read once, in stored order. (A function "
-        'needs ``Rank(remainder="exact")`` for that.) Of the options, only those that do not '
-        "choose samples apply, and ``seed``.",
-    )
-    _: KW_ONLY
-    batch_size: int = option(64, help="Samples in a batch of each rank.")
     shuffle: bool | BlockShuffle | None = option(
         True,
         help="How the training dataset is shuffled, as in `make_loader`; leave it None with a "
@@ -59,18 +43,34 @@ class ShardDataModule(pl.LightningDataModule):
         UsageError: If a dataset is missing, an option is unknown, or options contradict each other.
     """
 
-    @takes(ModuleOptions)
-    def __init__(self, options: ModuleOptions) -> None:
-        """Create a data module; the options are those of `shardkit.make_loader`."""
+    @takes(TrainingOrder, LoaderOptions)
+    def __init__(
+        self,
+        order: TrainingOrder,
+        loading: LoaderOptions,
+        train: Any,
+        validation: Any = None,
+        *,
+        batch_size: int = 64,
+    ) -> None:
+        """Create a data module; the options are those of `shardkit.make_loader`.
+
+        Args:
+            train: A dataset for `make_loader`; or its directory, which is opened with
+                ``decode="torch"``. Or a function that returns a new loader, such as
+                ``partial(make_loader, dataset, 64)``; it is called once the trainer's process group
+                exists, and no option of this module applies to it.
+            validation: The same for validation; every sample is read once, in stored order. (A
+                function needs ``Rank(remainder="exact")`` for that.) Of the options, only those
+                that do not choose samples apply, and ``seed``.
+            batch_size: Samples in a batch of each rank.
+        """
         super().__init__()
-        shared = {name: getattr(options, name) for name in ("batch_size", "seed")}
-        loading = part(options, LoaderOptions)
         reader_of(loading).suited(loading, "")  # raises before a trainer starts
-        shared |= vars(loading)
-        training = vars(part(options, OrderOptions)) | shared
-        self._make_training = _maker(options.train, **training)
+        shared = {"batch_size": batch_size, "seed": order.seed, **vars(loading)}
+        self._make_training = _maker(train, **(vars(order) | shared))
         exact = Rank(remainder="exact")
-        self._make_validation = _maker(options.validation, **shared, rank=exact)
+        self._make_validation = _maker(validation, **shared, rank=exact)
         self._training: Loader | None = None
         self._validation: Loader | None = None
         self._loaded: dict[str, Any] | None = None

@@ -6,14 +6,14 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol
 
 import torch
+from typing_extensions import TypeVar
 
 from shardkit.errors import LoaderFailed, UsageError
-from shardkit.options import about, option, part, takes
+from shardkit.options import takes
 from shardkit.system.late import load
 from shardkit.system.priority import priority_problem
 from shardkit.torch.data import nested
@@ -28,6 +28,8 @@ from shardkit.torch.engine.options import ENGINE_KINDS, READERS, LoaderOptions, 
 
 _LOG = logging.getLogger(__name__)
 
+Batch_co = TypeVar("Batch_co", covariant=True, default=Any)
+
 _USER = 5
 """Stack level of warnings in `_choose_engine`, which point at the caller of `make_loader`."""
 
@@ -35,61 +37,53 @@ _USER = 5
 class Preset(Protocol):
     """Settings for what the arguments of a loader leave open."""
 
-    def complete(self, given: LoaderArguments) -> tuple[LoaderOptions, int, str]:
+    def complete(
+        self, options: LoaderOptions, dataset: Any, batch_size: int | None
+    ) -> tuple[LoaderOptions, int, str]:
         """Return options and batch size with these settings, and the reason for the engine.
+
+        Args:
+            options: The options that the user gave.
+            dataset: The dataset.
+            batch_size: The user's, or None.
 
         Raises:
             UsageError: If an argument contradicts them.
         """
 
 
-def _read_preset(path: str | PathLike[str]) -> Preset:
-    preset: Preset = load("shardkit.torch.tuned:load_tuned")(path)
-    return preset
-
-
-@dataclass(frozen=True)
-class LoaderArguments(LoaderOptions, OrderOptions):
-    """The arguments of `make_loader`."""
-
-    dataset: Any = field(
-        metadata=about("A dataset of shardkit, or any other with ``__len__`` and ``__getitem__``.")
-    )
-    batch_size: int | None = option(
-        None, help="Samples in a batch of this rank; may be omitted if ``tuned`` sets it."
-    )
-    _: KW_ONLY
-    tuned: str | PathLike[str] | None = option(
-        None,
-        help="A file written by ``shardkit tune --out``, for settings that other arguments leave "
-        "open.",
-        parse=_read_preset,
-    )
-
-
-@takes(LoaderArguments)
-def make_loader(given: LoaderArguments) -> Loader:
+@takes(OrderOptions, LoaderOptions)
+def make_loader(
+    order: OrderOptions,
+    options: LoaderOptions,
+    dataset: Any,
+    batch_size: int | None = None,
+    *,
+    tuned: str | PathLike[str] | None = None,
+) -> Loader[Any]:
     """Return a loader of batches, with defaults for this machine and dataset.
 
     Options that PyTorch's ``DataLoader`` has too have the same name and meaning here.
     docs/training.md gives the measurements behind the defaults.
 
+    Args:
+        dataset: A dataset of shardkit, or any other with ``__len__`` and ``__getitem__``.
+        batch_size: Samples in a batch of this rank; may be omitted if ``tuned`` sets it.
+        tuned: A file written by ``shardkit tune --out``, for settings that other arguments leave
+            open.
+
     Raises:
         UsageError: If an option is out of range, options contradict each other or the dataset, or
             ``tuned`` is invalid.
     """
-    dataset = given.dataset
-    batch_size = given.batch_size
-    options = part(given, LoaderOptions)
     by = "requested"
-    preset = cast("Preset | None", given.tuned)
-    if preset is not None:
-        options, batch_size, by = preset.complete(given)
+    if tuned is not None:
+        preset: Preset = load("shardkit.torch.tuned:load_tuned")(tuned)
+        options, batch_size, by = preset.complete(options, dataset, batch_size)
     if batch_size is None:
         raise UsageError("batch_size= is required, unless tuned= sets it")
     reader = reader_of(options)
     options, by = reader.suited(options, by)
-    order = part(given, OrderOptions)
     if isinstance(dataset, OrderedDataset):
         order = dataset.completed(order)
         dataset = dataset.dataset
@@ -108,7 +102,9 @@ def make_loader(given: LoaderArguments) -> Loader:
         op=order.op,
         views=order.view_ops,
     )
-    return Loader(fetch, schedule, options, by)
+    loader: Loader[Any] = Loader(fetch, schedule, options, by)
+    loader.order = order
+    return loader
 
 
 def reader_of(options: LoaderOptions) -> type[Fetch]:
@@ -136,7 +132,7 @@ class TrainerEpochs:
 
 # Not a subclass of DataLoader: frameworks take those apart and rebuild them with samplers of their
 # own. The process engine uses a real one inside.
-class Loader:
+class Loader(Generic[Batch_co]):
     """Yields the batches of one epoch in each iteration; made by `make_loader`.
 
     It has the interface of ``torch.utils.data.DataLoader`` that training loops use: ``len`` (the
@@ -146,7 +142,13 @@ class Loader:
     Each iteration reads the next epoch, so no call is needed to change the order; ``set_epoch``
     selects one. With ``endless``, it continues with the epochs after that. ``state_dict`` can be
     called at any time.
+
+    Editors know the type of its batches if a variable states it: ``loader: Loader[tuple[Tensor,
+    Tensor]] = make_loader(...)``.
     """
+
+    order: OrderOptions
+    """The options of its order, to make another loader alike."""
 
     def __init__(
         self,
@@ -195,7 +197,7 @@ class Loader:
     def __len__(self) -> int:
         return len(self._schedule)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch_co]:
         self._iteration += 1
         return self._iterate(self._iteration)
 

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import Sampler
 
 from shardkit.errors import UsageError
-from shardkit.options import about, takes
+from shardkit.options import takes
 from shardkit.torch.data import nested
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.data.read_context import NumberedRows, ReadContext
 from shardkit.torch.data.resume import ResumeState
 from shardkit.torch.data.schedule import Request
-
-
-@dataclass(frozen=True)
-class SamplerArguments(OrderOptions):
-    """The arguments of `EpochBatchSampler`."""
-
-    dataset: Any = field(metadata=about("The dataset of the ``DataLoader``."))
-    batch_size: int = field(metadata=about("Samples in a batch of this rank."))
 
 
 class EpochBatchSampler(Sampler[list[int]]):
@@ -43,27 +34,30 @@ class EpochBatchSampler(Sampler[list[int]]):
         UsageError: If options contradict each other.
     """
 
-    @takes(SamplerArguments)
-    def __init__(self, given: SamplerArguments) -> None:
-        """Create a sampler; its options are those of `shardkit.make_loader`."""
-        if not nested.has_rows(given.dataset):
+    @takes(OrderOptions)
+    def __init__(self, options: OrderOptions, dataset: Any, batch_size: int) -> None:
+        """Create a sampler; its options are those of `shardkit.make_loader`.
+
+        Args:
+            dataset: The dataset of the ``DataLoader``.
+            batch_size: Samples in a batch of this rank.
+        """
+        if not nested.has_rows(dataset):
             raise UsageError(
                 f"EpochBatchSampler needs a dataset with a length and rows, not "
-                f"{type(given.dataset).__name__}: open a path with shardkit.open_dataset"
+                f"{type(dataset).__name__}: open a path with shardkit.open_dataset"
             )
-        self._dataset = given.dataset
-        self._ops = given.ops
-        self._op = given.op
-        self._schedule = given.schedule(given.dataset, given.batch_size)
-        if self._ops and not all(
-            isinstance(leaf, ShardDataset) for leaf in nested.leaves(given.dataset)
-        ):
+        self._dataset = dataset
+        self._ops = options.ops
+        self._op = options.op
+        self._schedule = options.schedule(dataset, batch_size)
+        if self._ops and not all(isinstance(leaf, ShardDataset) for leaf in nested.leaves(dataset)):
             raise UsageError(
                 "views=[...] makes each sample a tuple, which a dataset around those of shardkit "
                 f"does not expect: use make_loader, or views={len(self._ops)}"
             )
-        self._resume = ResumeState(given.dataset, self._schedule)
-        self.batch_size = given.batch_size
+        self._resume = ResumeState(dataset, self._schedule)
+        self.batch_size = batch_size
         self.drop_last = self._schedule.rank.drop_last
 
     def __len__(self) -> int:

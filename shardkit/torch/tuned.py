@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import UsageError
-from shardkit.options import part
 from shardkit.system.files import read_small, write_result
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import quoted
 from shardkit.torch.engine.options import ENGINE_KINDS, LoaderOptions
 from shardkit.torch.engine.preflight import local_ranks, why_processes
-from shardkit.torch.loader import LoaderArguments, Preset
+from shardkit.torch.loader import Preset
 
 VERSION = 1
 
@@ -53,7 +52,9 @@ class Tuned(Preset):
     path: str = field(default="", compare=False)
     """The file that it was read from."""
 
-    def complete(self, given: LoaderArguments) -> tuple[LoaderOptions, int, str]:
+    def complete(
+        self, options: LoaderOptions, dataset: Any, batch_size: int | None
+    ) -> tuple[LoaderOptions, int, str]:
         """Warn if the settings may not suit machine or dataset; see `Preset`."""
         if self.processors != usable_cpus():
             warnings.warn(
@@ -62,9 +63,9 @@ class Tuned(Preset):
                 RuntimeWarning,
                 stacklevel=4,
             )
-        options = self.options(part(given, LoaderOptions))
-        self.warn_of_threads(why_processes(given.dataset))
-        size = self.batch_size if given.batch_size is None else given.batch_size
+        options = self.options(options)
+        self.warn_of_threads(why_processes(dataset))
+        size = self.batch_size if batch_size is None else batch_size
         return options, size, f"tuned, in {self.path}"
 
     def options(self, given: LoaderOptions) -> LoaderOptions:
@@ -145,6 +146,10 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
     Raises:
         UsageError: If it cannot be read, or is not such a file.
     """
+    if not isinstance(path, (str, PathLike)):
+        raise UsageError(
+            f"tuned={path!r:.80} is not a path: pass that of a file of `shardkit tune --out`"
+        )
     try:
         content = read_small(Path(os.path.realpath(path)), _MOST_BYTES)
     except OSError as error:

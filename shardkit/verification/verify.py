@@ -12,7 +12,7 @@ from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.parts import changed_fields
 from shardkit.errors import CorruptDataset, UsageError
-from shardkit.options import about, option, require_valid, takes
+from shardkit.options import option, require_valid, takes
 from shardkit.system.files import as_text
 from shardkit.system.late import load
 from shardkit.system.pool import Report, run_tasks
@@ -104,23 +104,8 @@ class VerifyOptions:
             raise UsageError("against= requires level='full' or 'decode': quick reads no records")
 
 
-@dataclass(frozen=True)
-class _Directory:
-    directory: str | Path = field(
-        metadata=about(
-            "The dataset, or its URL in an object store: shards are fetched to a temporary "
-            "folder, one for each worker at a time.",
-        )
-    )
-
-
-@dataclass(frozen=True)
-class VerifyArguments(VerifyOptions, _Directory):
-    """The arguments of `verify`."""
-
-
-@takes(VerifyArguments)
-def verify(options: VerifyArguments) -> Verification:
+@takes(VerifyOptions)
+def verify(options: VerifyOptions, directory: str | Path) -> Verification:
     """Check the dataset in ``directory``, or all of its splits.
 
     ``against`` is the folder, or the Python samples, that the dataset was made from; or a list of
@@ -130,20 +115,24 @@ def verify(options: VerifyArguments) -> Verification:
     records of an attached dataset are compared with the index, and the bytes of its archives with
     their SHA-256.
 
+    Args:
+        directory: The dataset, or its URL in an object store: shards are fetched to a temporary
+            folder, one for each worker at a time.
+
     Raises:
         UsageError: If there is no dataset, its manifest is of a newer version, or ``against``
             cannot be its source.
     """
-    scheme, place = scheme_and_place(options.directory)
+    scheme, place = scheme_and_place(directory)
     root = None if options.root is None else Path(options.root)
     checks: Checks = load(_CHECKS[scheme])(place, root)
     result = Verification(level=options.level)
-    with checks.directory() as directory:
-        verifier = _Verifier(directory, result, options.workers, options.on_progress, checks)
+    with checks.directory() as folder:
+        verifier = _Verifier(folder, result, options.workers, options.on_progress, checks)
         verifier.run(options.against)
     result.findings = sorted(
         (
-            replace(finding, reason=finding.reason.replace(str(directory), checks.place))
+            replace(finding, reason=finding.reason.replace(str(folder), checks.place))
             for finding in result.findings
         ),
         key=lambda finding: (finding.file, -1 if finding.row is None else finding.row),

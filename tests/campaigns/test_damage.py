@@ -230,7 +230,7 @@ class Trial:
             self.fail(f"full names {named}, not {outcome.rows}")
         levels = ["quick"] * outcome.quick + ["decode"] * (self.figures["damages"] % 4 == 0)
         for level in levels:
-            found = {finding.file for finding in verify(self._dataset, level).findings}
+            found = {finding.file for finding in verify(self._dataset, level).findings}  # type: ignore[arg-type]
             if not found & outcome.files or found - outcome.files:
                 self.fail(f"{level} blames {sorted(found)}, not {sorted(outcome.files)}")
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.mark.parametrize(("seed", "to"), cases(itertools.product(range(3), FORMATS), 1))
-def test_job_arrays_make_the_same_files(tmp_path: Path, to: str, seed: int) -> None:
+def test_job_arrays_make_the_same_files(tmp_path: Path, to: Any, seed: int) -> None:
     chosen = draw(seed, to)
     source, target = make_folder(tmp_path / "photos", each=EACH), tmp_path / "made"
     convert(source, tmp_path / "local", to=to, resize=64, shard_samples=5)

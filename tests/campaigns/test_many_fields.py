@@ -24,7 +24,7 @@ FORMATS = ("hdf5", "lmdb", "webdataset")
 SECONDS = 240
 
 
-def make(path: Path, to: str) -> None:
+def make(path: Path, to: Any) -> None:
     convert(SAMPLES, path, to=to, schema=SCHEMA, shard_samples=2)
 
 

@@ -46,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dataset(root / "photos", root / "made", to="webdataset")
 
 
-def new_loader(root: Path, engine: str, **options: Any) -> Loader:
+def new_loader(root: Path, engine: Any, **options: Any) -> Loader:
     dataset = open_dataset(root, decode=RandomResizedCrop(SIDE))
     chosen: dict[str, Any] = {"num_workers": 2, "start_method": "fork", "timeout": 60.0, **options}
     return make_loader(

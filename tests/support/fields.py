@@ -101,7 +101,7 @@ class Samples:
         return sample_of(number, whole=self.whole)
 
 
-def make_fields(path: Path, to: str = "lmdb", *, rows: int = ROWS, whole: bool = False) -> Path:
+def make_fields(path: Path, to: Any = "lmdb", *, rows: int = ROWS, whole: bool = False) -> Path:
     """Convert the samples in order; row and number are the same."""
     options: dict[str, Any] = {"shuffle": False, "shard_samples": 4, "workers": 1}
     convert(Samples(rows, whole=whole), path, to=to, schema=SCHEMA, **options)

@@ -265,7 +265,7 @@ def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def make_dataset(source: Path, target: Path, *, to: str = "lmdb", **options: Any) -> Path:
+def make_dataset(source: Path, target: Path, *, to: Any = "lmdb", **options: Any) -> Path:
     """Convert the folder ``source`` into ``target``, four images to a shard; return ``target``."""
     convert(source, target, to=to, **{"shard_samples": 4, "workers": 1, **options})
     return target

@@ -16,7 +16,7 @@ from stated import MANIFEST, WORK, stated
 from shardkit import convert
 
 
-def converted(source: Path, target: Path, to: str = "webdataset", **options: Any) -> Any:
+def converted(source: Path, target: Path, to: Any = "webdataset", **options: Any) -> Any:
     """Convert in this process alone."""
     return convert(source, target, to=to, **{"workers": 1, **options})
 

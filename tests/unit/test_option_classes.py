@@ -25,15 +25,15 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.cli.main import cli
-from shardkit.conversion.convert import ConvertArguments, plan_conversion
+from shardkit.conversion.convert import Asked, plan_conversion
 from shardkit.options import (
     about,
     changed,
     describe,
+    group,
     make,
     option,
     options_of,
-    part,
     require_valid,
     restored,
     same_option,
@@ -42,7 +42,8 @@ from shardkit.options import (
 )
 from shardkit.recipe import Recipe
 from shardkit.torch.data.datasets import ReaderOptions
-from shardkit.torch.loader import LoaderArguments
+from shardkit.torch.data.order_options import OrderOptions
+from shardkit.torch.engine.options import LoaderOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,35 +87,68 @@ class Options:
     )
 
 
-@dataclass(frozen=True)
-class Arguments(Options):
-    """The arguments of `double` and `Doubled`."""
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a text ends."""
 
-    text: str = field(metadata=about("The text."))
+    end: str = field(metadata=about("The end."))
 
 
-@takes(Arguments)
-def double(arguments: Arguments) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Both:
+    """Two groups."""
+
+    sizes: Options = group(Options)
+    ending: Ending = group(Ending)
+
+
+@takes(Options)
+def double(options: Options, text: str) -> str:
     """Return a text twice.
+
+    Args:
+        text: The text.
 
     Raises:
         ValueError: Never.
     """
-    return arguments.text * 2 * arguments.size
+    return text * 2 * options.size
+
+
+@takes(Both)
+def ended(both: Both, text: str, *, times: int = 1) -> str:
+    """Return a text with an end."""
+    return text * both.sizes.size * times + both.ending.end
+
+
+@takes(Options, Ending)
+def ended_alike(options: Options, ending: Ending, text: str) -> str:
+    """Return a text with an end."""
+    return ended(text, size=options.size, end=ending.end)
 
 
 class Doubled:
     """A text."""
 
-    @takes(Arguments)
-    def __init__(self, arguments: Arguments) -> None:
-        """Take a text."""
-        self.arguments = arguments
+    @takes(Options)
+    def __init__(self, options: Options, text: str) -> None:
+        """Take a text.
+
+        Args:
+            text: The text.
+        """
+        self.options = options
+        self.text = text
 
 
 def test_functions_and_methods_are_called_with_the_fields() -> None:
     assert double("a", size=1) == double(text="a", size=1) == "aa"
-    assert Doubled("a").arguments == Arguments("a", size=3)
+    doubled = Doubled("a", size=2)
+    assert (doubled.options, doubled.text) == (Options(size=2), "a")
+    assert ended("a", size=2, end=".", times=2) == "aaaa."
+    assert ended_alike("a", end="!") == "aaa!"
+    with refused(TypeError, "'end'"):
+        ended("a")
     assert pickle.loads(pickle.dumps(double)) is double
 
 
@@ -154,11 +188,15 @@ Raises:
     )
 
 
-def test_parts_and_changes_of_options() -> None:
-    arguments = Arguments("a", size=4)
-    assert part(arguments, Options) == Options(size=4)
-    assert changed(arguments) == {"size": 4}
-    assert changed(Arguments("b")) == {}
+def test_the_changes_of_options_are_those_from_their_defaults() -> None:
+    assert changed(Options(size=4)) == {"size": 4}
+    assert changed(Ending(end="b")) == {}
+
+
+def test_no_two_options_of_a_function_have_one_name() -> None:
+    """One of the two values would be lost."""
+    with refused(TypeError, "size"):
+        takes(Both, Options)
 
 
 def test_an_option_of_two_classes_is_stated_once() -> None:
@@ -172,17 +210,22 @@ def test_an_option_of_two_classes_is_stated_once() -> None:
 
 
 def test_help_lists_every_option_of_a_loader_and_of_a_dataset() -> None:
-    for function, kind in ((make_loader, LoaderArguments), (open_dataset, ReaderOptions)):
-        names = {item.name for item in fields(kind)}
+    own = {"dataset", "batch_size", "tuned"}
+    for function, kinds, others in (
+        (make_loader, (OrderOptions, LoaderOptions), own),
+        (open_dataset, (ReaderOptions,), {"path"}),
+    ):
+        names = {item.name for kind in kinds for item in fields(kind)} | others
         assert set(inspect.signature(function).parameters) == names
         assert all(f"    {name}: " in (function.__doc__ or "") for name in names)
 
 
 def test_help_of_convert_lists_all_options() -> None:
     text = pydoc.render_doc(shardkit.convert)
-    names = [*inspect.signature(ConvertArguments).parameters]
+    names = [*inspect.signature(shardkit.convert).parameters]
     assert all(f"        {name}: " in text for name in names)
-    assert [*inspect.signature(shardkit.convert).parameters] == names
+    stated = [item.name for kind in fields(Asked) for item in options_of(kind.metadata["group"])]
+    assert sorted(names) == sorted(["source", "target", "recipe", *stated])
     assert {"source", "to", "resize", "schema", "val", "workers"} < {*names}
 
 
@@ -229,6 +272,21 @@ def test_a_flag_is_true_or_false_and_a_message_is_short(tmp_path: Path) -> None:
             make_loader(range(3), 1, in_order=wrong)
         with refused(UsageError, "pin_memory"):
             make_loader(range(3), 1, pin_memory=wrong)
+
+
+def test_a_value_of_another_type_is_refused_with_its_option(tmp_path: Path) -> None:
+    number: Any = 5
+    windows = shardkit.Windows("label", "label", {"image": (0,)})
+    for name in ("fields", "follow", "windows", "split"):
+        with refused(UsageError, f"{name}=5"):
+            open_dataset(tmp_path, **{name: number})
+    with refused(UsageError, "fields=5"):
+        open_dataset(tmp_path, windows=windows, fields=number)
+    for name in ("exclude", "fields"):
+        with refused(UsageError, f"{name}=5"):
+            shardkit.convert("sample_data", tmp_path / "new", to="lmdb", **{name: number})
+    with refused(UsageError, "tuned=5"):
+        make_loader([1], 1, tuned=number)
 
 
 def test_a_required_keyword_is_required() -> None:

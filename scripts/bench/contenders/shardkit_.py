@@ -136,6 +136,6 @@ def _convert(folder: Path, target: Path, options: ConvertOptions) -> None:
     target.rmdir()
     if folder.name == "latents":
         schema = {"label": Field("label", classes=("a", "b"))}
-        convert(_Latents(folder), target, to=options.to, schema=schema)
+        convert(_Latents(folder), target, to=options.to, schema=schema)  # type: ignore[arg-type]
         return
     convert_scan(scan_imagefolder(folder), target, options)

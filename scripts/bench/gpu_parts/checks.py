@@ -200,7 +200,7 @@ def resident(job: Job) -> Result:
     """Compare batches of a dataset on the device with those of an ordinary loader; time them."""
     dataset = job.dataset("raw", RandomCrop(job.side - 8, padding=4, flip=0.5))
     options: dict[str, Any] = {"shuffle": True, "seed": 1}
-    loader = make_loader(dataset, _BATCH, resident=job.device_name, **options)
+    loader = make_loader(dataset, _BATCH, resident=job.device_name, **options)  # type: ignore[arg-type]
     plain = make_loader(dataset, _BATCH, engine="thread", pin_memory=None, **options)
     for number, ((images, labels), (expected, numbers)) in enumerate(
         zip(loader, plain, strict=True)

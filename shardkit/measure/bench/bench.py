@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 
 from shardkit.errors import UsageError
@@ -14,7 +14,7 @@ from shardkit.measure.runner.material import SubjectInfo, is_dataset
 from shardkit.measure.runner.rounds import CACHES, Candidate, Result, Watch, run_interleaved
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StopCondition, Subject, parse_loader
 from shardkit.measure.runner.workload import Workload
-from shardkit.options import about, option, takes
+from shardkit.options import option, takes
 from shardkit.system.machine import other_load, usable_cpus
 
 COLD_MOST = 10
@@ -67,21 +67,15 @@ class BenchOptions(Workload):
     )
 
 
-@dataclass(frozen=True)
-class BenchArguments(BenchOptions):
-    """The arguments of `bench`."""
-
-    paths: Sequence[str | PathLike[str]] = field(
-        metadata=about("Datasets of shardkit and folders of images.")
-    )
-
-
-@takes(BenchArguments)
-def bench(options: BenchArguments) -> BenchReport:
+@takes(BenchOptions)
+def bench(options: BenchOptions, paths: Sequence[str | PathLike[str]]) -> BenchReport:
     """Measure how fast datasets and plain image folders are read.
 
     Every line is measured once per round. A folder, if there is one, is the baseline; otherwise the
     first line is. Ctrl-C ends the measurement after the last complete round.
+
+    Args:
+        paths: Datasets of shardkit and folders of images.
 
     Raises:
         UsageError: If a path is missing or contains no images, or an option is invalid. Failures
@@ -94,7 +88,7 @@ def bench(options: BenchArguments) -> BenchReport:
     batch_size = options.batch_size
     if not caches or set(caches) - set(CACHES):
         raise UsageError(f"caches={caches!r} must be some of {', '.join(CACHES)}")
-    names = [fspath(path) for path in options.paths]
+    names = [fspath(path) for path in paths]
     if not names:
         raise UsageError("there is nothing to measure: give a dataset, or a folder of images")
     subjects = options.subjects(names, options.limit)
@@ -130,7 +124,7 @@ def bench(options: BenchArguments) -> BenchReport:
     )
 
 
-def _compare_steps(options: BenchArguments, subjects: Sequence[Subject]) -> BenchReport:
+def _compare_steps(options: BenchOptions, subjects: Sequence[Subject]) -> BenchReport:
     if len(subjects) > 1 or options.loaders or "warm" not in options.caches:
         raise UsageError(
             "steps=True measures one dataset or folder from memory, with loaders of its own: give "

@@ -108,20 +108,13 @@ class DoctorOptions(Workload):
     )
 
 
-@dataclass(frozen=True)
-class DoctorArguments(DoctorOptions):
-    """The arguments of `doctor`."""
-
-    dataset: str | Path | None = option(
-        None,
-        help="A dataset or a plain folder of images. None, without --loader, checks only the "
-        "machine.",
-    )
-
-
-@takes(DoctorArguments)
-def doctor(options: DoctorArguments) -> DoctorReport:
+@takes(DoctorOptions)
+def doctor(options: DoctorOptions, dataset: str | Path | None = None) -> DoctorReport:
     """Find out whether the GPU waits for data and why, and measure what helps.
+
+    Args:
+        dataset: A dataset or a plain folder of images. None, without ``loader``, checks only the
+            machine.
 
     Raises:
         UsageError: If ``dataset`` does not exist, or options are invalid or need it.
@@ -132,16 +125,16 @@ def doctor(options: DoctorArguments) -> DoctorReport:
     loader = options.loader
     workers = options.workers
     samples = options.decode or options.transform
-    if loader is None and options.dataset is None:
+    if loader is None and dataset is None:
         if samples or options.step_ms or options.model:
             raise UsageError("decode=, transform=, step_ms= and model= require a dataset")
         plan = Plan() if workers is None else Plan(workers=workers)
         return DoctorReport(subject=None, findings=run_checks(plan))
-    if loader is not None and (options.dataset or samples or workers is not None):
+    if loader is not None and (dataset or samples or workers is not None):
         raise UsageError("loader= excludes a dataset, decode=, transform= and workers=")
     subject = Subject(loader=loader)
-    if options.dataset is not None:
-        (subject,) = options.subjects([str(options.dataset)])
+    if dataset is not None:
+        (subject,) = options.subjects([str(dataset)])
     meter = CpuMeter()
     with (
         MeasurementProcess(subject) as process,

@@ -26,7 +26,8 @@ from shardkit.measure.runner.timing import measure
 from shardkit.recipe import Recipe
 from shardkit.system.machine import free_memory
 from shardkit.torch.data.collate import collate
-from shardkit.torch.data.datasets import ReaderOptions, ShardDataset, open_dataset
+from shardkit.torch.data.datasets import ShardDataset, open_dataset
+from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.engine.options import ENGINE_KINDS, EngineKind, LoaderOptions
 from shardkit.torch.engine.resident import resident_bytes
 from shardkit.torch.loader import Loader, make_loader
@@ -128,6 +129,8 @@ class Pipeline:
             )
         self.stock = loader if isinstance(loader, DataLoader) else None
         self.options = LoaderOptions() if isinstance(loader, DataLoader) else loader.options
+        order = OrderOptions() if isinstance(loader, DataLoader) else loader.order
+        self.order = order.of_any_rows
         any_loader: Any = loader  # the two state other types of this function
         self.collate = any_loader.collate_fn
         if self.collate is not default_collate:
@@ -204,7 +207,7 @@ class Pipeline:
                 options["engine"] = self.setup.engine
             if "engine" in changed and ENGINE_KINDS[changed["engine"]].starts_processes:
                 options["resident"] = None
-            return make_loader(dataset, size, shuffle=True, **options)
+            return make_loader(dataset, size, **vars(self.order), **options)
         same = ("num_workers", "collate_fn", "pin_memory")
         changed = {name: getattr(self.stock, name) for name in same} | changed
         if changed["num_workers"]:
@@ -219,14 +222,10 @@ class Pipeline:
 def _converted(dataset: Any, data: str, remedy: Remedy) -> ShardDataset:
     """Return the converted dataset at ``data``, with the options of another dataset."""
     if isinstance(dataset, ShardDataset):
-        options = replace(dataset.options, path=data, split=None, root=None)
-        options = replace(options, cache=None, cache_limit=None)
-    else:
-        has_decode = isinstance(dataset, PlainFolder)
-        decode = dataset.decode if has_decode else parse_decode(remedy.decode or "pil")
-        transform = getattr(dataset, "transform", None)
-        options = ReaderOptions(data, transform=transform, decode=decode)
-    return open_dataset(**vars(options))
+        return dataset.reopened(data, root=None, cache=None, cache_limit=None)
+    has_decode = isinstance(dataset, PlainFolder)
+    decode = dataset.decode if has_decode else parse_decode(remedy.decode or "pil")
+    return open_dataset(data, getattr(dataset, "transform", None), decode=decode)
 
 
 def _sampled(loader: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, PLANES
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.machine import usable_cpus
-from shardkit.torch.data.datasets import ReaderOptions, ShardDataset, open_dataset
+from shardkit.torch.data.datasets import ReaderOptions, ShardDataset
 
 FORMAT = "lmdb"
 """Format of the samples, and of what a folder is converted to."""
@@ -96,9 +96,8 @@ def stored_images(dataset: Any) -> Any:
     if isinstance(dataset, ShardDataset):
         if IMAGE in dataset.schema and not dataset.schema[IMAGE].image_type.is_rgb:
             return None  # remedies are for RGB
-        plain = ReaderOptions(path="", decode="bytes")
-        how = {name: getattr(plain, name) for name in _SAMPLES}
-        stored = open_dataset(**vars(replace(dataset.options, **how)))
+        plain = ReaderOptions(decode="bytes")
+        stored = dataset.reopened(**{name: getattr(plain, name) for name in _SAMPLES})
         return stored if dataset.selected is None else stored.select(dataset.selected)
     samples = getattr(dataset, "samples", None)
     # A list of (path, label) makes it an image folder, as in torchvision.

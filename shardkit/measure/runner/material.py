@@ -23,7 +23,8 @@ from shardkit.system.files import require_local
 from shardkit.system.formatting import size
 from shardkit.system.text import printable, shortened
 from shardkit.torch.data.crops import OPERATIONS
-from shardkit.torch.data.datasets import DECODES, ShardDataset, open_dataset
+from shardkit.torch.data.datasets import ShardDataset, open_dataset
+from shardkit.torch.data.images import DECODES
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.engine.preflight import why_processes
 

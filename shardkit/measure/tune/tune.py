@@ -31,7 +31,7 @@ from shardkit.measure.tune.search import (
     name_of,
     search,
 )
-from shardkit.options import about, option, takes
+from shardkit.options import option, takes
 from shardkit.system.formatting import amount, json_value
 from shardkit.system.machine import OtherLoad, other_load, usable_cpus
 from shardkit.system.text import printable
@@ -256,19 +256,15 @@ class TuneOptions(Workload):
     )
 
 
-@dataclass(frozen=True)
-class TuneArguments(TuneOptions):
-    """The arguments of `tune`."""
-
-    dataset: str | PathLike[str] = field(metadata=about("A dataset or a plain folder of images."))
-
-
-@takes(TuneArguments)
-def tune(options: TuneArguments) -> TuneReport:
+@takes(TuneOptions)
+def tune(options: TuneOptions, dataset: str | PathLike[str]) -> TuneReport:
     """Find the fastest settings of `make_loader` for a dataset on this machine.
 
     With ``step_ms`` or ``model``, the cheapest settings that load fast enough are chosen. With
     ``model``, the training loop then decides about the priority, the helper and pinned memory.
+
+    Args:
+        dataset: A dataset or a plain folder of images.
 
     Raises:
         UsageError: If the dataset, the transform or the model is invalid, or an option.
@@ -280,7 +276,7 @@ def tune(options: TuneArguments) -> TuneReport:
     if not 1 <= budget < 1e6:
         raise UsageError(f"a budget of {budget:g} s is out of range; it is at least 1 s")
     workers = default_workers()
-    path = fspath(options.dataset)
+    path = fspath(dataset)
     is_dataset(path)  # raises if it does not exist
     (subject,) = options.subjects([path], max(_LIMIT, _LEAST_BATCHES * workers * batch_size))
     load = other_load()

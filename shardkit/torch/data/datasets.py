@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -23,21 +23,19 @@ from shardkit.dataset.opened import Fetching
 from shardkit.dataset.shardset import ShardSet, as_array, open_shards, resolve_rows
 from shardkit.errors import CorruptDataset, TransformFailed, UsageError
 from shardkit.kinds.field import BFLOAT16, Field, Kind, Schema, get_kind
-from shardkit.options import about, option, options_of, require_valid, takes
+from shardkit.options import option, require_names, require_valid, takes
 from shardkit.record import IMAGE, LABEL
 from shardkit.sampling.order import Draws, check_integer
 from shardkit.system.text import name_list, quoted
 from shardkit.torch.data.batch_rows import BatchRows, RowWindows, WindowReader, describe_row
 from shardkit.torch.data.collate import PAIR, BatchView, Layout, Sample, SeveralViews, Values
-from shardkit.torch.data.images import Decode, ImageReader, MaskReader, require_one_size
+from shardkit.torch.data.images import DECODES, Decode, ImageReader, MaskReader, require_one_size
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import BatchContext, EpochCell
 from shardkit.torch.data.values import move_arrays, read_apart, read_column
 
 if TYPE_CHECKING:
     from shardkit.orders.windows import Windows
-
-DECODES = ("pil", "numpy", "torch", "bytes")
 
 _ATTRIBUTES = {"transform", "target_transform", "decode", "windows", "view"}
 """Options that a dataset has as attributes."""
@@ -54,18 +52,12 @@ _Self = TypeVar("_Self", bound="ShardDataset")
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """The arguments of datasets: what is read, and how it is decoded.
+    """The options of datasets: what is read, and how it is decoded.
 
     Raises:
         UsageError: If an option is unknown.
     """
 
-    path: str | PathLike[str] = field(
-        metadata=about(
-            "The dataset's directory, or the directory of its splits; or its URL in an object "
-            "store: ``s3://``, ``gs://``, ``az://`` or ``https://``."
-        )
-    )
     transform: Function | ImageOp | Transforms | None = option(
         None,
         help="Applied to each image. An `ImageOp` works as if passed as ``decode``. A mapping "
@@ -143,23 +135,23 @@ class ReaderOptions:
             )
         if self.windows is not None and not isinstance(self.windows, RowWindows):
             raise UsageError(f"windows={self.windows!r} is not a shardkit.Windows(...)")
-        if not isinstance(self.path, (str, PathLike)):
-            raise UsageError(f"{quoted(self.path)} is not a path of a dataset")
+        require_names("fields", self.fields)
+        require_names("follow", self.follow)
         if self.split is not None and not isinstance(self.split, str):
             raise UsageError(
                 f"split={self.split!r} is not a name, such as 'train': open each split by itself"
             )
 
-    def open(self) -> ShardSet:
+    def open(self, path: str | PathLike[str]) -> ShardSet:
         """Open the shards, in a local folder or in an object store.
 
         Raises:
             UsageError: If there are none, or an option is invalid.
         """
+        if not isinstance(path, (str, PathLike)):
+            raise UsageError(f"{quoted(path)} is not a path of a dataset")
         fetching = Fetching(self.cache, self.cache_limit)
-        return open_shards(
-            self.path, self.split, verify=self.verify, root=self.root, fetching=fetching
-        )
+        return open_shards(path, self.split, verify=self.verify, root=self.root, fetching=fetching)
 
 
 class ShardDataset(Dataset[Sample]):
@@ -190,8 +182,13 @@ class ShardDataset(Dataset[Sample]):
     """The only format that a subclass opens; None opens any."""
 
     @takes(ReaderOptions)
-    def __init__(self, options: ReaderOptions) -> None:
-        """Open a dataset."""
+    def __init__(self, options: ReaderOptions, path: str | PathLike[str]) -> None:
+        """Open a dataset.
+
+        Args:
+            path: The dataset's directory, or the directory of its splits; or its URL in an object
+                store: ``s3://``, ``gs://``, ``az://`` or ``https://``.
+        """
         transform = options.transform
         decode = options.decode
         if isinstance(transform, ImageOp):
@@ -200,14 +197,8 @@ class ShardDataset(Dataset[Sample]):
         self.transform: Function | Transforms | None = transform
         self.target_transform = options.target_transform
         self.decode = dict(decode) if isinstance(decode, Mapping) else decode
-        self._shards = options.open()
-        self._opened_with = {
-            item.name: getattr(options, item.name)
-            for item in options_of(ReaderOptions)
-            if item.name not in _ATTRIBUTES and getattr(options, item.name) is not item.default
-        }
-        for name in ("path", "split"):  # its own place is enough
-            self._opened_with.pop(name, None)
+        self._shards = options.open(path)
+        self._opened_with = replace(options, split=None)  # the place has the split
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
         self.windows: RowWindows | None = options.windows
@@ -230,16 +221,28 @@ class ShardDataset(Dataset[Sample]):
             available()  # report a wrong setting now, not with the first batch
         if self.format not in (None, self.manifest.format):
             raise UsageError(
-                f"{options.path} has the format {self.manifest.format!r}; "
+                f"{path} has the format {self.manifest.format!r}; "
                 f"{type(self).__name__} reads {self.format!r}. shardkit.open_dataset opens any "
                 "format."
             )
 
     @property
     def options(self) -> ReaderOptions:
-        """The options of this dataset, to open it, or a copy at another ``path``, alike."""
-        attributes = {name: getattr(self, name) for name in _ATTRIBUTES}
-        return ReaderOptions(self._shards.place, **self._opened_with, **attributes)
+        """The options with which it was opened, but for attributes that were set since."""
+        return replace(self._opened_with, **{name: getattr(self, name) for name in _ATTRIBUTES})
+
+    def reopened(self, path: str | PathLike[str] | None = None, **changes: Any) -> ShardDataset:
+        """Return the stored dataset with all of its rows, opened with the same options.
+
+        Args:
+            path: A copy or conversion of the dataset to open instead.
+            **changes: Options that differ.
+
+        Raises:
+            UsageError: As for a new dataset.
+        """
+        place = self._shards.place if path is None else path
+        return open_dataset(place, **vars(replace(self.options, **changes)))
 
     def _check_options(self) -> None:
         for decode in self._decodes():
@@ -781,8 +784,6 @@ class _Taken(Sequence[str]):
 
 def _layout(schema: Schema, fields: Sequence[str] | None, as_dict: bool, place: str) -> Layout:
     """Return the fields of samples."""
-    if isinstance(fields, str):
-        raise UsageError(f"fields={fields!r} is a name; use fields=({fields!r},)")
     if fields is None:
         names = PAIR.names if IMAGE in schema else tuple(schema)
     else:
@@ -798,8 +799,6 @@ def _layout(schema: Schema, fields: Sequence[str] | None, as_dict: bool, place: 
 
 def _following(schema: Schema, read: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     """Return the fields of arrays that follow the image."""
-    if isinstance(names, str):
-        raise UsageError(f"follow={names!r} is a name; use follow=({names!r},)")
     for name in names:
         if name not in read:
             raise UsageError(f"follow= has {name!r}, which is not read: fields= is {tuple(read)}")
@@ -862,8 +861,11 @@ class TarDataset(ShardDataset):
 
 
 @takes(ReaderOptions)
-def open_dataset(options: ReaderOptions) -> ShardDataset:
+def open_dataset(options: ReaderOptions, path: str | PathLike[str]) -> ShardDataset:
     """Open a dataset of any format; the arguments are those of `ShardDataset`.
+
+    Args:
+        path: The dataset's directory, the directory of its splits, or its URL.
 
     Returns:
         A dataset of the class of its format, or a `ShardDataset` for a format of another package.
@@ -874,7 +876,7 @@ def open_dataset(options: ReaderOptions) -> ShardDataset:
         CorruptDataset: If the dataset's manifest is damaged.
         ShardkitError: If an object store cannot be read.
     """
-    dataset = ShardDataset(**vars(options))
+    dataset = ShardDataset(path, **vars(options))
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}
     # They differ in their names only; creating another would read the manifest twice.
     dataset.__class__ = kinds.get(dataset.manifest.format, ShardDataset)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from operator import mul
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -40,7 +40,9 @@ _INFLATED_BYTES = 1 << 20
 _PIL_CHANNELS = {"uint8": (1, 2, 3, 4), "uint16": (1,), "int32": (1,), "float32": (1,)}
 """Channels of the images that Pillow has a mode for, by dtype."""
 
-Decode = str | ImageOp
+DecodeName = Literal["pil", "numpy", "torch", "bytes"]
+DECODES: tuple[DecodeName, ...] = get_args(DecodeName)
+Decode = DecodeName | ImageOp
 """Type of decoded images, as `shardkit.torch.data.datasets.ShardDataset` takes it."""
 
 Transform = Callable[..., Any] | None

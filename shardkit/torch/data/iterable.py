@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import replace
 from os import PathLike
 from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
 from shardkit.errors import StateMismatch, UsageError
-from shardkit.options import about, changed, option, options_of, part, takes
+from shardkit.options import changed, takes
 from shardkit.sampling.order import Order
 from shardkit.sampling.ranks import Rank
 from shardkit.system.text import quoted
@@ -32,24 +32,6 @@ from shardkit.torch.data.schedule import BatchSchedule, Request
 
 _READ_AT_ONCE = 64
 """Samples read together when they are yielded one by one."""
-
-
-@dataclass(frozen=True)
-class IterableOptions(RowOrder, ReaderOptions):
-    """The arguments of iterable datasets."""
-
-    path: str | PathLike[str] | ShardDataset = field(  # type: ignore[assignment]
-        metadata=about(
-            "The dataset's directory or URL, or an open map-style dataset with its own options."
-        )
-    )
-    _: KW_ONLY
-    batch_size: int | None = option(None, help="Samples in a batch; None yields single samples.")
-
-    def __post_init__(self) -> None:
-        RowOrder.__post_init__(self)
-        if not isinstance(self.path, ShardDataset):
-            ReaderOptions.__post_init__(self)
 
 
 class _Start(NamedTuple):
@@ -81,26 +63,36 @@ class IterableShardDataset(OrderedDataset):
 
     _open: Callable[..., ShardDataset] = staticmethod(open_dataset)
 
-    @takes(IterableOptions)
-    def __init__(self, options: IterableOptions) -> None:
-        """Open a dataset."""
-        dataset: Any = options.path
-        if isinstance(dataset, ShardDataset):
-            if given := {*changed(options)} & {item.name for item in options_of(ReaderOptions)}:
-                raise UsageError(
-                    f"set {', '.join(sorted(given))} where the map-style dataset is opened"
-                )
-        else:
-            dataset = self._open(**vars(part(options, ReaderOptions)))
-        self.dataset: ShardDataset = dataset
+    @takes(ReaderOptions, RowOrder)
+    def __init__(
+        self,
+        reading: ReaderOptions,
+        options: RowOrder,
+        path: str | PathLike[str] | ShardDataset,
+        *,
+        batch_size: int | None = None,
+    ) -> None:
+        """Open a dataset.
+
+        Args:
+            path: The dataset's directory or URL, or an open map-style dataset with its own options.
+            batch_size: Samples in a batch; None yields single samples.
+        """
+        if not isinstance(path, ShardDataset):
+            path = self._open(path, **vars(reading))
+        elif given := changed(reading):
+            raise UsageError(
+                f"set {', '.join(sorted(given))} where the map-style dataset is opened"
+            )
+        self.dataset = path
         shuffle = False if options.shuffle is None else options.shuffle
         seed = 0 if options.seed is None else options.seed
         self.order = Order(size=len(self.dataset), shuffle=shuffle, seed=seed)
         self.rank = options.rank or Rank()
-        self._batched = options.batch_size is not None
+        self._batched = batch_size is not None
         self._schedule = BatchSchedule(
             self.order,
-            1 if options.batch_size is None else options.batch_size,
+            1 if batch_size is None else batch_size,
             self.rank,
             repeats=row_repeats(self.dataset),
         )

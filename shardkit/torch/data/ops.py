@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeGuard
+from typing import Any, ClassVar, Literal, NamedTuple, TypeGuard, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,8 @@ from shardkit.sampling.order import BatchDraws, Draws
 from shardkit.system import compiled
 from shardkit.system.compiled import CropTable
 
-FILTERS = ("bilinear", "bicubic")
+Filter = Literal["bilinear", "bicubic"]
+FILTERS = get_args(Filter)
 
 _MOST = 2**31 - 1
 """The largest number of a crop for the compiled module."""
@@ -58,7 +59,7 @@ class ImageOp(ABC):
     random: ClassVar[bool] = True
     """Whether the crop depends on random numbers; if not, it depends only on the image size."""
 
-    filter: str = "bilinear"
+    filter: Filter = "bilinear"
     """``bilinear`` or ``bicubic``, both antialiased."""
     oversample: float = 1.0
     """Minimum size of a crop, relative to its target, when a JPEG is decoded at 1/2, 3/8, 1/4 or

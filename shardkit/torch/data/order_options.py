@@ -43,6 +43,11 @@ class OrderSampler:
         """
         raise NotImplementedError
 
+    @property
+    def of_any_rows(self) -> OrderSampler | None:
+        """The sampler for any rows, such as those of a part; None if it is for its rows alone."""
+        return None
+
 
 class OrderedDataset(IterableDataset[Any]):
     """A map-style dataset with an order of its own, which loaders take apart."""
@@ -112,6 +117,20 @@ class OrderOptions(RowOrder):
     endless: bool = option(
         False, help="Whether an iteration continues with the next epoch instead of ending."
     )
+
+    @property
+    def of_any_rows(self) -> OrderOptions:
+        """The same batches of any rows, all of them by this process, in random order."""
+        given = self.sampler
+        sampler = given.of_any_rows if isinstance(given, OrderSampler) else None
+        return replace(
+            self,
+            sampler=sampler,
+            shuffle=sampler is None,
+            rank=None,
+            samples_per_epoch=None,
+            endless=False,
+        )
 
     def schedule(self, dataset: Any, batch_size: int) -> BatchSchedule:
         """Return the batches of a dataset with a length and rows.

@@ -289,7 +289,7 @@ def _numbers(place: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_samples_with_keys_are_appended(tmp_path: Path, to: str) -> None:
+def test_samples_with_keys_are_appended(tmp_path: Path, to: Any) -> None:
     place, new = tmp_path / "made", _samples(3, 2)
     convert(_samples(0, 3), place, to=to)
     assert append(place, new).images == 2

@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def plan(source: Path, **options: object) -> int:
-    made = plan_jobs(source, URL, to="lmdb", resize=16, shard_samples=4, **options)  # type: ignore[arg-type]
+    made = plan_jobs(source, URL, to="lmdb", resize=16, shard_samples=4, **options)
     assert not made.manifests
     return made.jobs
 

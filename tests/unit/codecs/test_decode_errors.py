@@ -158,7 +158,7 @@ def test_a_lack_of_memory_while_metadata_are_read_passes_through(
 @pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_conversion_never_skips_an_image_for_lack_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Any
 ) -> None:
     source = make_tree(tmp_path / "photos", {"a/1.png": png(mode="P"), "a/2.jpg": jpeg()})
     monkeypatch.setitem(codec._OPENERS, "png", fail(MemoryError()))

@@ -20,6 +20,7 @@ from shardkit.codecs import jpeg_faults
 from shardkit.codecs.image import decode
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.errors import BadImages
+from shardkit.torch.data.images import DecodeName
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about metadata
 
@@ -123,14 +124,14 @@ def folder_of(root: Path, files: dict[str, bytes]) -> Path:
     return root
 
 
-def made(root: Path, files: dict[str, bytes], to: str = "lmdb", **recipe: Any) -> Path:
+def made(root: Path, files: dict[str, bytes], to: Any = "lmdb", **recipe: Any) -> Path:
     convert(folder_of(root / "photos", files), root / "made", to=to, workers=1, **recipe)
     return root / "made"
 
 
 def require_pillows_pixels(place: Path, files: dict[str, bytes]) -> None:
     """Compare every way to decode with Pillow."""
-    ways: dict[str, Callable[[Any], Pixels]] = {
+    ways: dict[DecodeName, Callable[[Any], Pixels]] = {
         "pil": lambda image: np.asarray(image.convert("RGB")),
         "numpy": np.asarray,
         "torch": lambda image: image.permute(1, 2, 0).numpy(),

@@ -233,7 +233,7 @@ def test_large_images_are_decoded_by_one_process_at_a_time(
 
 
 @pytest.mark.parametrize("to", ["lmdb", "webdataset"])
-def test_a_folder_of_them_is_converted_and_verified(tmp_path: Path, to: str) -> None:
+def test_a_folder_of_them_is_converted_and_verified(tmp_path: Path, to: Any) -> None:
     pixels = [values("uint16", 20 + row, 24, 6) + row for row in range(3)]
     for row, array in enumerate(pixels):
         path = tmp_path / "source" / "field" / f"{row}.tif"

@@ -64,7 +64,7 @@ def facts_of(place: Path) -> bytes:
     ],
 )
 def test_facts_are_those_of_a_report(
-    photos: Path, tmp_path: Path, to: str, options: dict[str, Any]
+    photos: Path, tmp_path: Path, to: Any, options: dict[str, Any]
 ) -> None:
     convert(photos, tmp_path / "made", to=to, facts=True, **options)
 

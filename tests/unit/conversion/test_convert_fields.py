@@ -61,7 +61,7 @@ def datasets(draw: st.DrawFn) -> tuple[dict[str, Field], list[dict[str, Any]]]:
 @pytest.mark.parametrize("to", FORMATS)
 @given(made=datasets())
 def test_any_fields_come_back(
-    to: str, made: tuple[dict[str, Field], list[dict[str, Any]]], tmp_path: Path
+    to: Any, made: tuple[dict[str, Field], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     schema, samples = made
     path = tmp_path / "out"
@@ -103,7 +103,7 @@ def require_equal(path: Path, schema: Mapping[str, Field], samples: list[dict[st
 @pytest.fixture(scope="module")
 def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path, to = tmp_path_factory.mktemp("fields") / "out", getattr(request, "param", "lmdb")
-    convert(SAMPLES, path, to=to, schema=SCHEMA, shard_samples=3, workers=1)
+    convert(SAMPLES, path, to=to, schema=SCHEMA, shard_samples=3, workers=1)  # type: ignore[arg-type]
     return path
 
 

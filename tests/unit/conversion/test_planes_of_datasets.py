@@ -94,7 +94,7 @@ def images_of(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("layout", ["imagefolder", "csv", "webdataset", "parquet"])
-def test_export_as_png_on_request(place: Path, source: Path, tmp_path: Path, layout: str) -> None:
+def test_export_as_png_on_request(place: Path, source: Path, tmp_path: Path, layout: Any) -> None:
     with refused(UsageError, place.name, "raw_as_png=True"):
         export(place, tmp_path / "files", layout=layout)
     assert not (tmp_path / "files").exists()

@@ -128,7 +128,7 @@ def test_raw_pixels_of_any_type(tmp_path: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("gray", "L"), ("keep", "RGB")])
-def test_raw_pixels_of_rgb_become_another_type(tmp_path: Path, kind: str, mode: str) -> None:
+def test_raw_pixels_of_rgb_become_another_type(tmp_path: Path, kind: Any, mode: str) -> None:
     colors = picture(12, 16, 1)
     make_tree(tmp_path / "photos", {"a/1.png": encoded(colors, "PNG")})
     raw = make_dataset(tmp_path / "photos", tmp_path / "raw", encode="raw", resize="16x12")

@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_fields(tmp_path_factory.mktemp("fields") / "made")
 
 
-def copied(place: Path, target: Path, to: str, **options: Any) -> Any:
+def copied(place: Path, target: Path, to: Any, **options: Any) -> Any:
     """Return the manifest of a copy."""
     source = open_source("dataset", place)
     return convert(source, target, to=to, workers=1, **options).manifests[""]

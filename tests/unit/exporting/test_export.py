@@ -212,7 +212,7 @@ def test_parquet_holds_images_and_features(fields: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("layout", ["csv", "imagefolder", "parquet", "webdataset"])
-def test_a_write_that_is_cut_short_fails_the_export(layout: str, tmp_path: Path) -> None:
+def test_a_write_that_is_cut_short_fails_the_export(layout: Any, tmp_path: Path) -> None:
     """The kernel accepts all but the last byte of the largest file, then refuses."""
     dataset = make_dataset(make_tree(tmp_path / "photos", NAMES), tmp_path / "dataset")
     done = export(dataset, tmp_path / "complete", layout=layout)
@@ -224,7 +224,7 @@ def test_a_write_that_is_cut_short_fails_the_export(layout: str, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["complete", "dataset", "photos"]
 
 
-def reason_with_limit(size: int, dataset: Path, target: Path, layout: str) -> str:
+def reason_with_limit(size: int, dataset: Path, target: Path, layout: Any) -> str:
     """Export where no file may be larger than ``size``; return the error."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     with pytest.raises(ConversionFailed) as failed:
@@ -318,7 +318,7 @@ def test_a_killed_export_leaves_nothing_in_place_and_a_rerun_completes(
 
 @pytest.mark.parametrize("layout", ["imagefolder", "csv", "parquet", "webdataset"])
 def test_an_export_killed_after_its_last_step_is_done(
-    folder: Path, tmp_path: Path, layout: str
+    folder: Path, tmp_path: Path, layout: Any
 ) -> None:
     place = make_dataset(folder, tmp_path / "made")
     command = ("export", place, tmp_path / "files", "--layout", layout)

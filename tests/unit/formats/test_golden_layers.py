@@ -34,7 +34,7 @@ def test_all_fields_have_their_values(storage: str) -> None:
 
 
 @pytest.mark.parametrize("storage", FORMATS)
-def test_it_is_intact_and_can_be_copied_or_undone(storage: str, tmp_path: Path) -> None:
+def test_it_is_intact_and_can_be_copied_or_undone(storage: Any, tmp_path: Path) -> None:
     golden = GOLDEN / storage / "layered"
     result = verify(golden, "decode")
     assert (result.findings, result.extras) == ([], [])

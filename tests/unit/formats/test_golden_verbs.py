@@ -25,6 +25,7 @@ from shardkit import (
     split,
     verify,
 )
+from shardkit.torch.data.images import DecodeName
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -74,7 +75,7 @@ def source_of(kind: str) -> Any:
     return folders if len(folders) > 1 else folders[0]
 
 
-def images(path: Path, decode: str = "numpy") -> dict[str, Any]:
+def images(path: Path, decode: DecodeName = "numpy") -> dict[str, Any]:
     dataset = open_dataset(path, decode=decode, fields=("image",))
     return {key: dataset[row][0] for row, key in enumerate(dataset.keys)}
 
@@ -140,7 +141,7 @@ def test_their_rows_are_split(golden: Path) -> None:
 
 
 def test_they_are_converted_again(golden: Path, tmp_path: Path) -> None:
-    convert(open_source("dataset", golden), tmp_path / "made", to=golden.parent.name)
+    convert(open_source("dataset", golden), tmp_path / "made", to=golden.parent.name)  # type: ignore[arg-type]
     one, other = stated(golden), stated(tmp_path / "made")
     assert other.content_digest == one.content_digest
     assert verify(tmp_path / "made", against=golden).ok

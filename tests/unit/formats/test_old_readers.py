@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ print(json.dumps([h5py.__version__, read]))
 )
 @pytest.mark.slow
 def test_old_library_versions_open_our_shards(
-    name: str, code: str, newest: tuple[int, int], tmp_path: Path
+    name: Any, code: str, newest: tuple[int, int], tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
     for label in ("circle", "square"):

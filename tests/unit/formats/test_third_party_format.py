@@ -43,7 +43,7 @@ class TestZipFormat(FormatConformance):
 def test_an_image_may_be_larger_than_its_compressed_shard(tmp_path: Path) -> None:
     (tmp_path / "source/a").mkdir(parents=True)
     Image.new("RGB", (200, 100), "white").save(tmp_path / "source/a/0.bmp")
-    convert(tmp_path / "source", tmp_path / "zipped", to="zip", workers=1)
+    convert(tmp_path / "source", tmp_path / "zipped", to="zip", workers=1)  # type: ignore[arg-type]
     dataset = open_dataset(tmp_path / "zipped", decode="numpy")
     (shard,) = dataset.manifest.shards
     assert shard.bytes < (tmp_path / "source/a/0.bmp").stat().st_size
@@ -57,7 +57,7 @@ def dataset(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 256, (8, 9, 3), np.uint8)
         Image.fromarray(pixels).save(path)
-    convert(tmp_path / "source", tmp_path / "zipped", to="zip", shard_samples=3, workers=1)
+    convert(tmp_path / "source", tmp_path / "zipped", to="zip", shard_samples=3, workers=1)  # type: ignore[arg-type]
     return tmp_path / "zipped"
 
 

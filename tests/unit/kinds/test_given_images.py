@@ -240,7 +240,7 @@ def test_kept_arrays_of_channels_first_are_noticed(tmp_path: Path) -> None:
     ("name", "pixels"), [("image", "rgb"), ("image", "gray"), ("image", "keep"), ("mask", "rgb")]
 )
 def test_verify_does_not_trust_the_encoder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, pixels: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, pixels: Any
 ) -> None:
     """A wrong encoder makes the same wrong file of a sample each time."""
     samples = [{name: FLAT}, {name: FLAT[::-1]}]

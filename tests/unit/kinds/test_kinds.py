@@ -62,7 +62,7 @@ def interval(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("interval")
 @pytest.mark.parametrize("to", ["lmdb", "hdf5", "webdataset"])
-def test_a_new_kind_is_converted_verified_read_and_exported(tmp_path: Path, to: str) -> None:
+def test_a_new_kind_is_converted_verified_read_and_exported(tmp_path: Path, to: Any) -> None:
     samples = [Sample(f"r{n}", interval=(n, n + 0.5), number=n) for n in range(5)]
 
     convert(samples, tmp_path / "out", to=to, schema={"interval": Field("interval")}, workers=1)

@@ -60,7 +60,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("windows") / "lmdb")
 
 
-def make(path: Path, to: str = "lmdb", **options: Any) -> Path:
+def make(path: Path, to: Any = "lmdb", **options: Any) -> Path:
     convert(Frames(**options), path, to=to, shuffle=False, shard_samples=5)
     return path
 
@@ -98,7 +98,7 @@ def test_a_sample_has_the_frames_around_it(to: str, path: Path, tmp_path: Path) 
     ("engine", "decode"),
     [("thread", None), ("helper", CenterCrop(12)), ("process", RandomResizedCrop(8))],
 )
-def test_batches_are_their_samples(engine: str, decode: Any, path: Path) -> None:
+def test_batches_are_their_samples(engine: Any, decode: Any, path: Path) -> None:
     options = {} if decode is None else {"decode": decode}
     dataset = open_dataset(path, windows=IMAGES, fields=("image", "action", "note"), **options)
     loader = make_loader(dataset, 4, shuffle=True, seed=3, engine=engine, num_workers=2)

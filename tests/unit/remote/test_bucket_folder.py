@@ -242,7 +242,7 @@ def test_two_names_that_differ_in_a_slash_are_refused(bucket: Bucket, photos: Pa
 
 @pytest.mark.parametrize("check", ["none", "decode"])
 def test_damage_on_the_way_is_noticed(
-    bucket: Bucket, photos: Path, tmp_path: Path, check: str
+    bucket: Bucket, photos: Path, tmp_path: Path, check: Any
 ) -> None:
     bucket.planned["1.png"] = ["wrong"]
 

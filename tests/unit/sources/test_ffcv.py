@@ -21,6 +21,7 @@ from table import for_each
 
 from shardkit import UsageError, attach, convert, open_dataset, open_source, verify
 from shardkit.kinds import values
+from shardkit.torch.data.images import DecodeName
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ffcv"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
@@ -51,7 +52,7 @@ def converted(path: Path, **options: Any) -> Any:
     return open_dataset(target, decode="bytes")
 
 
-def samples_of(target: Path, decode: str = "bytes") -> Any:
+def samples_of(target: Path, decode: DecodeName = "bytes") -> Any:
     """Return a dataset whose samples have all fields, by name."""
     names = (*open_dataset(target).schema,)
     return open_dataset(target, decode=decode, fields=names, as_dict=True)

@@ -370,7 +370,7 @@ def test_the_source_is_compared_and_repairs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["lmdb", "hdf5", "webdataset"])
-def test_arrays_are_a_source_like_any_other(to: str, tmp_path: Path) -> None:
+def test_arrays_are_a_source_like_any_other(to: Any, tmp_path: Path) -> None:
     """What `SourceConformance` asks of sources of images."""
     arrays = {f"{c}/{n}": random((3, n % 3 + 1)) + n for c in "ab" for n in range(20)}
     path = save_all(tmp_path / "src", arrays)

@@ -64,7 +64,7 @@ def make_named_tfrecord(folder: Path, images: Images) -> Path:
     return write_tfrecord(folder / "x.tfrecord", named)
 
 
-def make_exported(folder: Path, images: Images, layout: str, part: str = "") -> Path:
+def make_exported(folder: Path, images: Images, layout: Any, part: str = "") -> Path:
     """Export the images from a dataset; return the exported folder, or a file in it."""
     export(make_stored(folder, images, shuffle=False), folder / "exported", layout=layout)
     return folder / "exported" / part

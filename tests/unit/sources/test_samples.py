@@ -222,7 +222,7 @@ def test_a_fraction_is_not_the_label_of_a_box(tmp_path: Path, label: float) -> N
 
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("shard_samples", [1, 9])
-def test_equal_keys_are_named(to: str, shard_samples: int, tmp_path: Path) -> None:
+def test_equal_keys_are_named(to: Any, shard_samples: int, tmp_path: Path) -> None:
     samples = [{"key": key, "text": "1"} for key in "abac"]
     with refused(UsageError, "'a'"):
         convert(samples, tmp_path / "out", to=to, shard_samples=shard_samples)

@@ -37,6 +37,7 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.errors import StateMismatch
+from shardkit.sampling.ranks import Remainder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -145,7 +146,9 @@ def test_any_dataset_with_a_length_may_be_sampled() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("remainder", ["drop", "pad", "exact"])
-def test_ranks_read_their_subset_of_each_step(root: Path, world_size: int, remainder: str) -> None:
+def test_ranks_read_their_subset_of_each_step(
+    root: Path, world_size: int, remainder: Remainder
+) -> None:
     dataset = open_dataset(root / "lmdb")
     ranks = [
         Rank(rank=rank, world_size=world_size, remainder=remainder) for rank in range(world_size)

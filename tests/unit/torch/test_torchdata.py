@@ -242,7 +242,7 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = [{"image": np.full((4, 4, 3), n, np.uint8), "label": n} for n in range(NUMBERS)]
     schema = {"label": Field("label", classes=NUMBERS)}
     for to in FORMATS:
-        convert(samples, root / to, to=to, pixels="rgb", schema=schema)
+        convert(samples, root / to, to=to, pixels="rgb", schema=schema)  # type: ignore[arg-type]
     return root
 
 

@@ -83,7 +83,7 @@ def reasons_of(result: Any) -> str:
 
 
 @pytest.mark.parametrize(("level", "workers"), [*((level, 1) for level in LEVELS), ("decode", 3)])
-def test_an_intact_dataset_is_reported_intact(pristine: Path, level: str, workers: int) -> None:
+def test_an_intact_dataset_is_reported_intact(pristine: Path, level: Any, workers: int) -> None:
     seen: list[Any] = []
     result = verify(pristine, level, workers=workers, on_progress=seen.append)
     assert result.findings == []
@@ -239,7 +239,7 @@ def test_a_truncated_file_is_found_at_every_level(place: Path, part: float) -> N
         good = path.read_bytes()
         path.write_bytes(good[: min(int(len(good) * part), len(good) - 1)])
         for level in LEVELS:
-            assert str(path.relative_to(place)) in files_of(verify(place, level)), level
+            assert str(path.relative_to(place)) in files_of(verify(place, level)), level  # type: ignore[arg-type]
         path.write_bytes(good)
 
 
@@ -261,7 +261,7 @@ def test_an_appended_byte_is_found_at_every_level(place: Path) -> None:
         for extra in (b"\0", b"x"):
             path.write_bytes(good + extra)
             for level in LEVELS:
-                assert str(path.relative_to(place)) in files_of(verify(place, level)), level
+                assert str(path.relative_to(place)) in files_of(verify(place, level)), level  # type: ignore[arg-type]
         path.write_bytes(good)
 
 
@@ -274,7 +274,7 @@ def test_a_missing_file_is_found_at_every_level(place: Path, as_directory: bool)
         if as_directory:
             (place / name).mkdir()
         for level in LEVELS:
-            result = verify(place, level)
+            result = verify(place, level)  # type: ignore[arg-type]
             reason = "it is not a file" if as_directory else "it is missing"
             assert f"{name}: {reason}" in reasons_of(result)
         if as_directory:
@@ -319,7 +319,7 @@ def test_an_edited_manifest_is_found_at_every_level(place: Path) -> None:
         edit(edited)
         (place / "shardkit.json").write_text(json.dumps(edited))
         for level in LEVELS:
-            assert files_of(verify(place, level)) == {"shardkit.json"}
+            assert files_of(verify(place, level)) == {"shardkit.json"}  # type: ignore[arg-type]
     (place / "shardkit.json").write_text(good)
     assert verify(place).ok
 
@@ -331,7 +331,7 @@ def test_an_index_of_other_rows_is_found(place: Path, tmp_path: Path) -> None:
     shutil.rmtree(place / "index")
     shutil.copytree(made / "index", place / "index")
     for level in LEVELS:
-        assert "index/rows.npy" in files_of(verify(place, level))
+        assert "index/rows.npy" in files_of(verify(place, level))  # type: ignore[arg-type]
     named = {finding.row for finding in verify(place).findings if finding.row is not None}
     assert named == set(range(9))
 
@@ -420,7 +420,7 @@ def test_findings_come_in_the_order_of_files_and_rows(place: Path) -> None:
 def test_all_splits_are_verified(splits: Path) -> None:
     assert (stated(splits).kind, stated(splits / "val").kind) == ("splits", "dataset")
     for level in LEVELS:
-        result = verify(splits, level)
+        result = verify(splits, level)  # type: ignore[arg-type]
         assert result.ok
         assert (result.datasets, result.extras) == (2, [])
         assert result.records == (0 if level == "quick" else 10)
@@ -450,7 +450,7 @@ def test_a_missing_split_is_damage(splits: Path, what: str) -> None:
     else:
         shutil.rmtree(splits / "val")
     for level in LEVELS:
-        assert "val/shardkit.json" in files_of(verify(splits, level))
+        assert "val/shardkit.json" in files_of(verify(splits, level))  # type: ignore[arg-type]
 
 
 def test_another_valid_manifest_in_a_split_is_found(splits: Path, tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_another_valid_manifest_in_a_split_is_found(splits: Path, tmp_path: Path
     shutil.rmtree(splits / "val")
     shutil.copytree(other, splits / "val")
     for level in LEVELS:
-        result = verify(splits, level)
+        result = verify(splits, level)  # type: ignore[arg-type]
         assert files_of(result) == {"val/shardkit.json"}
         assert "other splits" in reasons_of(result)
 
@@ -511,7 +511,7 @@ def test_wrong_use_is_refused(pristine: Path, tmp_path: Path) -> None:
         with refused(UsageError, place):
             verify(place)
     with refused(UsageError, *LEVELS):
-        verify(pristine, "thorough")
+        verify(pristine, "thorough")  # type: ignore[arg-type]
 
 
 def damage_records(place: Path) -> None:

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 import shardkit
-from shardkit import CenterCrop, LMDBDataset, RandomResizedCrop, UsageError, make_loader
+from shardkit import Buckets, CenterCrop, LMDBDataset, RandomResizedCrop, UsageError, make_loader
 from shardkit.measure.doctor import clock
 from shardkit.measure.doctor import pipeline as pipeline_module
 from shardkit.measure.doctor import profile as profile_module
@@ -217,6 +217,23 @@ def test_a_trial_keeps_the_options_and_rows_of_the_dataset(made: Path, tmp_path:
     convert_images(tmp_path / "source", tmp_path / "copy", Recipe())
     copy: Any = pipeline.loader(Remedy(), str(tmp_path / "copy"), [0])
     assert list(next(iter(copy))) == ["label", "image"]
+
+
+def test_a_trial_keeps_what_the_batches_of_the_loader_hold(made: Path) -> None:
+    dataset = LMDBDataset(made, decode="torch")
+    crops = [CenterCrop(8), CenterCrop(6)]
+
+    def trial(**options: Any) -> Any:
+        loader = make_loader(dataset, 4, num_workers=1, **options)
+        return Pipeline(session(loader), Loading()).loader(Remedy(), "", [0, 1])
+
+    crops = [CenterCrop(8), CenterCrop(6)]
+    first, second = next(iter(trial(views=crops, samples_per_epoch=8)))
+    assert (first[0].shape, second[0].shape) == ((4, 3, 8, 8), (4, 3, 6, 6))
+    assert len(trial(aug_repeats=2)) == 2 * len(trial())
+    buckets = Buckets([(8, 16), (16, 8)], weights=[1.0] * len(dataset))
+    images, _ = next(iter(trial(sampler=buckets)))
+    assert sorted(images.shape[2:]) == [8, 16]
 
 
 def test_a_loader_of_another_kind_is_refused() -> None:

@@ -41,6 +41,7 @@ from shardkit import (
     verify,
 )
 from shardkit.errors import BadImage, CorruptRecord, TransformFailed
+from shardkit.torch.data.images import DecodeName
 
 KINDS: dict[str, type[ShardDataset]] = {
     "hdf5": HDF5Dataset,
@@ -103,7 +104,7 @@ def test_a_dataset_looks_like_an_image_folder(root: Path, photos: Path, to: str)
 
 
 def test_samples_equal_the_files(root: Path, photos: Path, to: str) -> None:
-    pil, numpy, torches, stored = (KINDS[to](photos, decode=decode) for decode in DECODES)
+    pil, numpy, torches, stored = (KINDS[to](photos, decode=decode) for decode in DECODES)  # type: ignore[arg-type]
     for row, path in enumerate(pil.paths):
         source = root / "photos" / path
         expected = np.asarray(Image.open(source).convert("RGB"))
@@ -119,7 +120,9 @@ def test_samples_equal_the_files(root: Path, photos: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize(("source", "to", "decode"), pairwise(["photos", "even"], FORMATS, DECODES))
-def test_a_batch_equals_its_single_rows(root: Path, source: str, to: str, decode: str) -> None:
+def test_a_batch_equals_its_single_rows(
+    root: Path, source: str, to: str, decode: DecodeName
+) -> None:
     dataset = KINDS[to](root / f"{source}-{to}", decode=decode)
     rows = [7, 0, -1, 3, 3, 8, 0]
     batch = dataset.__getitems__(rows)
@@ -137,7 +140,7 @@ def _values(image: Any) -> Any:
 
 @pytest.mark.parametrize("decode", ["numpy", "torch", "pil"])
 @pytest.mark.parametrize("source", ["photos", "even"])
-def test_images_are_writable(root: Path, source: str, decode: str) -> None:
+def test_images_are_writable(root: Path, source: str, decode: DecodeName) -> None:
     dataset = open_dataset(root / f"{source}-lmdb", decode=decode)
     before = [_values(image).copy() for image, _ in dataset[:]]
     for image, _ in dataset[:]:
@@ -250,7 +253,7 @@ def test_an_unlabeled_dataset_gives_minus_one(tmp_path: Path, to: str) -> None:
     make_tree(tmp_path / "photos", {"a.jpg": jpeg(), "b.png": png()})
     place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to)
     for decode in DECODES:
-        dataset = open_dataset(place, decode=decode)
+        dataset = open_dataset(place, decode=decode)  # type: ignore[arg-type]
         assert [label for _, label in dataset[:]] == [-1, -1]
         assert (dataset.classes, dataset.class_to_idx) == ([], {})
         assert dataset.targets.tolist() == [-1, -1]
@@ -273,7 +276,9 @@ def test_a_gray_a_palette_and_a_transparent_image_are_rgb(tmp_path: Path, to: st
 
 
 @pytest.mark.parametrize("decode", ["numpy", "torch"])
-def test_our_collate_returns_the_block_of_a_dataset_without_a_copy(even: Path, decode: str) -> None:
+def test_our_collate_returns_the_block_of_a_dataset_without_a_copy(
+    even: Path, decode: DecodeName
+) -> None:
     view = open_dataset(even, decode=decode)[[3, 1, 4]]
     images, labels = collate(view)
     first = view[0][0]
@@ -373,9 +378,9 @@ def test_the_error_of_the_wrong_class_names_open_dataset(root: Path) -> None:
 
 def test_wrong_arguments_are_refused(photos: Path) -> None:
     with refused(UsageError, "'jpeg'", "pil, numpy, torch, bytes"):
-        open_dataset(photos, decode="jpeg")
+        open_dataset(photos, decode="jpeg")  # type: ignore[arg-type]
     with refused(UsageError, "decode=shardkit.CenterCrop"):  # an operation, without quotes
-        open_dataset(photos, decode="RandomResizedCrop(64)")
+        open_dataset(photos, decode="RandomResizedCrop(64)")  # type: ignore[arg-type]
     wrong: list[Any] = [["train"], 3, b"train"]
     for split in wrong:
         with refused(UsageError, split):
@@ -437,7 +442,7 @@ def test_the_error_for_a_directory_of_splits_names_a_split(tmp_path: Path, to: s
     ("to", "kind", "decode"), pairwise(FORMATS, ["jpg", "png"], ["pil", "numpy", "torch"])
 )
 def test_the_error_for_an_undecodable_image_names_its_record(
-    tmp_path: Path, to: str, kind: str, decode: str
+    tmp_path: Path, to: str, kind: str, decode: DecodeName
 ) -> None:
     whole = jpeg() if kind == "jpg" else png()
     broken = {
@@ -480,7 +485,7 @@ def test_an_image_with_a_size_other_than_the_indexs_is_refused(tmp_path: Path) -
 def test_raw_images_equal_the_resized_files(tmp_path: Path, to: str) -> None:
     raw = {"resize": "8x10", "resize_mode": "stretch", "encode": "raw"}
     place = make_dataset(make_folder(tmp_path / "photos"), tmp_path / "made", to=to, **raw)
-    datasets = [open_dataset(place, decode=decode) for decode in DECODES]
+    datasets = [open_dataset(place, decode=decode) for decode in DECODES]  # type: ignore[arg-type]
     for (row, path), dataset in itertools.product(enumerate(datasets[0].paths), datasets):
         source = Image.open(tmp_path / "photos" / path).convert("RGB")
         expected = np.asarray(source.resize((10, 8), Image.Resampling.BICUBIC))
@@ -524,7 +529,7 @@ def test_a_pickled_dataset_is_small_and_reads_the_same(photos: Path) -> None:
     dataset = open_dataset(str(photos), decode="bytes", verify=True)
     expected = list(dataset[:])
     packed = pickle.dumps(dataset)
-    assert len(packed) < 1300
+    assert len(packed) < 1400
     again = pickle.loads(packed)
     assert type(again) is type(dataset)
     assert (again.path, again.decode, list(again[:])) == (photos, "bytes", expected)

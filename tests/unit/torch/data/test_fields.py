@@ -52,6 +52,7 @@ from shardkit import (
     with_rng,
 )
 from shardkit.errors import CorruptRecord, StateMismatch, TransformFailed
+from shardkit.torch.data.images import DecodeName
 
 ALL = tuple(SCHEMA)
 LISTED = ("caption", "extra", "boxes", "spots", "joints", "wave", "blob")
@@ -110,7 +111,7 @@ def test_each_kind_has_its_value(root: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize("decode", ["pil", "numpy", "bytes"])
-def test_decode_sets_the_type_of_images_and_masks(path: Path, decode: str) -> None:
+def test_decode_sets_the_type_of_images_and_masks(path: Path, decode: DecodeName) -> None:
     image, mask = open_dataset(path, decode=decode, fields=("image", "mask"))[4]
     if decode == "bytes":
         assert isinstance(image, bytes)

@@ -63,7 +63,7 @@ def opened(path: Path, **options: Any) -> Any:
 )
 @pytest.mark.parametrize("engine", ["thread", "process"])
 def test_an_array_of_the_pixels_shows_what_the_image_shows(
-    path: Path, op: Any, most: int, engine: str
+    path: Path, op: Any, most: int, engine: Any
 ) -> None:
     loader = make_loader(opened(path, decode=op), 4, shuffle=True, engine=engine, num_workers=1)
     for images, pixels, _ in loader:

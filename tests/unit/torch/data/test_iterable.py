@@ -30,6 +30,7 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.errors import StateMismatch
+from shardkit.sampling.ranks import Remainder
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -169,7 +170,7 @@ def test_the_length_is_exact(root: Path) -> None:
     pairwise([2, 3], REMAINDERS, [None, BATCH], [0, 2]),
 )
 def test_ranks_and_their_workers_read_every_sample_once(
-    root: Path, world_size: int, remainder: str, batch: int | None, num_workers: int
+    root: Path, world_size: int, remainder: Remainder, batch: int | None, num_workers: int
 ) -> None:
     found: list[Print] = []
     counts = []

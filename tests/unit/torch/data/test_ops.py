@@ -43,7 +43,7 @@ from shardkit.errors import BadImage, CorruptRecord
 from shardkit.sampling.order import Draws
 from shardkit.torch.data import crops, ops
 from shardkit.torch.data.images import frame_of
-from shardkit.torch.data.ops import Crop, ImageOp
+from shardkit.torch.data.ops import Crop, Filter, ImageOp
 
 KINDS = ("jpg", "png", "webp", "raw")
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -77,7 +77,7 @@ def sample(op: ImageOp, image: EncodedImage, row: int = 0) -> Pixels:
     return op.render(image, crop, Decoding())
 
 
-def interpolate(values: Pixels, size: tuple[int, int], mode: str = "bilinear") -> Pixels:
+def interpolate(values: Pixels, size: tuple[int, int], mode: Filter = "bilinear") -> Pixels:
     """Return pixels scaled as torchvision scales tensors: in floating point, then rounded."""
     tensor = torch.from_numpy(values.copy()).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
     scaled = functional.interpolate(tensor, size, mode=mode, antialias=True)[0]
@@ -387,7 +387,7 @@ def test_the_area_outside_an_image_is_black(kind: str) -> None:
     ("mode", "kind", "size"), pairwise(ops.FILTERS, KINDS, [(37, 37), (64, 20), (150, 190), (1, 1)])
 )
 def test_scaling_matches_interpolate_and_pillow(
-    kind: str, mode: str, size: tuple[int, int]
+    kind: str, mode: Filter, size: tuple[int, int]
 ) -> None:
     image = stored(photo(120, 101), kind)
     found = sample(Resize(size, filter=mode, oversample=EXACT), image)
@@ -398,7 +398,7 @@ def test_scaling_matches_interpolate_and_pillow(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ops.FILTERS)
-def test_a_random_crop_is_its_region_scaled_and_flipped(kind: str, mode: str) -> None:
+def test_a_random_crop_is_its_region_scaled_and_flipped(kind: str, mode: Filter) -> None:
     image = stored(photo(120, 101), kind)
     whole = decoded(image)
     op = RandomResizedCrop((40, 30), filter=mode, oversample=EXACT)
@@ -486,7 +486,7 @@ def random_crops(size: int) -> list[Crop]:
     ],
 )
 def test_a_reduced_jpeg_has_nearly_the_pixels_of_the_full_decode(
-    oversample: float, lowest: float, mode: str, shapes: list[tuple[int, ...]]
+    oversample: float, lowest: float, mode: Filter, shapes: list[tuple[int, ...]]
 ) -> None:
     """``lowest`` is the stated tolerance, in dB, for the worst of many crops of a photograph."""
     image = large_photo(900, 800)

@@ -181,7 +181,7 @@ def test_transforms_get_the_native_pixels(made: tuple[Path, list[Pixels]]) -> No
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_raw_pixels_are_read_into_one_block(tmp_path: Path, to: str) -> None:
+def test_raw_pixels_are_read_into_one_block(tmp_path: Path, to: Any) -> None:
     stored = images("uint16", 2)
     samples = [{"image": image} for image in stored]
     convert(

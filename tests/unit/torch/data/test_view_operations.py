@@ -101,7 +101,7 @@ def opened(path: Path, **options: Any) -> ShardDataset:
 
 def loaded(dataset: Any, engine: tuple[str, int] = ENGINES[0], **options: Any) -> Any:
     options = {"shuffle": True, "seed": SEED, "views": VIEWS, **options}
-    return make_loader(dataset, BATCH, engine=engine[0], num_workers=engine[1], **options)
+    return make_loader(dataset, BATCH, engine=engine[0], num_workers=engine[1], **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["native", "python"])

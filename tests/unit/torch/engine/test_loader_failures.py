@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_even(tmp_path_factory.mktemp("failures")) / "webdataset"
 
 
-def load(engine: str, dataset: Any, **options: Any) -> Any:
+def load(engine: Any, dataset: Any, **options: Any) -> Any:
     given = {"num_workers": 2, "start_method": "fork", "timeout": DEADLINE / 2, **options}
     return make_loader(dataset, BATCH, engine=engine, **given)
 

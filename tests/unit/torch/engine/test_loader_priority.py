@@ -65,7 +65,7 @@ def test_without_workers_it_warns_and_the_training_thread_stays(engine: str) -> 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_elsewhere_it_warns_and_loads_at_normal_priority(
-    engine: str, monkeypatch: pytest.MonkeyPatch
+    engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("engine.options", "loader"):
         monkeypatch.setattr(f"shardkit.torch.{module}.priority_problem", lambda: "no such thing")

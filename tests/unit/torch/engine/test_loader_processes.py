@@ -187,7 +187,7 @@ def test_two_loaders_of_one_dataset_do_not_disturb_each_other(
                 number + 2,
                 shuffle=True,
                 seed=number,
-                engine=engine,
+                engine=engine,  # type: ignore[arg-type]
                 num_workers=number + 1,
                 start_method="fork",
             )

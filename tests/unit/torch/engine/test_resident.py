@@ -38,6 +38,7 @@ from shardkit import (
     with_rng,
 )
 from shardkit.torch import prefetch
+from shardkit.torch.data.images import Decode
 from shardkit.torch.data.ops import Crop, ImageOp
 from shardkit.torch.engine import resident as module
 
@@ -242,12 +243,12 @@ def test_a_run_continues_in_either_loader(path: Path) -> None:
     dataset = open_dataset(path, decode=RandomCrop(8, padding=2))
     options: dict[str, Any] = {"shuffle": True, "seed": 8, "with_rows": True}
     for first, second in (("cpu", None), (None, "cpu")):
-        loader = make_loader(dataset, BATCH, resident=first, **options)
+        loader = make_loader(dataset, BATCH, resident=first, **options)  # type: ignore[arg-type]
         batches = iter(loader)
         for _ in range(2):
             next(batches)
         state = loader.state_dict()
-        again = make_loader(dataset, BATCH, resident=second, **options)
+        again = make_loader(dataset, BATCH, resident=second, **options)  # type: ignore[arg-type]
         again.load_state_dict(state)
         assert same([*batches], [*again])
 
@@ -424,12 +425,13 @@ def test_values_that_make_no_block_are_refused(tmp_path: Path) -> None:
     convert(samples, tmp_path / "data", to="lmdb", schema=schema)
 
     rows = open_dataset(tmp_path / "data").has("mask")
-    for decode_all, fields, chosen, fact in (
+    cases: list[tuple[Decode, tuple[str, ...], Any, str]] = [
         ("torch", ("mask",), None, "1 row of"),
         ("torch", ("mask",), rows, "'mask'"),
         ("torch", ("when",), None, "'when'"),
         (RandomCrop(4), ("image", "low"), None, "'image' and 'low'"),
-    ):
+    ]
+    for decode_all, fields, chosen, fact in cases:
         dataset = open_dataset(tmp_path / "data", decode=decode_all, fields=fields)
         with refused(UsageError, fact):
             make_loader(dataset if chosen is None else dataset.select(chosen), 2, resident="cpu")
