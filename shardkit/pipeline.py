@@ -204,8 +204,8 @@ class Original(NamedTuple):
         if self.field != "raw":
             return self.data, self.field
         width, height = self.size
-        kind = self.pixels or RGB
-        if kind == RGB or len(self.data) == width * height * RGB.bytes:  # to become of that type
+        kind = self.pixels
+        if kind is None or len(self.data) == width * height * RGB.bytes:  # to become of that type
             return b"P6 %d %d 255\n" % (width, height) + self.data, "ppm"
         if len(self.data) != width * height * kind.bytes:
             raise BadImage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import zlib
@@ -120,8 +121,7 @@ class TableValues(FieldValues):
 
     def only(self, rows: Sequence[int]) -> FieldValues:
         """Return the values of some rows; this object must outlive it."""
-        part = TableValues.__new__(TableValues)
-        vars(part).update(vars(self))
+        part = copy.copy(self)
         del part._folder  # the file is removed with the last reference to it
         part._stamps = None
         part._offsets = {row: int(self._offsets[row]) for row in rows}

@@ -5,6 +5,7 @@ Each provider has the fields of its values, and returns the values of one row at
 
 from __future__ import annotations
 
+import copy
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -259,8 +260,7 @@ class SequenceValues(FieldValues):
 
     def only(self, rows: Sequence[int]) -> FieldValues:
         """Return the values of some rows."""
-        part = SequenceValues.__new__(SequenceValues)
-        vars(part).update(vars(self))
+        part = copy.copy(self)
         if isinstance(self._values, Spool):
             part._values = self._values.only(rows)
         else:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardkit.codecs.image import SNIFF_BYTES, sniff
+from shardkit.codecs.image import SNIFF_BYTES, encode, sniff
 from shardkit.codecs.image_type import ImageType
 from shardkit.kinds.field import Field, Need
 from shardkit.kinds.picture import Picture, as_png
 from shardkit.record import ARRAY_IMAGE
-from shardkit.system.npy import npy_header
 
 _MOST_PNG_CHANNELS = 4
 
@@ -64,10 +63,9 @@ class _Image(Picture):
         typed = value[..., None] if value.ndim == 2 else value
         if typed.ndim != 3 or 0 in typed.shape:
             raise ValueError(f"an image cannot be an array of shape {value.shape}")
-        if typed.dtype == np.uint8 and typed.shape[2] <= _MOST_PNG_CHANNELS:
-            return "png", as_png(Image.fromarray(typed[..., 0] if typed.shape[2] == 1 else typed))
-        values = np.ascontiguousarray(typed, ImageType.of(typed).values)
-        return ARRAY_IMAGE, npy_header(values.shape, values.dtype) + values.tobytes()
+        is_usual = typed.dtype == np.uint8 and typed.shape[2] <= _MOST_PNG_CHANNELS
+        kind = "png" if is_usual else ARRAY_IMAGE
+        return kind, encode(typed, kind)
 
 
 def _in_png_mode(image: Image.Image) -> Image.Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 from typing import Any
 
@@ -12,7 +13,8 @@ from helpers import encoded, jpeg, jpeg_of_scans, opened, picture, pixels, png
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.codecs.image import EXACT, Decoding, Pixels
+from shardkit.codecs.image import EXACT, Decoding, Pixels, WrongSizeError
+from shardkit.codecs.image_type import ImageType
 from shardkit.codecs.reduced import reduction, sufficient_eighths
 from shardkit.codecs.turbo import Region
 from shardkit.dataset import decode as decoding
@@ -63,6 +65,28 @@ def test_raw_pixels_are_copied_for_the_caller() -> None:
     out = np.zeros((16, 24, 3), np.uint8)
     assert decode_stored(stored(values.tobytes(), "raw"), out=out) is out
     np.testing.assert_array_equal(out, values)
+
+
+@pytest.mark.parametrize("field", ["raw", "npy"])
+def test_other_types_keep_their_channels_and_dtype(field: str) -> None:
+    values = np.arange(16 * 24 * 2, dtype="<i2").reshape(16, 24, 2) - 300
+    file = io.BytesIO()
+    np.save(file, values)
+    data = bytearray(values.tobytes() if field == "raw" else file.getvalue())
+    image = EncodedImage(memoryview(data), field, 0, 24, 16, ImageType(2, "int16"))
+    found = decode_stored(image)
+    out = np.zeros_like(values)
+    assert decode_stored(image, out=out) is out
+    data[:] = bytes(len(data))  # as the next read does
+    for pixels_ in found, out:
+        np.testing.assert_array_equal(pixels_, values)
+        assert pixels_.dtype == np.int16
+
+
+def test_another_type_than_stated_is_refused() -> None:
+    gray = EncodedImage(png(mode="L"), "png", 0, 24, 16, ImageType(3, "uint16"))
+    with pytest.raises(WrongSizeError):
+        decode_stored(gray)
 
 
 def refuses(image: EncodedImage) -> None:
