@@ -193,11 +193,7 @@ class OpenedDataset:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """The parts of `base`: one for each source, if it was appended to or merged.
-
-        Raises:
-            CorruptDataset: If the manifest's description of them is damaged.
-        """
+        """The parts of `base`: one for each source, if it was appended to or merged."""
         return dataset_parts(self.manifest)
 
     @property
@@ -209,6 +205,12 @@ class OpenedDataset:
             size = path.stat().st_size
             entries.append(FileEntry(name=MANIFEST_NAME, bytes=size, sha256=sha256_of(path)))
         return [replace(entry, name=self.prefix + entry.name) for entry in entries]
+
+    @property
+    def later(self) -> set[str]:
+        """Names of the fields that layers have."""
+        names = self.manifest.fields_by_name
+        return {name for name in names if self.store_of(name) is not self.base}
 
     @property
     def ignored(self) -> Collection[Problem]:

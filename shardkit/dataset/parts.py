@@ -11,8 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from shardkit.dataset.manifest import MANIFEST_NAME, PARTS, Manifest, PartEntry
-from shardkit.errors import CorruptDataset
+from shardkit.dataset.manifest import FORMAT_VERSION, PARTS, Manifest, PartEntry
+from shardkit.kinds.field import describe_schema
+from shardkit.record import dump_json, load_json
+
+REPEATED = ("format", "classes", "schema", "raw_shape", "recipe", "source")
+"""Entries of a manifest that each shard repeats in its metadata."""
 
 CHANGED = "changed"
 """The entry of a ``source`` for fields that did not come from it: an object with their names,
@@ -64,6 +68,14 @@ class Part:
     first: int
     """As `PartEntry.first`."""
 
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What each of its shards states about the dataset, as JSON values."""
+        manifest = self.manifest
+        values = {**vars(manifest), "schema": describe_schema(manifest.fields_by_name)}
+        repeated = {name: values[name] for name in REPEATED}
+        return load_json(dump_json({"shardkit": FORMAT_VERSION, **repeated}))
+
 
 def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
     """Return the parts of a dataset, as a manifest states them; a single one for any other.
@@ -72,17 +84,10 @@ def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
         manifest: The manifest.
         first: The number in the metadata of the first shard, if there is a single part.
 
-    Raises:
-        CorruptDataset: If the manifest states none, or ones that do not fit the dataset.
     """
     manifest = manifest.base
-    source = manifest.source
-    try:
-        parts = manifest.stated_parts
-    except (TypeError, ValueError) as error:
-        raise CorruptDataset(f"{MANIFEST_NAME} describes no parts: {error}") from error
-    if parts:
-        return list(parts)
+    if manifest.stated_parts:
+        return list(manifest.stated_parts)
     classes = None if manifest.classes is None else len(manifest.classes)
     return [
         PartEntry(
@@ -90,18 +95,14 @@ def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
             first=first,
             classes=classes,
             skipped=len(manifest.skipped),
-            source=source,
+            source=manifest.source,
             software=manifest.software,
         )
     ]
 
 
 def dataset_parts(manifest: Manifest) -> list[Part]:
-    """Return the parts of a dataset: the whole dataset, unless it was appended to or merged.
-
-    Raises:
-        CorruptDataset: If the manifest's description of them is damaged.
-    """
+    """Return the parts of a dataset: the whole dataset, unless it was appended to or merged."""
     manifest = manifest.base  # layers belong to the whole dataset
     entries = entries_of(manifest)
     ends = [0, *itertools.accumulate(item.shards for item in entries)]

@@ -287,8 +287,7 @@ def _original(shards: ShardSet) -> Original:
     manifest = shards.manifest
     base = shards.manifest.base
     dataset = shards.dataset
-    later = {name for name in shards.schema if dataset.store_of(name) is not dataset.base}
-    changed = later | (base.fields_by_name.keys() - shards.schema.keys())
+    changed = dataset.later | (base.fields_by_name.keys() - shards.schema.keys())
     digest = converted_digest(manifest) if changed or CHANGED in base.source else ""
     storage = get_format(manifest.format)
     parts = [

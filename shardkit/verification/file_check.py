@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME, require_counts
-from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
+from shardkit.dataset.manifest import MANIFEST_NAME, FileEntry, ShardEntry
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import Part
 from shardkit.errors import CorruptDataset
-from shardkit.kinds.field import describe_schema
-from shardkit.record import dump_json, load_json
 from shardkit.system.files import as_name, sha256_of
-from shardkit.system.safe_paths import UNFIT, is_file, status_of
+from shardkit.system.safe_paths import UNFIT, status_of
 from shardkit.system.text import as_command
 from shardkit.verification.shard_check import Finding, ShardCheck
-
-_REPEATED = ("format", "classes", "schema", "raw_shape", "recipe", "source")
-"""Entries of the manifest that each shard repeats in its metadata."""
 
 
 def check_files(store: OpenedDataset, *, decode: bool) -> tuple[list[Finding], list[ShardCheck]]:
@@ -29,69 +24,44 @@ def check_files(store: OpenedDataset, *, decode: bool) -> tuple[list[Finding], l
         All damage, and the checks of the shards that can be read; with ``decode``, these decode
         each image.
     """
-    manifest = store.manifest
-    directory = store.path
-    prefix = store.prefix
-    findings: list[Finding] = []
-
-    def blame(name: str, reason: str) -> None:
-        findings.append(Finding(file=prefix + name, reason=reason))
-
-    readable = set()
-    for entry in (*manifest.shards, *manifest.files):
-        folder = store.shards_folder if isinstance(entry, ShardEntry) else directory
+    findings = list[Finding]()
+    readable = set[str]()
+    for entry in store.manifest.entries:
+        file = store.prefix + entry.name
         try:
-            status = status_of(folder, as_name(entry.name))
-            if not stat.S_ISREG(status.st_mode):
-                blame(entry.name, "it is not a file")
-                continue
-            if (size := status.st_size) != entry.bytes:
-                blame(entry.name, f"it has {size} bytes; the manifest says {entry.bytes}")
-            elif entry.is_replaced(status.st_mtime_ns):
-                blame(entry.name, "its modification time differs from the manifest")
-            elif not isinstance(entry, ShardEntry) and (
-                sha256_of(directory / entry.name, directory) != entry.sha256
-            ):
-                blame(entry.name, f"its content was changed; {_remedy(entry.name, directory)}")
-        except (FileNotFoundError, NotADirectoryError):
-            blame(entry.name, "it is missing")
-            continue
-        except UNFIT as error:
-            blame(entry.name, f"it cannot be read: {error.strerror}")
-            continue
+            is_file, fault = _examine(store, entry)
         except OSError as error:
-            findings.append(Finding.of_error(prefix + entry.name, error))
+            findings.append(Finding.of_error(file, error))
             continue
-        readable.add(entry.name)
-    if is_file(directory, ROWS_NAME):
-        try:
-            _check_index(store, blame, intact=not findings)
-        except OSError as error:
-            findings.append(Finding.of_error(prefix + ROWS_NAME, error))
+        if fault:
+            findings.append(Finding(file=file, reason=fault))
+        if is_file:
+            readable.add(entry.name)
+    if ROWS_NAME in readable:
+        findings += check_index(store, intact=not findings)
+    checks = (check for part in store.parts for check in _shard_checks(store, part, decode=decode))
+    return findings, [check for check in checks if check.entry.name in readable]
+
+
+def _examine(store: OpenedDataset, entry: FileEntry) -> tuple[bool, str]:
+    """Return whether a file can be read, and what is wrong with it; of shards, only the size."""
+    is_shard = isinstance(entry, ShardEntry)
     try:
-        parts = store.parts
-    except CorruptDataset as error:
-        blame(MANIFEST_NAME, str(error))
-        return findings, []
-    return findings, [
-        check for part in parts for check in _shard_checks(store, part, readable, decode=decode)
-    ]
-
-
-def check_view(dataset: OpenedDataset) -> list[Finding]:
-    """Compare what a manifest states about a dataset with the indexes of all its stores."""
-    findings: list[Finding] = []
-    if dataset.is_store:  # that was the check of its files
-        return findings
-
-    def blame(name: str, reason: str) -> None:
-        findings.append(Finding(file=dataset.prefix + name, reason=reason))
-
-    try:
-        _check_index(dataset, blame, intact=True)
-    except OSError as error:
-        findings.append(Finding.of_error(dataset.prefix + MANIFEST_NAME, error))
-    return findings
+        status = status_of(store.shards_folder if is_shard else store.path, as_name(entry.name))
+        if not stat.S_ISREG(status.st_mode):
+            return False, "it is not a file"
+        fault = ""
+        if (size := status.st_size) != entry.bytes:
+            fault = f"it has {size} bytes; the manifest says {entry.bytes}"
+        elif entry.is_replaced(status.st_mtime_ns):
+            fault = "its modification time differs from the manifest"
+        elif not is_shard and sha256_of(store.path / entry.name, store.path) != entry.sha256:
+            fault = f"its content was changed; {_remedy(entry.name, store.path)}"
+        return True, fault
+    except (FileNotFoundError, NotADirectoryError):
+        return False, "it is missing"
+    except UNFIT as error:
+        return False, f"it cannot be read: {error.strerror}"
 
 
 def _remedy(name: str, directory: Path) -> str:
@@ -100,9 +70,7 @@ def _remedy(name: str, directory: Path) -> str:
     return "restore it from a copy"
 
 
-def _check_index(
-    dataset: OpenedDataset, blame: Callable[[str, str], None], *, intact: bool
-) -> None:
+def check_index(dataset: OpenedDataset, *, intact: bool) -> list[Finding]:
     """Compare the index with the manifest; its content digest only if all files are ``intact``."""
     manifest = dataset.manifest
     try:
@@ -111,36 +79,36 @@ def _check_index(
         counts = index.counts()
         content = index.content_digest() if intact else manifest.content_digest
     except CorruptDataset as error:
-        blame(ROWS_NAME, str(error))
-        return
-    for entry in manifest.schema:
-        if counts[entry.name] != entry.rows:
-            reason = f"it states {entry.rows} rows with {entry.name}; the index has "
-            blame(MANIFEST_NAME, f"{reason}{counts[entry.name]}")
+        return [Finding(file=dataset.prefix + ROWS_NAME, reason=str(error))]
+    except OSError as error:
+        return [Finding.of_error(dataset.prefix + ROWS_NAME, error)]
+    reasons = [
+        f"it states {entry.rows} rows with {entry.name}; the index has {counts[entry.name]}"
+        for entry in manifest.schema
+        if counts[entry.name] != entry.rows
+    ]
     if content != manifest.content_digest:
-        blame(MANIFEST_NAME, "it states another content digest than the index gives")
+        reasons.append("it states another content digest than the index gives")
+    return [Finding(file=dataset.prefix + MANIFEST_NAME, reason=reason) for reason in reasons]
 
 
-def _shard_checks(
-    store: OpenedDataset, part: Part, readable: set[str], *, decode: bool
-) -> Iterator[ShardCheck]:
+def _shard_checks(store: OpenedDataset, part: Part, *, decode: bool) -> Iterator[ShardCheck]:
     """Yield the checks of a part's shards, each with the metadata that its conversion wrote."""
     manifest = part.manifest
+    index = store.index
+    meta = part.meta
     start = part.start
-    values = {**vars(manifest), "schema": describe_schema(manifest.fields_by_name)}
-    meta = load_json(dump_json({name: values[name] for name in _REPEATED}))
     for entry in manifest.shards:
-        if entry.name in readable:
-            yield ShardCheck(
-                folder=store.shards_folder,
-                prefix=store.prefix,
-                entry=entry,
-                format=manifest.format,
-                start=start,
-                index=store.index,
-                decode=decode,
-                raw_shape=manifest.raw_shape,
-                schema=manifest.fields_by_name,
-                meta=meta,
-            )
+        yield ShardCheck(
+            folder=store.shards_folder,
+            prefix=store.prefix,
+            entry=entry,
+            format=manifest.format,
+            start=start,
+            index=index,
+            decode=decode,
+            raw_shape=manifest.raw_shape,
+            schema=manifest.fields_by_name,
+            meta=meta,
+        )
         start += entry.rows

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardkit.conversion.build import ShardTask
-from shardkit.conversion.plan import shard_meta
 from shardkit.conversion.staging import scratch_folder
 from shardkit.conversion.task import carry_out, load_part
 from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME
@@ -208,12 +207,7 @@ class _Repair:
                     recipe=match.recipe,
                     schema=manifest.fields_by_name,
                     source=match.images.of(images),
-                    meta=shard_meta(
-                        to=manifest.format,
-                        schema=manifest.fields_by_name,
-                        recipe=manifest.made_with,
-                        source=manifest.source,
-                    ),
+                    meta=match.part.meta,
                     software=manifest.software,
                     keep=False,
                 )

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from shardkit.contracts import Entry, Images, Scan
@@ -169,7 +168,7 @@ class Sources:
             datasets = {f"{item.prefix}{folder}": item for item in self._splits.values()}
             self._scans[folder] = self._layers[folder].scan(datasets)
         nothing = StoredPart(None, None, frozenset())  # its rows are in order, whatever their paths
-        return [_match_part(store, store.parts[0], self._scans[folder], [nothing])]
+        return [_match_part(store, 0, self._scans[folder], [nothing], ())]
 
     @cached_property
     def _matches(self) -> list[SourceMatch]:
@@ -210,28 +209,17 @@ def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[Sour
     for number, root in enumerate(sources):
         if is_dataset(root) and overlap(Path(root), first.top):
             raise UsageError(f"{root} is the dataset itself: name what it was made from")
-        at_number = {
-            split: dataset.parts[number]
-            for split, dataset in splits.items()
-            if number < len(dataset.parts)
-        }
-        scan = scan_source(root, {split: part.manifest for split, part in at_number.items()})
-        elsewhere = {
-            split: {
-                path
-                for other, texts in enumerate(of_parts)
-                if other != number and _is_same(sources[other], root)
-                for path in texts.paths or ()
-            }
-            for split, of_parts in stored.items()
-        }
-        so_far = {split: of_parts[: number + 1] for split, of_parts in stored.items()}
+        stores = [dataset for dataset in splits.values() if number < len(dataset.parts)]
+        scan = scan_source(root, {store.split: store.parts[number].manifest for store in stores})
+        same = [other for other, source in enumerate(sources) if _is_same(source, root)]
         try:
-            matches += match_parts(splits, at_number, scan, so_far, elsewhere)
+            here = [_match_part(store, number, scan, stored[store.split], same) for store in stores]
+            _require_files(here, scan)
         except UsageError as error:
             if count == 1:
                 raise
             raise UsageError(f"{remedy}. For part {number + 1}: {error}") from error
+        matches += here
     return matches
 
 
@@ -277,31 +265,8 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other
 
 
-def match_parts(
-    splits: Mapping[str, OpenedDataset],
-    parts: Mapping[str, Part],
-    scan: Scan,
-    stored: Mapping[str, Sequence[StoredPart]],
-    elsewhere: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> list[SourceMatch]:
-    """Find the source files of one part of a dataset, or of each of its splits.
-
-    Args:
-        splits: As for `match_sources`.
-        parts: The part that was made from the source, by split name ("" without splits).
-        scan: The result of `scan_source`.
-        stored: The rows of all parts up to this one, by split: images in the others may have been
-            left out.
-        elsewhere: Paths of images of the source that are in other parts, by split.
-
-    Raises:
-        CorruptDataset: If a manifest does not state how its dataset was made.
-        UsageError: If the source contains none of the files.
-    """
-    matches = [
-        _match_part(splits[split], part, scan, stored[split], elsewhere.get(split, ()))
-        for split, part in parts.items()
-    ]
+def _require_files(matches: Sequence[SourceMatch], scan: Scan) -> None:
+    """Refuse a source with none of the files; note splits that the dataset does not have."""
     known = [match for match in matches if match.stored]
     top = matches[0].store.top
     if known and all(
@@ -310,7 +275,7 @@ def match_parts(
     ):  # otherwise there would be a finding for every file
         why = "is it the right folder?"
         if scan.classes is not None and all(
-            part.manifest.classes is None for part in parts.values()
+            match.part.manifest.classes is None for match in matches
         ):
             why = "it had no folders then, and folders are now taken for classes"
         is_part = any(len(match.store.parts) > 1 for match in matches)
@@ -324,17 +289,32 @@ def match_parts(
         for split in sorted(scan.splits.keys() - names)
         if len(scan.splits[split]) or scan.problems.get(split)
     )
-    return matches
 
 
 def _match_part(
     store: OpenedDataset,
-    part: Part,
+    number: int,
     scan: Scan,
-    parts: Sequence[StoredPart],
-    elsewhere: Collection[str] = (),
+    stored: Sequence[StoredPart],
+    same: Collection[int],
 ) -> SourceMatch:
-    """Find the source files of a part of a store, the last one of ``parts``."""
+    """Find the source files of a part of a store.
+
+    Args:
+        store: The store.
+        number: The number of the part.
+        scan: Its source today.
+        stored: The rows of all parts: earlier ones may be why images were left out.
+        same: The numbers of the parts with the same source, this one too.
+    """
+    part = store.parts[number]
+    here = stored[number]
+    elsewhere = {
+        path
+        for other, texts in enumerate(stored)
+        if other in same and other != number
+        for path in texts.paths or ()
+    }
     manifest = part.manifest
     split = store.split
     recipe, seed, limit = how_made(manifest)
@@ -364,19 +344,17 @@ def _match_part(
     listed = source.of(scan.source.relist(scan, split, manifest.skipped))
     if elsewhere:
         listed = _only(listed, lambda path: path not in elsewhere)
-    *earlier, here = parts
-    stored = here.paths
-    if earlier:
+    if number:
         listed = listed.take(
             row
             for row, entry in enumerate(listed.entries)
-            if entry.path in here.path_set or not any(texts.has(entry) for texts in earlier)
+            if entry.path in here.path_set or not any(texts.has(entry) for texts in stored[:number])
         )
-    excluded = _excluded(store.path, manifest, listed.paths(), stored)
+    excluded = _excluded(store.path, manifest, listed.paths(), here.paths)
     if excluded:
         listed = _only(listed, lambda path: path not in excluded)
-    if not scan.whole and stored is not None:
-        chosen = bad.union(stored)
+    if not scan.whole and here.paths is not None:
+        chosen = bad.union(here.paths)
         listed = _only(listed, chosen.__contains__)
     rows = as_stored(listed, seed=seed, limit=limit)
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
@@ -403,7 +381,7 @@ def _match_part(
         changed=changed,
         changed_software=other_software,
         exact=other_software.keys() <= set(storage.libraries),
-        stored=stored,
+        stored=here.paths,
         keys=here.keys,
         findings=findings,
     )

@@ -17,7 +17,7 @@ from shardkit.system.files import as_text
 from shardkit.system.late import load
 from shardkit.system.pool import Report, run_tasks
 from shardkit.system.urls import STORES, scheme_and_place
-from shardkit.verification.file_check import check_files, check_view
+from shardkit.verification.file_check import check_files, check_index
 from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.shard_check import Checks, Finding, ShardCheck
 from shardkit.verification.source_comparison import (
@@ -164,11 +164,17 @@ class _Verifier:
             result.manifests[dataset.split] = dataset.manifest.digest
         result.datasets = len(splits)
         result.extras = _other_files(self.directory, splits.values()) if splits else []
-        stores = [store for dataset in splits.values() for store in self._stores(dataset)]
+        stores = [
+            store
+            for dataset in splits.values()
+            for store in dataset.stores
+            if self._is_intact(store)
+        ]
         tasks = [task for store in stores for task in self._check_files(store)]
         for dataset in splits.values():
-            if not any(finding.file.startswith(dataset.prefix) for finding in result.findings):
-                result.findings += check_view(dataset)
+            intact = not any(file.file.startswith(dataset.prefix) for file in result.findings)
+            if intact and not dataset.is_store:
+                result.findings += check_index(dataset, intact=True)
         matches = list[SourceMatch]()
         if against is not None and splits:
             sources = Sources(splits, against)
@@ -184,7 +190,11 @@ class _Verifier:
             left_out = sum(match.left_out for match in matches)
             result.source = report_source(against, compared, left_out)
             result.converted = sum(part.converted for part in compared.values())
-            result.replaced = _replaced(next(iter(splits.values())))
+            dataset = next(iter(splits.values()))
+            names = dataset.later & dataset.base.manifest.fields_by_name.keys()
+            changed = changed_fields(dataset.base.manifest.source)
+            fields = dataset.manifest.fields_by_name
+            result.replaced = sorted(names | (changed & fields.keys()))
 
     def _splits(self) -> dict[str, OpenedDataset]:
         """Return each dataset with an intact manifest."""
@@ -194,10 +204,6 @@ class _Verifier:
             self._blame(MANIFEST_NAME, str(error))
             return {}
         return {name: dataset for name, dataset in splits.items() if self._is_intact(dataset)}
-
-    def _stores(self, dataset: OpenedDataset) -> list[OpenedDataset]:
-        """Return each store with an intact manifest."""
-        return [store for store in dataset.stores if self._is_intact(store)]
 
     def _is_intact(self, dataset: OpenedDataset) -> bool:
         """Return whether a manifest is intact; otherwise, that is a finding."""
@@ -241,14 +247,6 @@ class _Verifier:
                 if checked.compared:
                     compared.setdefault(task.prefix, ComparisonResult()).add(checked.compared)
         return compared
-
-
-def _replaced(dataset: OpenedDataset) -> list[str]:
-    """Return the fields whose values did not come from the source of the conversion."""
-    base = dataset.base
-    later = {name for name in base.manifest.fields_by_name if dataset.store_of(name) is not base}
-    changed = changed_fields(base.manifest.source) & dataset.manifest.fields_by_name.keys()
-    return sorted(later | changed)
 
 
 def _other_content(task: ShardCheck, twin: str | None) -> Finding:

@@ -145,7 +145,7 @@ def test_a_lie_of_the_manifest_is_found(
     if stated(place) == stated(truths / "webdataset"):
         pytest.fail("the lie is none")
     assert "was made with another" in blamed(place, jpegs)["shardkit.json"]
-    monkeypatch.setattr("shardkit.verification.file_check._REPEATED", ())
+    monkeypatch.setattr("shardkit.dataset.parts.REPEATED", ())
     assert reason in " ".join(blamed(place, jpegs).values())
 
 
@@ -246,9 +246,7 @@ def test_copied_images_are_compared_byte_for_byte_whatever_the_libraries(
 def test_with_other_libraries_another_quality_is_found_if_it_is_worse(
     jpegs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quality: int, passes: bool
 ) -> None:
-    monkeypatch.setattr(
-        "shardkit.verification.file_check._REPEATED", ()
-    )  # the shards say otherwise
+    monkeypatch.setattr("shardkit.dataset.parts.REPEATED", ())  # the shards say otherwise
     place = make_dataset(jpegs, tmp_path / "made", **JPEG)
     other = make_dataset(jpegs, tmp_path / "other", **JPEG, quality=quality)
     with_other_pillow(other)

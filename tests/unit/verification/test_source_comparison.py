@@ -46,9 +46,7 @@ def test_torch_resizing_is_repeatable(
     place = make_dataset(folder, tmp_path / "made", **raw, resizer="torch", enlarge=True)
     assert proved(place, folder)
     restate(place, lambda m: replace(m, recipe={**m.recipe, "resizer": "pillow"}))
-    monkeypatch.setattr(
-        "shardkit.verification.file_check._REPEATED", ()
-    )  # the shards say otherwise
+    monkeypatch.setattr("shardkit.dataset.parts.REPEATED", ())  # the shards say otherwise
     alike = verify(place, against=folder)  # torch is a library that only the manifest names
     assert alike.source is not None
     assert alike.source.alike > 0
