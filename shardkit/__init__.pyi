@@ -683,6 +683,7 @@ def convert(
     tolerate_damage: bool = False,
     class_order: str = "plain",
     splits: bool | None = None,
+    classes: bool = False,
     schema: Mapping[str, Field | str] | None = None,
     fields: Sequence[str] | None = None,
     val: float = 0.0,
@@ -753,6 +754,7 @@ def convert(
         class_order: Label order: as in torchvision, natural sort, or FILE (one class per line).
         splits: Treat the folders of SRC as splits (train, val, ...), one dataset each. Default: by
             name.
+        classes: Take the folders as they are, also where another kind of source recognizes them.
         schema: Fields of samples by name, each a `shardkit.Field` or a kind; others follow from the
             first sample.
         fields: Names of the values of samples that are tuples; image and label for two of them.

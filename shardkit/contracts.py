@@ -17,12 +17,15 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, overload
 
 from shardkit.errors import BadImage, Problem, UsageError, located
 from shardkit.kinds.field import Field, Schema, default_schema, load_schema, uniform_arrays
 from shardkit.options import Option, make, options_of
 from shardkit.record import DATASET_FILE, Record
+
+if TYPE_CHECKING:
+    from shardkit.sources.recognize import Overview
 
 LOOSE = "outside any class folder"
 """Reason for which sources ignore images next to class folders."""
@@ -707,6 +710,26 @@ class Attaching:
     """Help text, with ARCHIVES and INDEX_DIR for the arguments."""
 
 
+class Recognition(NamedTuple):
+    """Why a path may be a source of some kind."""
+
+    evidence: str
+    """What shows it, in words."""
+    certain: bool = True
+    """Whether it is nothing else."""
+    inside: str = ""
+    """The source below the path; "" for the path itself."""
+    words: tuple[str, ...] = ()
+    """Options that the command needs. ``{}`` at the start of one stands for the path."""
+
+    def options(self, path: Path) -> list[str]:
+        """Return the options for a path."""
+        return [
+            str(path / word[2:].lstrip("/")) if word.startswith("{}") else word
+            for word in self.words
+        ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceKind:
     """A kind of source: how to open one, also from a dataset's manifest."""
@@ -735,6 +758,9 @@ class SourceKind:
 
     attaching: Attaching | None = None
     """How to attach its files; None if they can only be converted."""
+
+    recognize: Callable[[Overview], Iterable[Recognition]] | None = None
+    """Returns the sources of this kind at or below a path, by names and the start of files."""
 
     source: Callable[[str | Path, Any], Source]
     """Opens a source: its class, which takes the path and an object of `options`."""

@@ -106,6 +106,7 @@ _SOURCES = _Registry(
         "tfrecord": "shardkit.sources.tfrecord:SOURCE",
         "voc": "shardkit.sources.voc:SOURCE",
         "webdataset": "shardkit.sources.webdataset:SOURCE",
+        "yolo": "shardkit.sources.yolo:SOURCE",
     },
 )
 

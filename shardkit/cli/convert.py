@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 
 import click
 
+from shardkit.cli.console import say
 from shardkit.cli.convert_report import (
     converted_fields,
     plan_fields,
@@ -42,10 +44,13 @@ from shardkit.registry import (
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import report
 from shardkit.sources.opening import DivisionOptions, Exclusion
+from shardkit.sources.recognize import refuse_other_kinds, the_kind
 from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus
-from shardkit.system.text import shell
 from shardkit.system.urls import as_url
+
+_READ_AS = "shardkit.read_as"
+"""Entry of `click.Context.meta`: how a source without a name of its kind was recognized."""
 
 
 class _Sources(click.Group):
@@ -67,13 +72,12 @@ class _Sources(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return name, command and arguments; for a folder in place of a name, suggest both."""
-        if args and args[0] not in self.list_commands(ctx) and Path(args[0]).is_dir():
-            rest = args if "--to" in args else [*args, *["DST"] * (len(args) < 2), "--to", "lmdb"]
-            raise UsageError(
-                f"{args[0]} is a folder; the source type comes first. Try: "
-                f"shardkit convert {DEFAULT_SOURCE} {shell(*rest)}"
-            )
+        """Return name, command and arguments; for a path in place of a name, recognize its kind."""
+        if args and args[0] not in self.list_commands(ctx) and os.path.exists(args[0]):
+            source, *rest = args
+            kind = the_kind(source, rest)
+            ctx.meta[_READ_AS] = str(kind)
+            args = [*kind.arguments(source), *rest, *kind.by.options(Path(source))]
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -208,6 +212,10 @@ class _Command(Command):
     ) -> None:
         """Open the source with its own options, then convert it."""
         of_source = {name: words.pop(name) for name in self._of_source}
+        if read_as := click.get_current_context().meta.get(_READ_AS):
+            run.report(lambda: {"read_as": read_as}, lambda: say(f"read as {read_as}"))
+        if self._kind.name == DEFAULT_SOURCE and not of_source["classes"] and not as_url(src):
+            refuse_other_kinds(src, [str(dst), "--to", words["to"]])
         if self._kind.of_files:
             if "root" in of_source:
                 require_root(src, of_source["root"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from shardkit.contracts import (
     Original,
     OriginalPart,
     PackedEntries,
+    Recognition,
     Scan,
     Source,
     SourceKind,
@@ -34,6 +35,7 @@ from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import (
     ABSENT,
+    DATASET_FILE,
     IMAGE,
     LABEL,
     LABEL_FIELD,
@@ -46,6 +48,9 @@ from shardkit.record import (
 from shardkit.registry import DATASET, get_format
 from shardkit.system.files import as_text
 from shardkit.system.text import name_list
+
+if TYPE_CHECKING:
+    from shardkit.sources.recognize import Overview
 
 _AT_ONCE = 4096
 """Rows listed at a time."""
@@ -341,6 +346,11 @@ def _entries(shards: ShardSet, chosen: Mask, labels: Sequence[int]) -> Sequence[
     return StoredEntries(load, [0, *accumulate(counts)])
 
 
+def _recognize(seen: Overview) -> Iterator[Recognition]:
+    if any(seen.has(f"{folder}/{DATASET_FILE}") for folder in (".", *seen.folders())):
+        yield Recognition(DATASET_FILE)
+
+
 SOURCE = SourceKind(
     name=DatasetSource.kind,
     title="Copy, select or re-encode a shardkit dataset.",
@@ -358,5 +368,6 @@ SOURCE = SourceKind(
       shardkit convert dataset photos small --to hdf5 --resize 224x224 --encode raw
     """,
     options=DatasetSourceOptions,
+    recognize=_recognize,
     source=DatasetSource,
 )

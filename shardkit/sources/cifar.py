@@ -17,6 +17,7 @@ from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, sp
 from shardkit.sources.images import pixel_record
 from shardkit.sources.inputs import OpenedFile, file_at, place, place_of, reading, scanning
 from shardkit.sources.labels import read_classes
+from shardkit.sources.recognize import having
 
 _SHAPE = (3, 32, 32)
 """Channels, rows and columns of an image, in the order of its bytes."""
@@ -175,5 +176,6 @@ SOURCE = SourceKind(
       shardkit convert cifar cifar-100-binary dataset --to hdf5 --label coarse --split train
     """,
     options=CifarOptions,
+    recognize=having("data_batch_1.bin", "test_batch.bin", "train.bin"),
     source=Cifar,
 )

@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardkit.contracts import SourceKind
+from shardkit.contracts import (
+    Recognition,
+    SourceKind,
+)
 from shardkit.errors import BadImage, ConversionFailed, UsageError
 from shardkit.kinds.field import Field
 from shardkit.options import option
 from shardkit.record import NO_LABEL
+from shardkit.sources.annotated import SIZE, AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
 from shardkit.sources.inputs import reading
 from shardkit.sources.named_files import (
     NamedListing,
-    NamedOptions,
-    NamedSource,
     Names,
     corners,
 )
-from shardkit.system.formatting import size
+from shardkit.system.files import as_name
+from shardkit.system.formatting import amount, size
 from shardkit.system.text import quoted
+
+if TYPE_CHECKING:
+    from shardkit.sources.recognize import Overview
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MOST_BYTES = 16 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class CocoOptions(NamedOptions):
+class CocoOptions(AnnotatedOptions):
     """The options of this source."""
 
     root: str | None = option(
@@ -40,7 +47,7 @@ class CocoOptions(NamedOptions):
     )
 
 
-class Coco(NamedSource):
+class Coco(AnnotatedSource):
     """Images with the annotations of a COCO file.
 
     A record has the image and its ``image_id``; ``boxes``, if annotations have any, with the
@@ -54,6 +61,7 @@ class Coco(NamedSource):
     """
 
     kind = "coco"
+    options: CocoOptions
 
     def __init__(self, path: str | Path, options: CocoOptions) -> None:
         super().__init__(path, options, options.root)
@@ -68,23 +76,41 @@ class Coco(NamedSource):
         listing = NamedListing(listings[""], Names(self.root))
         for number, image in enumerate(content.images):
             row = f"{self.path.name}:images[{number}]"
-            name = image.get("file_name") if isinstance(image, dict) else None
+            name = self._name_of(image)
             try:
-                values = content.values_of(image)
+                values, boxes = content.values_of(image)
             except BadImage as error:
                 listing.blame_row(row, name, str(error))
             else:
                 listing.add_file(row, name, NO_LABEL, number, values)
+                if size := _size_of(image):
+                    self.probe(name, size)
+                    self.count_outside(boxes, size)
         for where, reason in content.stray:
             listings[""].blame(f"{self.path.name}:{where}", reason)
         listings[""].ignored += listing.names.unused([str(self.path)])
         self.settle_fields(content.schema)
+        self.notes += content.notes
         return {
             "images": f"{len(content.images):,}, below {self.root}",
             **{name: str(field) for name, field in content.schema.items()},
             "objects": f"{content.objects:,} annotations: {', '.join(content.terms)}",
             "unused": ", ".join(content.unused) or "nothing",
         }
+
+    def _name_of(self, image: Any) -> Any:
+        """Return the name of an image's file: stated, of its URL as in LVIS, or by its ID."""
+        if not isinstance(image, dict):
+            return None
+        if "file_name" in image:
+            return image["file_name"]
+        url = image.get("coco_url") or image.get("flickr_url")
+        if isinstance(url, str):
+            *_, folder, file = ("", *url.split("/"))
+            below = f"{folder}/{file}"
+            return below if os.path.exists(os.path.join(self.root, as_name(below))) else file
+        key = _id_of(image)
+        return f"{key:012}.jpg" if isinstance(key, int) else None
 
     def _content(self) -> _Content:
         try:
@@ -139,13 +165,20 @@ class _Content:
                 self._add(value, start, end)
             else:
                 self.unused[name] = None
+        used = self._categories_in_use()
         ids = {_id_of(image) for image in self.images if isinstance(image, dict)}
         for of_image in [self._of_image.pop(key) for key in self._of_image.keys() - ids]:
             for item in of_image:
                 image = quoted(item.stated["image_id"])
                 self.stray.append((f"annotations[{item.number}]", f"there is no image {image}"))
         self.stray.sort()
-        self._labels, names, points = _read_categories(categories)
+        self._labels, names, points = _read_categories(categories, used)
+        self.notes = []
+        if twins := len(categories) - len(names):
+            self.notes.append(
+                f"left out {amount(twins, 'category')} without annotations that shares its name "
+                "with another"
+            )
         are_integers = all(isinstance(key, int) for key in ids)
         self.schema = {"image_id": Field("number", "int64") if are_integers else Field("json")}
         if "bbox" in self.terms:
@@ -165,8 +198,12 @@ class _Content:
         item = _Object(number, start, end, terms)
         self._of_image.setdefault(value["image_id"], []).append(item)
 
-    def values_of(self, image: Any) -> str:
-        """Return the values of an image as JSON."""
+    def _categories_in_use(self) -> set[int | str]:
+        of_items = (item.stated.get("category_id") for x in self._of_image.values() for item in x)
+        return {category for category in of_items if isinstance(category, int | str)}
+
+    def values_of(self, image: Any) -> tuple[str, list[list[float]]]:
+        """Return the values of an image as JSON, and its boxes."""
         key = _id_of(image)
         if key is None:
             raise BadImage("it has no id that is an integer or text")
@@ -183,11 +220,14 @@ class _Content:
                     values["keypoints"] += self._points(item.stated)
             except BadImage as error:
                 raise BadImage(f"annotations[{item.number}]: {error}") from error
-        head = json.dumps({name: value for name, value in values.items() if name in self.schema})
+        stored = {name: value for name, value in values.items() if name in self.schema}
+        if size := _size_of(image):
+            stored[SIZE] = size
+        head = json.dumps(stored)
         if "annotations" not in self.schema:
-            return head
+            return head, values["boxes"]
         texts = ",".join(self._text[item.start : item.end] for item in objects)
-        return f'{head[:-1]},"annotations":[{texts}]}}'
+        return f'{head[:-1]},"annotations":[{texts}]}}', values["boxes"]
 
     def _box(self, terms: Mapping[str, Any]) -> list[float]:
         box = corners(terms.get("bbox"), "xywh")
@@ -214,10 +254,21 @@ def _id_of(image: Any) -> int | str | None:
     return key if isinstance(key, int | str) and not isinstance(key, bool) else None
 
 
+def _size_of(image: Any) -> tuple[int, int] | None:
+    """Return the width and height that an image states; None without."""
+    size = (image.get("width"), image.get("height")) if isinstance(image, dict) else ()
+    stated = [side for side in size if type(side) is int and side > 0]
+    return (stated[0], stated[1]) if len(stated) == 2 else None
+
+
 def _read_categories(
-    categories: Sequence[Any],
+    categories: Sequence[Any], used: Collection[object]
 ) -> tuple[dict[object, int], list[str], list[str] | None]:
-    """Return the position of each category's ID, the names, and the names of keypoints, if any."""
+    """Return the position of each category's ID, the names, and the names of keypoints, if any.
+
+    Of categories with one name, those that no annotation uses are left out: Roboflow writes such a
+    root of all categories.
+    """
     try:
         ordered = sorted(categories, key=lambda category: category["id"])
         ids = [category["id"] for category in ordered]
@@ -227,12 +278,25 @@ def _read_categories(
             raise TypeError
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError("a category has no id or name, or a wrong one") from error
-    for what, values in (("ID", ids), ("name", list(map(str, names)))):
-        twice = [value for value, count in Counter(values).items() if count > 1]
-        if twice:
-            raise ValueError(f"two categories have the {what} {quoted(twice[0])}")
-    labels = {key: label for label, key in enumerate(ids)}
-    return labels, list(map(str, names)), list(map(str, *points)) if len(points) == 1 else None
+    _require_once("ID", ids)
+    by_name: dict[str, list[Any]] = {}
+    for key, name in zip(ids, names, strict=True):
+        by_name.setdefault(str(name), []).append(key)
+    kept = {
+        name: [key for key in keys if key in used] or keys[:1] for name, keys in by_name.items()
+    }
+    of_class = [
+        (key, str(name)) for key, name in zip(ids, names, strict=True) if key in kept[str(name)]
+    ]
+    _require_once("name", [name for _, name in of_class])
+    labels = {key: label for label, (key, _) in enumerate(of_class)}
+    return labels, [n for _, n in of_class], list(map(str, *points)) if len(points) == 1 else None
+
+
+def _require_once(what: str, values: Sequence[object]) -> None:
+    twice = [value for value, count in Counter(values).items() if count > 1]
+    if twice:
+        raise ValueError(f"two categories have the {what} {quoted(twice[0])}")
 
 
 def _items(text: str) -> Iterator[tuple[str, Any, int, int]]:
@@ -279,6 +343,29 @@ def _skip(text: str, place: int) -> int:
     return spaces.end() if spaces else place
 
 
+def _recognize(seen: Overview) -> Iterator[Recognition]:
+    if not seen.is_folder:
+        if seen.path.suffix.lower() == ".json" and _is_coco(seen.ends()):
+            yield Recognition("a file of annotations")
+        return
+    folders = ["", *seen.folders()[:100]]
+    for folder in folders:
+        for file in seen.files(folder, ".json")[:20]:
+            path = f"{folder}/{file}".lstrip("/")
+            ends = seen.ends(path)
+            if _is_coco(ends) and (name := re.search(rb'"file_name"\s*:\s*"([^"\\]+)"', ends)):
+                image = name[1].decode("utf-8", "replace")
+                roots = [folder, *folders, *(f"images/{inner}" for inner in seen.folders("images"))]
+                root = next((root for root in roots if seen.has(f"{root}/{image}".lstrip("/"))), "")
+                words = ("--root", f"{{}}/{root}") if root != folder else ()
+                yield Recognition(path, inside=path, words=words)
+
+
+def _is_coco(ends: bytes) -> bool:
+    names = (b'"images"', b'"annotations"', b'"categories"', b'"licenses"')
+    return b'"file_name"' in ends and sum(name in ends for name in names) >= 2
+
+
 SOURCE = SourceKind(
     name=Coco.kind,
     title="Convert images with COCO annotations.",
@@ -296,5 +383,6 @@ SOURCE = SourceKind(
       shardkit verify dataset --against annotations/instances_val2017.json@val2017
     """,
     options=CocoOptions,
+    recognize=_recognize,
     source=Coco,
 )

@@ -267,6 +267,8 @@ class ListedSource(Source):
         """Fields other than image and label; complete after a scan."""
         self.exact_sizes = True
         """As `Scan.exact_sizes`."""
+        self.notes: list[str] = []
+        """As `Scan.notes`; a scan makes them anew."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -287,6 +289,7 @@ class ListedSource(Source):
                 images nor problems.
         """
         labels = LabelValues()
+        self.notes = []
         listings = {name: Listing(labels) for name in self.splits}
         understood = self.list_images(listings)
         assigned = labels.assign(classes, self.class_names)
@@ -305,6 +308,7 @@ class ListedSource(Source):
             ignored={name: listing.ignored for name, listing in listings.items()},
             problems={name: listing.problems() for name, listing in listings.items()},
             understood=understood,
+            notes=self.notes,
             fields={**default_schema(assigned.classes), **self.schema} if self.schema else None,
             exact_sizes=self.exact_sizes,
         )

@@ -56,6 +56,7 @@ from shardkit.sources.inputs import (
 )
 from shardkit.sources.kept import Kept, parse_keep, value_of
 from shardkit.sources.labels import classes_option, read_classes
+from shardkit.sources.recognize import having
 from shardkit.sources.unpacking import packing_of
 from shardkit.system.text import name_list, quoted
 
@@ -472,5 +473,6 @@ SOURCE = SourceKind(
           shardkit attach ffcv train.beton train-index --classes names.txt
         """,
     ),
+    recognize=having(suffixes=(".beton",)),
     source=Ffcv,
 )

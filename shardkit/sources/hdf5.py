@@ -44,6 +44,7 @@ from shardkit.sources.labels import Value, classes_option, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.located import located_in
 from shardkit.sources.npy_files import read_array
+from shardkit.sources.recognize import having
 from shardkit.system.text import name_list
 
 _SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
@@ -361,5 +362,6 @@ SOURCE = SourceKind(
           shardkit attach hdf5 camelyon.h5 camelyon-index --images x --labels y
         """,
     ),
+    recognize=having(suffixes=(".h5", ".hdf5")),
     source=Hdf5,
 )

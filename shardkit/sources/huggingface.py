@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardkit.contracts import Entry, SourceKind, SourceOptions
+from shardkit.contracts import (
+    Entry,
+    Recognition,
+    SourceKind,
+    SourceOptions,
+)
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
@@ -39,6 +44,9 @@ from shardkit.system.files import read_small
 from shardkit.system.formatting import size
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import name_list, quoted
+
+if TYPE_CHECKING:
+    from shardkit.sources.recognize import Overview
 
 _DICT = "dataset_dict.json"
 _STATE = "state.json"
@@ -355,6 +363,19 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _recognize(seen: Overview) -> Iterator[Recognition]:
+    if not seen.is_folder:
+        if seen.path.suffix == ".parquet":
+            yield Recognition("a Parquet file", certain=b"huggingface" in seen.ends())
+    elif seen.has("dataset_dict.json") or seen.has("state.json"):
+        yield Recognition("a folder from save_to_disk")
+    else:
+        for top in ("", "data"):
+            if (files := seen.files(top, ".parquet")) and not seen.images(top):
+                of_hub = b"huggingface" in seen.ends(f"{top}/{files[0]}".lstrip("/"))
+                yield Recognition(f"Parquet files such as {files[0]}", of_hub, top)
+
+
 SOURCE = SourceKind(
     name=HuggingFace.kind,
     title="Convert Hugging Face datasets: saved folders or Parquet.",
@@ -372,5 +393,6 @@ SOURCE = SourceKind(
     """,
     options=HuggingFaceOptions,
     of_files=True,
+    recognize=_recognize,
     source=HuggingFace,
 )

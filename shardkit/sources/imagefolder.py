@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardkit.contracts import (
     LOOSE,
@@ -20,6 +20,7 @@ from shardkit.contracts import (
     PackedEntries,
     PartedSource,
     PartListing,
+    Recognition,
     Scan,
     SourceKind,
     SourceOptions,
@@ -42,13 +43,26 @@ from shardkit.sources.places import (
     why_left_out,
 )
 from shardkit.system.files import read_small
+from shardkit.system.late import load
 from shardkit.system.text import is_within
+
+if TYPE_CHECKING:
+    from shardkit.sources.recognize import Overview
 
 _SPLIT = re.compile(
     r"(?:train|training|val|valid|validation|test|testing|dev|eval)"
     r"(?:[_ -]?(?:set|data|images?|imgs?|\d{4}))?",
     re.IGNORECASE,
 )
+
+
+_OTHERS = re.compile(
+    r"im(age|g)|mask|label|annot|gt|seg|voc|\.(json|jsonl|csv|tsv|parquet|ya?ml|txt|xml|tar|tgz|zip)",
+    re.IGNORECASE,
+)
+"""Parts of names in other layouts of images."""
+
+_REFUSE_OTHERS = "shardkit.sources.recognize:refuse_other_kinds"
 
 
 def is_split_name(name: str) -> bool:
@@ -76,11 +90,16 @@ class FolderOptions(SourceOptions):
         shown="by name",
         stored="",
     )
+    classes: bool = option(
+        False,
+        help="Take the folders as they are, also where another kind of source recognizes them.",
+        stored="",
+    )
 
     @classmethod
     def restored(cls, described: Mapping[str, Mapping[str, Any]]) -> FolderOptions:
         """Return the options of a folder, given the description of each split, or of ""."""
-        return cls(splits="" not in described)
+        return cls(splits="" not in described, classes=True)
 
 
 class ImageFolder(PartedSource):
@@ -97,7 +116,8 @@ class ImageFolder(PartedSource):
             with one class per line; it may name classes without a folder. ``splits``: whether the
             folders in ``root`` are splits, each scanned like a root folder. None decides by name:
             True if all are named like splits (`is_split_name`). It is an error if such a folder,
-            with class folders, is next to others.
+            with class folders, is next to others. ``classes``: whether to take the folders as they
+            are, also where another kind of source recognizes them.
     """
 
     kind = "imagefolder"
@@ -180,11 +200,16 @@ class ImageFolder(PartedSource):
                 name each class once, or ``splits`` is required.
         """
         folders = self.place.folders()
+        if not self.options.classes and self._may_be_other(folders):
+            for root in self.place.local():
+                load(_REFUSE_OTHERS)(root)
         splits = self.options.splits
         splits = _are_splits(self.place, folders) if splits is None else splits
         inner = {"": folders}
         if splits:
             inner = {name: self.place.inner(name).folders() for name in folders}
+        if not self.options.classes:
+            _require_labels(self.place, inner)
         names = [*inner]
         class_names = {name for classes in inner.values() for name in classes}
         if self.options.class_order in ("plain", "natural"):
@@ -217,9 +242,15 @@ class ImageFolder(PartedSource):
             classes=ordered if class_names else None,
             ignored=ignored,
             problems={name: [] for name in names},
-            notes=[*_notes(inner, ordered if classes is None else ())],
+            notes=[*_notes(ordered if classes is None else ())],
         )
         return scan, parts
+
+    def _may_be_other(self, folders: Sequence[str]) -> bool:
+        """Return whether names suggest another layout, so that other kinds should have a look."""
+        inside = ["", *filter(is_split_name, folders)]
+        names = [name for top in inside for name in self.place.inner(top).names()]
+        return len(folders) == 1 or any(map(_OTHERS.search, names))
 
     def list_part(self, part: SourcePart) -> PartListing:
         """List the images of some class folders, in the order of labels and paths."""
@@ -322,24 +353,33 @@ def _require_distinct(splits: Mapping[str, Iterable[str]], classes: Sequence[str
                 )
 
 
+def _require_labels(place: Place, splits: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a split without class folders next to others, such as ImageNet's val.
+
+    Raises:
+        UsageError: If there is one that is no test split.
+    """
+    flat = [name for name, classes in splits.items() if not classes]
+    unlabeled = [name for name in flat if not name.lower().startswith("test")]
+    if any(splits.values()) and unlabeled:
+        raise UsageError(
+            f"{place}: {unlabeled[0]} has no class folders, so its images would have no labels. "
+            f"`shardkit convert table LIST DST --root {place.locate(unlabeled[0])}` reads labels "
+            "from a list; pass classes=True to convert it without labels"
+        )
+
+
 def _as_seen(name: str) -> str:
     return unicodedata.normalize("NFKC", name).casefold()
 
 
-def _notes(splits: Mapping[str, Sequence[str]], classes: Sequence[str]) -> Iterator[str]:
-    """Yield what may surprise: the order of numbers, and a split without labels."""
+def _notes(classes: Sequence[str]) -> Iterator[str]:
+    """Yield what may surprise: the order of numbers."""
     by_value = sorted(classes, key=natural)
     if all(name.isdecimal() for name in classes) and by_value != [*classes]:
         yield (
             f"classes are numbers, sorted as text: {_first_labels(classes)}; with --class-order "
             f"natural: {_first_labels(by_value)}"
-        )
-    flat = [split for split, names in splits.items() if not names]
-    unlabeled = [name for name in flat if not name.lower().startswith("test")]
-    if any(splits.values()) and unlabeled:
-        yield (
-            f"{', '.join(unlabeled)} has no class folders, so its images have no labels; `shardkit "
-            "convert table` reads labels from a list"
         )
 
 
@@ -417,6 +457,31 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
     return tuple(listed)
 
 
+def _recognize(seen: Overview) -> Iterator[Recognition]:
+    folders = seen.folders()
+    if folders and all(map(is_split_name, folders)):
+        splits = [name for name in folders if seen.images(name) or _class_folder(seen, name)]
+        if splits:
+            yield Recognition(f"splits {', '.join(splits[:3])}")
+    elif len(folders) == 1 and not seen.images(folders[0]) and _class_folder(seen, folders[0]):
+        yield Recognition(f"class folders in {folders[0]}/", inside=folders[0])
+    elif first := _class_folder(seen, ""):
+        yield Recognition(f"class folders such as {first}")
+    elif not folders and (images := seen.images()):
+        yield Recognition(f"images such as {images[0]}")
+
+
+def _class_folder(seen: Overview, inside: str) -> str:
+    """Return the first folder with images; "" for none."""
+    for name in seen.folders(inside)[:100]:
+        folder = f"{inside}/{name}".lstrip("/")
+        if seen.images(folder) or any(
+            seen.images(f"{folder}/{inner}") for inner in seen.folders(folder)[:10]
+        ):
+            return folder
+    return ""
+
+
 SOURCE = SourceKind(
     name=ImageFolder.kind,
     title="Convert a folder of images, one folder for each class.",
@@ -435,5 +500,6 @@ SOURCE = SourceKind(
     """,
     options=FolderOptions,
     reads_urls=True,
+    recognize=_recognize,
     source=ImageFolder,
 )

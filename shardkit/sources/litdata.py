@@ -31,6 +31,7 @@ from shardkit.sources.column_shards import (
     text,
     whole_number,
 )
+from shardkit.sources.recognize import having_index
 from shardkit.system.text import quoted
 
 _NUMPY = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
@@ -179,5 +180,6 @@ SOURCE = SourceKind(
           shardkit attach litdata optimized/train train-index
         """,
     ),
+    recognize=having_index(b'"chunks"'),
     source=LitData,
 )

@@ -32,6 +32,7 @@ from shardkit.sources.inputs import require_rows
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.located import located_in
+from shardkit.sources.recognize import having
 from shardkit.system.files import read_small, require_local
 
 _META = "meta_info.txt"
@@ -323,5 +324,6 @@ SOURCE = SourceKind(
           shardkit attach lmdb train_lmdb train-index --layout ocr
         """,
     ),
+    recognize=having("data.mdb", suffixes=(".lmdb", ".mdb")),
     source=Lmdb,
 )

@@ -29,6 +29,7 @@ from shardkit.sources.column_shards import (
     text,
     whole_number,
 )
+from shardkit.sources.recognize import having_index
 from shardkit.system import safe_paths
 from shardkit.system.text import quoted
 
@@ -183,5 +184,6 @@ SOURCE = SourceKind(
           shardkit attach mds imagenet-mds/train train-index
         """,
     ),
+    recognize=having_index(b'"shards"'),
     source=Mds,
 )

@@ -20,6 +20,7 @@ from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, sp
 from shardkit.sources.images import pixel_record, require_pixels
 from shardkit.sources.inputs import OpenedFile, file_at, place, place_of, reading, require_rows
 from shardkit.sources.labels import read_classes
+from shardkit.sources.recognize import having
 from shardkit.system.files import as_text
 
 _NAME = re.compile(r"(?:.*[-_])?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?\Z")
@@ -200,5 +201,6 @@ SOURCE = SourceKind(
       shardkit convert mnist FashionMNIST/raw dataset --to lmdb --classes names.txt
     """,
     options=MnistOptions,
+    recognize=having("*-images-idx3-ubyte*", "*-images.idx3-ubyte*"),
     source=Mnist,
 )

@@ -134,12 +134,14 @@ class NamedSource(ListedSource):
         if not self.schema:
             return record
         try:
-            values = self._values(json.loads(entry.values or "{}"))
+            values = self.fit(self._values(json.loads(entry.values or "{}")), record)
             files = {
                 kept.name: _stamped(values[kept.name])
                 for kept in self.kept_files
                 if kept.name in values
             }
+        except BadImage:
+            raise
         except RecursionError as error:
             raise BadImage(_TOO_DEEP) from error
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -150,6 +152,14 @@ class NamedSource(ListedSource):
                 content = read_file(self._path(name), size, stamp, image=False)
                 values[kept.name] = value_of(kept, self.schema[kept.name], content)
         return with_fields(record, self.schema, values)
+
+    def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
+        """Return the values of an image, as they fit its file.
+
+        Raises:
+            BadImage: If they do not.
+        """
+        return values
 
     def _values(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the value of each field from those of an entry, with labels for codes."""

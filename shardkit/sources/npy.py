@@ -31,6 +31,7 @@ from shardkit.sources.npy_files import (
     values,
     walk,
 )
+from shardkit.sources.recognize import having
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.text import name_list
 
@@ -263,5 +264,6 @@ SOURCE = SourceKind(
       shardkit convert npy latents dataset --to webdataset --arrays
     """,
     options=NpyOptions,
+    recognize=having("images.npy", suffixes=(".npz", ".npy")),
     source=_open,
 )

@@ -33,6 +33,7 @@ from shardkit.sources.named_files import (
     Names,
     corners,
 )
+from shardkit.sources.table_layout import recognize_table
 from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
 from shardkit.system.text import name_list, quoted
 
@@ -461,5 +462,6 @@ SOURCE = SourceKind(
     """,
     options=TableOptions,
     of_files=True,
+    recognize=recognize_table,
     source=Table,
 )

@@ -31,6 +31,7 @@ from shardkit.sources.inputs import (
 )
 from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of
 from shardkit.sources.labels import Value, classes_option, label_of, read_classes
+from shardkit.sources.recognize import having
 from shardkit.sources.tf_example import Feature, Read, features
 from shardkit.sources.tfrecord_file import CHECKSUM, HEADER, length_of, masked, records
 from shardkit.system.text import name_list, quoted
@@ -302,5 +303,8 @@ SOURCE = SourceKind(
     """,
     options=TFRecordOptions,
     of_files=True,
+    recognize=having(
+        "*.tfrecord", "*.tfrecord-*", "*.tfrecords", suffixes=(".tfrecord", ".tfrecords")
+    ),
     source=TFRecord,
 )

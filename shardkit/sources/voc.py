@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from shardkit.contracts import SourceKind
+from shardkit.contracts import (
+    Recognition,
+    SourceKind,
+)
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.kinds.field import Field
 from shardkit.options import option
 from shardkit.record import NO_LABEL
+from shardkit.sources.annotated import SIZE, AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
 from shardkit.sources.image_files import read_file
 from shardkit.sources.labels import LabelValues, checked_label, classes_option, read_classes
-from shardkit.sources.named_files import NamedListing, NamedOptions, NamedSource, Names
+from shardkit.sources.named_files import NamedListing, Names
 from shardkit.system.files import as_name, as_text, read_small
 from shardkit.system.text import quoted
+
+if TYPE_CHECKING:
+    from shardkit.sources.recognize import Overview
 
 _IMAGES = "JPEGImages"
 _ANNOTATIONS = "Annotations"
@@ -29,7 +36,7 @@ _MAX_XML = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class VocOptions(NamedOptions):
+class VocOptions(AnnotatedOptions):
     """The options of this source."""
 
     split: str | None = option(
@@ -41,7 +48,7 @@ class VocOptions(NamedOptions):
     classes: str | None = classes_option("Class names, one per line, in their order.", stored="")
 
 
-class Voc(NamedSource):
+class Voc(AnnotatedSource):
     """A folder with ``JPEGImages``, ``Annotations`` and perhaps ``ImageSets/Main``.
 
     A record has the image; ``boxes`` with their classes, sorted by name; and ``objects``, all that
@@ -76,6 +83,10 @@ class Voc(NamedSource):
         images = Names(self.root)
         annotations = Names(str(self.path / _ANNOTATIONS))
         labels = LabelValues()
+        by_id: dict[str, list[str]] = {}
+        for name in sorted(map(as_text, os.listdir(self.root))):
+            by_id.setdefault(name.rpartition(".")[0], []).append(name)
+        others = []
         for split, file in self.splits.items():
             listing = NamedListing(listings[split], images)
             for number, name in enumerate(self._all() if file is None else self._read(file)):
@@ -88,7 +99,10 @@ class Voc(NamedSource):
                     path = str(self.path / _ANNOTATIONS / as_name(f"{name}.xml"))
                     content = read_file(path, status.st_size, status.st_mtime_ns, image=False)
                     tree = parse(content)
-                    image = tree.findtext("filename") or f"{name}.jpg"
+                    stated = (tree.findtext("filename") or "").strip() or f"{name}.jpg"
+                    image = _image_of(by_id.get(name, ()), stated)
+                    if image != stated and name not in (stated, Path(stated).stem):
+                        others.append(f"{row} names {stated}")
                     values = _values(tree, labels)
                 except RecursionError:
                     listing.blame_row(row, image, "its annotation is nested too deeply")
@@ -96,6 +110,8 @@ class Voc(NamedSource):
                     listing.blame_row(row, image, str(error))
                 else:
                     listing.add_file(row, image, NO_LABEL, number, values)
+                    self.probe(image, values.get(SIZE))
+                    self.count_outside(values["boxes"], values.get(SIZE))
         unused = [
             *((_IMAGES, problem) for problem in images.unused([])),
             *((_ANNOTATIONS, problem) for problem in annotations.unused([])),
@@ -104,6 +120,11 @@ class Voc(NamedSource):
             Problem(path=f"{folder}/{problem.path}", reason="in no split")
             for folder, problem in unused
         ]
+        if others:
+            self.notes.append(
+                f"{len(others):,} annotations name another image than the one of their ID, which "
+                f"is used: {others[0]}"
+            )
         assigned = labels.assign(self.known_classes("boxes"), self._box_names)
         boxes = Field("boxes", classes=assigned.classes)
         self.settle_fields({"boxes": boxes, "objects": Field("json")}, {"boxes": assigned.labels})
@@ -166,6 +187,26 @@ def _refuse(*_: object) -> NoReturn:
     raise BadImage("its annotation declares a document type")
 
 
+def _image_of(of_id: Sequence[str], stated: str) -> str:
+    """Return the image of an annotation: the one of its ID, as torchvision does, or as stated.
+
+    Raises:
+        BadImage: If several images have its ID.
+    """
+    if not of_id or stated in of_id:
+        return stated
+    if len(of_id) > 1:
+        raise BadImage(f"several images have its ID: {', '.join(of_id)}")
+    return of_id[0]
+
+
+def _size_of(tree: Element) -> tuple[int, int] | None:
+    """Return the width and height that an annotation states; None without."""
+    texts = [(tree.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
+    width, height = (int(text) if text.isdecimal() else 0 for text in texts)
+    return (width, height) if width and height else None
+
+
 def _values(tree: Element, labels: LabelValues) -> dict[str, Any]:
     """Return the values of an image: boxes, with the code of each label, and all of the objects."""
     objects = tree.findall("object")
@@ -180,7 +221,9 @@ def _values(tree: Element, labels: LabelValues) -> dict[str, Any]:
         except ValueError as error:
             raise BadImage(f"its box of {quoted(name)} is {quoted(texts)}") from error
         boxes.append([left - 1, top - 1, right, bottom, labels.code_of_name(str(name))])
-    return {"boxes": boxes, "objects": [_plain(element) for element in objects]}
+    values = {"boxes": boxes, "objects": [_plain(element) for element in objects]}
+    size = _size_of(tree)
+    return {**values, SIZE: size} if size else values
 
 
 def _plain(element: Element) -> Any:
@@ -191,6 +234,13 @@ def _plain(element: Element) -> Any:
     for child in element:
         by_tag.setdefault(child.tag, []).append(_plain(child))
     return {tag: values if len(values) > 1 else values[0] for tag, values in by_tag.items()}
+
+
+def _recognize(seen: Overview) -> Iterator[Recognition]:
+    tops = ["", *seen.folders(), *(f"VOCdevkit/{name}" for name in seen.folders("VOCdevkit"))]
+    for top in tops:
+        if {_IMAGES, _ANNOTATIONS} <= {*seen.folders(top)}:
+            yield Recognition(f"{_IMAGES}/ and {_ANNOTATIONS}/", inside=top)
 
 
 SOURCE = SourceKind(
@@ -209,5 +259,6 @@ SOURCE = SourceKind(
       shardkit convert voc VOCdevkit/VOC2012 dataset --to lmdb --split trainval
     """,
     options=VocOptions,
+    recognize=_recognize,
     source=Voc,
 )

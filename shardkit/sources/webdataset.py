@@ -31,6 +31,7 @@ from shardkit.sources.images import has_image_suffix, image_record
 from shardkit.sources.inputs import OpenedFile, file_at, place, place_of, reading, scanning, stem
 from shardkit.sources.kept import kind_of_suffix, parse_keep, value_of
 from shardkit.sources.labels import Value, classes_option, label_of, read_classes
+from shardkit.sources.recognize import having
 from shardkit.sources.row_log import RowLog
 from shardkit.sources.tar_members import Member, content, members
 from shardkit.sources.unpacking import packing_of
@@ -423,5 +424,6 @@ SOURCE = SourceKind(
           shardkit attach laion laion-index --label json:/class --keep caption=txt --workers 8
         """,
     ),
+    recognize=having(suffixes=(".tar", ".tar.gz", ".tgz")),
     source=WebDataset,
 )

@@ -461,6 +461,22 @@ def write_voc(path: Path, image: str, objects: Sequence[tuple[Any, ...]]) -> Non
     ElementTree.ElementTree(root).write(path, "utf-8")
 
 
+def make_yolo(folder: Path, images: Images) -> Path:
+    """Write one box of the class for each image, in the layout of Ultralytics."""
+    names = sorted({class_of(name) for name in images})
+    make_folder_of(folder / "images", images)
+    for name in images:
+        label = (folder / "labels" / name).with_suffix(".txt")
+        label.parent.mkdir(parents=True, exist_ok=True)
+        label.write_text(f"{names.index(class_of(name))} 0.5 0.5 0.4 0.2\n")
+    (folder / "data.yaml").write_text(f"nc: {len(names)}\nnames: {json.dumps(names)}\n")
+    return folder
+
+
+def spoil_yolo(path: Path, image: str) -> None:
+    _spoil_file(path, image)
+
+
 def spoil_voc(path: Path, image: str) -> None:
     _spoil_file(path / "JPEGImages", image)
 
@@ -575,6 +591,7 @@ MAKERS = {
     ),
     "npy": Maker("npy", make_npy_folders, spoil_npy, _SMALL, pixels=True),
     "coco": Maker("coco", make_coco, spoil_named, _SMALL, labels=False),
+    "yolo": Maker("yolo", make_yolo, spoil_yolo, _SMALL, labels=False),
     "voc": Maker("voc", make_voc, spoil_voc, _SMALL, labels=False),
     "table": Maker("table", make_table, spoil_named, _SMALL, _NAMED),
     "npz": Maker("npy", partial(make_npz, packed=True), spoil_npz, _SMALL, pixels=True),

@@ -382,10 +382,11 @@ def test_a_target_without_permission_exits_with_2_and_one_line(
     one_line(2, folder, tmp_path / "locked/out", "/locked")
 
 
-def test_a_folder_in_place_of_the_source_type_suggests_the_command(folder: Path) -> None:
-    for given, meant in {"out": "out --to lmdb", "": "DST --to lmdb", "o --to hdf5": ""}.items():
-        facts = "shardkit convert imagefolder ", f"/photos {meant or given}"
-        refuses(2, "convert", folder, *given.split(), facts=facts)
+def test_a_folder_in_place_of_the_source_type_is_recognized(folder: Path, tmp_path: Path) -> None:
+    for given, missing in {"out": "--to", "": "DST"}.items():
+        refuses(2, "convert", folder, *given.split(), facts=(missing,))
+    done = run_main("convert", folder, tmp_path / "out", "--to", "hdf5", "--dry-run")
+    assert done.stdout.startswith("read as imagefolder: class folders such as ")
 
 
 def test_a_dataset_is_no_other_kind_of_source(folder: Path, tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import ORIENTATION, png
-from PIL import Image
+from helpers import ORIENTATION, exif, jpeg, make_tree, png, run_main
+from PIL import Image, ImageOps
 from pycocotools import mask as masks
 from pycocotools.coco import COCO
 from refusals import refused
 
 from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
+from shardkit.errors import BadImages
 
 IMAGES = [png(40, 30, seed) for seed in range(3)]
 POINTS = [10, 11, 2, 12, 13, 1]
@@ -162,7 +163,7 @@ def test_wrong_annotations_are_named(root: Path, tmp_path: Path) -> None:
         "9.png": "another image has the id 4",
         "x.json:images[4]": "'9.png': it cannot be read",
         "../x.png": "is not a plain path",
-        "x.json:images[6]": "it has no file name",
+        "000000000093.jpg": "it cannot be read",
         "x.json:images[7]": "it has no id",
         "x.json:images[8]": "it has no id",
     }.items():
@@ -181,13 +182,16 @@ def test_wrong_annotations_are_named(root: Path, tmp_path: Path) -> None:
         ('{"images": [1,]}', ()),
         ('{"images": []} x', ()),
         ('{"images": ' + "[" * 100_000, ()),
-        ('{"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}', ("'a'",)),
+        (
+            '{"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}], "annotations": '
+            '[{"image_id": 1, "category_id": 1}, {"image_id": 1, "category_id": 2}]}',
+            ("'a'",),
+        ),
         ('{"categories": [{"id": 1}]}', ()),
         ('{"categories": [[]]}', ()),
         ('{"categories": [{"id": [1], "name": "a"}]}', ()),
         ('{"categories": [{"id": 1, "name": {"a": 1}}]}', ()),
         ('{"categories": [{"id": 1, "name": [[1]]}]}', ()),
-        ('{"categories": [{"id": 1, "name": "1"}, {"id": 2, "name": 1}]}', ("'1'",)),
         ("{}", ()),
     ],
 )
@@ -222,3 +226,126 @@ def test_boxes_refer_to_stored_pixels_and_turn_with_them(orient: bool, tmp_path:
     red = np.zeros(pixels.shape[:2], bool)
     red[top:bottom, left:right] = True
     assert np.array_equal(pixels[..., 0] == 255, red)
+
+
+def write_one(root: Path, *images: dict[str, Any], box: Any = (2, 3, 10, 20)) -> Path:
+    """Write annotations with one box for each image."""
+    boxes = [
+        {"id": number, "image_id": image["id"], "category_id": 1, "bbox": box}
+        for number, image in enumerate(images)
+    ]
+    categories = [{"id": 1, "name": "cat"}]
+    return write(
+        root / "a.json", {"images": images, "annotations": boxes, "categories": categories}
+    )
+
+
+def save_shown(path: Path, picture: Image.Image, orientation: int) -> None:
+    """Save a picture that Pillow shows upright with an orientation in EXIF."""
+    for turn in (None, *Image.Transpose):
+        stored = picture if turn is None else picture.transpose(turn)
+        stored.save(path, exif=exif(orientation))
+        with Image.open(path) as saved:
+            shown = ImageOps.exif_transpose(saved)
+            if shown.size == picture.size and shown.tobytes() == picture.tobytes():
+                return
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_boxes_of_an_upright_picture_are_turned_once(tmp_path: Path, orientation: int) -> None:
+    """The mark in the picture stays in its box, whatever way the file stores the picture."""
+    folder = make_tree(tmp_path / "src", {})
+    picture = np.zeros((40, 24, 3), np.uint8)
+    picture[3:23, 2:12] = 255
+    save_shown(folder / "1.png", Image.fromarray(picture), orientation)
+    path = write_one(folder, {"id": 1, "file_name": "1.png", "width": 24, "height": 40})
+    annotated = None if orientation >= 5 else "upright"  # without, the size does not show it
+    for orient in (False, True):
+        source = open_source("coco", path, annotated=annotated)
+        convert(source, tmp_path / f"{orient}", to="lmdb", orient=orient)
+        image, boxes = open_dataset(tmp_path / f"{orient}", fields=["image", "boxes"])[0]
+        left, top, right, bottom, _ = map(int, boxes[0])
+        assert np.asarray(image)[top:bottom, left:right].min() == 255
+        assert (right - left) * (bottom - top) == 200
+    assert boxes[0].tolist() == [2, 3, 12, 23, 0]
+    assert verify(tmp_path / "True", against=path).findings == []
+
+
+def test_one_rule_holds_for_all_pictures_of_a_dataset(tmp_path: Path) -> None:
+    """A square picture is upright if another one shows that all are."""
+    folder = make_tree(tmp_path / "src", {})
+    for number, size in enumerate(((24, 40), (30, 30))):
+        picture = Image.new("RGB", size)
+        picture.paste((255, 255, 255), (2, 3, 12, 23))
+        save_shown(folder / f"{number}.png", picture, 6)
+    square = {"id": 1, "file_name": "1.png", "width": 30, "height": 30}
+    tall = {"id": 2, "file_name": "0.png", "width": 24, "height": 40}
+    path = write_one(folder, square, tall)
+    convert(open_source("coco", path), tmp_path / "made", to="lmdb", orient=True)
+    made = open_dataset(tmp_path / "made", fields=["boxes"])
+    for row in range(2):
+        assert made[row][0][0].tolist() == [2, 3, 12, 23, 0]
+    write_one(folder, square, {**tall, "width": 40, "height": 24})
+    convert(open_source("coco", path), tmp_path / "other", to="lmdb")
+    made = open_dataset(tmp_path / "other", fields=["boxes"])
+    for row in range(2):
+        assert made[row][0][0].tolist() == [2, 3, 12, 23, 0]  # as stored: none is turned
+    with refused(UsageError, "annotated='sideways'"):
+        open_source("coco", path, annotated="sideways")
+
+
+def test_sizes_that_differ_from_the_file_are_findings(tmp_path: Path) -> None:
+    folder = make_tree(tmp_path / "src", {})
+    save_shown(folder / "1.png", Image.new("RGB", (24, 40)), 6)
+    (folder / "2.jpg").write_bytes(jpeg(24, 16))
+    scaled = {"id": 2, "file_name": "2.jpg", "width": 48, "height": 32}
+    path = write_one(folder, {"id": 1, "file_name": "1.png", "width": 24, "height": 40}, scaled)
+    with refused(BadImages, "2.jpg", "48 x 32", "24 x 16"):
+        convert(open_source("coco", path), tmp_path / "made", to="lmdb")
+    convert(open_source("coco", path), tmp_path / "made", to="lmdb", on_error="skip")
+    assert len(open_dataset(tmp_path / "made")) == 1
+    stored = open_source("coco", path, annotated="stored")
+    with refused(BadImages, "1.png", "24 x 40", "annotated='stored'"):
+        convert(stored, tmp_path / "other", to="lmdb")
+
+
+def test_boxes_outside_of_the_picture_are_counted(tmp_path: Path) -> None:
+    folder = make_tree(tmp_path / "src", {})
+    (folder / "1.jpg").write_bytes(jpeg(24, 16))
+    path = write_one(
+        folder, {"id": 1, "file_name": "1.jpg", "width": 24, "height": 16}, box=[20, 1, 5, 5]
+    )
+    assert scan(path).notes == ["1 box reaches outside of the picture"]
+    done = run_main("convert", "coco", path, tmp_path / "made", "--to", "lmdb")
+    assert "noted     1 box reaches outside of the picture" in done.stdout
+
+
+def test_a_root_with_the_name_of_a_category_is_no_class(tmp_path: Path) -> None:
+    """Roboflow writes such a category, without annotations."""
+    folder = make_tree(tmp_path / "src", {})
+    (folder / "1.jpg").write_bytes(jpeg())
+    path = write_one(folder, {"id": 1, "file_name": "1.jpg"})
+    listed = json.loads(path.read_text())
+    for root in (0, 7):
+        listed["categories"] = [{"id": root, "name": "cat"}, {"id": 1, "name": "cat"}]
+        found = scan(write(path, listed))
+        assert found.schema["boxes"].classes == ("cat",)
+        assert found.splits[""].read([0])[0].meta["boxes"] == [[2, 3, 12, 23, 0]]
+        assert "1 category" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("image", "file"),
+    [
+        ({"coco_url": "http://images.example.org/val2017/07.jpg"}, "val2017/07.jpg"),
+        ({"coco_url": "http://images.example.org/val2017/07.jpg"}, "07.jpg"),
+        ({}, "000000000001.jpg"),
+    ],
+)
+def test_images_without_a_file_name_are_found(
+    tmp_path: Path, image: dict[str, Any], file: str
+) -> None:
+    """LVIS states URLs; others have only the ID, as COCO's files are called."""
+    folder = make_tree(tmp_path / "src", {file: jpeg()})
+    found = scan(write_one(folder, {"id": 1, **image}))
+    assert [entry.path for entry in found.splits[""].entries] == [file]

@@ -422,13 +422,6 @@ def test_flat_folders_named_like_splits_have_no_labels(
     assert scanned(tmp_path, splits=False).classes == tuple(sorted(names))
 
 
-def test_a_validation_split_without_class_folders_is_noted(tmp_path: Path) -> None:
-    make_tree(tmp_path, {"train/a/1.jpg": JPEG, "val/1.jpg": JPEG, "test/1.jpg": JPEG})
-    (note,) = scanned(tmp_path).notes
-    assert note.startswith("val ")
-    assert "shardkit convert table" in note
-
-
 def test_what_systems_leave_behind_is_no_data(tmp_path: Path) -> None:
     files = {
         "cat/1.jpg": JPEG,

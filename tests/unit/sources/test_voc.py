@@ -11,6 +11,7 @@ from helpers import png
 from refusals import refused
 
 from shardkit import UsageError, convert, open_source, repair, verify
+from shardkit.errors import BadImages
 
 
 def scan(path: str | Path, **options: Any) -> Any:
@@ -76,6 +77,7 @@ def test_wrong_annotations_are_named(voc: Path, tmp_path: Path) -> None:
     (voc / "ImageSets" / "Main" / "train.txt").write_text("0\n1\n2\n8\n../../secret\n3\n9\n0\n")
     (tmp_path / "secret.xml").write_text("<annotation/>")
     (voc / "Annotations" / "1.xml").write_text("<annotation><object>")
+    (voc / "JPEGImages" / "2.png").unlink()
     write_voc(voc / "Annotations" / "2.xml", "9.png", [])
     write_voc(voc / "Annotations" / "3.xml", "3.png", [("dog", "1", "one", "2", "2")])
     write_voc(voc / "Annotations" / "9.xml", "../Annotations/9.xml", [])
@@ -115,10 +117,35 @@ def test_deep_annotations_are_refused(voc: Path) -> None:
     bounds = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>1</xmax><ymax>1</ymax></bndbox>"
     (voc / "Annotations" / "0.xml").write_text(f"{deep}{bounds}</object></annotation>")
     (problem,) = scan(voc).problems["train"]
-    assert problem.path == "0.jpg"
+    assert problem.path == "0.png"
     assert "nested too deeply" in problem.reason
     for name in ("Annotations", "JPEGImages"):
         (voc / name).rename(voc / f"{name}2")
         with refused(UsageError, name):
             scan(voc)
         (voc / f"{name}2").rename(voc / name)
+
+
+@pytest.mark.parametrize("stated", ["0", "0.JPG", "other/0.jpg", "5.png", ""])
+def test_an_image_is_found_by_the_id_of_its_annotation(voc: Path, stated: str) -> None:
+    """As torchvision's VOCDetection does, whatever the annotation calls it."""
+    write_voc(voc / "Annotations" / "0.xml", stated, [("dog", 1, 2, 3, 4)])
+    found = scan(voc)
+    assert [entry.path for entry in found.splits["train"].entries] == ["0.png", "1.png"]
+    noted = [note for note in found.notes if "Annotations/0.xml" in note]
+    assert len(noted) == (stated == "5.png")
+
+
+def test_several_images_of_one_id_are_not_guessed(voc: Path) -> None:
+    (voc / "JPEGImages" / "0.jpg").write_bytes(png())
+    write_voc(voc / "Annotations" / "0.xml", "0.gif", [])
+    assert "0.jpg, 0.png" in scan(voc).problems["train"][0].reason
+
+
+def test_a_stated_size_is_compared_with_the_file(voc: Path, tmp_path: Path) -> None:
+    for number, width in ((0, 24), (1, 48)):
+        path = voc / "Annotations" / f"{number}.xml"
+        size = f"<size><width>{width}</width><height>16</height></size></annotation>"
+        path.write_text(path.read_text().replace("</annotation>", size))
+    with refused(BadImages, "1.png", "48 x 16", "24 x 16"):
+        convert(open_source("voc", voc), tmp_path / "made", to="lmdb")

@@ -1,0 +1,154 @@
+"""Annotated pictures: boxes and points whose source states, or implies, the size of the picture.
+
+Some tools annotate the pixels as stored, and others the upright picture, after the orientation in
+EXIF. A stated size that is the file's swapped one shows which. Fields are stored in pixels of the
+file, so that `--orient` turns them together with the image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from shardkit.codecs.geometry import Geometry
+from shardkit.codecs.image import ImageInfo, image_field_of, inspect
+from shardkit.errors import BadImage, UsageError
+from shardkit.kinds.field import Schema
+from shardkit.options import option
+from shardkit.record import Record
+from shardkit.sources.named_files import NamedOptions, NamedSource
+
+SIZE = "size"
+"""Name among the values of an entry of the width and height that the source states."""
+
+STORED = "stored"
+UPRIGHT = "upright"
+
+_PROBED = 4096
+"""Images to look at, at most, for one that shows which pixels annotations refer to."""
+
+_HEAD = 1 << 18
+_INVERSE = {6: 8, 8: 6}
+"""The orientations that are not their own inverse."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotatedOptions(NamedOptions):
+    """The options of sources of annotated pictures."""
+
+    annotated: str | None = option(
+        None,
+        help="Pixels that annotations refer to, where EXIF has an orientation: as stored in the "
+        "file, or upright.",
+        metavar="stored|upright",
+        shown="what stated sizes show",
+    )
+
+    def __post_init__(self) -> None:
+        if self.annotated not in (None, STORED, UPRIGHT):
+            raise UsageError(f"annotated={self.annotated!r} is not {STORED} or {UPRIGHT}")
+
+
+class AnnotatedSource(NamedSource):
+    """Images with boxes or points, in pixels of a picture of a stated size."""
+
+    options: AnnotatedOptions
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._probed = 0
+        self._outside = 0
+
+    def probe(self, name: str, size: Sequence[int] | None) -> None:
+        """Learn from the stated size of an image which pixels annotations refer to.
+
+        All images of a dataset follow one rule, also those whose size does not show it, such as
+        square ones. So a scan looks at the first images until one does.
+        """
+        if self.options.annotated or size is None or self._probed >= _PROBED:
+            return
+        self._probed += 1
+        with (
+            contextlib.suppress(BadImage, OSError, ValueError),
+            open(self._path(name), "rb") as file,
+        ):
+            head = file.read(_HEAD)
+            info = inspect(head, image_field_of(BytesIO(head)))
+            rules = {(info.width, info.height): STORED, info.upright: UPRIGHT}
+            if len(rules) == 2 and tuple(size) in rules:
+                self.settle(annotated=rules[(size[0], size[1])])
+
+    def count_outside(self, boxes: Sequence[Sequence[float]], size: Sequence[float] | None) -> None:
+        """Count the boxes that reach outside of a picture, for a note."""
+        if size is not None:
+            width, height = size
+            self._outside += sum(
+                left < 0 or top < 0 or right > width or bottom > height
+                for left, top, right, bottom, *_ in boxes
+            )
+
+    def settle_fields(
+        self, schema: Schema, numbers: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """Set the fields that a scan found, and note what is odd about them."""
+        super().settle_fields(schema, numbers)
+        if self._outside:
+            verb = "box reaches" if self._outside == 1 else "boxes reach"
+            self.notes.append(f"{self._outside:,} {verb} outside of the picture")
+
+    def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
+        """Return boxes and points in stored pixels.
+
+        Raises:
+            BadImage: If the file has another size than stated.
+        """
+        stated = values.pop(SIZE, None)
+        field = record.image_field
+        if field is None or not (stated or self.options.annotated == UPRIGHT):
+            return values
+        info = inspect(record.fields[field], field)
+        if self._is_upright(stated and tuple(stated), info) and info.orientation != 1:
+            inverse = _INVERSE.get(info.orientation, info.orientation)
+            turn = Geometry(info.upright, inverse, info.upright, info.upright)
+            values |= {
+                name: _turned(values[name], turn, 4 if name == "boxes" else 2)
+                for name in ("boxes", "keypoints")
+                if name in values
+            }
+        return values
+
+    def _is_upright(self, stated: tuple[int, int] | None, info: ImageInfo) -> bool:
+        """Return whether annotations refer to the upright picture."""
+        stored = info.width, info.height
+        rule = self.options.annotated
+        if stated is None or stored == info.upright == stated:
+            return rule == UPRIGHT
+        if stated not in (stored, info.upright):
+            raise BadImage(
+                f"its annotations are of {stated[0]} x {stated[1]} pixels, but it has "
+                f"{stored[0]} x {stored[1]}"
+            )
+        shows = STORED if stated == stored else UPRIGHT
+        if rule not in (None, shows):
+            raise BadImage(
+                f"its annotations are of {stated[0]} x {stated[1]} pixels, the {shows} picture, "
+                f"but those of the dataset refer to the {rule} one (annotated={rule!r})"
+            )
+        return shows == UPRIGHT
+
+
+def _turned(values: Sequence[Sequence[Any]], turn: Geometry, width: int) -> list[list[Any]]:
+    """Return boxes, or points with a visibility, after a turn; points without one stay."""
+    if not values:
+        return []
+    places = np.array([[*value[:width], *value[:width]][:4] for value in values], np.float64)
+    moved = turn.upright(places)[:, :width].tolist()
+    return [
+        [*(place if width == 4 or value[2] else value[:2]), *value[width:]]
+        for place, value in zip(moved, values, strict=True)
+    ]

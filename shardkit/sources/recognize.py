@@ -1,0 +1,199 @@
+"""Which kind of source a path is, from names and the start of files: no image is read.
+
+Each `SourceKind` states its layout as a function of an `Overview`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from shardkit.contracts import Recognition
+from shardkit.errors import UsageError
+from shardkit.registry import DATASET, DEFAULT_SOURCE, get_source, source_names
+from shardkit.sources.image_files import open_at_once
+from shardkit.sources.images import has_image_suffix
+from shardkit.sources.places import why_left_out
+from shardkit.system.files import as_text
+from shardkit.system.text import shell
+
+_MOST = 10_000
+"""Names to look at in a folder."""
+
+
+Recognizer = Callable[["Overview"], Iterable[Recognition]]
+
+
+class Overview:
+    """The names below a path, and the start of its files.
+
+    All methods take a path below it, by default the path itself. What cannot be read is empty.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.is_folder = self.path.is_dir()
+        self._names = lru_cache(maxsize=1000)(self._list)
+
+    def folders(self, inside: str = "") -> list[str]:
+        """Return the sorted names of the folders that may be data."""
+        return self._names(inside)[0]
+
+    def files(self, inside: str = "", suffix: str | tuple[str, ...] = "") -> list[str]:
+        """Return the sorted names of the files that may be data, with one of some suffixes."""
+        return [name for name in self._names(inside)[1] if name.lower().endswith(suffix)]
+
+    def images(self, inside: str = "") -> list[str]:
+        """Return the sorted names of the images, by their suffix."""
+        return [name for name in self.files(inside) if has_image_suffix(name)]
+
+    def has(self, *names: str) -> bool:
+        """Return whether there are files or folders of all these names, below the path."""
+        return all((self.path / name).exists() for name in names)
+
+    def ends(self, name: str = "", size: int = 1 << 16) -> bytes:
+        """Return the start of a file, and its end if it is larger."""
+        with (
+            contextlib.suppress(OSError),
+            open(self.path / name, "rb", opener=open_at_once) as file,
+        ):
+            start = file.read(size)
+            file.seek(max(size, os.fstat(file.fileno()).st_size - size))
+            return start + file.read(size)
+        return b""
+
+    def _list(self, inside: str) -> tuple[list[str], list[str]]:
+        names: tuple[list[str], list[str]] = ([], [])
+        with contextlib.suppress(OSError), os.scandir(self.path / inside) as entries:
+            for entry in itertools.islice(entries, _MOST):
+                if not why_left_out(entry.name):
+                    names[not entry.is_dir()].append(as_text(entry.name))
+        return sorted(names[0]), sorted(names[1])
+
+
+def having(*names: str, suffixes: tuple[str, ...] = ()) -> Recognizer:
+    """Return what recognizes a folder with one of some names, or files with one of some suffixes.
+
+    Args:
+        names: Names; ``*`` and the like are allowed.
+        suffixes: Suffixes of a file, or of files in a folder without images, or in its first one.
+    """
+
+    def recognize(seen: Overview) -> Iterator[Recognition]:
+        if not seen.is_folder:
+            if seen.path.name.lower().endswith(suffixes or ("\0",)):
+                yield Recognition(f"a file {seen.path.suffix}")
+            return
+        listed = [*seen.folders(), *seen.files()]
+        found = [name for pattern in names for name in fnmatch.filter(listed, pattern)]
+        for folder in ("", *seen.folders()[:1]):
+            if suffixes and not seen.images(folder):
+                found += seen.files(folder, suffixes)
+        if found:
+            yield Recognition(found[0] if len(found) == 1 else f"{found[0]} and others")
+
+    return recognize
+
+
+def having_index(part: bytes) -> Recognizer:
+    """Return what recognizes folders, or folders of folders, whose index.json has a part."""
+
+    def recognize(seen: Overview) -> Iterator[Recognition]:
+        names = [name for name in ("", *seen.folders()) if "index.json" in seen.files(name)]
+        if names and part in seen.ends(f"{names[0]}/index.json".lstrip("/")):
+            yield Recognition("index.json")
+
+    return recognize
+
+
+class Recognized(NamedTuple):
+    """A kind that has recognized a source."""
+
+    kind: str
+    by: Recognition
+
+    def __str__(self) -> str:
+        """Return what it is, and why."""
+        return f"{self.kind}: {self.by.evidence}"
+
+    def arguments(self, source: str | Path) -> list[str]:
+        """Return the arguments of ``shardkit convert`` up to the source."""
+        return [self.kind, os.path.join(source, self.by.inside) if self.by.inside else str(source)]
+
+    def command(self, source: str | Path, rest: Sequence[str] = ("DST", "--to", "lmdb")) -> str:
+        """Return the command to paste."""
+        words = [*self.arguments(source), *rest, *self.by.options(Path(source))]
+        return f"shardkit convert {shell(*words)}"
+
+
+def recognized(path: str | Path) -> list[Recognized]:
+    """Return the kinds that recognize a path, certain ones first.
+
+    Folders of images are recognized only where no other kind is certain.
+    """
+    overview = Overview(path)
+    kinds = []
+    for name in source_names():
+        with contextlib.suppress(UsageError):  # the package of another one is missing
+            recognize = get_source(name).recognize
+            kinds += [Recognized(name, by) for by in (recognize(overview) if recognize else ())]
+    if datasets := [kind for kind in kinds if kind.kind == DATASET]:
+        return datasets  # its shards are files of other kinds, too
+    if any(kind.by.certain and kind.kind != DEFAULT_SOURCE for kind in kinds):
+        kinds = [kind for kind in kinds if kind.kind != DEFAULT_SOURCE]
+    return sorted(kinds, key=lambda kind: not kind.by.certain)
+
+
+def the_kind(path: str | Path, rest: Sequence[str]) -> Recognized:
+    """Return the kind of a source.
+
+    Args:
+        path: The source.
+        rest: Arguments of the command after the source, for messages.
+
+    Raises:
+        UsageError: If not exactly one kind is certain.
+    """
+    kinds = recognized(path)
+    certain = [kind for kind in kinds if kind.by.certain]
+    if len(certain) == 1:
+        return certain[0]
+    if not kinds:
+        raise UsageError(
+            f"{path}: no kind of source recognizes it; choose one: shardkit convert KIND "
+            f"{shell(path, *rest)}, with KIND from {', '.join(source_names())}"
+        )
+    may_be = certain or kinds
+    raise UsageError(
+        f"{path} may be {', or '.join(map(str, may_be))}. Choose {_commands(may_be, path, rest)}"
+    )
+
+
+def refuse_other_kinds(path: str | Path, rest: Sequence[str] = ("DST", "--to", "lmdb")) -> None:
+    """Refuse a folder of images that another kind of source recognizes for certain.
+
+    Raises:
+        UsageError: If one does; the message has its command.
+    """
+    kinds = [
+        kind
+        for kind in recognized(path)
+        if kind.by.certain and (kind.kind != DEFAULT_SOURCE or kind.by.inside)
+        if kind.kind != DATASET  # it has no images, which the source says
+    ]
+    if kinds:
+        raise UsageError(
+            f"{path} looks like {' and '.join(map(str, kinds))}, not like one folder for each "
+            "class: pass classes=True to take its folders as they are, or run "
+            f"{_commands(kinds, path, rest)}"
+        )
+
+
+def _commands(kinds: Sequence[Recognized], path: str | Path, rest: Sequence[str]) -> str:
+    return ", or ".join(kind.command(path, rest) for kind in kinds)

@@ -1,0 +1,479 @@
+"""YOLO's folders of images and labels as a source: boxes, polygons and keypoints.
+
+The layouts of Ultralytics and Roboflow: ``images/train`` and ``labels/train``, or ``train/images``
+and ``train/labels``, or labels next to images. Coordinates are fractions of the upright picture.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardkit.codecs.image import inspect
+from shardkit.contracts import Recognition, SourceKind
+from shardkit.errors import BadImage, UsageError
+from shardkit.kinds.field import Field
+from shardkit.record import NO_LABEL, Record
+from shardkit.sources.annotated import UPRIGHT, AnnotatedOptions, AnnotatedSource
+from shardkit.sources.driver import Listing
+from shardkit.sources.image_files import read_file
+from shardkit.sources.imagefolder import is_split_name
+from shardkit.sources.images import has_image_suffix
+from shardkit.sources.labels import classes_option, read_classes
+from shardkit.sources.named_files import NamedListing, Names
+from shardkit.sources.places import why_left_out
+from shardkit.system.files import as_name, as_text, read_small
+from shardkit.system.formatting import amount
+from shardkit.system.late import load
+from shardkit.system.text import quoted
+
+if TYPE_CHECKING:
+    from shardkit.sources.recognize import Overview
+
+_SPLITS = ("train", "val", "test")
+_CLASS_FILES = ("classes.txt", "obj.names", "_darknet.labels")
+_YAML = (".yaml", ".yml")
+_MOST_LABELS = 16 << 20
+_OUTSIDE = 0.01
+"""How far a coordinate may be outside of the picture: tools round, and Ultralytics accepts it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class YoloOptions(AnnotatedOptions):
+    """The options of this source."""
+
+    classes: str | None = classes_option("Class names, one per line, in their order.", stored="")
+
+
+class _Description(NamedTuple):
+    """What a file such as data.yaml states."""
+
+    names: tuple[str, ...] | None
+    splits: Mapping[str, Sequence[str]]
+    """The folders, lists and files of each split, as the file names them."""
+    points: tuple[str, ...]
+    """The names of keypoints; none if there are no keypoints."""
+    dimensions: int
+    """The numbers of each keypoint: 2, or 3 with a visibility."""
+
+
+_NOTHING = _Description(None, {}, (), 0)
+
+
+class _Found(NamedTuple):
+    """What a scan finds in the labels."""
+
+    bare: list[str]
+    """Images without a file of labels."""
+    classes: set[int]
+    kinds: set[str]
+
+
+class Yolo(AnnotatedSource):
+    """Images with labels of YOLO.
+
+    A record has the image and ``boxes``; ``polygons`` if rows are polygons: of each box its points
+    as fractions of the upright picture; and ``keypoints`` if the description states ``kpt_shape``.
+
+    Args:
+        path: The folder, or its file ``data.yaml``.
+        options: The options.
+    """
+
+    kind = "yolo"
+    options: YoloOptions
+
+    def __init__(self, path: str | Path, options: YoloOptions) -> None:
+        super().__init__(path, replace(options, annotated=options.annotated or UPRIGHT))
+        self.description = _NOTHING
+        file = self.path if os.path.isfile(self.path) else _description_in(self.root)
+        if file is not None:
+            self.description = _read_description(file)
+        self._absent: list[str] = []
+        """Test splits that the description names, and that are not there."""
+        self.splits = self._choose()
+        given = read_classes(options.classes)
+        named = given if isinstance(given, tuple) else None
+        self.box_names = named or self.description.names or self._listed()
+
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
+        """List the images of each split, in the order of their paths or of a list.
+
+        Raises:
+            UsageError: If a list cannot be read, or no image has labels.
+        """
+        names = Names(self.root)
+        found = _Found([], set(), set())
+        total = 0
+        for split, images in self.splits.items():
+            listing = NamedListing(listings[split], names)
+            for number, image in enumerate(images):
+                total += 1
+                label = _label_of(image)
+                try:
+                    values = self._labels(names, image, label, found)
+                except BadImage as error:
+                    listing.blame_row(label, image, str(error))
+                else:
+                    listing.add_file(label, image, NO_LABEL, number, values)
+        if total == len(found.bare) and total:
+            raise UsageError(
+                f"{self}: none of {total:,} images has labels: {found.bare[0]} needs "
+                f"{_label_of(found.bare[0])}"
+            )
+        if found.bare:
+            self.notes.append(
+                f"{amount(len(found.bare), 'image')} without a file of labels, and so without "
+                f"boxes: {found.bare[0]}"
+            )
+        self.notes += [f"test is {quoted(entry)}, which is not there" for entry in self._absent]
+        next(iter(listings.values())).ignored += names.unused([str(self.path)])
+        return self._settle(found)
+
+    def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
+        """Return boxes and points in stored pixels, from fractions of the picture."""
+        field = record.image_field
+        if field is None:
+            return values
+        info = inspect(record.fields[field], field)
+        size = info.upright if self.options.annotated == UPRIGHT else (info.width, info.height)
+        values["boxes"] = _scaled(values["boxes"], size * 2)
+        if "keypoints" in self.schema:
+            values["keypoints"] = _scaled(values["keypoints"], size)
+        if "polygons" in self.schema:
+            values.setdefault("polygons", [[] for _ in values["boxes"]])
+        return super().fit(values, record)
+
+    def _settle(self, found: _Found) -> Mapping[str, str]:
+        """Set the fields, now that all labels are known."""
+        known = self.known_classes("boxes")
+        count = max(found.classes, default=-1) + 1
+        names = tuple(known or self.box_names or map(str, range(count)))
+        if count > len(names):
+            raise UsageError(
+                f"{self}: labels have the class {count - 1}, but there are {len(names)} class names"
+            )
+        schema = {"boxes": Field("boxes", classes=names)}
+        if self.description.points:
+            schema["keypoints"] = Field("keypoints", classes=self.description.points)
+        if "polygons" in found.kinds:
+            schema["polygons"] = Field("json")
+        self.settle_fields(schema)
+        return {
+            "images": ", ".join(
+                f"{len(images):,} {split}".rstrip() for split, images in self.splits.items()
+            ),
+            **{name: str(field) for name, field in schema.items()},
+        }
+
+    def _labels(self, names: Names, image: str, label: str, found: _Found) -> dict[str, Any]:
+        """Return the values of an image: fractions of the picture."""
+        try:
+            _, status = names.find(label)
+        except BadImage:
+            if os.path.lexists(os.path.join(self.root, as_name(label))):
+                raise
+            found.bare.append(image)
+            text = ""
+        else:
+            if status.st_size > _MOST_LABELS:
+                raise BadImage(f"its labels have {status.st_size:,} bytes")
+            path = os.path.join(self.root, as_name(label))
+            data = read_file(path, status.st_size, status.st_mtime_ns, image=False)
+            text = data.decode("utf-8-sig", "replace")
+        values: dict[str, Any] = {"boxes": []}
+        polygons = []
+        points: list[list[float]] = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.split():
+                try:
+                    row = self._row(line)
+                except ValueError as error:
+                    raise BadImage(f"line {number} of its labels: {error}") from error
+                found.classes.add(row.label)
+                values["boxes"].append([*row.box, row.label])
+                polygons.append(row.polygon)
+                points += row.points
+        self.count_outside(values["boxes"], (1 + 1e-6, 1 + 1e-6))
+        if self.description.points:
+            values["keypoints"] = points
+        if any(polygons):
+            found.kinds.add("polygons")
+            values["polygons"] = polygons
+        return values
+
+    def _row(self, line: str) -> _Row:
+        """Return a row of labels.
+
+        Raises:
+            ValueError: If it is not one.
+        """
+        label, *numbers = map(float, line.split())
+        if not (label >= 0 and label.is_integer()):
+            raise ValueError(f"{label:g} is not a class")
+        if self.box_names and label >= len(self.box_names):
+            raise ValueError(f"there is no class {label:g}")
+        points = len(self.description.points) * self.description.dimensions
+        if points and len(numbers) == 4 + points:
+            return _Row(int(label), _corners(numbers[:4]), [], self._points(numbers[4:]))
+        if len(numbers) == 4 and not points:
+            return _Row(int(label), _corners(numbers), [], [])
+        if len(numbers) < 6 or len(numbers) % 2 or points:
+            wanted = f"{4 + points}" if points else "4, or at least 3 pairs"
+            raise ValueError(f"it has {len(numbers)} numbers after the class, not {wanted}")
+        xs, ys = numbers[::2], numbers[1::2]
+        _require_fractions(numbers)
+        return _Row(
+            int(label),
+            [min(xs), min(ys), max(xs), max(ys)],
+            [list(point) for point in zip(xs, ys, strict=True)],
+            [],
+        )
+
+    def _points(self, numbers: list[float]) -> list[list[float]]:
+        """Return x, y and visibility of each keypoint; points at 0, 0 without one are not there."""
+        width = self.description.dimensions
+        points = [numbers[start : start + width] for start in range(0, len(numbers), width)]
+        _require_fractions([number for x, y, *_ in points for number in (x, y)])
+        return [[x, y, seen[0] if seen else 2 * (x > 0 or y > 0)] for x, y, *seen in points]
+
+    def _choose(self) -> dict[str, list[str]]:
+        """Return the images of each split, by path below the root."""
+        stated = {
+            split: [image for entry in entries for image in self._images_of(split, entry)]
+            for split, entries in self.description.splits.items()
+        }
+        if any(stated.values()):
+            return {split: images for split, images in stated.items() if images}
+        folders = _folders(self.root, "")
+        for pattern, tops in (
+            ("images/{}", _folders(self.root, "images")),
+            ("{}/images", [name for name in folders if "images" in _folders(self.root, name)]),
+            ("{}", folders),
+        ):
+            if splits := [name for name in tops if is_split_name(name)]:
+                return {name: [*_images_below(self.root, pattern.format(name))] for name in splits}
+        return {"": [*_images_below(self.root, "images" if "images" in folders else "")]}
+
+    def _images_of(self, split: str, entry: str) -> list[str]:
+        """Return the images of a folder, list or file that a description names for a split.
+
+        Descriptions were written elsewhere: what exists below the root is the longest end of a
+        path.
+        """
+        parts = [part for part in re.split(r"[\\/]", entry) if part not in ("", ".", "..")]
+        ends = ["/".join(parts[start:]) for start in range(len(parts))]
+        if len(ends) > 1 and ends[-1] == "images":
+            ends.pop()  # it may be that of another split
+        place = next((end for end in ends if os.path.exists(f"{self.root}/{as_name(end)}")), None)
+        if place is None:
+            if split == "test":
+                self._absent.append(entry)
+                return []
+            raise UsageError(f"{self}: {split} is {quoted(entry)}, which is not below {self.root}")
+        if os.path.isdir(os.path.join(self.root, as_name(place))):
+            return [*_images_below(self.root, place)]
+        if not place.endswith(".txt"):
+            return [place]
+        folder = place.rpartition("/")[0]
+        names = Names(self.root)
+        names.find(place)
+        lines = read_small(Path(self.root, as_name(place))).decode("utf-8-sig").splitlines()
+        return [_listed_image(self.root, folder, line.strip()) for line in lines if line.strip()]
+
+    def _listed(self) -> tuple[str, ...] | None:
+        """Return the class names in a file next to the images, if there is one."""
+        for folder in ("", "labels", "train", "train/labels"):
+            for file in _CLASS_FILES:
+                path = os.path.join(self.root, folder, file)
+                if os.path.isfile(path) and isinstance(names := read_classes(path), tuple):
+                    return names
+        return None
+
+
+class _Row(NamedTuple):
+    """A row of labels, in fractions of the picture."""
+
+    label: int
+    box: list[float]
+    polygon: list[list[float]]
+    points: list[list[float]]
+
+
+def _scaled(values: Sequence[Sequence[float]], scale: Sequence[int]) -> list[list[float]]:
+    """Return values whose first numbers are multiplied."""
+    count = len(scale)
+    return [
+        [*(n * side for n, side in zip(value[:count], scale, strict=True)), *value[count:]]
+        for value in values
+    ]
+
+
+def _corners(numbers: Sequence[float]) -> list[float]:
+    """Return left, top, right and bottom from the center, width and height."""
+    _require_fractions(numbers)
+    x, y, width, height = numbers
+    return [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+
+
+def _require_fractions(numbers: Sequence[float]) -> None:
+    wrong = [n for n in numbers if not (math.isfinite(n) and -_OUTSIDE <= n <= 1 + _OUTSIDE)]
+    if wrong:
+        raise ValueError(f"{wrong[0]:g} is not a fraction of the picture, from 0 to 1")
+
+
+def _label_of(image: str) -> str:
+    """Return the file of labels of an image: in ``labels`` for ``images``, or next to it."""
+    path = PurePosixPath(image).with_suffix(".txt")
+    parts = [*path.parts]
+    for place in range(len(parts) - 2, -1, -1):
+        if parts[place] == "images":
+            parts[place] = "labels"
+            break
+    return "/".join(parts)
+
+
+def _listed_image(root: str, folder: str, line: str) -> str:
+    """Return the image that a line of a list names, from its folder or by the end of its path."""
+    parts = [part for part in re.split(r"[\\/]", line) if part not in ("", ".")]
+    if line.startswith("./"):
+        return "/".join([folder, *parts]) if folder else "/".join(parts)
+    ends = ["/".join(parts[start:]) for start in range(len(parts)) if ".." not in parts[start:]]
+    below = [end for end in ends if os.path.exists(os.path.join(root, as_name(end)))]
+    return below[0] if below else "/".join(parts)
+
+
+def _folders(root: str, inside: str) -> list[str]:
+    path = os.path.join(root, as_name(inside))
+    if not os.path.isdir(path):
+        return []
+    names = sorted(as_text(entry.name) for entry in os.scandir(path) if entry.is_dir())
+    return [name for name in names if not why_left_out(name)]
+
+
+def _images_below(root: str, folder: str) -> Iterator[str]:
+    """Yield the images in a folder and below it, sorted; links to folders are not followed."""
+    top = os.path.join(root, as_name(folder)) if folder else root
+    for path, folders, files in os.walk(top):
+        folders[:] = sorted(name for name in folders if not why_left_out(as_text(name)))
+        inside = as_text(os.path.relpath(path, root))
+        for file in sorted(map(as_text, files)):
+            if has_image_suffix(file) and not why_left_out(file):
+                yield file if inside == "." else f"{inside}/{file}"
+
+
+def _description_in(root: str) -> Path | None:
+    """Return the description in a folder; data.yaml before others."""
+    files = sorted(Path(root).glob("*.y*ml"), key=lambda path: (path.stem != "data", path.name))
+    for path in files:
+        if path.suffix in _YAML and _looks_like_description(read_small(path)):
+            return path
+    return None
+
+
+def _looks_like_description(content: bytes) -> bool:
+    keys = re.findall(rb"^(names|nc|train|val|path):", content, re.MULTILINE)
+    return len(set(keys)) >= 2
+
+
+def _read_description(path: Path) -> _Description:
+    """Return what a file such as data.yaml states.
+
+    Raises:
+        UsageError: If it cannot be read, or states something else.
+    """
+    if find_spec("yaml") is None:
+        raise UsageError(f"{path} needs pyyaml: pip install 'shardkit[yolo]'")
+    try:
+        values = load("yaml:safe_load")(read_small(path))
+        names = values.get("names")
+        if isinstance(names, dict):
+            names = [names[number] for number in range(len(names))]
+        points, dimensions = _points_of(values)
+        return _Description(
+            names=tuple(map(str, names)) if names else None,
+            splits={
+                split: [entry] if isinstance(entry, str) else list(map(str, entry))
+                for split in _SPLITS
+                if (entry := values.get(split, values.get("valid") if split == "val" else None))
+            },
+            points=points,
+            dimensions=dimensions,
+        )
+    except (OSError, RecursionError, load("yaml:YAMLError")) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        reason = f"does not describe images and labels of YOLO: {error!r}"
+        raise UsageError(f"{path} {reason}") from error
+
+
+def _points_of(values: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+    """Return the names of keypoints, and the numbers of each; see `_Description`."""
+    shape = values.get("kpt_shape")
+    if not shape:
+        return (), 0
+    count, dimensions = map(int, shape)
+    if not (0 < count <= 10_000 and dimensions in (2, 3)):
+        raise ValueError(f"kpt_shape is {quoted(shape)}")
+    stated = values.get("kpt_names")
+    names = next(iter(stated.values())) if isinstance(stated, dict) and stated else stated
+    if not isinstance(names, list) or len(names) != count:
+        names = [*range(count)]
+    return tuple(map(str, names)), dimensions
+
+
+def _recognize(seen: Overview) -> Iterator[Recognition]:
+    if not seen.is_folder:
+        if seen.path.suffix in _YAML and _looks_like_description(seen.ends()):
+            yield Recognition("a description of images and labels")
+        return
+    yaml = [file for file in seen.files(suffix=_YAML) if _looks_like_description(seen.ends(file))]
+    for images, labels in _pairs_of_folders(seen):
+        if any(_is_labels(seen, f"{labels}/{file}") for file in seen.files(labels, ".txt")[:3]):
+            words = [f"{images}/", f"{labels}/"] if images != labels else [f"labels in {images}/"]
+            yield Recognition(" and ".join([*words, *yaml[:1]]).replace("./", ""))
+            return
+    if yaml:
+        yield Recognition(yaml[0])
+
+
+def _pairs_of_folders(seen: Overview) -> Iterator[tuple[str, str]]:
+    """Yield folders of images with the folders that may have their labels."""
+    splits = [*filter(is_split_name, seen.folders())]
+    yield "images", "labels"
+    yield from ((f"images/{name}", f"labels/{name}") for name in seen.folders("images")[:10])
+    yield from ((f"{name}/images", f"{name}/labels") for name in splits)
+    yield from ((name, name) for name in (*splits, "."))
+
+
+def _is_labels(seen: Overview, file: str) -> bool:
+    """Return whether the first line of a file has a class and fractions, and it has an image."""
+    line = seen.ends(file, 4096).partition(b"\n")[0]
+    return re.fullmatch(rb"\d+(\s+-?[01]?\.?\d+(e-?\d+)?){4,}\s*", line) is not None
+
+
+SOURCE = SourceKind(
+    name=Yolo.kind,
+    title="Convert images with labels of YOLO: boxes, polygons, keypoints.",
+    help="""Convert the images of the folder SRC, with their labels, to a dataset in DST.
+
+    SRC is a folder with data.yaml, or that file. Without one, splits are the folders in images, or
+    those with a folder images. Labels are in labels, or next to the images. Boxes become left, top,
+    right and bottom in pixels; rows with more numbers are polygons, or keypoints if data.yaml has
+    kpt_shape. Images without labels have no boxes. Labels refer to the upright picture.
+
+    \b
+    Examples:
+      shardkit convert yolo coco128 dataset --to lmdb
+      shardkit convert yolo roboflow/data.yaml dataset --to lmdb --resize 640 --orient
+    """,
+    options=YoloOptions,
+    recognize=_recognize,
+    source=Yolo,
+)

@@ -1,0 +1,162 @@
+"""Folders as people have them: each is recognized, and none is read as if it had class folders."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from foreign import MAKERS
+from helpers import jpeg, make_tree, run_main
+from refusals import refused, refuses
+
+from shardkit import UsageError, convert, open_dataset, open_source
+
+JPEG = jpeg()
+LABEL = b"0 0.5 0.5 0.2 0.2\n"
+COCO = json.dumps(
+    {
+        "images": [{"id": 1, "file_name": "1.jpg"}],
+        "annotations": [],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+).encode()
+XML = b"<annotation><filename>1.jpg</filename></annotation>"
+
+OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
+    "YOLO of Ultralytics": (
+        {
+            "images/train/1.jpg": JPEG,
+            "labels/train/1.txt": LABEL,
+            "data.yaml": b"names: [a]\nnc: 1",
+        },
+        ["yolo", "SRC"],
+    ),
+    "YOLO of Roboflow": (
+        {"train/images/1.jpg": JPEG, "train/labels/1.txt": LABEL},
+        ["yolo", "SRC"],
+    ),
+    "YOLO of labelImg": ({"1.jpg": JPEG, "1.txt": LABEL, "classes.txt": b"a"}, ["yolo", "SRC"]),
+    "COCO": (
+        {"annotations/instances_val2017.json": COCO, "val2017/1.jpg": JPEG},
+        ["coco", "SRC/annotations/instances_val2017.json", "--root", "SRC/val2017"],
+    ),
+    "COCO of Roboflow": (
+        {"train/_annotations.coco.json": COCO, "train/1.jpg": JPEG},
+        ["coco", "SRC/train/_annotations.coco.json"],
+    ),
+    "VOC": (
+        {"VOC2012/JPEGImages/1.jpg": JPEG, "VOC2012/Annotations/1.xml": XML},
+        ["voc", "SRC/VOC2012"],
+    ),
+    "a table": (
+        {
+            "train_images/1.jpg": JPEG,
+            "test_images/2.jpg": JPEG,
+            "train.csv": b"file,label\n1.jpg,cat",
+        },
+        [
+            "table",
+            "SRC/train.csv",
+            "--image",
+            "file",
+            "--root",
+            "SRC/train_images",
+            "--label",
+            "label",
+        ],
+    ),
+    "metadata of Hugging Face": (
+        {"1.jpg": JPEG, "metadata.csv": b"file_name,text\n1.jpg,a cat"},
+        ["table", "SRC/metadata.csv"],
+    ),
+    "a folder around the classes": (
+        {"PetImages/Cat/1.jpg": JPEG, "PetImages/Dog/1.jpg": JPEG, "readme[1].txt": b"pets"},
+        ["imagefolder", "SRC/PetImages"],
+    ),
+    "archives": ({"a.tar": b"", "b.tar": b""}, ["webdataset", "SRC"]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_layouts_are_refused_with_their_command(tmp_path: Path, name: str) -> None:
+    files, words = OTHERS[name]
+    source = make_tree(tmp_path / "src", files)
+    expected = [word.replace("SRC", str(source)) for word in words]
+    target = tmp_path / "out"
+    done = refuses(
+        2, "convert", "imagefolder", source, target, "--to", "hdf5", facts=("--classes",)
+    )
+    command = shlex.split(done.stderr.rpartition("shardkit convert ")[2])
+    assert command == [*expected[:2], str(target), "--to", "hdf5", *expected[2:]]
+    with refused(UsageError, source, expected[0], "classes=True"):
+        convert(source, target, to="lmdb")
+
+
+@pytest.mark.parametrize("name", ["YOLO of labelImg", "COCO", "VOC", "a table"])
+def test_a_command_without_a_kind_recognizes_it(tmp_path: Path, name: str) -> None:
+    source = make_tree(tmp_path / "src", OTHERS[name][0])
+    kind = OTHERS[name][1][0]
+    done = run_main("convert", source, tmp_path / "out", "--to", "lmdb", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"read as {kind}: ")
+    assert len(open_dataset(tmp_path / "out")) == 1
+
+
+FOLDERS = {
+    "classes": {"cat/1.jpg": JPEG, "dog/1.jpg": JPEG, "README.md": b"pets"},
+    "classes in splits": {"train/cat/1.jpg": JPEG, "val/cat/1.jpg": JPEG},
+    "images": {"image_1.jpg": JPEG, "image_2.jpg": JPEG},
+    "classes called like parts": {"image/1.jpg": JPEG, "segment/2.jpg": JPEG, "notes.txt": b"a b"},
+    "captions": {"cat/1.jpg": JPEG, "cat/1.txt": b"a cat on a mat", "labels.txt": b"cat"},
+    "classes with a table": {
+        "cat/1.jpg": JPEG,
+        "dog/2.jpg": JPEG,
+        "all.csv": b"file,label\ncat/1.jpg,cat\n",
+    },
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_of_images_stay_folders_of_images(tmp_path: Path, name: str) -> None:
+    source = make_tree(tmp_path / "src", FOLDERS[name])
+    open_source("imagefolder", source).scan()
+    done = run_main("convert", source, tmp_path / "out", "--to", "lmdb", "--workers", "1", "--json")
+    assert json.loads(done.stdout)["read_as"].startswith("imagefolder: ")
+
+
+def test_classes_takes_folders_as_they_are(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "src", OTHERS["YOLO of Ultralytics"][0])
+    convert(source, tmp_path / "out", to="lmdb", classes=True)
+    assert open_dataset(tmp_path / "out").classes == ["images", "labels"]
+    assert run_main("verify", tmp_path / "out", "--against", source).returncode == 0
+
+
+def test_a_flat_split_next_to_classes_needs_a_list(tmp_path: Path) -> None:
+    """As ImageNet, whose validation images are in one folder."""
+    source = make_tree(tmp_path / "src", {"train/n01/1.JPEG": JPEG, "val/ILSVRC_1.JPEG": JPEG})
+    with refused(UsageError, "shardkit convert table", source / "val", "classes=True"):
+        convert(source, tmp_path / "out", to="lmdb")
+    assert sorted(open_source("imagefolder", source, classes=True).scan().splits) == [
+        "train",
+        "val",
+    ]
+
+
+def test_what_no_kind_recognizes_is_refused(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "src", {"notes.doc": b"x"})
+    refuses(2, "convert", source, tmp_path / "out", "--to", "lmdb", facts=(source, "imagefolder"))
+    make_tree(source, {"a.json": COCO, "b.json": COCO, "1.jpg": JPEG})
+    done = refuses(2, "convert", source, tmp_path / "out", "--to", "lmdb")
+    assert done.stderr.count("shardkit convert coco") == 2
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_sources_of_each_kind_are_recognized(tmp_path: Path, name: str) -> None:
+    """Those that the conformance suite makes: certainly, or with others."""
+    maker = MAKERS[name]
+    path = maker.make(tmp_path, maker.images())
+    done = run_main("convert", path, tmp_path / "out", "--to", "lmdb", "--dry-run", "--json")
+    answer = json.loads(done.stdout)
+    assert maker.kind in (answer.get("read_as") or answer["error"]["what"])
