@@ -1,3 +1,17 @@
-"""The version of shardkit."""
+"""The version of shardkit, and those of other packages."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 
 __version__ = "0.1.0"
+
+
+@cache  # reading it takes milliseconds, and each conversion asks for several
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

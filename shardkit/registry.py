@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -73,7 +75,13 @@ class _Registry(Generic[_Plugin]):
         return suggestion(_ALIASES.get(name.lower(), name), self.names())
 
     def _third_party(self) -> dict[str, EntryPoint]:
-        return {point.name: point for point in entry_points(group=self.group)}
+        return _points(self.group, tuple(sys.path))
+
+
+@cache
+def _points(group: str, _: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Return the entry points of a group; the path is the key, as reading all takes 5 ms."""
+    return {point.name: point for point in entry_points(group=group)}
 
 
 _FORMATS = _Registry(

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
-from shardkit._version import __version__
+from shardkit._version import __version__, version_of
 from shardkit.contracts import Format, Images, Original, Scan, StoredEntries
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.stored_order import sort_entries, stored_order
@@ -476,8 +475,5 @@ def software_of(storage: Format, recipe: Recipe) -> dict[str, str]:
     versions = {"shardkit": __version__}
     packages = ("pillow", "simplejpeg", *storage.libraries)
     for package in dict.fromkeys((*packages, recipe.resizer)):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "absent"
+        versions[package] = version_of(package) or "absent"
     return versions

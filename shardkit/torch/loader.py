@@ -22,7 +22,6 @@ from shardkit.torch.data.order_options import OrderedDataset, OrderOptions
 from shardkit.torch.data.resume import ResumeState
 from shardkit.torch.data.schedule import BatchSchedule
 from shardkit.torch.engine import preflight
-from shardkit.torch.engine.dropping import without_bad
 from shardkit.torch.engine.fetch import Engine, Fetch
 from shardkit.torch.engine.options import ENGINE_KINDS, READERS, LoaderOptions, Settings
 
@@ -264,9 +263,7 @@ class Loader(Generic[Batch_co]):
         self._require_start()
         requests = self._schedule.requests(run.epoch, run.consumed, endless=self._schedule.endless)
         batches = self._engine.run(requests)
-        if self.options.on_bad == "drop":
-            ranks = self._schedule.rank.world_size
-            batches = without_bad(batches, self.bad, self.options.max_bad, ranks=ranks)
+        batches = self._fetch.accepted(batches, self.bad, self.options.max_bad, self._schedule)
         try:
             for request, batch in batches:
                 self._resume.advance(run._replace(epoch=request.epoch), request.consumed)

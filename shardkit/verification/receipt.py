@@ -10,11 +10,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from shardkit._version import __version__
+from shardkit._version import __version__, version_of
 from shardkit.dataset.manifest import MANIFEST_NAME, build_typed
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
@@ -235,9 +234,5 @@ def _digest(body: dict[str, Any]) -> str | None:
 
 def _software() -> dict[str, str]:
     versions = {"shardkit": __version__, "python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: version_of(name) for name in _LIBRARIES}
+    return versions | {name: version for name, version in found.items() if version is not None}

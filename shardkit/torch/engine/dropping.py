@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shardkit.errors import BadImage, CorruptRecord, LoaderFailed
 from shardkit.torch.data import nested
 from shardkit.torch.data.read_context import Allocate
-from shardkit.torch.data.schedule import Request
+from shardkit.torch.data.schedule import BatchSchedule, Request
 from shardkit.torch.engine.fetch import Batches, Fetch
 
 _LOG = logging.getLogger(__name__)
@@ -66,6 +66,30 @@ class DroppingFetch(Fetch):
             is_answer = isinstance(batch, Answer)
             yield batch if is_answer else Answer(batch, [], len(request.rows))
 
+    def accepted(
+        self, batches: Batches, bad: dict[int, str], most: int, schedule: BatchSchedule
+    ) -> Batches:
+        """Yield the batches of answers, and collect what they lack; see `Fetch.accepted`."""
+        for request, answer in batches:
+            for row, reason in answer.bad:
+                if row not in bad:
+                    _LOG.warning("left out row %d: %s", row, reason)
+                    bad[row] = reason
+            if len(bad) > most:
+                row, reason = next(iter(bad.items()))
+                raise LoaderFailed(
+                    f"bad rows: {len(bad)}, more than max_bad={most}; the first is row {row}: "
+                    f"{reason}"
+                )
+            if answer.size:
+                yield request, answer.batch
+            elif schedule.rank.world_size > 1:
+                row, reason = answer.bad[0]
+                raise LoaderFailed(
+                    f"none of the {len(request.rows)} samples of a batch can be read, and the "
+                    f"other ranks wait for this batch; the first is row {row}: {reason}"
+                )
+
     def _why_bad(self, request: Request) -> str | None:
         """Return why the only sample of a request is bad, or None."""
         try:
@@ -73,35 +97,3 @@ class DroppingFetch(Fetch):
         except _BAD as error:
             return str(error)
         return None
-
-
-def without_bad(batches: Batches, bad: dict[int, str], most: int, *, ranks: int) -> Batches:
-    """Yield requests with the batches that a `DroppingFetch` answered them with.
-
-    Args:
-        batches: Requests with their answers.
-        bad: Receives the bad rows, with the reasons.
-        most: How many rows may be bad.
-        ranks: Number of ranks, all of which need a batch in each step.
-
-    Raises:
-        LoaderFailed: If more rows are bad, or a batch that other ranks wait for has none left.
-    """
-    for request, answer in batches:
-        for row, reason in answer.bad:
-            if row not in bad:
-                _LOG.warning("left out row %d: %s", row, reason)
-                bad[row] = reason
-        if len(bad) > most:
-            row, reason = next(iter(bad.items()))
-            raise LoaderFailed(
-                f"bad rows: {len(bad)}, more than max_bad={most}; the first is row {row}: {reason}"
-            )
-        if answer.size:
-            yield request, answer.batch
-        elif ranks > 1:
-            raise LoaderFailed(
-                f"none of the {len(request.rows)} samples of a batch can be read, and the other "
-                f"ranks wait for this batch; the first is row {answer.bad[0][0]}: "
-                f"{answer.bad[0][1]}"
-            )

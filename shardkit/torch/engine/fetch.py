@@ -27,7 +27,7 @@ from shardkit.torch.data.read_context import (
     reading,
     seed_globals,
 )
-from shardkit.torch.data.schedule import Request
+from shardkit.torch.data.schedule import BatchSchedule, Request
 from shardkit.torch.engine.options import LoaderOptions, Settings
 
 _AT_ONCE_BYTES = 8 << 20
@@ -141,6 +141,22 @@ class Fetch:
                 with reading(context):
                     batch = self.collate(samples.part(start, stop))
                 yield self._with_rows_added(batch, request)
+
+    def accepted(
+        self, batches: Batches, bad: dict[int, str], most: int, schedule: BatchSchedule
+    ) -> Batches:
+        """Return what to yield of the batches that arrive in the training process.
+
+        Args:
+            batches: Requests with their batches.
+            bad: Receives rows that were left out, with the reasons.
+            most: How many rows may be left out.
+            schedule: The schedule of the requests.
+
+        Raises:
+            LoaderFailed: If more rows are left out, or all of a batch that other ranks wait for.
+        """
+        return batches
 
     def _read_at_once(self, requests: Sequence[Request], context: ReadContext) -> BatchView | None:
         """Return the samples of requests of one epoch; None if they must be read one by one."""
