@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from shardkit.changes.combine import load_splits, open_splits
+from shardkit.changes.combine import manifests_of, open_splits, splits_in_words
 from shardkit.changes.extend import Extension, scan_of_base, without_empty_shards
-from shardkit.changes.layers import Publication, manifests_of
+from shardkit.changes.layers import Publication
 from shardkit.contracts import Images, PartedSource, Scan, Source
 from shardkit.conversion.build_all import Builder, Processes
 from shardkit.conversion.disk import as_failure
@@ -153,7 +153,7 @@ def append(
             Publication(directory, datasets, request, options.force).run(extension.make)
     except OSError as error:
         raise as_failure(error, directory) from error
-    after = load_splits(directory)
+    after = manifests_of(open_splits(directory))
     before = sum(dataset.manifest.rows for dataset in datasets.values())
     images = sum(manifest.rows for manifest in after.values()) - before
     return Appended(manifests=after, images=images, left_out=sorted(new.left_out))
@@ -207,8 +207,8 @@ def _samples(
     schema: Mapping[str, Field | str] | None,
 ) -> Source:
     """Return Python samples with the fields of the dataset, divided as that was."""
-    manifests = manifests_of(datasets)
-    manifest = next(iter(manifests.values()))
+    manifests = [dataset.manifest for dataset in datasets.values()]
+    manifest = manifests[0]
     described = _first_sources(datasets)
     names = next(iter(described.values())).get("fields")
     fields: dict[str, Field | str] = {**manifest.fields_by_name}
@@ -218,7 +218,7 @@ def _samples(
         fields[LABEL] = replace(label, classes=classes)  # which the numbers of their labels mean
     fields.update(schema or {})
     opened = Samples(samples, SampleOptions(schema=fields, fields=names))
-    rows = sum(manifest.rows + len(manifest.skipped) for manifest in manifests.values())
+    rows = sum(manifest.rows + len(manifest.skipped) for manifest in manifests)
     optional = manifest.fields_by_name if missing == "skip" else manifest.lacking
     opened = opened.after(rows, with_keys=True, optional=optional)
     return wrapped_as(described, lambda _: opened)
@@ -380,8 +380,8 @@ def _require_alike(
         )
     if unknown:
         raise UsageError(
-            f"{scan.source} has {_splits(scan.splits)}, and {directory} has {_splits(datasets)}; "
-            "append a source with folders or splits of these names"
+            f"{scan.source} has {splits_in_words(scan.splits)}, and {directory} has "
+            f"{splits_in_words(datasets)}; append a source with folders or splits of these names"
         )
     manifest = next(iter(datasets.values())).manifest
     schema = manifest.fields_by_name
@@ -410,10 +410,6 @@ def _require_alike(
 def _fits(name: str, field: Field, schema: Schema) -> bool:
     """Return whether a field is one of a schema; the classes of labels may grow."""
     return name in schema and (name == LABEL or schema[name] == field)
-
-
-def _splits(names: Mapping[str, Any]) -> str:
-    return "no splits" if "" in names else f"the splits {name_list(names)}"
 
 
 def _fingerprint(plan: Plan, datasets: Mapping[str, OpenedDataset]) -> ConversionFingerprint:

@@ -6,13 +6,14 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardkit.conversion.assemble import Piece
-from shardkit.dataset.index import INDEX_DIRECTORY, IndexPart
+from shardkit.dataset.index import IndexPart
+from shardkit.dataset.index_reader import IndexReader
 from shardkit.dataset.manifest import FACTS_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.reports import IGNORED
@@ -22,7 +23,7 @@ from shardkit.record import LABEL
 from shardkit.registry import get_format
 from shardkit.system.files import has_sha256, open_regular, sync
 from shardkit.system.safe_paths import LinkRefused, is_file
-from shardkit.system.text import as_command, quoted
+from shardkit.system.text import as_command, name_list, quoted
 
 _CANNOT_LINK = (
     *(errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK),
@@ -73,9 +74,14 @@ def open_splits(directory: Path) -> dict[str, OpenedDataset]:
     return opened.splits
 
 
-def load_splits(directory: Path) -> dict[str, Manifest]:
-    """Return the manifest of each split; see `open_splits`."""
-    return {name: dataset.manifest for name, dataset in open_splits(directory).items()}
+def manifests_of(datasets: Mapping[str, OpenedDataset]) -> dict[str, Manifest]:
+    """Return the manifest of each split."""
+    return {split: dataset.manifest for split, dataset in datasets.items()}
+
+
+def splits_in_words(names: Collection[str]) -> str:
+    """Return which splits a dataset or a source has, for messages."""
+    return "no splits" if "" in names else f"the splits {name_list(names)}"
 
 
 def common_schema(shapes: Sequence[Shape]) -> Schema:
@@ -197,13 +203,7 @@ def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> No
 
 def _index(dataset: OpenedDataset) -> Iterator[IndexPart]:
     """Yield the index of a dataset in parts, after comparing its files with the manifest."""
-    manifest = dataset.manifest
-    path = dataset.path
-    for file in manifest.files:
-        inside = file.name.startswith(f"{INDEX_DIRECTORY}/")
-        if inside and not has_sha256(path / file.name, file.sha256, path):
-            raise CorruptDataset(f"{path / file.name} is damaged: run {as_command('index', path)}")
-    yield from dataset.index.pieces()
+    yield from IndexReader(dataset, verify=True).complete().pieces()
 
 
 def _ignored(dataset: OpenedDataset) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardkit.changes.combine import manifests_of
 from shardkit.changes.field_source import LayerSource, Samples
 from shardkit.changes.field_table import Matched, TableValues, is_table
 from shardkit.changes.field_values import (
@@ -25,7 +26,6 @@ from shardkit.changes.layers import (
     as_layer,
     change_request,
     is_last_change,
-    manifests_of,
     next_name,
     plan_layers,
     require_same_rows,

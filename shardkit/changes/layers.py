@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.changes.combine import link_file
+from shardkit.changes.combine import link_file, manifests_of
 from shardkit.contracts import Scan
 from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.engine import publishing
@@ -78,11 +78,6 @@ def change_request(
         "the dataset": states,
     }
     return ConversionFingerprint(settings=settings, images={}, files={}, on_error="fail")
-
-
-def manifests_of(datasets: Mapping[str, OpenedDataset]) -> dict[str, Manifest]:
-    """Return the manifest of each split."""
-    return {split: dataset.manifest for split, dataset in datasets.items()}
 
 
 LayersOf = Callable[[str, Manifest], tuple[Sequence[Layer], int]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,9 +11,10 @@ from shardkit.changes.combine import (
     common_schema,
     in_several,
     link_shards,
-    load_splits,
+    manifests_of,
     open_splits,
     shape_of,
+    splits_in_words,
 )
 from shardkit.changes.layers import joined, needed_stores
 from shardkit.conversion.assemble import Assembly, save_manifests
@@ -25,7 +26,6 @@ from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import entries_of, source_of
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.system.files import as_name, overlap
-from shardkit.system.text import name_list
 
 
 def merge(
@@ -60,8 +60,8 @@ def merge(
     for place, splits in zip(places, opened, strict=True):
         if splits.keys() != opened[0].keys():
             raise UsageError(
-                f"{places[0]} has {_named(opened[0])}, {place} has {_named(splits)}; merge "
-                "datasets with the same splits, or single splits"
+                f"{places[0]} has {splits_in_words(opened[0])}, {place} has "
+                f"{splits_in_words(splits)}; merge datasets with the same splits, or single splits"
             )
     merged = {split: [splits[split] for splits in opened] for split in opened[0]}
     parts = list(chain.from_iterable(merged.values()))
@@ -72,7 +72,7 @@ def merge(
         raise UsageError("two of the datasets are the same")
     if not force and _is_merged(target, merged):
         clear_trash(target)
-        return load_splits(target)
+        return manifests_of(open_splits(target))
     with (
         open_staging(target, force=force) as staging,
         publishing(staging, _fingerprint(merged), force=force) as is_needed,
@@ -84,7 +84,7 @@ def merge(
             except (UsageError, CorruptDataset):
                 staging.discard()
                 raise
-    return load_splits(target)
+    return manifests_of(open_splits(target))
 
 
 def _make(merged: Mapping[str, Sequence[OpenedDataset]], staging: StagingDirectory) -> None:
@@ -140,10 +140,6 @@ def _stored_fields(dataset: OpenedDataset) -> list[list[str]]:
         [name for name in names if dataset.store_of(name) is store]
         for store in needed_stores(dataset)
     ]
-
-
-def _named(splits: Collection[str]) -> str:
-    return "no splits" if "" in splits else f"the splits {name_list(splits)}"
 
 
 def _refuse_overlap(places: Sequence[Path], target: Path) -> None:

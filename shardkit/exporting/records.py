@@ -107,7 +107,7 @@ class Exporting:
         """
         manifest = self.shards.manifest
         path = self.shards.files.path(shard)
-        start = sum(entry.rows for entry in manifest.shards[:shard])
+        start = int(self.shards.files.starts[shard])
         count = manifest.shards[shard].rows
         if not (self.shards.dataset.is_store and manifest.shards[shard].holds_records):
             for row in range(start, start + count):

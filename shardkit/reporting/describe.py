@@ -133,7 +133,7 @@ def _layers(manifest: Manifest) -> dict[str, Any]:
             }
             for layer in manifest.layers
         ],
-        "undoable": manifest.layering.before < len(manifest.layers),
+        "undoable": manifest.can_undo,
     }
 
 
