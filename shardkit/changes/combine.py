@@ -8,14 +8,18 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.conversion.assemble import Piece
+from shardkit.conversion.assemble import Assembly, Piece
+from shardkit.conversion.engine import Parts
 from shardkit.dataset.index import IndexPart
 from shardkit.dataset.index_reader import IndexReader
 from shardkit.dataset.manifest import FACTS_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
+from shardkit.dataset.parts import entries_of, source_of
 from shardkit.dataset.reports import IGNORED
 from shardkit.errors import CorruptDataset, CorruptShard, Problem, UsageError
 from shardkit.kinds.field import Field, Schema
@@ -148,17 +152,47 @@ def _common_classes(shapes: Sequence[Shape]) -> tuple[str, ...] | None:
     return classes
 
 
-def link_shards(dataset: OpenedDataset, folder: Path, *, first: int = 0) -> Piece:
-    """Link the shards of a dataset into another one, and return what the other's assembly needs.
+def link_stores(
+    stores: Sequence[OpenedDataset], folder: Path, schema: Schema, new: Parts | None = None
+) -> Manifest:
+    """Link the shards of stores one after another, before new ones; write the other files of all.
 
     Args:
-        dataset: The dataset.
-        folder: Folder of the other one.
-        first: Number of its first shard there.
+        stores: The stores, of one shape but for classes.
+        folder: The folder to link to, which has the new shards.
+        schema: The schema of all.
+        new: The new shards.
+
+    Returns:
+        The manifest to save with them.
 
     Raises:
         CorruptDataset: If a file differs in size from its manifest, or an index in content.
+        UsageError: If records have the same key.
     """
+    first = stores[0].manifest
+    starts = accumulate((len(store.manifest.shards) for store in stores), initial=0)
+    pieces = [_link_shards(*pair, folder) for pair in zip(stores, starts, strict=False)]
+    entries = [entry for store in stores for entry in entries_of(store.manifest)]
+    places = [store.path for store in stores]
+    if new is not None:
+        pieces += new.pieces
+        entries += new.entries
+        places.append(folder)
+    assembly = Assembly(
+        folder=folder,
+        format=first.format,
+        schema=schema,
+        raw_shape=first.raw_shape,
+        recipe=first.recipe,
+        source=source_of(entries),
+        software=entries[-1].software,
+    )
+    return assembly.finish(pieces, partial(_in_several, places))
+
+
+def _link_shards(dataset: OpenedDataset, first: int, folder: Path) -> Piece:
+    """Link the shards of a dataset, as those from a number on, and return what they contribute."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = dataset.manifest
     suffix = get_format(dataset.manifest.format).suffix
@@ -216,7 +250,7 @@ def _ignored(dataset: OpenedDataset) -> Iterator[Problem]:
             yield from dataset.ignored
 
 
-def in_several(places: Sequence[Path], keys: Sequence[str]) -> UsageError:
+def _in_several(places: Sequence[Path], keys: Sequence[str]) -> UsageError:
     """Return the error that datasets have the same keys."""
     return UsageError(
         f"{len(keys)} keys are in more than one of {', '.join(map(str, places))}: "

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from shardkit.changes.combine import Shape, common_schema, in_several, link_shards, shape_of
+from shardkit.changes.combine import Shape, common_schema, link_stores, shape_of
 from shardkit.changes.layers import joined, needed_stores, plan_layers
 from shardkit.contracts import Images, Original, Scan
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.engine import Work, assembly, build, parts_of, prepare, require_good, run
+from shardkit.conversion.engine import Work, build, parts_of, prepare, require_good, run
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.staging import StagingDirectory
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.parts import entries_of, source_of, with_changed
+from shardkit.dataset.parts import with_changed
 from shardkit.kinds.field import Field, Schema
 from shardkit.pipeline import at_work, convert_record
 from shardkit.recipe import Recipe
@@ -134,14 +133,8 @@ def extended(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> Manif
     Returns:
         The manifest to save with them.
     """
-    pieces, entries = parts_of(work, plan, first=len(dataset.manifest.shards))
-    combined = replace(
-        assembly(work, plan),
-        schema=joint_schema(work, plan, dataset),
-        source=source_of([*entries_of(dataset.manifest), *entries]),
-    )
-    repeated = partial(in_several, [dataset.path, work.folder])
-    return combined.finish([link_shards(dataset, work.folder), *pieces], repeated)
+    new = parts_of(work, plan, first=len(dataset.manifest.shards))
+    return link_stores([dataset], work.folder, joint_schema(work, plan, dataset), new)
 
 
 @dataclass(frozen=True)

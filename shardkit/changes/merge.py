@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from shardkit.changes.combine import (
     common_schema,
-    in_several,
-    link_shards,
+    link_stores,
     manifests_of,
     open_splits,
     shape_of,
     splits_in_words,
 )
 from shardkit.changes.layers import joined, needed_stores
-from shardkit.conversion.assemble import Assembly, save_manifests
+from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.engine import publishing
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.staging import StagingDirectory, clear_trash, open_staging
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.parts import entries_of, source_of
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.system.files import as_name, overlap
 
@@ -93,31 +90,11 @@ def _make(merged: Mapping[str, Sequence[OpenedDataset]], staging: StagingDirecto
     for split, datasets in merged.items():
         folder = staging.dataset / as_name(split)
         base, *others = (
-            _linked(stores, folder / stores[0].folder)
+            link_stores(stores, folder / stores[0].folder, common_schema([*map(shape_of, stores)]))
             for stores in zip(*map(needed_stores, datasets), strict=True)
         )
         manifests[split] = joined(datasets[0], base, others, folder)
     save_manifests(manifests, staging.dataset)
-
-
-def _linked(datasets: Sequence[OpenedDataset], folder: Path) -> Manifest:
-    """Link the shards of datasets without layers, and return the manifest of all."""
-    pieces = []
-    shards = 0
-    for dataset in datasets:
-        pieces.append(link_shards(dataset, folder, first=shards))
-        shards += len(dataset.manifest.shards)
-    first = datasets[0].manifest
-    assembly = Assembly(
-        folder=folder,
-        format=first.format,
-        schema=common_schema([shape_of(dataset) for dataset in datasets]),
-        raw_shape=first.raw_shape,
-        recipe=first.recipe,
-        source=source_of([part for d in datasets for part in entries_of(d.manifest)]),
-        software=datasets[-1].manifest.software,
-    )
-    return assembly.finish(pieces, partial(in_several, [dataset.path for dataset in datasets]))
 
 
 def _require_same_layers(datasets: Sequence[OpenedDataset]) -> None:
