@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +37,7 @@ from shardkit.sources.named_files import (
 )
 from shardkit.sources.table_layout import recognize_table
 from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
+from shardkit.sources.table_text import Dialect, dialect_of, stated
 from shardkit.system.text import name_list, quoted
 
 FILE_NAME = "file_name"
@@ -46,6 +49,9 @@ _INT = re.compile(r"-?(0|[1-9][0-9]{0,17})\Z")
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)\Z")
 _ANY_TEXT = "any text"
 """The kind of a text in a table of texts: all values of the column are texts then."""
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")
+"""Suffixes to try if names have none."""
 
 _IN_FILES = ("image", "mask", "bytes")
 """Kinds of fields that are files of their own."""
@@ -108,6 +114,21 @@ class TableOptions(NamedOptions):
         metavar="[NAME=]COL[:KIND][?],...",
     )
     classes: str | None = classes_option()
+    suffix: str | None = option(
+        None, help="Suffix of files that the table names without, such as .jpg.", metavar=".SUFFIX"
+    )
+    delimiter: str | None = option(
+        None, help="Character between values, or tab.", metavar="CHAR", shown="detected"
+    )
+    encoding: str | None = option(
+        None, help="Encoding, such as cp1252 or gbk.", metavar="NAME", shown="detected"
+    )
+    no_quotes: bool = option(
+        False,
+        help="Quotation marks are text, not around values.",
+        store=lambda value: value or None,
+        shown="detected",
+    )
 
     def describe(self) -> dict[str, Any]:
         """Return JSON values for the manifest; a separator only if it has an effect."""
@@ -133,7 +154,10 @@ class Table(NamedSource):
     def __init__(self, path: str | Path, options: TableOptions) -> None:
         super().__init__(path, options, options.root)
         self._lists = find_files(self.path, SUFFIXES)
-        columns = columns_of(self._lists.paths[0])
+        tops = {find(self.root) for find in (os.path.abspath, os.path.realpath)}
+        self._tops = [os.path.join(top, "") for top in sorted(tops)]
+        self._dialect = stated(options.delimiter, options.encoding, options.no_quotes)
+        columns = columns_of(self._lists.paths[0], self._dialect)
         if options.image is None and FILE_NAME in columns:
             more = [name for name in columns if name.endswith(f"_{FILE_NAME}")]
             files = ",".join(f"{name[: -len(FILE_NAME) - 1]}={name}" for name in more)
@@ -177,13 +201,16 @@ class Table(NamedSource):
         scan = _Scan(NamedListing(listings[""], names), listings[""].labels)
         unused: dict[str, None] = {}
         for number, path in enumerate(self._lists.paths):
-            columns = columns_of(path)
+            columns = columns_of(path, self._dialect)
             used = self._used(columns, path)
             unused.update(dict.fromkeys(name for name in columns if name not in used))
-            for line, row in rows_of(path, used):
+            for line, row in rows_of(path, used, self._dialect):
                 self._list(scan, place(number, line), row, is_text(path))
         listings[""].ignored += [*self._lists.others, *names.unused(self._lists.paths)]
         self._complete(scan)
+        dialects = [dialect_of(path, self._dialect) for path in self._lists.paths if is_text(path)]
+        notes = map(Dialect.note, dialects, self._lists.paths)
+        self.notes = [*dict.fromkeys(filter(None, notes))]
         return {
             "rows": f"{scan.rows:,}",
             "image": f"{self._image}, below {self.root}",
@@ -197,7 +224,11 @@ class Table(NamedSource):
         scan.rows += 1
         number, line = place_of(spot)
         where = f"{self._lists.names[number]}:{line}"
-        name = None if isinstance(row, str) else row.get(self._image)
+        name = None
+        if not isinstance(row, str):
+            name = self._file_name(row.get(self._image), self.options.suffix)
+        if scan.rows == 1 and isinstance(name, str):
+            self._suggest_suffix(name)
         try:
             if isinstance(row, str):
                 raise BadImage(row)
@@ -207,6 +238,31 @@ class Table(NamedSource):
             scan.listing.blame_row(where, name, str(error))
         else:
             scan.listing.add_file(where, name, code, spot, values)
+
+    def _file_name(self, name: Any, suffix: str | None = None) -> Any:
+        """Return a name as relative to the root, if it leads there, and with slashes."""
+        if isinstance(name, int) and suffix and not isinstance(name, bool):
+            name = str(name)
+        if not isinstance(name, str):
+            return name
+        if "\\" in name and "/" not in name and not os.path.lexists(os.path.join(self.root, name)):
+            name = name.replace("\\", "/")
+        for folder in self._tops:
+            name = name.removeprefix(folder)
+        return name if name.endswith(suffix or "") else f"{name}{suffix}"
+
+    def _suggest_suffix(self, name: str) -> None:
+        """Refuse names without the suffix of their files."""
+        names = Names(self.root)
+        for suffix in ("", *_SUFFIXES):
+            with suppress(BadImage):
+                names.status(name + suffix)
+                if not suffix:
+                    return
+                raise UsageError(
+                    f"{self._lists.paths[0]}: there is no file {quoted(name)}, but "
+                    f"{quoted(name + suffix)}: add the suffix with suffix={suffix!r}"
+                )
 
     def _values_of(
         self, row: Mapping[str, Any], text: bool, scan: _Scan
@@ -227,7 +283,7 @@ class Table(NamedSource):
             name = cell(row, kept, text)
             if _is_there(kept, name):
                 try:
-                    plain, status = scan.listing.names.find(name)
+                    plain, status = scan.listing.names.find(self._file_name(name))
                 except BadImage as error:
                     raise BadImage(f"its {_name(kept)} {quoted(name)}: {error}") from error
                 values[kept.name] = [plain, status.st_size, status.st_mtime_ns]
@@ -361,7 +417,7 @@ def _require_utf8(value: object) -> None:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise BadImage(f"it is not UTF-8: {quoted(value)}") from error
+            raise BadImage(f"it is not UTF-8: {quoted(value)}; encoding= states another") from error
 
 
 def _json(text: str, where: str) -> Any:

@@ -160,7 +160,7 @@ def test_rows_that_cannot_be_used_are_named(root: Path, tmp_path: Path) -> None:
         "leads/out.png,cat,1",
         "pipe.png,cat,1",
         "a,cat,1",
-        "inner.png,bird,1",
+        "inner.png,vögel,1",
         "/mask.png,cat,1",
         ".//mask.png,cat,1",
         """a/1.png,"['cat', 'dog']",1""",
@@ -237,7 +237,6 @@ def test_wrong_options_and_tables_are_named(root: Path, tmp_path: Path) -> None:
         ("e.jsonl", b"\n", "has no rows"),
         ("bad.jsonl", b'\n{"a": 1,}\n7\n', r"bad\.jsonl:2: it is not JSON: "),
         ("d.csv", b"a,a\n", "has two columns 'a'"),
-        ("u.csv", b"a,\n", "has no name for a column"),
         ("p.parquet", b"PAR1 nothing PAR1", r"p\.parquet: .*[Pp]arquet"),
         ("x.txt", b"", "its name must end in one of .csv, .tsv"),
     ):

@@ -1,0 +1,275 @@
+"""How a table of text is written: its encoding, its delimiter, and whether it quotes.
+
+What a user does not state is detected, in bounded memory.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import os
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, AnyStr, Generic, NamedTuple
+
+from shardkit.errors import ConversionFailed, UsageError
+from shardkit.system.files import open_regular
+from shardkit.system.formatting import size
+from shardkit.system.text import quoted
+
+_UTF8 = "utf-8-sig"
+_DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+_SPELLED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";"}
+_MOST_LINE = 16 << 20
+"""Maximum characters of a row, or bytes of a line of JSON."""
+csv.field_size_limit(max(_MOST_LINE, csv.field_size_limit()))  # 128 KiB are few for polygons
+_CHUNK = 1 << 20
+_SAMPLE = 1 << 16
+"""Characters from which the delimiter is detected."""
+_SEPARATOR = re.compile(r'"?sep=(.?)"?\r?\n?\Z')
+"""The first line that Excel writes to state the delimiter."""
+_CHARACTER = re.compile(
+    rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
+)
+"""A character of several bytes in UTF-8."""
+_HIGH = bytes(range(0x80, 0x100))
+_NOT_WESTERN = re.compile(rb"[\x80-\xff]{4}|[\x81-\x84\x86-\x90\x98\x9a-\x9f]")
+"""Many letters that are not ASCII in a row, or letters that Windows-1252 has in no common word."""
+
+
+class Dialect(NamedTuple):
+    """How a table of text is written; None is detected."""
+
+    delimiter: str | None = None
+    encoding: str | None = None
+    quotes: bool | None = None
+    """Whether quotation marks enclose values; otherwise they are text."""
+
+    def describe(self) -> str:
+        """Return it in words: ``commas, UTF-8``."""
+        delimiter = _DELIMITERS.get(self.delimiter or "", quoted(self.delimiter))
+        encoding = "UTF-8" if self.encoding == _UTF8 else str(self.encoding)
+        return f"{delimiter}, {encoding}{'' if self.quotes else ', quotation marks are text'}"
+
+    def note(self, path: str) -> str:
+        """Return what is unusual for a file, or ""."""
+        usual = Dialect(_usual(path), _UTF8, True)
+        return "" if self == usual else f"{os.path.basename(path)}: {self.describe()}"
+
+
+DETECTED = Dialect()
+
+
+def stated(delimiter: str | None, encoding: str | None, no_quotes: bool) -> Dialect:
+    """Return what a user states.
+
+    Raises:
+        UsageError: If a delimiter is not one character, or an encoding unknown.
+    """
+    delimiter = _SPELLED.get(delimiter or "", delimiter)
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
+        raise UsageError(f"delimiter={delimiter!r} is not one character, such as ; or tab")
+    try:
+        text = encoding is None or isinstance(codecs.decode(b"", encoding), str)
+    except (LookupError, UnicodeError):
+        text = False
+    if not text:
+        raise UsageError(f"encoding={encoding!r} is unknown: name one of Python, such as cp1252")
+    return Dialect(delimiter, encoding, False if no_quotes else None)
+
+
+def dialect_of(path: str, given: Dialect = DETECTED) -> Dialect:
+    """Return how a file is written.
+
+    Raises:
+        UsageError: If it cannot be read, or its encoding is unknown.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    return _detect(path, given, (status.st_mtime_ns, status.st_size))
+
+
+@lru_cache(maxsize=64)
+def _detect(path: str, given: Dialect, _: object) -> Dialect:
+    encoding = given.encoding or _encoding_of(path)
+    delimiter = given.delimiter or _delimiter_of(path, encoding)
+    quotes = _is_quoted(path, encoding, delimiter) if given.quotes is None else given.quotes
+    return Dialect(delimiter, encoding, quotes)
+
+
+def rows_of_text(path: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line and the values of each row that is not empty; the first one is the header.
+
+    Raises:
+        csv.Error: If a row cannot be parsed; its second argument is the line.
+        ConversionFailed: If a row is too long to be one.
+    """
+    quoting: Any = csv.QUOTE_MINIMAL if dialect.quotes else csv.QUOTE_NONE
+    delimiter = dialect.delimiter or ","
+    with opened(path, dialect.encoding) as file:
+        lines = Lines(path, file)
+        rows = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
+        try:
+            for row in rows:
+                lines.row = 0
+                if row and not (rows.line_num == 1 and _SEPARATOR.match("".join(row))):
+                    yield rows.line_num, row
+        except csv.Error as error:
+            raise csv.Error(str(error), rows.line_num) from error
+
+
+def opened(path: str, encoding: str | None = _UTF8) -> io.TextIOWrapper:
+    """Open a text file; bytes that are not UTF-8 become lone surrogates."""
+    try:
+        raw = open_regular(Path(os.path.realpath(path)))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    errors = "surrogateescape" if encoding == _UTF8 else "strict"
+    return io.TextIOWrapper(io.BufferedReader(raw, 1 << 18), encoding, errors, newline="")
+
+
+class Lines(Generic[AnyStr]):
+    """The lines of a file, of which a parser may join several to a row.
+
+    Raises:
+        ConversionFailed: If a row is too long to be one: a file may have no line end at all.
+        UsageError: If the file is not in its encoding.
+    """
+
+    def __init__(self, path: str, file: IO[AnyStr]) -> None:
+        self._path = path
+        self._file: IO[AnyStr] = file
+        self._number = 0
+        self.row = 0
+        """Characters of the row so far; reset by the reader of rows."""
+
+    def __iter__(self) -> Iterator[AnyStr]:
+        return self
+
+    def __next__(self) -> AnyStr:
+        self._number += 1
+        try:
+            line = self._file.readline(_MOST_LINE + 1)
+        except UnicodeError as error:
+            raise UsageError(
+                f"{self._path}:{self._number} is not in its encoding=: {error}"
+            ) from error
+        self.row += len(line)
+        if self.row > _MOST_LINE:
+            raise ConversionFailed(
+                f"{self._path}: the row in line {self._number} is longer than {size(_MOST_LINE)}"
+            )
+        if not line:
+            raise StopIteration
+        return line
+
+
+def _usual(path: str) -> str:
+    return "\t" if path.endswith(".tsv") else ","
+
+
+def _encoding_of(path: str) -> str:
+    """Return the encoding of a file: UTF-8, UTF-16, or Windows-1252 if nothing speaks against it.
+
+    Raises:
+        UsageError: If it is another one.
+    """
+    with opened(path) as file:
+        if wide := _wide(bytes(file.buffer.read(_SAMPLE))):
+            return wide
+    if _is_utf8(path):
+        return _UTF8
+    fitting = sum(len(found) for data in _chunks(path) for found in _CHARACTER.findall(data))
+    others = sum(len(data) - len(data.translate(None, _HIGH)) for data in _chunks(path)) - fitting
+    if fitting > others:
+        return _UTF8  # rows with other bytes are bad
+    if any(map(_NOT_WESTERN.search, _chunks(path))):
+        raise UsageError(
+            f"{path} is not in UTF-8, UTF-16 or cp1252: state its encoding=, such as gbk, cp1251 "
+            "or mac_roman"
+        )
+    return "cp1252"
+
+
+def _wide(head: bytes) -> str:
+    """Return the kind of UTF-16 of a file that starts like this, or ""."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    zeros = [head[start::2].count(0) * 4 > len(head[start::2]) for start in (0, 1)]
+    return {(False, True): "utf-16-le", (True, False): "utf-16-be"}.get((zeros[0], zeros[1]), "")
+
+
+def _chunks(path: str) -> Iterator[bytes]:
+    with opened(path) as file:
+        while data := file.buffer.read(_CHUNK):
+            yield bytes(data)
+
+
+def _is_utf8(path: str) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for chunk in _chunks(path):
+            decoder.decode(chunk)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _delimiter_of(path: str, encoding: str) -> str:
+    """Return the delimiter: the usual one, unless another one makes rows of one length."""
+    sample = ""
+    with opened(path, encoding) as file:
+        lines = Lines(path, file)
+        for line in lines:
+            lines.row = 0
+            sample += line
+            if len(sample) >= _SAMPLE:
+                break
+    match = _SEPARATOR.match(sample[: sample.find("\n") + 1])
+    if match and match[1]:
+        return match[1]
+    usual = _usual(path)
+    widths = {mark: _widths(sample, mark) for mark in (usual, *_DELIMITERS)}
+    if len(set(widths[usual])) == 1 and widths[usual][0] > 1:
+        return usual
+    fitting = [mark for mark, all_ in widths.items() if len(set(all_)) == 1 and all_[0] > 1]
+    if fitting:
+        return max(fitting, key=lambda mark: widths[mark][0])
+    return usual if widths[usual][:1] > [1] else max(widths, key=lambda mark: widths[mark][:1])
+
+
+def _is_quoted(path: str, encoding: str, delimiter: str) -> bool:
+    """Return whether quotation marks enclose values.
+
+    They are text if rows do not fit the header with them, or span lines, and all fit without.
+    """
+    if not any(b'"' in chunk for chunk in _chunks(path)):
+        return True
+    dialect = Dialect(delimiter, encoding, True)
+    return _fits(path, dialect) or not _fits(path, dialect._replace(quotes=False), least=2)
+
+
+def _fits(path: str, dialect: Dialect, least: int = 1) -> bool:
+    """Return whether all rows are as long as the header, and one line each."""
+    rows = rows_of_text(path, dialect)
+    try:
+        _, header = next(rows, (0, []))
+        return len(header) >= least and all(
+            len(row) == len(header) and not any("\n" in value for value in row) for _, row in rows
+        )
+    except (csv.Error, ConversionFailed):
+        return False
+
+
+def _widths(sample: str, delimiter: str) -> list[int]:
+    try:
+        rows = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
+        return [len(row) for row in rows if row]
+    except csv.Error:
+        return []
