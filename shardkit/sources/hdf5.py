@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,16 @@ from shardkit.contracts import (
     Images,
     Located,
     Range,
+    Source,
     SourceKind,
-    SourceOptions,
 )
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
-from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources import hdf5_reader
 from shardkit.sources.driver import FileSource, Listing, Row
+from shardkit.sources.hdf5_images import SUFFIXES, Hdf5Images, Hdf5Options, datasets_of
 from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import (
     AS_ARRAYS,
@@ -40,42 +39,14 @@ from shardkit.sources.images import (
 )
 from shardkit.sources.inputs import file_at, place, place_of, require_rows, stamp_of, stem
 from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of
-from shardkit.sources.labels import Value, classes_option, read_classes
+from shardkit.sources.labels import Value, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.located import located_in
 from shardkit.sources.npy_files import read_array
 from shardkit.sources.recognize import having
 from shardkit.system.text import name_list
 
-_SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
 _CHUNK = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hdf5Options(SourceOptions):
-    """The options of this source."""
-
-    images: str | None = option(
-        None,
-        help="Dataset of images.",
-        metavar="NAME",
-        stored="image_dataset",
-        shown="the only candidate",
-    )
-    labels: str | None = option(
-        None,
-        help="Dataset of labels, integers or texts.",
-        metavar="NAME",
-        stored="label_dataset",
-        shown="no labels",
-    )
-    keep: str | None = option(
-        None,
-        help="More datasets to keep, such as age,mask=masks:mask,boxes=train/boxes:boxes. "
-        "Files may lack those with ?.",
-        metavar="[NAME=]DATASET[:KIND][?],...",
-    )
-    classes: str | None = classes_option()
 
 
 class Hdf5(FileSource, AttachableSource):
@@ -94,7 +65,7 @@ class Hdf5(FileSource, AttachableSource):
     kind = "hdf5"
 
     def __init__(self, pattern: str | Path, options: Hdf5Options) -> None:
-        super().__init__(pattern, options, _SUFFIXES)
+        super().__init__(pattern, options, SUFFIXES)
         self.class_names = read_classes(options.classes)
         self._labels = options.labels
         self._keep = parse_keep(options.keep)
@@ -224,7 +195,7 @@ class Hdf5(FileSource, AttachableSource):
         """Return name and row shape of the dataset of images; no shape for encoded ones."""
         path = self.inputs.paths[0]
         try:
-            datasets = _datasets(path)
+            datasets = datasets_of(path)
         except BadImage as error:
             raise UsageError(f"{path}: {error}") from error
         usable = [
@@ -259,7 +230,7 @@ class Hdf5(FileSource, AttachableSource):
     def _fields(self) -> dict[str, Field]:
         """Return the fields to keep, with the types of their datasets in the first file."""
         path = self.inputs.paths[0]
-        datasets = _datasets(path) if self._keep else {}
+        datasets = datasets_of(path) if self._keep else {}
         fields = {}
         for kept in self._keep:
             if kept.pointer is not None:
@@ -285,7 +256,7 @@ class Hdf5(FileSource, AttachableSource):
     def _list(self, listing: Listing, number: int, path: str) -> None:
         stamp = stamp_of(path)
         full = os.path.abspath(path)
-        datasets = _datasets(path)
+        datasets = datasets_of(path)
         if self._images not in datasets:
             raise BadImage(f"there is no dataset {self._images}")
         shape, kind = datasets[self._images]
@@ -302,7 +273,7 @@ class Hdf5(FileSource, AttachableSource):
             for name in datasets
             if name not in (self._images, *self._others)
         ]
-        folder = stem(self.inputs.names[number], _SUFFIXES)
+        folder = stem(self.inputs.names[number], SUFFIXES)
         for start in range(0, shape[0] or 1, _CHUNK):  # also checks the labels of no images
             count = min(_CHUNK, shape[0] - start)
             sizes = [math.prod(self._shape)] * count
@@ -318,10 +289,6 @@ class Hdf5(FileSource, AttachableSource):
                 listing.add(Row(name, code, size, stamp, place(number, row)))
 
 
-def _datasets(path: str) -> dict[str, tuple[list[int], str]]:
-    return call(hdf5_reader.datasets, os.path.abspath(path), stamp_of(path))
-
-
 def _is_images(shape: Sequence[int], kind: str) -> bool:
     if kind == "bytes":
         return len(shape) == 1
@@ -332,6 +299,12 @@ def _is_images(shape: Sequence[int], kind: str) -> bool:
     return True
 
 
+def _open(pattern: str | Path, options: Hdf5Options) -> Source:
+    """Open a source of rows or, if each dataset is an image, of datasets."""
+    is_each = Hdf5Images.fits(pattern, options)
+    return Hdf5Images(pattern, options) if is_each else Hdf5(pattern, options)
+
+
 SOURCE = SourceKind(
     name=Hdf5.kind,
     title="Convert HDF5 files of other programs.",
@@ -340,7 +313,8 @@ SOURCE = SourceKind(
     SRC is a file, a folder of .h5 or .hdf5 files, or quoted names with {000..999}, * or ?. The
     images are arrays (uint8, which become PNG files), or bytes of encoded images. h5py reads them,
     in a separate process, so that a damaged file cannot crash the conversion. Links to other files
-    are not followed.
+    are not followed. If each dataset is one image, its group is the class; --images '*/image'
+    --labels '*/label' names datasets of images and of their labels.
 
     \b
     Examples:
@@ -363,5 +337,5 @@ SOURCE = SourceKind(
         """,
     ),
     recognize=having(suffixes=(".h5", ".hdf5")),
-    source=Hdf5,
+    source=_open,
 )

@@ -43,7 +43,12 @@ def _open(path: str, stamp: int) -> Any:
         except OSError as error:
             if error.errno:  # not the content's fault
                 raise
-            what = "a damaged or truncated" if h5py.is_hdf5(path) else "not an"
+            if "open for write" in str(error):
+                raise BadImage(
+                    "it is open for writing: close it in its program; if that has ended, run "
+                    "`h5clear -s` on it"
+                ) from error
+            what = "a damaged, truncated or unfinished" if h5py.is_hdf5(path) else "not an"
             raise BadImage(f"it is {what} HDF5 file") from error
     return _OPEN[path][1]
 
@@ -197,7 +202,26 @@ def value(path: str, stamp: int, name: str, row: int, optional: bool = False) ->
     data = _dataset(path, stamp, name)
     if not 0 <= row < data.shape[0]:
         raise BadImage(f"{name} has only {data.shape[0]} rows")
-    if data.ndim == 1 and _type(data) == "bytes":
+    return _value(data, row, data.ndim == 1)
+
+
+def whole(path: str, stamp: int, name: str, image: bool = True) -> bytes:
+    """Return the value of a dataset: ``B`` and bytes, or ``N`` and an .npy file.
+
+    Args:
+        path: The file.
+        stamp: Its modification time.
+        name: The dataset.
+        image: Whether uint8 values in one axis are the bytes of an encoded image.
+    """
+    data = _dataset(path, stamp, name, is_whole=True)
+    if image and data.ndim == 1 and data.dtype == np.uint8:
+        return b"B" + bytes(data[:].tobytes())
+    return _value(data, (), data.ndim == 0)
+
+
+def _value(data: Any, row: Any, is_one: bool) -> bytes:
+    if is_one and _type(data) == "bytes":
         return b"B" + _encoded(data[row])
     file = io.BytesIO()
     np.save(file, np.asarray(data[row]), allow_pickle=False)
@@ -267,16 +291,17 @@ def _find(path: str, stamp: int, name: str) -> Any:
     return item if isinstance(item, h5py.Dataset) else None
 
 
-def _dataset(path: str, stamp: int, name: str) -> Any:
-    """Return a dataset whose values are all in this file."""
+def _dataset(path: str, stamp: int, name: str, *, is_whole: bool = False) -> Any:
+    """Return a dataset whose values are all in this file, to read by row or as a whole."""
     dataset = _find(path, stamp, name)
     if dataset is None:
         raise BadImage(f"there is no dataset {name}")
-    if not dataset.shape:
+    if not dataset.shape and not is_whole:
         raise BadImage(f"{name} is not a dataset with rows")
     if dataset.external or dataset.is_virtual:
         raise BadImage(f"the values of {name} are in other files")
-    for what, sides in (("row", dataset.shape[1:]), ("chunk", dataset.chunks or ())):
+    part = ("value", dataset.shape or ()) if is_whole else ("row", dataset.shape[1:])
+    for what, sides in (part, ("chunk", dataset.chunks or ())):
         count = dataset.dtype.itemsize * math.prod(sides)
         if count > MAX_PIECE:
             raise ConversionFailed(

@@ -1,0 +1,205 @@
+"""HDF5 files of other programs with one dataset for each image, as a source."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shardkit.contracts import Entry, SourceOptions
+from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.options import option
+from shardkit.record import Record
+from shardkit.sources import hdf5_reader
+from shardkit.sources.driver import FileSource, Listing, Row
+from shardkit.sources.image_files import CHANGED
+from shardkit.sources.images import has_image_suffix, image_record, pixel_record, require_pixels
+from shardkit.sources.inputs import (
+    file_at,
+    find_files,
+    place,
+    place_of,
+    require_rows,
+    stamp_of,
+    stem,
+)
+from shardkit.sources.labels import Value, classes_option, label_of, read_classes
+from shardkit.sources.library_process import call
+from shardkit.sources.npy_files import read_array
+
+SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
+_ANY = "*"
+_FOLDER = "folder"
+_NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hdf5Options(SourceOptions):
+    """The options of this source."""
+
+    images: str | None = option(
+        None,
+        help="Dataset of images; with *, datasets that are one image each.",
+        metavar="NAME",
+        stored="image_dataset",
+        shown="the only candidate",
+    )
+    labels: str | None = option(
+        None,
+        help="Dataset of labels, integers or texts; with *, the group (folder), none, or "
+        "datasets of one label each.",
+        metavar="NAME",
+        stored="label_dataset",
+        shown="no labels",
+    )
+    keep: str | None = option(
+        None,
+        help="More datasets to keep, such as age,mask=masks:mask,boxes=train/boxes:boxes. "
+        "Files may lack those with ?.",
+        metavar="[NAME=]DATASET[:KIND][?],...",
+    )
+    classes: str | None = classes_option()
+
+
+class Hdf5Images(FileSource):
+    """HDF5 files with a dataset for each image: encoded bytes, or an array with channels last.
+
+    Args:
+        pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
+        options: The options. ``images`` is a pattern such as ``train/*``; without, all datasets are
+            images. ``labels`` is ``folder``, for the group of an image; ``none``; or a pattern of
+            datasets with one label each, in which ``*`` stands for the same text as in ``images``.
+            Without, it is ``folder`` if there are groups.
+    """
+
+    kind = "hdf5"
+
+    @staticmethod
+    def fits(pattern: str | Path, options: Hdf5Options) -> bool:
+        """Return whether files are of this kind: the user says so, or each dataset is an image."""
+        if options.images is not None:
+            return _ANY in options.images
+        path = find_files(pattern, SUFFIXES).paths[0]
+        try:
+            shapes = datasets_of(path).values()
+        except BadImage as error:
+            raise UsageError(f"{path}: {error}") from error
+        return options.labels is None and len(shapes) > 1 and all(_is_image(*one) for one in shapes)
+
+    def __init__(self, pattern: str | Path, options: Hdf5Options) -> None:
+        super().__init__(pattern, options, SUFFIXES)
+        self.class_names = read_classes(options.classes)
+        if options.keep:
+            raise UsageError("keep= needs one dataset of all images, not one for each")
+        self._images = images = options.images or _ANY
+        if images.count(_ANY) != 1 or (options.labels or _ANY).count(_ANY) > 1:
+            raise UsageError(f"images={images!r} and labels= may have one * each")
+        before, _, after = map(re.escape, images.strip("/").partition(_ANY))
+        self._pattern = re.compile(f"{before}(.+){after}\\Z", re.DOTALL)
+        self._labels = options.labels or self._infer_labels()
+        self.settle(images=images, labels=self._labels)
+
+    def _infer_labels(self) -> str:
+        names = filter(self._pattern.match, datasets_of(self.inputs.paths[0]))
+        return _FOLDER if all("/" in name for name in names) else _NONE
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image; of an array, as a PNG file."""
+        path, _ = file_at(self.inputs.paths, entry.place)
+        if stamp_of(path) != entry.stamp:
+            raise BadImage(CHANGED)
+        data = call(hdf5_reader.whole, os.path.abspath(path), entry.stamp, entry.values)
+        if data[:1] == b"B":
+            return image_record(entry, data[1:])
+        pixels = read_array(data[1:])
+        require_pixels(pixels.shape)
+        return pixel_record(entry, np.ascontiguousarray(pixels, np.uint8))
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return file and dataset of an image."""
+        return f"{self.inputs.paths[place_of(entry.place)[0]]}: {entry.values}"
+
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
+        """List the datasets of all files, in the order of their names.
+
+        Raises:
+            UsageError: If a file cannot be read.
+        """
+        (listing,) = listings.values()
+        listing.ignored += self.inputs.others
+        for number, path in enumerate(self.inputs.paths):
+            try:
+                self._list(listing, number, path)
+            except BadImage as error:
+                raise UsageError(f"{path}: {error}") from error
+        return {
+            "files": f"{len(self.inputs.paths):,}, with {len(listing):,} datasets",
+            "images": f"{self._images}: one dataset each",
+            "label": "the group" if self._labels == _FOLDER else self._labels,
+        }
+
+    def _list(self, listing: Listing, number: int, path: str) -> None:
+        stamp = stamp_of(path)
+        datasets = datasets_of(path)
+        require_rows(path, len(datasets))
+        folder = stem(self.inputs.names[number], SUFFIXES)
+        for row, (name, (shape, kind)) in enumerate(datasets.items()):
+            match = self._pattern.match(name)
+            if match is None:
+                if not self._is_label(name):
+                    where = f"{self.inputs.names[number]}:{name}"
+                    listing.ignored.append(Problem(path=where, reason="a dataset that is not used"))
+                continue
+            is_array = len(shape) > 1
+            image = f"{folder}/{name}{'.png' if is_array and not has_image_suffix(name) else ''}"
+            try:
+                if not _is_image(shape, kind):
+                    raise BadImage(f"it is {kind} {shape}: an image is uint8 or bytes")
+                label = self._label_of(match[1], path, stamp)
+            except BadImage as error:
+                listing.blame(image, str(error))
+                continue
+            self.exact_sizes &= len(shape) == 1
+            code = listing.code(label, is_name=self._labels == _FOLDER)
+            listing.add(Row(image, code, math.prod(shape), stamp, place(number, row), name))
+
+    def _is_label(self, name: str) -> bool:
+        before, star, after = self._labels.strip("/").partition(_ANY)
+        return bool(star) and name.startswith(before) and name.endswith(after)
+
+    def _label_of(self, part: str, path: str, stamp: int) -> Value | None:
+        """Return the label of the image whose name has ``part`` in place of the asterisk."""
+        if self._labels == _NONE:
+            return None
+        if self._labels == _FOLDER:
+            if "/" not in part:
+                raise BadImage("it is in no group; labels='none' converts without labels")
+            return part.rpartition("/")[0]
+        name = self._labels.strip("/").replace(_ANY, part)
+        data = call(hdf5_reader.whole, os.path.abspath(path), stamp, name, image=False)
+        if data[:1] == b"B":
+            return label_of(data[1:].decode("utf-8", "surrogateescape"), name)
+        values = read_array(data[1:]).reshape(-1).tolist()
+        return label_of(values[0] if len(values) == 1 else values, name)
+
+
+def datasets_of(path: str) -> dict[str, tuple[list[int], str]]:
+    """Return shape and type of each dataset of a file, by name.
+
+    Raises:
+        BadImage: If it cannot be read.
+    """
+    return call(hdf5_reader.datasets, os.path.abspath(path), stamp_of(path))
+
+
+def _is_image(shape: Sequence[int], kind: str) -> bool:
+    """Return whether a dataset may be one image."""
+    if kind == "bytes":
+        return not shape
+    is_array = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
+    return kind == "uint8" and 0 not in shape and (is_array or len(shape) == 1)
