@@ -112,16 +112,6 @@ _TILE = 4096
 _UINT16 = 65535
 
 _ORIENTATION_TAG = 0x0112
-_TRANSPOSITIONS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
 
 _CODINGS = {PLANES: "shardkit.codecs.planes:CODING"}
 """Encodings of RGB that are no image files, by image field: each a `Coding`."""
@@ -497,7 +487,7 @@ def _orientation(image: Image.Image, data: bytes, field: str) -> int:
     except Exception as error:  # damaged, in one of many ways
         raise_interruption(error)
         return 1
-    return int(orientation) if orientation in _TRANSPOSITIONS else 1
+    return int(orientation) if orientation in range(2, 9) else 1
 
 
 def _frames(image: Image.Image, data: bytes, field: str) -> int:

@@ -426,8 +426,7 @@ def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Iterable[int]:
     if recipe.keeps_bytes and scan.exact_sizes:
         return source.sizes()
     if recipe.raw_shape and schema.keys() <= {IMAGE, LABEL}:
-        kind = schema[IMAGE].pixels
-        size = math.prod(recipe.raw_shape) * (1 if kind is None else kind.values.itemsize)
+        size = math.prod(recipe.raw_shape) * schema[IMAGE].image_type.values.itemsize
         return itertools.repeat(size, len(source))
     step = max(1, len(source) // _TRIALS)
     # Sizes are similar with either resizer. With one of them, both give the same shards.

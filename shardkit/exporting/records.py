@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.image import decode, encode
-from shardkit.codecs.image_type import ImageType
+from shardkit.codecs.image_type import ImageType, TypedPixels
 from shardkit.dataset.index import Index, IndexPart
 from shardkit.dataset.index_builder import IndexedRecord, open_records
 from shardkit.dataset.shardset import ShardSet
 from shardkit.dataset.source import record_of
 from shardkit.errors import BadImage, CorruptShard, UsageError
-from shardkit.kinds.field import Field, uniform_arrays
+from shardkit.kinds.field import Field
 from shardkit.record import (
     IMAGE,
     IMAGE_FIELDS,
@@ -142,29 +142,23 @@ class Exporting:
             return record
         fields = {}
         for name, content in record.fields.items():
-            if name in self._typed_raw:
-                field = self._typed_raw[name]
-                values = field.type.load(field, content)
-                kind = ImageType.of(values).lossless
-                image = name.removesuffix("raw").removesuffix(".") or IMAGE
-                fields[image_name(image, kind)] = encode(values, kind)
-                continue
+            image = name.rpartition(".")[0] or IMAGE
             if is_raw(name):
-                pixels = np.frombuffer(content, np.uint8).reshape(self.shards.manifest.raw_shape)
+                pixels = self._raw(image, content)
             elif is_planes(name):
                 pixels = self._finished(record.key, content)
             else:
                 fields[name] = content
                 continue
-            kind = name.rpartition(".")[2]
-            fields[name.removesuffix(kind) + "png"] = encode(pixels, "png")
+            kind = ImageType.of(pixels).lossless
+            fields[image_name(image, kind)] = encode(pixels, kind)
         return replace(record, fields=fields)
 
-    @cached_property
-    def _typed_raw(self) -> dict[str, Field]:
-        """The raw pixels of typed images, by stored name."""
-        arrays = uniform_arrays(self.shards.schema, self.shards.manifest.raw_shape)
-        return {name: field for name, field in arrays.items() if is_raw(name)}
+    def _raw(self, image: str, content: bytes) -> TypedPixels:
+        """Return the raw pixels of an image."""
+        kind = self.shards.schema[image].image_type
+        height, width, _ = self.shards.manifest.raw_shape or (0, 0, 0)
+        return np.frombuffer(content, kind.values).reshape(height, width, kind.channels)
 
     def _finished(self, key: str, content: bytes) -> npt.NDArray[np.uint8]:
         try:

@@ -189,6 +189,16 @@ class ShardDataset(Dataset[Sample]):
             path: The dataset's directory, or the directory of its splits; or its URL in an object
                 store: ``s3://``, ``gs://``, ``az://`` or ``https://``.
         """
+        self._set_up(options, options.open(path))
+        if self.format not in (None, self.manifest.format):
+            raise UsageError(
+                f"{path} has the format {self.manifest.format!r}; "
+                f"{type(self).__name__} reads {self.format!r}. shardkit.open_dataset opens any "
+                "format."
+            )
+
+    def _set_up(self, options: ReaderOptions, shards: ShardSet) -> None:
+        """Prepare to read the shards as the options say."""
         transform = options.transform
         decode = options.decode
         if isinstance(transform, ImageOp):
@@ -197,7 +207,7 @@ class ShardDataset(Dataset[Sample]):
         self.transform: Function | Transforms | None = transform
         self.target_transform = options.target_transform
         self.decode = dict(decode) if isinstance(decode, Mapping) else decode
-        self._shards = options.open(path)
+        self._shards = shards
         self._opened_with = replace(options, split=None)  # the place has the split
         self.selected: npt.NDArray[np.int64] | None = None
         """The stored row of each row of this dataset; None if it has all rows, in their order."""
@@ -219,12 +229,6 @@ class ShardDataset(Dataset[Sample]):
         self._epoch = EpochCell()
         if any(isinstance(decode, ImageOp) for decode in self._decodes()):
             available()  # report a wrong setting now, not with the first batch
-        if self.format not in (None, self.manifest.format):
-            raise UsageError(
-                f"{path} has the format {self.manifest.format!r}; "
-                f"{type(self).__name__} reads {self.format!r}. shardkit.open_dataset opens any "
-                "format."
-            )
 
     @property
     def options(self) -> ReaderOptions:
@@ -352,7 +356,8 @@ class ShardDataset(Dataset[Sample]):
         if (current := self._epoch.get()) is not None:
             epoch.set(*current)
         chosen = copy.copy(self)
-        vars(chosen).update(selected=self._stored(places), _epoch=epoch)
+        chosen.selected = self._stored(places)
+        chosen._epoch = epoch
         return chosen
 
     def _stored(self, rows: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -876,8 +881,9 @@ def open_dataset(options: ReaderOptions, path: str | PathLike[str]) -> ShardData
         CorruptDataset: If the dataset's manifest is damaged.
         ShardkitError: If an object store cannot be read.
     """
-    dataset = ShardDataset(path, **vars(options))
+    shards = options.open(path)
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}
-    # They differ in their names only; creating another would read the manifest twice.
-    dataset.__class__ = kinds.get(dataset.manifest.format, ShardDataset)
+    kind = kinds.get(shards.manifest.format, ShardDataset)
+    dataset = kind.__new__(kind)  # not `kind(path)`, which would open the shards again
+    dataset._set_up(options, shards)
     return dataset
