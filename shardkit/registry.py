@@ -110,6 +110,7 @@ _SOURCES = _Registry(
         "mds": "shardkit.sources.mds:SOURCE",
         "mnist": "shardkit.sources.mnist:SOURCE",
         "npy": "shardkit.sources.npy:SOURCE",
+        "pairs": "shardkit.sources.pairs:SOURCE",
         "table": "shardkit.sources.table:SOURCE",
         "tfrecord": "shardkit.sources.tfrecord:SOURCE",
         "voc": "shardkit.sources.voc:SOURCE",

@@ -21,8 +21,9 @@ from shardkit.kinds.packing import with_fields
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.image_files import read_file, require_machine
-from shardkit.sources.images import image_record
+from shardkit.sources.images import has_image_suffix, image_record
 from shardkit.sources.kept import Kept, value_of
+from shardkit.sources.places import why_left_out
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import quoted
@@ -333,6 +334,20 @@ class Names:
 
     def _leads_to_used(self, link: str) -> bool:
         return any(f"{folder}/".startswith(f"{link}/") for folder in self._folders)
+
+
+def images_below(root: str, folder: str) -> Iterator[str]:
+    """Yield the images in a folder and below it, by suffix, sorted, as paths below the root.
+
+    Links to folders are not followed.
+    """
+    top = os.path.join(root, as_name(folder)) if folder else root
+    for path, folders, files in os.walk(top):
+        folders[:] = sorted(name for name in folders if not why_left_out(as_text(name)))
+        inside = as_text(os.path.relpath(path, root))
+        for file in sorted(map(as_text, files)):
+            if has_image_suffix(file) and not why_left_out(file):
+                yield file if inside == "." else f"{inside}/{file}"
 
 
 class NamedListing:

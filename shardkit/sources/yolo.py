@@ -24,9 +24,8 @@ from shardkit.sources.annotated import UPRIGHT, AnnotatedOptions, AnnotatedSourc
 from shardkit.sources.driver import Listing
 from shardkit.sources.image_files import read_file
 from shardkit.sources.imagefolder import is_split_name
-from shardkit.sources.images import has_image_suffix
 from shardkit.sources.labels import classes_option, read_classes
-from shardkit.sources.named_files import NamedListing, Names
+from shardkit.sources.named_files import NamedListing, Names, images_below
 from shardkit.sources.places import why_left_out
 from shardkit.system.files import as_name, as_text, read_small
 from shardkit.system.formatting import amount
@@ -258,8 +257,8 @@ class Yolo(AnnotatedSource):
             ("{}", folders),
         ):
             if splits := [name for name in tops if is_split_name(name)]:
-                return {name: [*_images_below(self.root, pattern.format(name))] for name in splits}
-        return {"": [*_images_below(self.root, "images" if "images" in folders else "")]}
+                return {name: [*images_below(self.root, pattern.format(name))] for name in splits}
+        return {"": [*images_below(self.root, "images" if "images" in folders else "")]}
 
     def _images_of(self, split: str, entry: str) -> list[str]:
         """Return the images of a folder, list or file that a description names for a split.
@@ -278,7 +277,7 @@ class Yolo(AnnotatedSource):
                 return []
             raise UsageError(f"{self}: {split} is {quoted(entry)}, which is not below {self.root}")
         if os.path.isdir(os.path.join(self.root, as_name(place))):
-            return [*_images_below(self.root, place)]
+            return [*images_below(self.root, place)]
         if not place.endswith(".txt"):
             return [place]
         folder = place.rpartition("/")[0]
@@ -355,17 +354,6 @@ def _folders(root: str, inside: str) -> list[str]:
         return []
     names = sorted(as_text(entry.name) for entry in os.scandir(path) if entry.is_dir())
     return [name for name in names if not why_left_out(name)]
-
-
-def _images_below(root: str, folder: str) -> Iterator[str]:
-    """Yield the images in a folder and below it, sorted; links to folders are not followed."""
-    top = os.path.join(root, as_name(folder)) if folder else root
-    for path, folders, files in os.walk(top):
-        folders[:] = sorted(name for name in folders if not why_left_out(as_text(name)))
-        inside = as_text(os.path.relpath(path, root))
-        for file in sorted(map(as_text, files)):
-            if has_image_suffix(file) and not why_left_out(file):
-                yield file if inside == "." else f"{inside}/{file}"
 
 
 def _description_in(root: str) -> Path | None:

@@ -461,6 +461,13 @@ def write_voc(path: Path, image: str, objects: Sequence[tuple[Any, ...]]) -> Non
     ElementTree.ElementTree(root).write(path, "utf-8")
 
 
+def make_pairs(folder: Path, images: Images) -> Path:
+    """Write a mask for each image; the images are their own masks."""
+    make_folder_of(folder / "images", images)
+    make_folder_of(folder / "masks", images)
+    return folder
+
+
 def make_yolo(folder: Path, images: Images) -> Path:
     """Write one box of the class for each image, in the layout of Ultralytics."""
     names = sorted({class_of(name) for name in images})
@@ -591,6 +598,7 @@ MAKERS = {
     ),
     "npy": Maker("npy", make_npy_folders, spoil_npy, _SMALL, pixels=True),
     "coco": Maker("coco", make_coco, spoil_named, _SMALL, labels=False),
+    "pairs": Maker("pairs", make_pairs, spoil_yolo, _SMALL, labels=False),
     "yolo": Maker("yolo", make_yolo, spoil_yolo, _SMALL, labels=False),
     "voc": Maker("voc", make_voc, spoil_voc, _SMALL, labels=False),
     "table": Maker("table", make_table, spoil_named, _SMALL, _NAMED),

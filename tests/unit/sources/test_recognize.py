@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from foreign import MAKERS
-from helpers import jpeg, make_tree, run_main
+from helpers import jpeg, make_tree, png, run_main
 from refusals import refused, refuses
 
 from shardkit import UsageError, convert, open_dataset, open_source
 
 JPEG = jpeg()
+MASK = png(mode="L")
 LABEL = b"0 0.5 0.5 0.2 0.2\n"
 COCO = json.dumps(
     {
@@ -38,6 +39,15 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
         ["yolo", "SRC"],
     ),
     "YOLO of labelImg": ({"1.jpg": JPEG, "1.txt": LABEL, "classes.txt": b"a"}, ["yolo", "SRC"]),
+    "masks": ({"images/1.jpg": JPEG, "masks/1.png": MASK}, ["pairs", "SRC"]),
+    "masks in splits": (
+        {"train/image/1.jpg": JPEG, "train/label/1_seg.png": MASK, "val/image/2.jpg": JPEG},
+        ["pairs", "SRC"],
+    ),
+    "masks of Carvana": (
+        {"train/1.jpg": JPEG, "train_masks/1_mask.png": MASK},
+        ["pairs", "SRC"],
+    ),
     "COCO": (
         {"annotations/instances_val2017.json": COCO, "val2017/1.jpg": JPEG},
         ["coco", "SRC/annotations/instances_val2017.json", "--root", "SRC/val2017"],
@@ -94,7 +104,7 @@ def test_other_layouts_are_refused_with_their_command(tmp_path: Path, name: str)
         convert(source, target, to="lmdb")
 
 
-@pytest.mark.parametrize("name", ["YOLO of labelImg", "COCO", "VOC", "a table"])
+@pytest.mark.parametrize("name", ["YOLO of labelImg", "masks", "COCO", "VOC", "a table"])
 def test_a_command_without_a_kind_recognizes_it(tmp_path: Path, name: str) -> None:
     source = make_tree(tmp_path / "src", OTHERS[name][0])
     kind = OTHERS[name][1][0]
@@ -108,6 +118,7 @@ FOLDERS = {
     "classes": {"cat/1.jpg": JPEG, "dog/1.jpg": JPEG, "README.md": b"pets"},
     "classes in splits": {"train/cat/1.jpg": JPEG, "val/cat/1.jpg": JPEG},
     "images": {"image_1.jpg": JPEG, "image_2.jpg": JPEG},
+    "letters": {"x/1.jpg": JPEG, "y/1.jpg": JPEG},
     "classes called like parts": {"image/1.jpg": JPEG, "segment/2.jpg": JPEG, "notes.txt": b"a b"},
     "captions": {"cat/1.jpg": JPEG, "cat/1.txt": b"a cat on a mat", "labels.txt": b"cat"},
     "classes with a table": {

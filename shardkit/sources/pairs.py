@@ -1,0 +1,301 @@
+"""Images and their masks, or other images, in sibling folders, paired by name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from shardkit.contracts import Recognition, SourceKind
+from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.options import option
+from shardkit.record import NO_LABEL
+from shardkit.sources.driver import Listing
+from shardkit.sources.imagefolder import is_split_name
+from shardkit.sources.kept import Kept, parse_keep
+from shardkit.sources.named_files import (
+    NamedListing,
+    NamedOptions,
+    NamedSource,
+    Names,
+    images_below,
+)
+from shardkit.sources.recognize import Overview
+from shardkit.system.text import quoted
+
+_OF_IMAGES = re.compile(r"im(age|g)s?|photos?|pictures?|jpegimages|leftimg8bit|inputs?", re.I)
+_OF_MASKS = re.compile(
+    r".*mask.*|labels?|annotations?|annots?|seg\w*|gt\w*|ground[_ -]?truths?|targets?|trimaps?",
+    re.I,
+)
+_TRIED = 50
+"""Images whose names are compared with those of masks, to find what masks are called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsOptions(NamedOptions):
+    """The options of this source."""
+
+    images: str | None = option(
+        None, help="Folder of images.", metavar="DIR", shown="images, imgs, ...", stored="folder"
+    )
+    masks: str | None = option(
+        None,
+        help="Folders of masks, such as masks or vessels=manual,fov=mask. KIND is mask or image; "
+        "images may lack those with ?.",
+        metavar="[NAME=]DIR[:KIND][?],...",
+        shown="masks, labels, ...",
+    )
+    pattern: str | None = option(
+        None,
+        help="Name of a mask, without suffix, where {} is that of its image: {}_mask. IMAGE:MASK "
+        "also says what ends the name of an image: {}_leftImg8bit:{}_gtFine_labelIds.",
+        metavar="MASK",
+        shown="as they are called",
+    )
+
+
+class _Layout(NamedTuple):
+    """Where images and masks are, in the root or in each split."""
+
+    tops: Mapping[str, tuple[str, str]]
+    """What is before and after the name of a folder in its path, by split."""
+    images: str
+    masks: Sequence[str]
+
+    def __str__(self) -> str:
+        """Return the folders."""
+        return " and ".join(f"{name}/" for name in (self.images, *self.masks))
+
+    def folder(self, split: str, name: str) -> str:
+        """Return the path of a folder of images or masks in a split."""
+        before, after = self.tops[split]
+        return f"{before}{name}{after}"
+
+
+class Pairs(NamedSource):
+    """Images with masks of the same or similar names in sibling folders.
+
+    A record has the image and a field for each folder of masks. Splits are folders with both, or
+    folders of the same names in both.
+
+    Args:
+        path: The folder.
+        options: The options.
+    """
+
+    kind = "pairs"
+    options: PairsOptions
+
+    def __init__(self, path: str | Path, options: PairsOptions) -> None:
+        super().__init__(path, options)
+        if options.pattern is not None:
+            _require_pattern(options.pattern)
+        masks = parse_keep(options.masks, "masks")
+        layout = _layout_of(Overview(path), options.images, [kept.source for kept in masks] or None)
+        if layout is None:
+            raise UsageError(
+                f"{path} has no folders of images and masks: name them with images= and masks="
+            )
+        self._layout = layout
+        self.splits = layout.tops
+        if not masks:
+            several = len(layout.masks) > 1
+            names = [_field_name(name) if several else "mask" for name in layout.masks]
+            masks = [
+                Kept(name, folder, None, None, False)
+                for name, folder in zip(names, layout.masks, strict=True)
+            ]
+        self.kept_files = [kept._replace(kind=kept.kind or "mask") for kept in masks]
+        self.settle(images=layout.images, masks=",".join(map(str, self.kept_files)))
+
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
+        """List the images of each split, in the order of their paths.
+
+        Raises:
+            UsageError: If no mask has a name like its image.
+        """
+        names = Names(self.root)
+        alone = list[Problem]()
+        known = set[str]()
+        understood = {}
+        for split in self.splits:
+            top = self._layout.folder(split, self._layout.images)
+            images = _by_stem(self.root, top)
+            masks = {}
+            patterns = {}
+            for kept in self.kept_files:
+                folder = self._layout.folder(split, kept.source)
+                masks[kept.name] = _by_stem(self.root, folder)
+                pattern = self.options.pattern or _pattern(images, masks[kept.name])
+                if pattern is None:
+                    raise UsageError(
+                        f"{self}: no mask in {folder} has a name like an image in {top}: state "
+                        "what they are called with pattern="
+                    )
+                patterns[kept.name] = pattern
+                understood[f"{split} {kept.name}".lstrip()] = f"{folder}/, called {pattern}"
+            listing = NamedListing(listings[split], names)
+            for number, (stem, image) in enumerate(images.items()):
+                try:
+                    values = {
+                        kept.name: self._partner(
+                            names, kept, masks[kept.name], _applied(patterns[kept.name], stem)
+                        )
+                        for kept in self.kept_files
+                    }
+                except BadImage as error:
+                    listing.blame_row(image, image, str(error))
+                    known.add(image)
+                else:
+                    there = {name: value for name, value in values.items() if value}
+                    listing.add_file(image, image, NO_LABEL, number, there)
+            for kept in self.kept_files:
+                used = {_applied(patterns[kept.name], stem) for stem in images}
+                alone += [
+                    Problem(path=path, reason="no image has this mask")
+                    for stem, path in masks[kept.name].items()
+                    if stem not in used
+                ]
+        self.settle_fields({kept.name: kept.field("mask") for kept in self.kept_files})
+        known.update(problem.path for problem in alone)
+        unused = [problem for problem in names.unused([]) if problem.path not in known]
+        next(iter(listings.values())).ignored += [*alone, *unused]
+        return {**understood, **{name: str(field) for name, field in self.schema.items()}}
+
+    def _partner(
+        self, names: Names, kept: Kept, masks: Mapping[str, str], stem: str
+    ) -> list[object]:
+        """Return name, size and time of a mask; nothing if it is missing and may be.
+
+        Raises:
+            BadImage: If it is missing, or cannot be read.
+        """
+        if stem not in masks:
+            if kept.optional:
+                return []
+            raise BadImage(f"its {kept.name} is missing: {kept.source} has no {quoted(stem)}")
+        plain, status = names.find(masks[stem])
+        return [plain, status.st_size, status.st_mtime_ns]
+
+
+def _by_stem(root: str, folder: str) -> dict[str, str]:
+    """Return the images below a folder by their path in it, without suffix.
+
+    Raises:
+        UsageError: If two have one name.
+    """
+    found: dict[str, str] = {}
+    for path in images_below(root, folder):
+        stem = path.removeprefix(f"{folder}/").rpartition(".")[0]
+        if found.setdefault(stem, path) != path:
+            raise UsageError(f"{root}: {found[stem]} and {path} differ only in their suffix")
+    return found
+
+
+def _require_pattern(pattern: str) -> None:
+    """Refuse a pattern without the place of the image's name.
+
+    Raises:
+        UsageError: If a part of it has not one.
+    """
+    parts = pattern.split(":")
+    if len(parts) > 2 or any(part.count("{}") != 1 for part in parts):
+        raise UsageError(f"pattern={pattern!r} is not MASK or IMAGE:MASK with {{}} in each")
+
+
+def _applied(pattern: str, stem: str) -> str:
+    """Return the name of the mask of an image, without suffix."""
+    of_image, colon, of_mask = pattern.rpartition(":")
+    folder, slash, name = stem.rpartition("/")
+    if colon:
+        start, end = of_image.split("{}")
+        name = name.removeprefix(start).removesuffix(end)
+    return f"{folder}{slash}{of_mask.replace('{}', name)}"
+
+
+def _pattern(images: Mapping[str, str], masks: Mapping[str, str]) -> str | None:
+    """Return what most masks are called, where ``{}`` is the name of the image."""
+    counts = Counter[str]()
+    for stem in [*images][:_TRIED]:
+        folder, slash, name = stem.rpartition("/")
+        inside = folder + slash
+        for mask in masks:
+            if mask.startswith(inside) and name in mask[len(inside) :]:
+                counts[mask[len(inside) :].replace(name, "{}", 1)] += 1
+    return max(counts, key=lambda pattern: (counts[pattern], pattern == "{}"), default=None)
+
+
+def _field_name(folder: str) -> str:
+    name = re.sub(r"[^a-z0-9_]+", "_", folder.rpartition("/")[2].lower()).strip("_")
+    return name if name[:1].isalpha() else f"mask_{name}"
+
+
+def _layout_of(
+    seen: Overview, images: str | None = None, masks: Sequence[str] | None = None
+) -> _Layout | None:
+    """Return where images and masks are, or None."""
+    splits = [name for name in seen.folders() if is_split_name(name)]
+    for top in ("", *splits):
+        folders = seen.folders(top)
+        image = images or next(filter(_OF_IMAGES.fullmatch, folders), None)
+        if image is None:  # train and train_masks
+            both = ((a, b) for a in folders for b in folders if re.match(rf"{re.escape(a)}[_-]", b))
+            image = next((a for a, b in both if _OF_MASKS.fullmatch(b)), None)
+        if image is None or image not in folders:
+            continue
+        others = [name for name in folders if name != image]
+        of_masks = masks or [name for name in others if _OF_MASKS.fullmatch(name)]
+        if top:
+            tops = {s: (f"{s}/", "") for s in splits if {image, *of_masks} <= {*seen.folders(s)}}
+        else:
+            inner = [name for name in seen.folders(image) if is_split_name(name)]
+            tops = {name: ("", f"/{name}") for name in inner} or {"": ("", "")}
+        layout = _Layout(tops, image, of_masks)
+        if of_masks and tops:
+            return layout
+    return None
+
+
+def _recognize(seen: Overview) -> Iterator[Recognition]:
+    layout = _layout_of(seen) if seen.is_folder else None
+    if layout is None:
+        return
+    split = next(iter(layout.tops))
+    stems = [
+        {name.rpartition(".")[0]: name for name in _images_in(seen, layout.folder(split, name))}
+        for name in (layout.images, *layout.masks)
+    ]
+    patterns = [_pattern(stems[0], masks) for masks in stems[1:]]
+    if stems[0] and all(patterns):
+        yield Recognition(f"{layout}, with images such as {next(iter(stems[0].values()))} in both")
+
+
+def _images_in(seen: Overview, folder: str) -> list[str]:
+    """Return the images in a folder, or in the first one below it."""
+    return seen.images(folder) or [
+        image for inner in seen.folders(folder)[:1] for image in seen.images(f"{folder}/{inner}")
+    ]
+
+
+SOURCE = SourceKind(
+    name=Pairs.kind,
+    title="Convert images with masks in a sibling folder.",
+    help="""Convert the images of the folder SRC, with their masks, to a dataset in DST.
+
+    SRC has a folder of images and one or more of masks, or folders train, val, test with these, or
+    both have folders train, val, test. Masks have the names of their images, perhaps with a common
+    part more, such as 1_mask. Images without a mask are bad, and masks without an image are listed.
+
+    \b
+    Examples:
+      shardkit convert pairs carvana dataset --to lmdb --images train --masks train_masks
+      shardkit convert pairs DRIVE dataset --to lmdb --masks vessels=1st_manual,fov=mask
+    """,
+    options=PairsOptions,
+    recognize=_recognize,
+    source=Pairs,
+)

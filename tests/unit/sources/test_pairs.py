@@ -1,0 +1,148 @@
+"""Folders of images and masks, as tutorials of U-Net and data sets of segmentation have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import jpeg, make_tree, png
+from PIL import Image
+from refusals import refused
+
+from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
+from shardkit.errors import BadImages
+
+JPEG = jpeg(24, 16)
+MASK = png(24, 16, mode="L")
+OTHER = png(24, 16, 5, mode="L")
+
+
+def scan(path: Path, **options: Any) -> Any:
+    return open_source("pairs", path, **options).scan()
+
+
+def pairs(scanned: Any) -> dict[str, list[tuple[str, ...]]]:
+    """Return the masks of each image, by the path of the image, as the record has them."""
+    return {
+        split: [
+            (entry.path, *sorted(name for name in record.fields if "." in name))
+            for entry, record in zip(images.entries, images.read(range(len(images))), strict=True)
+        ]
+        for split, images in scanned.splits.items()
+    }
+
+
+ONE = ("mask.png",)
+LAYOUTS: dict[str, tuple[list[str], dict[str, Any], dict[str, list[tuple[str, ...]]]]] = {
+    "U-Net": (
+        ["imgs/a.jpg", "imgs/b.jpg", "masks/a.png", "masks/b.png"],
+        {},
+        {"": [("imgs/a.jpg", *ONE), ("imgs/b.jpg", *ONE)]},
+    ),
+    "splits outside": (
+        ["train/images/a.jpg", "train/masks/a.png", "val/images/b.jpg", "val/masks/b.png"],
+        {},
+        {"train": [("train/images/a.jpg", *ONE)], "val": [("val/images/b.jpg", *ONE)]},
+    ),
+    "splits inside": (
+        [
+            "images/train/a.jpg",
+            "annotations/train/a.png",
+            "images/val/b.jpg",
+            "annotations/val/b.png",
+        ],
+        {},
+        {"train": [("images/train/a.jpg", *ONE)], "val": [("images/val/b.jpg", *ONE)]},
+    ),
+    "Carvana": (
+        [
+            "train/a_01.jpg",
+            "train/a_02.jpg",
+            "train_masks/a_01_mask.png",
+            "train_masks/a_02_mask.png",
+            "test/c_01.jpg",
+        ],
+        {},
+        {"": [("train/a_01.jpg", *ONE), ("train/a_02.jpg", *ONE)]},
+    ),
+    "Cityscapes": (
+        [
+            "leftImg8bit/train/ulm/u_1_leftImg8bit.png",
+            "gtFine/train/ulm/u_1_gtFine_labelIds.png",
+            "gtFine/train/ulm/u_1_gtFine_color.png",
+        ],
+        {"pattern": "{}_leftImg8bit:{}_gtFine_labelIds"},
+        {"train": [("leftImg8bit/train/ulm/u_1_leftImg8bit.png", *ONE)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_are_read(tmp_path: Path, layout: str) -> None:
+    files, options, expected = LAYOUTS[layout]
+    make_tree(tmp_path, {name: MASK if name.endswith(".png") else JPEG for name in files})
+    scanned = scan(tmp_path, **options)
+    assert pairs(scanned) == expected
+    assert not any(scanned.problems.values())
+
+
+def test_masks_may_be_called_otherwise(tmp_path: Path) -> None:
+    """As in DRIVE."""
+    files = ["images/21_training.jpg", "1st_manual/21_manual1.png", "mask/21_training_mask.png"]
+    make_tree(tmp_path, {name: MASK if name.endswith(".png") else JPEG for name in files})
+    options = {"masks": "vessels=1st_manual", "pattern": "{}_training:{}_manual1"}
+    assert pairs(scan(tmp_path, **options)) == {"": [("images/21_training.jpg", "vessels.png")]}
+
+
+def test_several_folders_of_masks_are_several_fields(tmp_path: Path) -> None:
+    files = {"images/a.jpg": JPEG, "left masks/a.png": MASK, "right masks/a.png": OTHER}
+    source = make_tree(tmp_path / "src", files)
+    assert pairs(scan(source)) == {"": [("images/a.jpg", "left_masks.png", "right_masks.png")]}
+    named = open_source("pairs", source, masks="left=left masks,shown=right masks:image")
+    convert(named, tmp_path / "made", to="webdataset")
+    dataset = open_dataset(tmp_path / "made", fields=["left", "shown"])
+    left, shown = dataset[0]
+    assert np.array_equal(left, np.asarray(Image.open(source / "left masks/a.png")))
+    assert np.asarray(shown).shape == (16, 24, 3)
+    assert verify(tmp_path / "made", against=source).findings == []
+    (tmp_path / "made/shard-000000.tar").unlink()
+    assert repair(tmp_path / "made", source).findings == []
+
+
+def test_missing_partners_are_named(tmp_path: Path) -> None:
+    files = {"images/a.jpg": JPEG, "images/b.jpg": JPEG, "masks/a.png": MASK, "masks/c.png": MASK}
+    source = make_tree(tmp_path / "src", files)
+    scanned = scan(source)
+    assert [entry.path for entry in scanned.splits[""].entries] == ["images/a.jpg"]
+    (problem,) = scanned.problems[""]
+    assert problem.path == "images/b.jpg"
+    assert "'b'" in problem.reason
+    assert [problem.path for problem in scanned.ignored[""]] == ["masks/c.png"]
+    with refused(BadImages, "images/b.jpg", "masks"):
+        convert(scanned.source, tmp_path / "made", to="lmdb")
+    assert len(scan(source, masks="mask=masks?").splits[""]) == 2
+
+
+def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
+    source = make_tree(tmp_path, {"images/a.jpg": JPEG, "masks/b.png": MASK, "more/a.png": MASK})
+    with refused(UsageError, "masks", "pattern="):
+        scan(source)
+    with refused(UsageError, "pattern='mask'"):
+        scan(source, pattern="mask")
+    with refused(UsageError, "images=", "masks="):
+        scan(source, images="photos")
+    make_tree(source, {"masks/a.png": MASK, "masks/a.gif": MASK})
+    with refused(UsageError, "masks/a.gif", "masks/a.png"):
+        scan(source)
+
+
+def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "src", {"images/a.jpg": JPEG, "masks/b.png": MASK})
+    make_tree(tmp_path, {"secret.png": MASK, "out/a.png": MASK})
+    (source / "masks/a.png").symlink_to(tmp_path / "secret.png")
+    assert "leads out of" in scan(source).problems[""][0].reason
+    for masks in ("../out", "mask=/etc"):
+        with refused(UsageError):
+            scan(source, masks=masks)
