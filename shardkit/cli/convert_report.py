@@ -153,8 +153,9 @@ def show_converted(
         _show_dataset(name, manifest, converted.plan.scan.ignored.get(name) if src else None)
     _show_notes(converted.plan.scan)
     understood = converted.plan.scan.understood
-    if converted.plan.scan.classes and "label" in understood:
-        line("labels", printable(understood["label"]))
+    for term in ("label",) * bool(converted.plan.scan.classes) + ("labels",):
+        if term in understood:
+            line("labels", printable(understood[term]))
     unused = understood.get("unused", "nothing")
     if unused not in _ALL_USED:
         line("unused", printable(unused))

@@ -33,6 +33,7 @@ from shardkit.sources.images import (
     AS_ARRAYS,
     image_axes,
     image_record,
+    is_image,
     pixel_record,
     raw_record,
     require_pixels,
@@ -203,6 +204,8 @@ class Hdf5(FileSource, AttachableSource):
             for name, (shape, kind) in datasets.items()
             if _is_images(shape, kind) and name not in self._others
         ]
+        if images is None and len(usable) > 1:
+            usable = [name for name in usable if _holds_images(path, name, *datasets[name])]
         if images is None and len(usable) == 1:
             images = usable[0]
         listed = name_list(f"{name} ({kind} {shape})" for name, (shape, kind) in datasets.items())
@@ -211,6 +214,8 @@ class Hdf5(FileSource, AttachableSource):
                 f"no dataset {images}" if images else f"{len(usable)} datasets that may be images"
             )
             remedy = "" if images or usable else f"; for arrays without images, {AS_ARRAYS}"
+            if len(usable) > 1 and len(ends := {name.rpartition("/")[2] for name in usable}) == 1:
+                remedy = f"; if each is one image, choose images='*/{ends.pop()}'"
             raise UsageError(
                 f"{path} has {what}; choose with images= from {listed or 'none'}{remedy}"
             )
@@ -297,6 +302,14 @@ def _is_images(shape: Sequence[int], kind: str) -> bool:
     except (BadImage, TypeError):
         return False
     return True
+
+
+def _holds_images(path: str, name: str, shape: Sequence[int], kind: str) -> bool:
+    """Return whether a dataset that may be images is no column of labels or texts."""
+    if kind != "bytes":
+        return math.prod(shape[1:]) > 1
+    data = call(hdf5_reader.value, os.path.abspath(path), stamp_of(path), name, 0)
+    return is_image(data[1:])
 
 
 def _open(pattern: str | Path, options: Hdf5Options) -> Source:

@@ -72,6 +72,8 @@ class _Scan:
         self.labels = {"label": labels, "labels": LabelValues(), "boxes": LabelValues()}
         self.kinds: defaultdict[str, set[str]] = defaultdict(set)
         """The kinds of the values of each field whose kind the user did not give."""
+        self.words: dict[str, str] = {}
+        """How several labels of an image were read."""
         self.rows = 0
 
     def field(self, kept: Kept) -> Field:
@@ -215,7 +217,10 @@ class Table(NamedSource):
             "rows": f"{scan.rows:,}",
             "image": f"{self._image}, below {self.root}",
             "label": _name(self._label),
-            **{name: f"{self._column_of(name)}: {field}" for name, field in self.schema.items()},
+            **{
+                name: f"{self._column_of(name)}: {scan.words.get(name, field)}"
+                for name, field in self.schema.items()
+            },
             "unused": ", ".join(unused) or "no column",
         }
 
@@ -334,6 +339,8 @@ class Table(NamedSource):
             if assigned.classes is None and name == "labels":
                 raise UsageError(f"the column {_name(column)} has no labels")
             numbers[name] = assigned.labels
+            if name == "labels":
+                scan.words[name] = assigned.words
             schema[name] = Field(name, classes=assigned.classes)
         for name, fields in (("file", self.kept_files), ("keep", self._keep)):
             schema |= {kept.name: scan.field(kept) for kept in fields}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ _MOST_LINE = 16 << 20
 """Maximum characters of a row, or bytes of a line of JSON."""
 csv.field_size_limit(max(_MOST_LINE, csv.field_size_limit()))  # 128 KiB are few for polygons
 _CHUNK = 1 << 20
+_FIRST = 11
+"""Rows from which a column without a name is detected."""
 _SAMPLE = 1 << 16
 """Characters from which the delimiter is detected."""
 _SEPARATOR = re.compile(r'"?sep=(.?)"?\r?\n?\Z')
@@ -115,12 +118,34 @@ def rows_of_text(path: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]
         lines = Lines(path, file)
         rows = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
         try:
-            for row in rows:
-                lines.row = 0
-                if row and not (rows.line_num == 1 and _SEPARATOR.match("".join(row))):
-                    yield rows.line_num, row
+            yield from _with_whole_header(_filled(rows, lines))
         except csv.Error as error:
             raise csv.Error(str(error), rows.line_num) from error
+
+
+def _filled(rows: Any, lines: Lines[str]) -> Iterator[tuple[int, list[str]]]:
+    for row in rows:
+        lines.row = 0
+        if row and not (rows.line_num == 1 and _SEPARATOR.match("".join(row))):
+            yield rows.line_num, row
+
+
+def _with_whole_header(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+    """Yield rows; R and pandas may write no name for the index, Excel none for an empty column."""
+    first: list[tuple[int, list[str]]] = []
+    failed = None
+    try:
+        first.extend(itertools.islice(rows, _FIRST))
+    except csv.Error as error:  # rows before it are good
+        failed = error
+    if len(first) > 1 and all(len(row) == len(first[0][1]) + 1 for _, row in first[1:]):
+        line, header = first[0]
+        ends_empty = not any(row[-1] for _, row in first[1:])
+        first[0] = line, [*header, ""] if ends_empty else ["", *header]
+    yield from first
+    if failed:
+        raise failed
+    yield from rows
 
 
 def opened(path: str, encoding: str | None = _UTF8) -> io.TextIOWrapper:

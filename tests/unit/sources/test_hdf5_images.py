@@ -85,6 +85,15 @@ def test_what_is_no_image_or_has_no_group_is_bad(tmp_path: Path) -> None:
     assert not reasons
 
 
+def test_labels_and_texts_are_no_candidates_for_images(tmp_path: Path) -> None:
+    labels = np.ones((4, 1, 1, 1), np.uint8)
+    values = {"x": PIXELS, "y": labels, "z": ["cat", "dog", "cat", "cat"]}
+    assert len(read(write(tmp_path / "x.h5", values))[0]) == 4
+    values = {f"{n}/image": PIXELS[n] for n in range(3)} | {"0/n": np.float32(1)}
+    with refused(UsageError, "x.h5", "images='*/image'"):
+        read(write(tmp_path / "x.h5", values))
+
+
 def test_rows_of_images_are_no_images_each(tmp_path: Path) -> None:
     path = write(tmp_path / "x.h5", {"x": PIXELS, "y": np.arange(4, dtype=np.uint8)})
     assert len(read(path, labels="y")[0]) == 4

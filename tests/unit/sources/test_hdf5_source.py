@@ -84,7 +84,7 @@ def test_labels_of_another_type_are_refused(path: Path) -> None:
 
 def test_wrong_datasets_are_named(path: Path, tmp_path: Path) -> None:
     for options, reason in (
-        ({}, "6 datasets that may be images; choose with images= from chw"),
+        ({}, "5 datasets that may be images; choose with images= from chw"),
         ({"images": "none"}, "no dataset none; choose with images= from chw"),
         ({"images": "float"}, "float is float32 .*: images are uint8.*schema={'x': 'array'}"),
         ({"images": "x", "labels": "z"}, "there is no dataset z"),

@@ -231,6 +231,15 @@ def test_ffcv_has_missing_labels(tmp_path: Path) -> None:
     assert made(tmp_path, ("ffcv", path, {}))[0] == [2, -1, 0]
 
 
+def test_the_summary_says_how_several_labels_were_read(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    path = csv_of(tmp_path / "src", "['a', 'b']", "b")
+    done = run_main(
+        *("convert", "table", path, tmp_path / "made", "--to", "lmdb", "--labels", "class")
+    )
+    assert "  labels    class: 2 names, first a=0\n" in done.stdout
+
+
 def test_the_summary_says_how_labels_were_read(tmp_path: Path) -> None:
     _, path, options = in_table(tmp_path, ["4", "", "2"], "csv")
     command = ["convert", "table", path, tmp_path / "made", "--to", "lmdb", "--label", "class"]

@@ -116,6 +116,14 @@ def test_columns_without_a_name_are_not_used(root: Path, tmp_path: Path) -> None
     assert [entry.path for entry in found.splits[""].entries] == ["0.png", "1.png"]
 
 
+def test_a_header_may_lack_the_name_of_the_index(root: Path, tmp_path: Path) -> None:
+    index = "file_name,text\na,0.png,b\nc,1.png,d\n"
+    assert kept(tmp_path / "t.csv", root, index) == ["b", "d"]
+    assert kept(tmp_path / "t.csv", root, "file_name,text\n0.png,a,\n1.png,b,\n") == ["a", "b"]
+    found = scan(tmp_path / "t.csv", root, "file_name,text\n0.png,a,b\n1.png,c\n")
+    assert [problem.path for problem in found.problems[""]] == ["t.csv:2"]
+
+
 def test_names_from_other_systems_lead_to_files(root: Path, tmp_path: Path) -> None:
     names = [f"{root}/0.png", "sub\\3.png", ".\\1.png", "./2.png"]
     found = scan(tmp_path / "t.csv", root, "file_name\n" + "".join(f"{name}\n" for name in names))
