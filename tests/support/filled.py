@@ -34,6 +34,10 @@ class Stored(NamedTuple):
         return EncodedImage(self.data, self.field, 0, self.width, self.height)
 
 
+DISK = "/var/tmp"
+"""A folder that is not in memory, whose pages the kernel would not answer for."""
+
+
 class Located:
     """Images in a temporary file, as `fill` needs `LocatedRows` to be."""
 
@@ -41,7 +45,7 @@ class Located:
         self, images: Iterable[Stored], *, verifies: bool = True, mapped: bool = False
     ) -> None:
         packed = []
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile(dir=DISK if mapped else None) as file:
             for data, width, height, field in images:
                 offset, size = file.tell(), (width, height)
                 file.write(data)

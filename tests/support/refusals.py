@@ -102,7 +102,7 @@ def _without_places(text: str) -> str:
     text = re.sub(
         rf"{temporary}/pytest-of-[^/]+/pytest-\d+(/popen-gw\d+)?/[^/\s'\",]*", "TMP", text
     )
-    text = re.sub(rf"{temporary}/[\w.-]+", "TMP", text)
+    text = re.sub(rf"{temporary}(/[\w.-]+|\b(?!/))", "TMP", text)
     text = re.sub(r"(127\.0\.0\.1|localhost):\d+", r"\1:PORT", text)
     text = text.replace(" (SIGKILL)", "")  # an executor may not know it yet
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+\+00:00", "TIME", text)

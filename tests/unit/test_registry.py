@@ -54,7 +54,7 @@ def test_an_unknown_format_is_a_usage_error_that_lists_all() -> None:
 @pytest.mark.parametrize("kind", ["hdf5", "lmdb", "webdataset"])
 def test_shards_of_shardkit_are_not_a_source_of_files(kind: str, tmp_path: Path) -> None:
     made = make_dataset(make_folder(tmp_path / "photos"), tmp_path / "made", to=kind)
-    (shard, *_) = made.glob("shard-*")
+    (shard, *_) = sorted(made.glob("shard-*"))
     for path in (made, str(shard)):
         with refused(UsageError):
             open_source(kind, path)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from filled import Located, Stored, fill_pieces, fill_region, fill_whole, python_whole
+from filled import DISK, Located, Stored, fill_pieces, fill_region, fill_whole, python_whole
 from helpers import DEADLINE, FORMATS, encoded, jpeg, make_dataset, make_tree, picture, pixels, png
 from hostile import jpegs
 from refusals import refused
@@ -375,7 +375,7 @@ def test_a_missing_page_of_a_map_ends_no_process(copied: list[int]) -> None:
     module, before = native.module(), signal.getsignal(signal.SIGBUS)
     assert module is not None
     whole, out = LARGE // 2, np.zeros_like(made)
-    with tempfile.TemporaryFile() as short:
+    with tempfile.TemporaryFile(dir=DISK) as short:
         short.write(made[:whole].tobytes())
         short.flush()
         found.map = module.map_file(short.fileno(), found.size)

@@ -16,7 +16,15 @@ from shardkit.exporting.output import OutputFolder
 
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
-    for name in ("../x.png", "/tmp/x.png", "a/../../x.png", "a//b.png", "", "./a.png", "a\0.png"):
+    for name in (
+        "../x.png",
+        "/srv/x.png",
+        "a/../../x.png",
+        "a//b.png",
+        "",
+        "./a.png",
+        "a\0.png",
+    ):
         with refused(UsageError, repr(name)):
             OutputFolder(tmp_path / "root").write(name, b"")
     assert sorted(tree(tmp_path)) == ["root"]

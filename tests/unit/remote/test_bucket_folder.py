@@ -366,7 +366,7 @@ def _stating(old: str, new: str) -> Callable[[bytes], bytes]:
 
 _LIES = {
     "small": _stating(r"<Size>\d+<", "<Size>3<"),
-    "large": _stating(r"<Size>\d+<", "<Size>2000000000<"),
+    "large": _stating(r"<Size>\d+<", "<Size>20000000<"),
     "huge": _stating(r"<Size>\d+<", "<Size>18446744073709551615<"),
     "negative": _stating(r"<Size>\d+<", "<Size>-1<"),
     "year 9999": _stating(r"<LastModified>\d+", "<LastModified>9999"),
