@@ -57,10 +57,12 @@ _SPLIT = re.compile(
 
 
 _OTHERS = re.compile(
-    r"im(age|g)|mask|label|annot|gt|seg|voc|\.(json|jsonl|csv|tsv|parquet|ya?ml|txt|xml|tar|tgz|zip)",
+    r"im(age|g)|mask|label|annot|gt|seg|voc|blobs|\.(json|jsonl|csv|tsv|parquet|ya?ml|txt|xml|tar|tgz|zip)",
     re.IGNORECASE,
 )
 """Parts of names in other layouts of images."""
+
+_PACKED = (".zip", ".rar", ".7z")
 
 _REFUSE_OTHERS = "shardkit.sources.recognize:refuse_other_kinds"
 
@@ -270,8 +272,10 @@ class ImageFolder(PartedSource):
                     f"{self.place} is a shardkit dataset, not a folder of images: use `shardkit "
                     "convert dataset` or `shardkit merge`; `shardkit diff` compares two datasets"
                 )
+            packed = [name for name in self.place.names() if name.lower().endswith(_PACKED)]
             raise UsageError(
                 f"there are no images in {self.place}: no file has the content or the suffix of one"
+                + (f"; unpack {packed[0]} first" if packed else "")
             )
 
     def relist(self, scan: Scan, split: str, skipped: Sequence[Problem]) -> Sequence[Entry]:
@@ -459,27 +463,38 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
 
 def _recognize(seen: Overview) -> Iterator[Recognition]:
     folders = seen.folders()
-    if folders and all(map(is_split_name, folders)):
-        splits = [name for name in folders if seen.images(name) or _class_folder(seen, name)]
-        if splits:
-            yield Recognition(f"splits {', '.join(splits[:3])}")
-    elif len(folders) == 1 and not seen.images(folders[0]) and _class_folder(seen, folders[0]):
-        yield Recognition(f"class folders in {folders[0]}/", inside=folders[0])
-    elif first := _class_folder(seen, ""):
-        yield Recognition(f"class folders such as {first}")
+    full = [name for name in folders if _has_images(seen, name)]
+    if {"blobs", "snapshots"} <= {*folders}:
+        for name in seen.folders("snapshots"):
+            yield Recognition("a snapshot of the Hub", inside=f"snapshots/{name}")
+    elif folders and all(map(is_split_name, folders)):
+        if full:
+            yield Recognition(f"splits {', '.join(full[:3])}")
+    elif around := _folder_around(seen, ""):
+        yield Recognition(f"folders of images in {around}/", inside=around)
+    elif full:
+        yield Recognition(f"class folders such as {full[0]}")
     elif not folders and (images := seen.images()):
         yield Recognition(f"images such as {images[0]}")
 
 
-def _class_folder(seen: Overview, inside: str) -> str:
-    """Return the first folder with images; "" for none."""
-    for name in seen.folders(inside)[:100]:
-        folder = f"{inside}/{name}".lstrip("/")
-        if seen.images(folder) or any(
-            seen.images(f"{folder}/{inner}") for inner in seen.folders(folder)[:10]
-        ):
-            return folder
-    return ""
+def _folder_around(seen: Overview, top: str) -> str:
+    """Return the innermost folder that has all folders of images, and no images itself."""
+    folders = [f"{top}/{name}".lstrip("/") for name in seen.folders(top)]
+    if seen.images(top) or any(map(seen.images, folders)):
+        return top
+    full = [folder for folder in folders if _has_images(seen, folder)]
+    return _folder_around(seen, full[0]) if len(full) == 1 else top
+
+
+def _has_images(seen: Overview, folder: str, depth: int = 4) -> bool:
+    """Return whether a folder or one of the first below it has images."""
+    return bool(seen.images(folder)) or (
+        depth > 0
+        and any(
+            _has_images(seen, f"{folder}/{name}", depth - 1) for name in seen.folders(folder)[:10]
+        )
+    )
 
 
 SOURCE = SourceKind(

@@ -18,6 +18,7 @@ from shardkit.contracts import Recognition
 from shardkit.errors import UsageError
 from shardkit.registry import DATASET, DEFAULT_SOURCE, get_source, source_names
 from shardkit.sources.image_files import open_at_once
+from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.images import has_image_suffix
 from shardkit.sources.places import why_left_out
 from shardkit.system.files import as_text
@@ -122,6 +123,13 @@ class Recognized(NamedTuple):
         """Return what it is, and why."""
         return f"{self.kind}: {self.by.evidence}"
 
+    @property
+    def name(self) -> str:
+        """A name of the source among others of the path: that of its split or file, or its kind."""
+        folder, _, file = self.by.inside.rpartition("/")
+        split = folder.rpartition("/")[2]
+        return split if is_split_name(split) else Path(file).stem or self.kind
+
     def arguments(self, source: str | Path) -> list[str]:
         """Return the arguments of ``shardkit convert`` up to the source."""
         return [self.kind, os.path.join(source, self.by.inside) if self.by.inside else str(source)]
@@ -184,7 +192,7 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str] = ("DST", "--to", "
     kinds = [
         kind
         for kind in recognized(path)
-        if kind.by.certain and (kind.kind != DEFAULT_SOURCE or kind.by.inside)
+        if (kind.by.inside if kind.kind == DEFAULT_SOURCE else kind.by.certain)
         if kind.kind != DATASET  # it has no images, which the source says
     ]
     if kinds:
@@ -196,4 +204,11 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str] = ("DST", "--to", "
 
 
 def _commands(kinds: Sequence[Recognized], path: str | Path, rest: Sequence[str]) -> str:
-    return ", or ".join(kind.command(path, rest) for kind in kinds)
+    """Return the commands; several get datasets of their own."""
+    target, *options = rest or ("DST",)
+    several = len(kinds) > 1
+    places = [os.path.join(target, kind.name) if several else target for kind in kinds]
+    commands = [
+        kind.command(path, [place, *options]) for kind, place in zip(kinds, places, strict=True)
+    ]
+    return ", or ".join(commands)

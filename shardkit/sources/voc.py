@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
@@ -21,16 +21,15 @@ from shardkit.record import NO_LABEL
 from shardkit.sources.annotated import SIZE, AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
 from shardkit.sources.image_files import read_file
+from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.labels import LabelValues, checked_label, classes_option, read_classes
-from shardkit.sources.named_files import NamedListing, Names
+from shardkit.sources.named_files import NamedListing, Names, images_below
+from shardkit.sources.recognize import Overview
 from shardkit.system.files import as_name, as_text, read_small
 from shardkit.system.text import quoted
 
-if TYPE_CHECKING:
-    from shardkit.sources.recognize import Overview
-
-_IMAGES = "JPEGImages"
-_ANNOTATIONS = "Annotations"
+_IMAGES = ("JPEGImages", "images", "Images", "imgs")
+_ANNOTATIONS = ("Annotations", "annotations", "Annotation", "xmls", "labels")
 _SPLITS = "ImageSets/Main"
 _MAX_XML = 16 << 20
 
@@ -51,6 +50,9 @@ class VocOptions(AnnotatedOptions):
 class Voc(AnnotatedSource):
     """A folder with ``JPEGImages``, ``Annotations`` and perhaps ``ImageSets/Main``.
 
+    Folders such as ``images`` and ``annotations`` will do, and so do annotations next to images,
+    perhaps in folders ``train``, ``val`` and ``test``.
+
     A record has the image; ``boxes`` with their classes, sorted by name; and ``objects``, all that
     the file states about each object, as texts. Pixels of VOC's boxes count from 1 and include the
     last: a box from 1 to 10 becomes 0 to 10.
@@ -66,10 +68,14 @@ class Voc(AnnotatedSource):
     def __init__(self, path: str | Path, options: VocOptions) -> None:
         if not os.path.isdir(path):
             raise UsageError(f"{path} is not a folder")
-        for name in (_IMAGES, _ANNOTATIONS):
-            if not os.path.isdir(os.path.join(path, name)):
-                raise UsageError(f"{path} has no folder {name}, as Pascal VOC's have")
-        super().__init__(path, options, os.path.join(path, _IMAGES))
+        folders = _folders_of(Overview(path))
+        if folders is None:
+            raise UsageError(
+                f"{path} has no folders {_IMAGES[0]} and {_ANNOTATIONS[0]}, as Pascal VOC's have, "
+                "nor annotations (.xml) next to images"
+            )
+        self._images, self._annotations = folders
+        super().__init__(path, options, os.path.join(path, self._images))
         self.settle(place=None)  # it is known
         self.splits = self._choose(options.split)
         self._box_names = read_classes(options.classes)
@@ -81,27 +87,28 @@ class Voc(AnnotatedSource):
             UsageError: If a file of ``ImageSets`` cannot be read, or the classes lack one.
         """
         images = Names(self.root)
-        annotations = Names(str(self.path / _ANNOTATIONS))
+        is_shared = self._images == self._annotations
+        annotations = images if is_shared else Names(str(self.path / self._annotations))
         labels = LabelValues()
         by_id: dict[str, list[str]] = {}
-        for name in sorted(map(as_text, os.listdir(self.root))):
-            by_id.setdefault(name.rpartition(".")[0], []).append(name)
+        for path in images_below(self.root, ""):
+            by_id.setdefault(path.rpartition(".")[0], []).append(path)
         others = []
         for split, file in self.splits.items():
             listing = NamedListing(listings[split], images)
-            for number, name in enumerate(self._all() if file is None else self._read(file)):
-                row = f"{_ANNOTATIONS}/{name}.xml"
+            for number, name in enumerate(self._ids(file)):
+                row = f"{self._annotations}/{name}.xml".lstrip("/")
                 image = None
                 try:
                     _, status = annotations.find(f"{name}.xml")
                     if status.st_size > _MAX_XML:
                         raise BadImage(f"its annotation has {status.st_size:,} bytes")
-                    path = str(self.path / _ANNOTATIONS / as_name(f"{name}.xml"))
-                    content = read_file(path, status.st_size, status.st_mtime_ns, image=False)
+                    place = str(self.path / self._annotations / as_name(f"{name}.xml"))
+                    content = read_file(place, status.st_size, status.st_mtime_ns, image=False)
                     tree = parse(content)
                     stated = (tree.findtext("filename") or "").strip() or f"{name}.jpg"
                     image = _image_of(by_id.get(name, ()), stated)
-                    if image != stated and name not in (stated, Path(stated).stem):
+                    if image != stated and Path(name).name not in (stated, Path(stated).stem):
                         others.append(f"{row} names {stated}")
                     values = _values(tree, labels)
                 except RecursionError:
@@ -112,13 +119,11 @@ class Voc(AnnotatedSource):
                     listing.add_file(row, image, NO_LABEL, number, values)
                     self.probe(image, values.get(SIZE))
                     self.count_outside(values["boxes"], values.get(SIZE))
-        unused = [
-            *((_IMAGES, problem) for problem in images.unused([])),
-            *((_ANNOTATIONS, problem) for problem in annotations.unused([])),
-        ]
+        folders = {self._images: images, self._annotations: annotations}
         next(iter(listings.values())).ignored += [
-            Problem(path=f"{folder}/{problem.path}", reason="in no split")
-            for folder, problem in unused
+            Problem(path=f"{folder}/{problem.path}".lstrip("/"), reason="in no split")
+            for folder, names in folders.items()
+            for problem in names.unused([])
         ]
         if others:
             self.notes.append(
@@ -147,13 +152,16 @@ class Voc(AnnotatedSource):
             there = [name for name in names if f"{name}.txt" in files]
             if there:
                 return {name if len(names) > 1 else "": f"{name}.txt" for name in there}
-        return {"": None}
+        folders = filter(is_split_name, Overview(self.path / self._annotations).folders())
+        return {name: f"{name}/" for name in folders} or {"": None}
 
-    def _all(self) -> list[str]:
-        names = sorted(map(as_text, os.listdir(os.path.join(self.path, _ANNOTATIONS))))
-        return [name.removesuffix(".xml") for name in names if name.endswith(".xml")]
-
-    def _read(self, file: str) -> list[str]:
+    def _ids(self, file: str | None) -> list[str]:
+        """Return the IDs in a file of ``ImageSets``, or those of all annotations in a folder."""
+        if file is None or file.endswith("/"):
+            folder = file or ""
+            names = os.listdir(os.path.join(self.path, self._annotations, as_name(folder)))
+            found = sorted(name for name in map(as_text, names) if name.endswith(".xml"))
+            return [folder + name.removesuffix(".xml") for name in found]
         path = Path(os.path.realpath(os.path.join(self.path, _SPLITS, as_name(file))))
         try:
             lines = read_small(path).decode("utf-8-sig").splitlines()
@@ -236,11 +244,33 @@ def _plain(element: Element) -> Any:
     return {tag: values if len(values) > 1 else values[0] for tag, values in by_tag.items()}
 
 
+def _folders_of(seen: Overview, top: str = "") -> tuple[str, str] | None:
+    """Return the folders of images and annotations in a folder; both are "" if it has both."""
+    folders = seen.folders(top)
+    if {_IMAGES[0], _ANNOTATIONS[0]} <= {*folders}:
+        return _IMAGES[0], _ANNOTATIONS[0]
+    for images in filter(_IMAGES.__contains__, folders):
+        for of_xml in filter(_ANNOTATIONS.__contains__, folders):
+            if seen.files(f"{top}/{of_xml}".lstrip("/"), ".xml"):
+                return images, of_xml
+    for inside in ("", *filter(is_split_name, folders)):
+        place = f"{top}/{inside}".strip("/")
+        stems = {name.rpartition(".")[0] for name in seen.files(place, ".xml")}
+        if stems & {name.rpartition(".")[0] for name in seen.images(place)}:
+            return "", ""
+    return None
+
+
 def _recognize(seen: Overview) -> Iterator[Recognition]:
-    tops = ["", *seen.folders(), *(f"VOCdevkit/{name}" for name in seen.folders("VOCdevkit"))]
+    if not seen.is_folder:
+        return
+    tops = ["", *(f"VOCdevkit/{name}" for name in seen.folders("VOCdevkit")), *seen.folders()[:20]]
     for top in tops:
-        if {_IMAGES, _ANNOTATIONS} <= {*seen.folders(top)}:
-            yield Recognition(f"{_IMAGES}/ and {_ANNOTATIONS}/", inside=top)
+        if top and is_split_name(top):
+            continue
+        if folders := _folders_of(seen, top):
+            words = " and ".join(f"{name}/" for name in folders if name)
+            yield Recognition(words or "annotations (.xml) next to images", inside=top)
 
 
 SOURCE = SourceKind(
@@ -249,9 +279,10 @@ SOURCE = SourceKind(
     help="""Convert the images of the folder SRC, with their annotations, to a dataset in DST.
 
     SRC has JPEGImages, Annotations with a file for each image, and perhaps ImageSets/Main with
-    train.txt and others, which become splits. VOC boxes count pixels from 1; stored boxes are
-    left, top, right and bottom from 0. All object annotations are kept as JSON. Boxes
-    refer to the stored pixels; --orient turns both.
+    train.txt and others, which become splits; or images and annotations; or annotations next to
+    images, perhaps in folders train and val. VOC boxes count pixels from 1; stored boxes are left,
+    top, right and bottom from 0. All object annotations are kept as JSON. Boxes refer to the stored
+    pixels, unless stated sizes show the upright picture; --orient turns both.
 
     \b
     Examples:

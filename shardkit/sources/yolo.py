@@ -423,9 +423,13 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
         return
     yaml = [file for file in seen.files(suffix=_YAML) if _looks_like_description(seen.ends(file))]
     for images, labels in _pairs_of_folders(seen):
-        if any(_is_labels(seen, f"{labels}/{file}") for file in seen.files(labels, ".txt")[:3]):
-            words = [f"{images}/", f"{labels}/"] if images != labels else [f"labels in {images}/"]
-            yield Recognition(" and ".join([*words, *yaml[:1]]).replace("./", ""))
+        stems = {name.rpartition(".")[0] for name in seen.images(images)}
+        partners = [name for name in seen.files(labels, ".txt") if name[:-4] in stems][:3]
+        if any(_is_labels(seen, f"{labels}/{name}") for name in partners):
+            words = f"{images}/ and {labels}/"
+            if images == labels:
+                words = f"{partners[0]} next to its image"
+            yield Recognition(" and ".join([words, *yaml[:1]]))
             return
     if yaml:
         yield Recognition(yaml[0])
@@ -441,7 +445,7 @@ def _pairs_of_folders(seen: Overview) -> Iterator[tuple[str, str]]:
 
 
 def _is_labels(seen: Overview, file: str) -> bool:
-    """Return whether the first line of a file has a class and fractions, and it has an image."""
+    """Return whether the first line of a file has a class and fractions."""
     line = seen.ends(file, 4096).partition(b"\n")[0]
     return re.fullmatch(rb"\d+(\s+-?[01]?\.?\d+(e-?\d+)?){4,}\s*", line) is not None
 

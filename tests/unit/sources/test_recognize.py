@@ -85,6 +85,34 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
         {"PetImages/Cat/1.jpg": JPEG, "PetImages/Dog/1.jpg": JPEG, "readme[1].txt": b"pets"},
         ["imagefolder", "SRC/PetImages"],
     ),
+    "a folder around the splits": (
+        {
+            "ILSVRC/Data/CLS-LOC/train/n01/1.JPEG": JPEG,
+            "ILSVRC/Data/CLS-LOC/train/n02/1.JPEG": JPEG,
+            "ILSVRC/Data/CLS-LOC/val/n02/1.JPEG": JPEG,
+            "ILSVRC/Annotations/1.xml": XML,
+            "LOC_synset_mapping.txt": b"n01 tench",
+        },
+        ["imagefolder", "SRC/ILSVRC/Data/CLS-LOC"],
+    ),
+    "classes next to lists": (
+        {
+            "images/001.Auk/1.jpg": JPEG,
+            "images/002.Jay/1.jpg": JPEG,
+            "attributes/x.txt": b"x",
+            "labels.txt": b"1 0.5 0.5 0.1 0.1",
+        },
+        ["imagefolder", "SRC/images"],
+    ),
+    "a cache of the Hub": (
+        {"blobs/ab12": JPEG, "snapshots/f00/cat/1.jpg": JPEG, "snapshots/f00/dog/1.jpg": JPEG},
+        ["imagefolder", "SRC/snapshots/f00"],
+    ),
+    "VOC of Kaggle": (
+        {"images/1.jpg": JPEG, "annotations/1.xml": XML},
+        ["voc", "SRC"],
+    ),
+    "VOC of Roboflow": ({"train/1.jpg": JPEG, "train/1.xml": XML}, ["voc", "SRC"]),
     "archives": ({"a.tar": b"", "b.tar": b""}, ["webdataset", "SRC"]),
 }
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from foreign import write_voc
-from helpers import png
+from helpers import make_tree, png
 from refusals import refused
 
-from shardkit import UsageError, convert, open_source, repair, verify
+from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
 from shardkit.errors import BadImages
 
 
@@ -149,3 +149,24 @@ def test_a_stated_size_is_compared_with_the_file(voc: Path, tmp_path: Path) -> N
         path.write_text(path.read_text().replace("</annotation>", size))
     with refused(BadImages, "1.png", "48 x 16", "24 x 16"):
         convert(open_source("voc", voc), tmp_path / "made", to="lmdb")
+
+
+@pytest.mark.parametrize(
+    ("image", "annotation", "split"),
+    [
+        ("images/a.png", "annotations/a.xml", ""),
+        ("train/a.png", "train/a.xml", "train"),
+        ("a.png", "a.xml", ""),
+    ],
+)
+def test_annotations_may_be_elsewhere(
+    tmp_path: Path, image: str, annotation: str, split: str
+) -> None:
+    """As Kaggle's and Roboflow's folders have them."""
+    source = make_tree(tmp_path / "src", {image: png(24, 16), annotation: b""})
+    write_voc(source / annotation, "a.png", [("cat", 2, 3, 10, 12)])
+    convert(open_source("voc", source), tmp_path / "made", to="lmdb")
+    dataset = open_dataset(tmp_path / "made" / split, fields=["boxes"])
+    assert [boxes.tolist() for (boxes,) in [dataset[0]]] == [[[1, 2, 10, 12, 0]]]
+    assert not any(scan(source).ignored.values())
+    assert verify(tmp_path / "made", against=source).findings == []
