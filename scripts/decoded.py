@@ -1,6 +1,6 @@
 """Print a digest of the batches of each kind of dataset, to compare processors and builds.
 
-python scripts/comparing/decoded.py FOLDER    # with the datasets jpeg, png and planes
+python scripts/decoded.py FOLDER    # with the datasets jpeg, png and planes
 """
 
 from __future__ import annotations
