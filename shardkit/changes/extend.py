@@ -12,7 +12,7 @@ from shardkit.contracts import Images, Original, Scan
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.engine import Work, build, parts_of, prepare, require_good, run
-from shardkit.conversion.plan import Plan
+from shardkit.conversion.plan import ConvertOptions, Plan
 from shardkit.conversion.staging import StagingDirectory
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
@@ -219,7 +219,7 @@ class Extension:
             records=True,
             exact_sizes=False,
         )
-        return without_empty_shards(plan_layers(layer_scan, layer.format))
+        return without_empty_shards(plan_layers(layer_scan, ConvertOptions(to=layer.format)))
 
 
 def without_empty_shards(plan: Plan) -> Plan:

@@ -35,7 +35,7 @@ from shardkit.conversion.build_all import Builder, Processes
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.engine import assembly, build, prepare
 from shardkit.conversion.fingerprint import ConversionFingerprint
-from shardkit.conversion.plan import Plan
+from shardkit.conversion.plan import ConvertOptions, Plan
 from shardkit.conversion.staging import StagingDirectory, check_target, finish_interrupted
 from shardkit.dataset.manifest import ADD, LAYERS, REMOVE, REPLACE, Layer, Manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
@@ -323,7 +323,7 @@ class _Change:
         scan = LayerSource(splits, self.values).scan()
         to = next(iter(self.datasets.values())).manifest.format
         to = to if to in format_names() else DEFAULT_ATTACHED
-        plan = plan_layers(scan, to)
+        plan = plan_layers(scan, ConvertOptions(to=to))
         planned = plan.fingerprint()
         change = change_request(self.datasets, self.operation, tuple(scan.schema), again=again)
         settings = {**planned.settings, **change.settings}

@@ -195,12 +195,12 @@ _MOST_ROWS = 1 << 16
 """Maximum rows of a shard of small values: building one takes about 1.5 KB of memory for each."""
 
 
-def plan_layers(scan: Scan, to: str) -> Plan:
+def plan_layers(scan: Scan, options: ConvertOptions) -> Plan:
     """Return the plan of layers, whose rows are in the order of the scan."""
-    plan = make_plan(scan, ConvertOptions(to=to), sorted_already=True)
+    plan = make_plan(scan, options, sorted_already=True)
     if any(len(split.source) > _MOST_ROWS * split.shards for split in plan.splits):
-        options = ConvertOptions(to=to, shard_samples=_MOST_ROWS)
-        plan = make_plan(scan, options, sorted_already=True)
+        fewer = replace(options, shard_samples=_MOST_ROWS)
+        plan = make_plan(scan, fewer, sorted_already=True)
     return plan
 
 
