@@ -26,7 +26,7 @@ def check_files(store: OpenedDataset, *, decode: bool) -> tuple[list[Finding], l
     """
     findings = list[Finding]()
     readable = set[str]()
-    for entry in store.manifest.entries:
+    for entry in (*store.manifest.shards, *store.manifest.files):  # also archives elsewhere
         file = store.prefix + entry.name
         try:
             is_file, fault = _examine(store, entry)
