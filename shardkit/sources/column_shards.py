@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,15 +19,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardkit.contracts import AttachableSource, Entry, Images, Located, SourceOptions
+from shardkit.contracts import AttachableSource, Entry, Images, Located
 from shardkit.errors import BadImage, UsageError
-from shardkit.kinds.field import Field, check_schema
 from shardkit.kinds.packing import with_fields
 from shardkit.kinds.picture import as_png
-from shardkit.options import option
 from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
+from shardkit.sources.columns import NONE, PARSED, Column, ColumnOptions, Columns
 from shardkit.sources.driver import ListedSource, Listing, Row, images_by_file
-from shardkit.sources.images import AS_ARRAYS, image_record, require_pixels
+from shardkit.sources.images import image_record, require_pixels
 from shardkit.sources.inputs import (
     OpenedFile,
     file_at,
@@ -39,52 +36,19 @@ from shardkit.sources.inputs import (
     require_rows,
     scanning,
 )
-from shardkit.sources.kept import Kept, parse_keep, value_of
-from shardkit.sources.labels import Value, classes_option, label_of, read_classes
+from shardkit.sources.kept import Kept, value_of
+from shardkit.sources.labels import Value, label_of, read_classes
 from shardkit.sources.unpacking import packing_of
 from shardkit.system import safe_paths
 from shardkit.system.files import read_small
-from shardkit.system.text import name_list, quoted
+from shardkit.system.text import quoted
 
 _INDEX = "index.json"
 _MOST_INDEX = 1 << 27
 _MOST_COLUMNS = 1024
-_NONE = "none"
 _CHUNK = 1 << 14
 """Offsets to read at a time."""
 _MOST_LABEL = 4096
-_USUAL_IMAGES = ("image", "images", "img", "jpg", "jpeg", "png", "x")
-_USUAL_LABELS = ("label", "labels", "class", "cls", "target", "targets", "y")
-_LONGEST = 32
-"""Characters of a field's name."""
-_PARSED = ("text", "json", "bytes")
-"""What columns hold whose bytes can be read as other kinds."""
-
-
-class Column(NamedTuple):
-    """A column: what it holds, and how."""
-
-    name: str
-    type: str
-    """As the format names it, such as ``ndarray:float16:2,3``."""
-    holds: str
-    """``image``, ``integer``, ``float``, ``text``, ``json``, ``bytes``, ``array``, or "" if
-    nothing that can be stored."""
-    decode: Callable[[bytes], Any]
-    """Returns a value: an image as a file, an array as NumPy has it.
-
-    Raises:
-        ValueError, IndexError, TypeError, struct.error: If the bytes are not a value.
-    """
-    field: Field = Field("bytes")
-    """The field that stores all its values."""
-    size: int | None = None
-    """Bytes of each value if samples do not state them."""
-    why: str = ""
-    """Why it cannot be stored, or what becomes of it."""
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.type})"
 
 
 class Shard(NamedTuple):
@@ -102,29 +66,6 @@ class Shard(NamedTuple):
     def path(self) -> str:
         """Its whole path."""
         return str(self.folder / self.name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnOptions(SourceOptions):
-    """The options of these sources."""
-
-    image: str | None = option(
-        None, help="Column of images.", metavar="NAME", stored="image_field", shown="the only one"
-    )
-    label: str | None = option(
-        None,
-        help="Column of labels, integers or text; none: no labels.",
-        metavar="NAME",
-        stored="label_field",
-        shown="label, or the only integers",
-    )
-    keep: str | None = option(
-        None,
-        help="More columns to keep, such as weight,caption=info:/caption:text; none: no column.",
-        metavar="[NAME=]COLUMN[:KIND],...",
-        shown="all",
-    )
-    classes: str | None = classes_option()
 
 
 class ColumnShards(ListedSource, AttachableSource):
@@ -154,11 +95,9 @@ class ColumnShards(ListedSource, AttachableSource):
                 raise UsageError(f"{self.path}: its folders differ in columns: convert each alone")
             self._columns = by_name
             self._shards += [shard._replace(split=name) for shard in shards]
-        self._image = self._choose_image(options.image)
-        self._label = "" if options.label == _NONE else self._choose_label(options.label)
-        self._keep = self._kept(options.keep)
-        self.schema = {kept.name: self._field(kept) for kept in self._keep}
-        self.settle(image=self._image, label=self._label or _NONE)
+        self._chosen = Columns(self.path, self._columns.values(), options)
+        self.schema = self._chosen.schema
+        self.settle(image=self._chosen.image, label=self._chosen.label or NONE)
 
     @abstractmethod
     def parse_index(
@@ -211,84 +150,6 @@ class ColumnShards(ListedSource, AttachableSource):
             raise UsageError(f"{path} names no shards")
         return columns, shards
 
-    def _listed(self) -> str:
-        return name_list(map(str, self._columns.values()))
-
-    def _choose_image(self, name: str | None) -> str:
-        files = [column.name for column in self._columns.values() if column.holds == "image"]
-        others = [column.name for column in self._columns.values() if column.holds == "bytes"]
-        if name is not None:
-            if name not in files + others:
-                raise UsageError(
-                    f"{self.path} has no column {quoted(name)} of images; it has {self._listed()}"
-                )
-            return name
-        usual = [known for known in _USUAL_IMAGES if known in files + others]
-        names = files or others
-        if len(names) > 1 and not usual:
-            raise UsageError(
-                f"{self.path} has {len(names)} columns that may be images: choose with image= from "
-                f"{name_list(names)}"
-            )
-        if not names:
-            raise UsageError(
-                f"{self.path} has no column of images; it has {self._listed()}; for arrays without "
-                f"images, {AS_ARRAYS}"
-            )
-        return (usual or names)[0]
-
-    def _choose_label(self, name: str | None) -> str:
-        """Return the column of labels; "" if the user named none and there is none."""
-        integers = [column.name for column in self._columns.values() if column.holds == "integer"]
-        texts = [column.name for column in self._columns.values() if column.holds == "text"]
-        if name is None:
-            usual = (known for known in _USUAL_LABELS if known in integers + texts)
-            return next(usual, integers[0] if len(integers) == 1 else "")
-        if name not in integers + texts:
-            raise UsageError(
-                f"{self.path} has no column {quoted(name)} of integers or text; it has "
-                f"{self._listed()}"
-            )
-        return name
-
-    def _kept(self, keep: str | None) -> list[Kept]:
-        """Return the columns to keep; by default all but image and label."""
-        if keep == _NONE:
-            return []
-        if keep is not None:
-            kept = parse_keep(keep)
-            for one in kept:
-                if one.source not in self._columns:
-                    raise UsageError(
-                        f"{self.path} has no column {quoted(one.source)}; it has {self._listed()}"
-                    )
-            return kept
-        others = [name for name in self._columns if name not in (self._image, self._label)]
-        names = [_field_name(name) for name in others]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UsageError(
-                f"{self.path} has several columns for a field {twice!r}; give them names with "
-                f"keep='other={others[names.index(twice)]}', or leave all out with keep='none'"
-            )
-        return [Kept(*pair, None, None, False) for pair in zip(names, others, strict=True)]
-
-    def _field(self, kept: Kept) -> Field:
-        column = self._columns[kept.source]
-        if not column.holds:
-            raise UsageError(
-                f"{self.path}: the column {quoted(column.name)} ({column.type}) cannot be stored: "
-                f"{column.why}; name the others with keep=, or leave all out with keep='none'"
-            )
-        if kept.pointer is not None and column.holds not in _PARSED:
-            raise UsageError(f"keep='{kept}': only JSON has parts, not {column}")
-        if kept.pointer is None and kept.kind in (None, column.field.kind):
-            return column.field
-        field = kept.field(column.field.kind)
-        numbers = column.holds in ("integer", "float") and field.kind in ("number", "json")
-        if column.holds not in _PARSED and not numbers:
-            raise UsageError(f"keep='{kept}': the column {column} becomes {column.field}")
-        return field
-
     def paths(self) -> Sequence[Path]:
         """Return the shards."""
         return [Path(shard.path) for shard in self._shards]
@@ -309,20 +170,12 @@ class ColumnShards(ListedSource, AttachableSource):
 
             if reason := scanning(shard.path, scan, shard.bytes):
                 listing.blame_rest(shard.name, reason)
-        image = self._columns[self._image]
+        image = self._columns[self._chosen.image]
         self.exact_sizes = not image.why
-        used = {self._image, self._label, *(kept.source for kept in self._keep)}
-        unused = [str(column) for column in self._columns.values() if column.name not in used]
         count = sum(shard.rows for shard in self._shards)
         return {
             "shards": f"{len(self._shards):,} of {self.format}, with {count:,} samples",
-            "image": f"{self._image}: {image.type}{image.why and f', {image.why}'}",
-            "label": self._label or "no column",
-            **{
-                kept.name: f"{self._columns[kept.source]}: {self.schema[kept.name]}"
-                for kept in self._keep
-            },
-            "unused": ", ".join(unused) or "no column",
+            **self._chosen.describe(f"{image.type}{image.why and f', {image.why}'}"),
         }
 
     def _list(self, listing: Listing, number: int, view: OpenedFile) -> None:
@@ -331,7 +184,7 @@ class ColumnShards(ListedSource, AttachableSource):
             raise BadImage(f"it has {view.size:,} bytes, but the index states {shard.bytes:,}")
         if view.read(0, 4) != struct.pack("<I", shard.rows):
             raise BadImage("its number of samples differs from the index")
-        label = self._columns.get(self._label)
+        label = self._columns.get(self._chosen.label)
         stem = shard.name.partition(".mds")[0].removesuffix(".bin")
         for first in range(0, shard.rows, _CHUNK):
             offsets = _offsets(view, first, min(_CHUNK, shard.rows - first))
@@ -345,7 +198,7 @@ class ColumnShards(ListedSource, AttachableSource):
                 except BadImage as error:
                     listing.blame(name, str(error))
                     continue
-                size = places[self._image][1]
+                size = places[self._chosen.image][1]
                 listing.add(Row(name, code, size, view.stamp, place(number, row)))
 
     def _places(
@@ -387,9 +240,9 @@ class ColumnShards(ListedSource, AttachableSource):
         remedy = "cannot be read in place: use `shardkit convert`"
         if packed := next((shard.path for shard in self._shards if packing_of(shard.path)), None):
             raise UsageError(f"{packed} is compressed, so its images {remedy}")
-        if self._columns[self._image].why:
-            raise UsageError(f"the column {self._columns[self._image]} {remedy}")
-        for kept in self._keep:
+        if self._columns[self._chosen.image].why:
+            raise UsageError(f"the column {self._columns[self._chosen.image]} {remedy}")
+        for kept in self._chosen.keep:
             column = self._columns[kept.source]
             field = self.schema[kept.name]
             stated = column.holds != "array" or field.dtype is not None
@@ -416,16 +269,16 @@ class ColumnShards(ListedSource, AttachableSource):
             raise BadImage("its row is not in the shard")
         start, end = _offsets(view, row, 1)
         places = self._places(view, shard, start, end)
-        used = {self._image, *(kept.source for kept in self._keep)}
+        used = {self._chosen.image, *(kept.source for kept in self._chosen.keep)}
         stored = {name: view.read(*places[name]) for name in used}
-        image = self._columns[self._image]
+        image = self._columns[self._chosen.image]
         record = image_record(entry, _decoded(image, stored[image.name]))
         offsets = {record.image_field or FOREIGN_FIELD: places[image.name][0]}
-        if not self._keep:
+        if not self._chosen.keep:
             return Located(record, offsets)
-        values = {kept.name: self._value(kept, stored[kept.source]) for kept in self._keep}
+        values = {kept.name: self._value(kept, stored[kept.source]) for kept in self._chosen.keep}
         record = with_fields(record, self.schema, values)
-        for kept in self._keep:
+        for kept in self._chosen.keep:
             field = self.schema[kept.name]
             if field.type.stored_apart:
                 name = field.type.stored_in(record.fields, kept.name) or kept.name
@@ -437,7 +290,7 @@ class ColumnShards(ListedSource, AttachableSource):
         column = self._columns[kept.source]
         field = self.schema[kept.name]
         parsed = kept.pointer is not None or field.kind != column.field.kind
-        if parsed and column.holds in _PARSED:
+        if parsed and column.holds in PARSED:
             return value_of(kept, field, data)
         value = _decoded(column, data)
         return value.tolist() if isinstance(value, np.ndarray) and field.kind == "json" else value
@@ -476,11 +329,6 @@ def text(value: Any, what: str) -> str:
     return value
 
 
-def as_is(data: bytes) -> bytes:
-    """Return the bytes of a value that is stored as it is."""
-    return data
-
-
 def number_of(dtype: str, data: bytes) -> Any:
     """Return a number of NumPy's type."""
     return np.frombuffer(data, dtype).reshape(()).item()
@@ -513,16 +361,6 @@ def png_of_pil(data: bytes) -> bytes:
 
 
 AS_PNG = "stored as PNG"
-
-
-def _field_name(column: str) -> str:
-    """Return a name that a field can have, as near as can be to that of its column."""
-    name = re.sub("[^a-z0-9_]", "_", column.lower())[:_LONGEST]
-    try:
-        check_schema({name: Field("json")})
-    except ValueError:
-        return f"column_{name}"[:_LONGEST]
-    return name
 
 
 def _types(columns: Any) -> list[tuple[str, str]]:

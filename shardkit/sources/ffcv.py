@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from shardkit.contracts import (
     Images,
     Located,
     SourceKind,
-    SourceOptions,
 )
 from shardkit.errors import BadImage, UsageError
-from shardkit.kinds.field import Field, check_schema
+from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
-from shardkit.options import option
 from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
 from shardkit.sources.beton_file import (
     JPEG,
@@ -35,10 +32,10 @@ from shardkit.sources.beton_file import (
     parse_beton,
     without_terminator,
 )
+from shardkit.sources.columns import NONE, Column, ColumnOptions, Columns
 from shardkit.sources.driver import FileSource, Listing, Row
 from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import (
-    AS_ARRAYS,
     image_record,
     pixel_record,
     raw_record,
@@ -54,47 +51,16 @@ from shardkit.sources.inputs import (
     scanning,
     stem,
 )
-from shardkit.sources.kept import Kept, parse_keep, value_of
-from shardkit.sources.labels import classes_option, read_classes
+from shardkit.sources.kept import Kept, value_of
+from shardkit.sources.labels import read_classes
 from shardkit.sources.recognize import having
 from shardkit.sources.unpacking import packing_of
-from shardkit.system.text import name_list, quoted
+from shardkit.system.text import quoted
 
 _SUFFIXES = (".beton", ".beton.gz", ".ffcv")
-_USUAL = {
-    "image": ("image", "images", "img", "x"),
-    "int": ("label", "labels", "target", "targets", "class", "y"),
-}
-"""Usual names of images and labels, to choose from several fields."""
-_KINDS = {"bytes": Field("bytes"), "json": Field("json"), "image": Field("image")}
-_KINDS |= {"int": Field("number", "int64"), "float": Field("number", "float64")}
-_NONE = "none"
 _CHUNK = 1 << 14
 """Samples to list at a time."""
 _CHANNELS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class FfcvOptions(SourceOptions):
-    """The options of this source."""
-
-    image: str | None = option(
-        None, help="Field of images.", metavar="NAME", stored="image_field", shown="the only one"
-    )
-    label: str | None = option(
-        None,
-        help="Field of labels, integers; none: no labels.",
-        metavar="NAME",
-        stored="label_field",
-        shown="label, or the only integers",
-    )
-    keep: str | None = option(
-        None,
-        help="More fields to keep, such as weight,caption=info:/caption:text; none: no field.",
-        metavar="[NAME=]FIELD[:KIND],...",
-        shown="all",
-    )
-    classes: str | None = classes_option()
 
 
 class Ffcv(FileSource, AttachableSource):
@@ -109,7 +75,7 @@ class Ffcv(FileSource, AttachableSource):
 
     kind = "ffcv"
 
-    def __init__(self, path: str | Path, options: FfcvOptions) -> None:
+    def __init__(self, path: str | Path, options: ColumnOptions) -> None:
         super().__init__(path, options, _SUFFIXES)
         if len(self.inputs.paths) > 1:
             raise UsageError(
@@ -123,72 +89,12 @@ class Ffcv(FileSource, AttachableSource):
                 self._beton = parse_beton(view)
         except BadImage as error:
             raise UsageError(f"{self._path}: {error}") from error
-        self._image = self._choose("image", options.image)
-        if not self._image:
-            raise UsageError(
-                f"{self._path} has no field of images; it has {self._listed()}; for arrays without "
-                f"images, {AS_ARRAYS}"
-            )
-        self._label = "" if options.label == _NONE else self._choose("int", options.label)
-        self._keep = self._kept(options.keep)
-        self.schema = {kept.name: self._field(kept) for kept in self._keep}
-        self.settle(image=self._image, label=self._label or _NONE)
+        columns = map(_column, *zip(*self._beton.fields.items(), strict=True))
+        self._chosen = Columns(self._path, columns, options, images=("image",))
+        self.schema = self._chosen.schema
+        self.settle(image=self._chosen.image, label=self._chosen.label or NONE)
         self._modes: dict[str, Counter[tuple[int, ...]]] = {}
         """Of each field of images: how often each mode is used, of raw pixels with the size."""
-
-    def _choose(self, kind: str, name: str | None) -> str:
-        """Return the field of images or labels; "" if the user named none and there is none."""
-        names = names_of(self._beton.fields, kind)
-        if name is not None and name not in names:
-            what = "images" if kind == "image" else "integers"
-            raise UsageError(
-                f"{self._path} has no field {quoted(name)} of {what}; it has {self._listed()}"
-            )
-        usual = [known for known in _USUAL[kind] if known in names]
-        if name is None and kind == "image" and len(names) > 1 and not usual:
-            raise UsageError(
-                f"{self._path} has {len(names)} fields of images: choose with image= from "
-                f"{name_list(names)}"
-            )
-        return name or next(iter(usual or (names if len(names) == 1 else ())), "")
-
-    def _listed(self) -> str:
-        return name_list(f"{name} ({field})" for name, field in self._beton.fields.items())
-
-    def _kept(self, keep: str | None) -> list[Kept]:
-        """Return the fields to keep; by default all but image and label."""
-        fields = self._beton.fields
-        if keep is None:
-            others = [name for name in fields if name not in (self._image, self._label)]
-            for name in others:
-                try:
-                    check_schema({name: Field("json")})
-                except ValueError as error:
-                    raise UsageError(
-                        f"{self._path}: {error}; give it a name with keep='other={name}', or leave "
-                        "all fields out with keep='none'"
-                    ) from error
-            return [Kept(name, name, None, None, False) for name in others]
-        kept = [] if keep == _NONE else parse_keep(keep)
-        for one in kept:
-            if one.source not in fields:
-                raise UsageError(
-                    f"{self._path} has no field {quoted(one.source)}; it has {self._listed()}"
-                )
-        return kept
-
-    def _field(self, kept: Kept) -> Field:
-        field = self._beton.fields[kept.source]
-        if kept.pointer is not None and field.holds != "json":
-            raise UsageError(f"keep='{kept}': only a field of JSON has parts, not {field}")
-        if kept.kind is not None:
-            return kept.field(kept.kind)
-        if kept.pointer is not None or field.holds != "array":
-            return _KINDS[field.holds]
-        try:
-            return Field("array", field.dtype, field.shape)
-        except ValueError as error:
-            raise UsageError(f"{self._path}: {quoted(kept.source)}: {error}") from error
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
@@ -199,7 +105,7 @@ class Ffcv(FileSource, AttachableSource):
     @property
     def raw_shape(self) -> tuple[int, int, int] | None:
         """Height, width and channels if a scan found only raw pixels of one size; else None."""
-        modes = list(self._modes.get(self._image, ()))
+        modes = list(self._modes.get(self._chosen.image, ()))
         if len(modes) != 1 or modes[0][0] != RAW:
             return None
         _, height, width = modes[0]
@@ -214,14 +120,14 @@ class Ffcv(FileSource, AttachableSource):
         remedy = "cannot be read in place: use `shardkit convert`"
         if packing_of(self._path):
             raise UsageError(f"{self._path} is compressed, so its images {remedy}, or unpack it")
-        modes = self._modes.get(self._image, Counter())
+        modes = self._modes.get(self._chosen.image, Counter())
         raw = sum(count for (mode, *_), count in modes.items() if mode == RAW)
         if raw and not self.raw_shape:
             raise UsageError(
                 f"{raw:,} of {modes.total():,} images are raw pixels; unless all are, of one size, "
                 f"they {remedy}"
             )
-        for kept in self._keep:
+        for kept in self._chosen.keep:
             field = self._beton.fields[kept.source]
             stored = self.schema[kept.name]
             whole = field.holds == stored.kind and not any(
@@ -250,13 +156,13 @@ class Ffcv(FileSource, AttachableSource):
         if row >= self._beton.rows:
             raise BadImage(CHANGED)
         sample = self._beton.samples(view, row, 1)[0]
-        sizes = {self._image: entry.bytes, **json.loads(entry.values or "{}")}
-        data = _bytes_of(view, sample[self._image], sizes[self._image])
-        record = _record(entry, sample[self._image], data, raw=in_place)
-        offsets = {record.image_field or FOREIGN_FIELD: int(sample[self._image]["start"])}
+        sizes = {self._chosen.image: entry.bytes, **json.loads(entry.values or "{}")}
+        data = _bytes_of(view, sample[self._chosen.image], sizes[self._chosen.image])
+        record = _record(entry, sample[self._chosen.image], data, raw=in_place)
+        offsets = {record.image_field or FOREIGN_FIELD: int(sample[self._chosen.image]["start"])}
         values = {}
         apart = {}
-        for kept in self._keep:
+        for kept in self._chosen.keep:
             field = self._beton.fields[kept.source]
             content = b""
             where = sample[kept.source]
@@ -306,33 +212,28 @@ class Ffcv(FileSource, AttachableSource):
         require_rows(self._path, self._beton.rows)
         if reason := scanning(self._path, lambda view: self._list(listing, view)):
             raise UsageError(f"{self._path}: {reason}")
-        modes = self._modes[self._image]
+        modes = self._modes[self._chosen.image]
         self.exact_sizes = all(mode == JPEG for mode, *_ in modes)
-        used = {self._image, self._label, *(kept.source for kept in self._keep)}
-        unused = [name for name in self._beton.fields if name not in used]
         return {
             "file": f"FFCV, {self._beton.rows:,} samples of {len(self._beton.fields)} fields",
-            "image": f"{self._image}: {_in_words(modes)}",
-            "label": self._label or "no field",
-            **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
-            "unused": ", ".join(unused) or "no field",
+            **self._chosen.describe(_in_words(modes)),
         }
 
     def _list(self, listing: Listing, view: OpenedFile) -> None:
         if parse_beton(view) != self._beton:
             raise BadImage(CHANGED)
         allocations = Allocations(view, self._beton)
-        used = [self._image, *(kept.source for kept in self._keep)]
+        used = [self._chosen.image, *(kept.source for kept in self._chosen.keep)]
         folder = stem(self.inputs.names[0], _SUFFIXES)
         for first in range(0, self._beton.rows, _CHUNK):
             count = min(_CHUNK, self._beton.rows - first)
             samples = self._beton.samples(view, first, count)
             faults, sizes = self._check(samples, first, used, allocations)
-            others = {name: sizes[name] for name in used if name in sizes and name != self._image}
+            others = {name: sizes[name] for name in used if name in sizes and name != used[0]}
             for row, sample in enumerate(samples):
                 name = f"{folder}/{first + row:08d}"
-                where = sample[self._image]
-                label = int(sample[self._label]) if self._label else None
+                where = sample[self._chosen.image]
+                label = int(sample[self._chosen.label]) if self._chosen.label else None
                 fault = faults.get(row) or _fault_of(where)
                 if fault:
                     listing.blame(name, fault)
@@ -344,7 +245,7 @@ class Ffcv(FileSource, AttachableSource):
                     Row(
                         f"{name}.{'jpg' if where['mode'] == JPEG else 'png'}",
                         NO_LABEL if label is None else listing.code(label),
-                        int(sizes[self._image][row]),
+                        int(sizes[self._chosen.image][row]),
                         view.stamp,
                         place(0, first + row),
                         values if others else "",
@@ -382,6 +283,22 @@ class Ffcv(FileSource, AttachableSource):
             for row in np.flatnonzero(~good).tolist():
                 faults.setdefault(row, f"its {name} is not where the table of allocations has it")
         return faults, of_images
+
+
+_HOLDS = {"int": "integer", "float": "float"}
+_FIELDS = {"bytes": Field("bytes"), "json": Field("json"), "image": Field("image")}
+_FIELDS |= {"int": Field("number", "int64"), "float": Field("number", "float64")}
+
+
+def _column(name: str, field: BetonField) -> Column:
+    """Return a field as the column of a source."""
+    holds = _HOLDS.get(field.holds, field.holds)
+    if field.holds != "array":
+        return Column(name, str(field), holds, field=_FIELDS[field.holds])
+    try:
+        return Column(name, str(field), holds, field=Field("array", field.dtype, field.shape))
+    except ValueError as error:
+        return Column(name, str(field), "", why=str(error))
 
 
 def _start_of(where: Any) -> int:
@@ -460,7 +377,7 @@ SOURCE = SourceKind(
       shardkit convert ffcv train.beton dataset --to lmdb --classes names.txt
       shardkit convert ffcv train.beton dataset --to hdf5 --label class --keep box:boxes
     """,
-    options=FfcvOptions,
+    options=ColumnOptions,
     of_files=True,
     attaching=Attaching(
         title="A file of FFCV (.beton).",

@@ -19,18 +19,16 @@ from shardkit.kinds.field import Field
 from shardkit.kinds.values import parse_json
 from shardkit.sources.column_shards import (
     AS_PNG,
-    Column,
-    ColumnOptions,
     ColumnShards,
     Shard,
     array_of,
-    as_is,
     mapping,
     number_of,
     png_of_pil,
     text,
     whole_number,
 )
+from shardkit.sources.columns import Column, ColumnOptions, as_is
 from shardkit.sources.recognize import having_index
 from shardkit.system.text import quoted
 

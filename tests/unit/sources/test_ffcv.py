@@ -181,10 +181,10 @@ def test_a_dry_run_shows_every_field(tmp_path: Path) -> None:
         "  file      FFCV, 5 samples of 10 fields",
         "  image     image: 5 JPEG",
         "  label     label: 3 integers from 0 to 2",
-        "  weight    weight: number of float64",
-        "  caption   info: text",
-        "  latent    latent: array of float16, 2 x 3",
-        "  unused    blob, tensor, swapped, thumb, preview",
+        "  weight    weight (float): number of float64",
+        "  caption   info (json): text",
+        "  latent    latent (array of float16, (2, 3)): array of float16, 2 x 3",
+        "  unused    blob (bytes), tensor (array of ",
     ):
         assert line in done.output
 
@@ -250,11 +250,10 @@ def test_negative_labels_are_missing_or_refused_unless_they_are_numbers(tmp_path
 @for_each(
     ("options", "reason"),
     [
-        ({"image": "label"}, "has no field 'label' of images; it has image"),
-        ({"label": "image"}, "has no field 'image' of integers; it has image"),
-        ({"keep": "x"}, "has no field 'x'; it has image"),
-        ({"keep": "n=label:/a"}, "only a field of JSON has parts, not int"),
-        ({"label": "none"}, "give it a name with keep='other=label'"),
+        ({"image": "label"}, "has no column 'label' of images; it has image"),
+        ({"label": "image"}, "has no column 'image' of integers or text; it has image"),
+        ({"keep": "x"}, "has no column 'x'; it has image"),
+        ({"keep": "n=label:/a"}, "only JSON has parts, not label (int)"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -286,7 +285,7 @@ def test_files_are_not_joined(tmp_path: Path) -> None:
     ("name", "reason"),
     [
         ("custom", "field 'mine' has a custom type: only code of its author can read it"),
-        ("arrays", r"has no field of images; it has covariate \(array of float64"),
+        ("arrays", r"has no column of images; it has covariate \(array of float64"),
         ("unfinished", "FFCV did not finish it, so it has no table of allocations: write it again"),
     ],
 )

@@ -1,0 +1,221 @@
+"""Named columns of a source: which one is the image, which the label, and which are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardkit.contracts import SourceOptions
+from shardkit.errors import UsageError
+from shardkit.kinds.field import Field, check_schema
+from shardkit.options import option
+from shardkit.sources.images import AS_ARRAYS
+from shardkit.sources.kept import Kept, parse_keep
+from shardkit.sources.labels import classes_option
+from shardkit.system.text import name_list, quoted
+
+NONE = "none"
+_USUAL_IMAGES = ("image", "images", "img", "jpg", "jpeg", "png", "x")
+_USUAL_LABELS = ("label", "labels", "class", "cls", "target", "targets", "y")
+_LONGEST = 32
+"""Characters of a field's name."""
+PARSED = ("text", "json", "bytes")
+"""What columns hold whose bytes can be read as other kinds."""
+
+
+def as_is(data: bytes) -> bytes:
+    """Return the bytes of a value that is stored as it is."""
+    return data
+
+
+class Column(NamedTuple):
+    """A column: what it holds, and how."""
+
+    name: str
+    type: str
+    """As the format names it, such as ``ndarray:float16:2,3``."""
+    holds: str
+    """``image``, ``integer``, ``float``, ``text``, ``json``, ``bytes``, ``array``, or "" if
+    nothing that can be stored."""
+    decode: Callable[[bytes], Any] = as_is
+    """Returns a value: an image as a file, an array as NumPy has it.
+
+    Raises:
+        ValueError, IndexError, TypeError, struct.error: If the bytes are not a value.
+    """
+    field: Field = Field("bytes")
+    """The field that stores all its values."""
+    size: int | None = None
+    """Bytes of each value if samples do not state them."""
+    why: str = ""
+    """Why it cannot be stored, or what becomes of it."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.type})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnOptions(SourceOptions):
+    """The options of these sources."""
+
+    image: str | None = option(
+        None, help="Column of images.", metavar="NAME", stored="image_field", shown="the only one"
+    )
+    label: str | None = option(
+        None,
+        help="Column of labels, integers or text; none: no labels.",
+        metavar="NAME",
+        stored="label_field",
+        shown="label, or the only integers",
+    )
+    keep: str | None = option(
+        None,
+        help="More columns to keep, such as weight,caption=info:/caption:text; none: no column.",
+        metavar="[NAME=]COLUMN[:KIND],...",
+        shown="all",
+    )
+    classes: str | None = classes_option()
+
+
+class Columns:
+    """What a user chose of the columns of a source.
+
+    Args:
+        path: The source, for messages.
+        columns: Its columns.
+        images: What columns of images may hold.
+        options: The choice. Without, the image has a usual name or is the only one, the label has a
+            usual name or is the only column of integers, and all other columns are kept.
+
+    Raises:
+        UsageError: If a column is missing, or cannot be what was chosen.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        columns: Iterable[Column],
+        options: ColumnOptions,
+        *,
+        images: Sequence[str] = ("image", "bytes"),
+    ) -> None:
+        self._path = path
+        self._images = images
+        self._columns = {column.name: column for column in columns}
+        self.image = self._choose_image(options.image)
+        self.label = "" if options.label == NONE else self._choose_label(options.label)
+        """"" if there is none."""
+        self.keep = self._kept(options.keep)
+        self.schema = {kept.name: self._field(kept) for kept in self.keep}
+
+    def describe(self, image: str) -> dict[str, str]:
+        """Return how columns are used, for `Scan.understood`.
+
+        Args:
+            image: What the column of images holds.
+        """
+        used = {self.image, self.label, *(kept.source for kept in self.keep)}
+        unused = [str(column) for column in self._columns.values() if column.name not in used]
+        return {
+            "image": f"{self.image}: {image}",
+            "label": self.label or "no column",
+            **{
+                kept.name: f"{self._columns[kept.source]}: {self.schema[kept.name]}"
+                for kept in self.keep
+            },
+            "unused": ", ".join(unused) or "no column",
+        }
+
+    @property
+    def _listed(self) -> str:
+        return name_list(map(str, self._columns.values()))
+
+    def _choose_image(self, name: str | None) -> str:
+        files, others = (
+            [column.name for column in self._columns.values() if column.holds == holds]
+            for holds in (*self._images, "")[:2]
+        )
+        if name is not None:
+            if name not in files + others:
+                raise UsageError(
+                    f"{self._path} has no column {quoted(name)} of images; it has {self._listed}"
+                )
+            return name
+        usual = [known for known in _USUAL_IMAGES if known in files + others]
+        names = files or others
+        if len(names) > 1 and not usual:
+            raise UsageError(
+                f"{self._path} has {len(names)} columns that may be images: choose with image= "
+                f"from {name_list(names)}"
+            )
+        if not names:
+            raise UsageError(
+                f"{self._path} has no column of images; it has {self._listed}; for arrays without "
+                f"images, {AS_ARRAYS}"
+            )
+        return (usual or names)[0]
+
+    def _choose_label(self, name: str | None) -> str:
+        """Return the column of labels; "" if the user named none and there is none."""
+        integers = [column.name for column in self._columns.values() if column.holds == "integer"]
+        texts = [column.name for column in self._columns.values() if column.holds == "text"]
+        if name is None:
+            usual = (known for known in _USUAL_LABELS if known in integers + texts)
+            return next(usual, integers[0] if len(integers) == 1 else "")
+        if name not in integers + texts:
+            raise UsageError(
+                f"{self._path} has no column {quoted(name)} of integers or text; it has "
+                f"{self._listed}"
+            )
+        return name
+
+    def _kept(self, keep: str | None) -> list[Kept]:
+        """Return the columns to keep; by default all but image and label."""
+        if keep == NONE:
+            return []
+        if keep is not None:
+            kept = parse_keep(keep)
+            for one in kept:
+                if one.source not in self._columns:
+                    raise UsageError(
+                        f"{self._path} has no column {quoted(one.source)}; it has {self._listed}"
+                    )
+            return kept
+        others = [name for name in self._columns if name not in (self.image, self.label)]
+        names = [_field_name(name) for name in others]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UsageError(
+                f"{self._path} has several columns for a field {twice!r}; give them names with "
+                f"keep='other={others[names.index(twice)]}', or leave all out with keep='none'"
+            )
+        return [Kept(*pair, None, None, False) for pair in zip(names, others, strict=True)]
+
+    def _field(self, kept: Kept) -> Field:
+        column = self._columns[kept.source]
+        if not column.holds:
+            raise UsageError(
+                f"{self._path}: the column {quoted(column.name)} ({column.type}) cannot be stored: "
+                f"{column.why}; name the others with keep=, or leave all out with keep='none'"
+            )
+        if kept.pointer is not None and column.holds not in PARSED:
+            raise UsageError(f"keep='{kept}': only JSON has parts, not {column}")
+        if kept.pointer is None and kept.kind in (None, column.field.kind):
+            return column.field
+        field = kept.field(column.field.kind)
+        numbers = column.holds in ("integer", "float") and field.kind in ("number", "json")
+        if column.holds not in PARSED and not numbers:
+            raise UsageError(f"keep='{kept}': the column {column} becomes {column.field}")
+        return field
+
+
+def _field_name(column: str) -> str:
+    """Return a name that a field can have, as near as can be to that of its column."""
+    name = re.sub("[^a-z0-9_]", "_", column.lower())[:_LONGEST]
+    try:
+        check_schema({name: Field("json")})
+    except ValueError:
+        return f"column_{name}"[:_LONGEST]
+    return name
