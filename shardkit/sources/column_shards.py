@@ -290,10 +290,10 @@ class ColumnShards(ListedSource, AttachableSource):
         column = self._columns[kept.source]
         field = self.schema[kept.name]
         parsed = kept.pointer is not None or field.kind != column.field.kind
-        if parsed and column.holds in PARSED:
+        if parsed and column.holds in (*PARSED, "image"):
             return value_of(kept, field, data)
         value = _decoded(column, data)
-        return value.tolist() if isinstance(value, np.ndarray) and field.kind == "json" else value
+        return value.tolist() if isinstance(value, np.ndarray) and parsed else value
 
 
 def whole_number(value: Any, what: str) -> int:

@@ -22,6 +22,8 @@ _USUAL_IMAGES = ("image", "images", "img", "jpg", "jpeg", "png", "x")
 _USUAL_LABELS = ("label", "labels", "class", "cls", "target", "targets", "y")
 _LONGEST = 32
 """Characters of a field's name."""
+_LABELS = ("integer", "text", "float")
+"""What columns of labels hold."""
 PARSED = ("text", "json", "bytes")
 """What columns hold whose bytes can be read as other kinds."""
 
@@ -86,9 +88,11 @@ class Columns:
     Args:
         path: The source, for messages.
         columns: Its columns.
+        options: The choice. Without, the image has a usual name or is the only one, and the label
+            has names of classes or a usual name.
         images: What columns of images may hold.
-        options: The choice. Without, the image has a usual name or is the only one, the label has a
-            usual name or is the only column of integers, and all other columns are kept.
+        eager: Whether a label may be the only column of integers, and all others are kept, unless
+            the user chose.
 
     Raises:
         UsageError: If a column is missing, or cannot be what was chosen.
@@ -101,8 +105,10 @@ class Columns:
         options: ColumnOptions,
         *,
         images: Sequence[str] = ("image", "bytes"),
+        eager: bool = True,
     ) -> None:
         self._path = path
+        self._eager = eager
         self._images = images
         self._columns = {column.name: column for column in columns}
         self.image = self._choose_image(options.image)
@@ -111,13 +117,14 @@ class Columns:
         self.keep = self._kept(options.keep)
         self.schema = {kept.name: self._field(kept) for kept in self.keep}
 
-    def describe(self, image: str) -> dict[str, str]:
+    def describe(self, image: str, name: str | None = None) -> dict[str, str]:
         """Return how columns are used, for `Scan.understood`.
 
         Args:
             image: What the column of images holds.
+            name: The column of images' names.
         """
-        used = {self.image, self.label, *(kept.source for kept in self.keep)}
+        used = {self.image, self.label, name, *(kept.source for kept in self.keep)}
         unused = [str(column) for column in self._columns.values() if column.name not in used]
         return {
             "image": f"{self.image}: {image}",
@@ -136,12 +143,15 @@ class Columns:
     def _choose_image(self, name: str | None) -> str:
         files, others = (
             [column.name for column in self._columns.values() if column.holds == holds]
-            for holds in (*self._images, "")[:2]
+            for holds in (*self._images, None)[:2]
         )
         if name is not None:
             if name not in files + others:
+                is_text = name in self._columns and self._columns[name].holds == "text"
+                remedy = "; for a table of paths, use `shardkit convert table`" if is_text else ""
                 raise UsageError(
                     f"{self._path} has no column {quoted(name)} of images; it has {self._listed}"
+                    f"{remedy}"
                 )
             return name
         usual = [known for known in _USUAL_IMAGES if known in files + others]
@@ -160,21 +170,29 @@ class Columns:
 
     def _choose_label(self, name: str | None) -> str:
         """Return the column of labels; "" if the user named none and there is none."""
-        integers = [column.name for column in self._columns.values() if column.holds == "integer"]
-        texts = [column.name for column in self._columns.values() if column.holds == "text"]
-        if name is None:
-            usual = (known for known in _USUAL_LABELS if known in integers + texts)
-            return next(usual, integers[0] if len(integers) == 1 else "")
-        if name not in integers + texts:
+        columns = self._columns.values()
+        if name is not None:
+            if name not in self._columns or self._columns[name].holds not in _LABELS:
+                raise UsageError(
+                    f"{self._path} has no column {quoted(name)} of integers or text; it has "
+                    f"{self._listed}"
+                )
+            return name
+        named = [column.name for column in columns if column.field.kind == "label"]
+        if len(named) == 1:
+            return named[0]
+        usable = named or [column.name for column in columns if column.holds in _LABELS[:2]]
+        usual = next((known for known in _USUAL_LABELS if known in usable), "")
+        if named and not usual:
             raise UsageError(
-                f"{self._path} has no column {quoted(name)} of integers or text; it has "
-                f"{self._listed}"
+                f"{self._path}: choose the label with label= from {name_list(named)}, or none"
             )
-        return name
+        integers = [column.name for column in columns if column.holds == "integer"]
+        return usual or (integers[0] if self._eager and len(integers) == 1 else "")
 
     def _kept(self, keep: str | None) -> list[Kept]:
         """Return the columns to keep; by default all but image and label."""
-        if keep == NONE:
+        if keep == NONE or (keep is None and not self._eager):
             return []
         if keep is not None:
             kept = parse_keep(keep)
@@ -205,8 +223,10 @@ class Columns:
         if kept.pointer is None and kept.kind in (None, column.field.kind):
             return column.field
         field = kept.field(column.field.kind)
-        numbers = column.holds in ("integer", "float") and field.kind in ("number", "json")
-        if column.holds not in PARSED and not numbers:
+        others = column.holds in ("integer", "float") and field.kind in ("number", "json")
+        others |= column.holds == "image" and column.decode is as_is and field.kind == "mask"
+        others |= column.holds == "array" and field.kind in ("json", "boxes", "keypoints")
+        if column.holds not in PARSED and not others:
             raise UsageError(f"keep='{kept}': the column {column} becomes {column.field}")
         return field
 

@@ -17,7 +17,6 @@ from shardkit.contracts import (
     Entry,
     Recognition,
     SourceKind,
-    SourceOptions,
 )
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field
@@ -25,6 +24,7 @@ from shardkit.kinds.packing import with_fields
 from shardkit.options import option, same_option
 from shardkit.record import NO_LABEL, Record, load_json
 from shardkit.sources import arrow_reader
+from shardkit.sources.columns import NONE, Column, ColumnOptions, Columns
 from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, split_names
 from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import image_record
@@ -37,8 +37,8 @@ from shardkit.sources.inputs import (
     require_rows,
     stamp_of,
 )
-from shardkit.sources.kept import Kept, parse_keep, value_of
-from shardkit.sources.labels import label_of
+from shardkit.sources.kept import Kept, value_of
+from shardkit.sources.labels import label_of, read_classes
 from shardkit.sources.library_process import call
 from shardkit.system.files import read_small
 from shardkit.system.formatting import size
@@ -68,18 +68,9 @@ class _Column(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceOptions(SourceOptions):
+class HuggingFaceOptions(ColumnOptions):
     """The options of this source."""
 
-    image: str | None = option(
-        None, help="Column with the images.", metavar="COLUMN", shown="the only one"
-    )
-    label: str | None = option(
-        None,
-        help="Column with the label, an integer or text; none: no labels.",
-        metavar="COLUMN",
-        shown="the only ClassLabel, or label",
-    )
     name: str | None = option(
         None,
         help="Column with the image's name; the column of images means its path.",
@@ -87,12 +78,10 @@ class HuggingFaceOptions(SourceOptions):
         shown="number of the row",
         stored="image_name",
     )
-    keep: str | None = option(
-        None,
-        help="More columns to keep, such as caption=text,objects=objects:json. Rows may "
-        "lack those with ?.",
-        metavar="NAME=COLUMN[:KIND][?],...",
+    label: str | None = same_option(
+        ColumnOptions, "label", shown="the only one with class names, or label"
     )
+    keep: str | None = same_option(ColumnOptions, "keep", shown="none")
     split: str | None = same_option(SplitOptions, "split", metavar="NAME", shown="")
 
 
@@ -117,17 +106,18 @@ class HuggingFace(ListedSource):
             names = split_names(options.split, tuple(files_of))
         self.splits = self._files = {ours: files_of[theirs] for ours, theirs in names.items()}
         self._columns = self._first_columns()
-        self._image = self._choose_image(options.image)
-        self._label = self._choose_label(options.label)
-        self.settle(image=self._image, label=self._label or "none")
+        columns = map(_column, *zip(*self._columns.items(), strict=True))
+        self._chosen = Columns(self.path, columns, options, eager=False)
+        self.schema = self._chosen.schema
+        self.settle(image=self._chosen.image, label=self._chosen.label or NONE)
         self._name = options.name
-        self._keep = parse_keep(options.keep)
-        for column in (self._name, *(kept.source for kept in self._keep)):
-            if column is not None:
-                self._require(column)
-        self.schema = {kept.name: _field(kept, self._columns[kept.source]) for kept in self._keep}
-        if self._label is not None:
-            self.class_names = self._columns[self._label].classes
+        if self._name is not None and self._name not in self._columns:
+            raise UsageError(
+                f"{pattern} has no column {quoted(self._name)}; it has {name_list(self._columns)}"
+            )
+        self.class_names = read_classes(options.classes)
+        if self._chosen.label and self.class_names is None:
+            self.class_names = self._columns[self._chosen.label].classes
 
     def paths(self) -> Sequence[Path]:
         """Return the files."""
@@ -144,7 +134,7 @@ class HuggingFace(ListedSource):
         path, row = file_at(files.paths if files else (), entry.place)
         if stamp_of(path) != entry.stamp:
             raise BadImage(CHANGED)
-        columns = [self._image, *(kept.source for kept in self._keep)]
+        columns = [self._chosen.image, *(kept.source for kept in self._chosen.keep)]
         answer = call(arrow_reader.read, os.path.abspath(path), entry.stamp, row, columns)
         head, _, blobs = answer.partition(b"\n")
         values: list[Any] = []
@@ -159,7 +149,7 @@ class HuggingFace(ListedSource):
         record = image_record(entry, values[0])
         kept = {
             kept.name: self._kept(kept, value)
-            for kept, value in zip(self._keep, values[1:], strict=True)
+            for kept, value in zip(self._chosen.keep, values[1:], strict=True)
             if value is not None or not kept.optional
         }
         return with_fields(record, self.schema, kept) if kept else record
@@ -189,19 +179,10 @@ class HuggingFace(ListedSource):
                     groups += self._list(listings[split], number, path)
                 except BadImage as error:
                     listings[split].blame_rest(files.names[number], str(error))
-        used = {self._image, self._label, self._name, *(kept.source for kept in self._keep)}
-        unused = [
-            f"{name} ({column})" for name, column in self._columns.items() if name not in used
-        ]
         count = sum(map(len, listings.values()))
         understood = {
             "files": f"{sum(len(f.paths) for f in self._files.values()):,}, with {count:,} images",
-            "image": f"the column {self._image}",
-            "label": f"the column {self._label} ({self._columns[self._label]})"
-            if self._label
-            else "no column",
-            **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
-            "unused": ", ".join(unused) or "no column",
+            **self._chosen.describe(self._columns[self._chosen.image].kind, self._name),
         }
         if max(groups, default=0) and self.paths()[0].suffix == ".parquet":
             understood["groups"] = (
@@ -215,13 +196,13 @@ class HuggingFace(ListedSource):
         stamp = stamp_of(path)
         full = os.path.abspath(path)
         counts, columns_of_file = _describe(path)
-        for name in (self._image, self._label):
-            if name is not None and columns_of_file.get(name) != self._columns[name]:
+        for name in filter(None, (self._chosen.image, self._chosen.label)):
+            if columns_of_file.get(name) != self._columns[name]:
                 raise BadImage(f"its column {quoted(name)} differs from that of the first file")
         groups = []
         row = 0
         for group in range(len(counts)):
-            columns = (self._image, self._label, self._name)
+            columns = (self._chosen.image, self._chosen.label or None, self._name)
             sizes, places, labels, names = call(arrow_reader.listing, full, stamp, group, columns)
             for length, original, label, name in zip(sizes, places, labels, names, strict=True):
                 path = f"{listing.logged:08d}"
@@ -232,8 +213,8 @@ class HuggingFace(ListedSource):
                     listing.blame(path, f"row {row} of the file has no image bytes{only}")
                 else:
                     code = NO_LABEL
-                    if self._label is not None:
-                        code = listing.code(label_of(label, self._label))
+                    if self._chosen.label:
+                        code = listing.code(label_of(label, self._chosen.label))
                     listing.add(Row(path, code, length, stamp, place(number, row)))
                 row += 1
             groups.append(sum(length or 0 for length in sizes))
@@ -245,44 +226,6 @@ class HuggingFace(ListedSource):
             return _describe(files.paths[0])[1]
         except BadImage as error:
             raise UsageError(f"{files.paths[0]}: {error}") from error
-
-    def _require(self, column: str) -> _Column:
-        if column not in self._columns:
-            raise UsageError(f"there is no column {quoted(column)}; choose from {self._listed()}")
-        return self._columns[column]
-
-    def _listed(self) -> str:
-        return name_list(f"{name} ({column})" for name, column in self._columns.items()) or "none"
-
-    def _choose_image(self, image: str | None) -> str:
-        kinds = ("image",) if image is None else ("image", "bytes")
-        usable = [name for name, column in self._columns.items() if column.kind in kinds]
-        if image is not None and self._require(image).kind not in kinds:
-            raise UsageError(
-                f"the column {image} has no bytes of images but {self._columns[image]}; for a "
-                "table of paths, use `shardkit convert table`"
-            )
-        if image is None and len(usable) != 1:
-            raise UsageError(
-                f"{len(usable)} columns have images: choose with image= from "
-                f"{name_list(usable) or self._listed()}"
-            )
-        return image or usable[0]
-
-    def _choose_label(self, label: str | None) -> str | None:
-        if label == "none":
-            return None
-        labeled = [name for name, column in self._columns.items() if column.kind == "label"]
-        if label is None:
-            usable = labeled if len(labeled) == 1 else [n for n in ("label",) if n in self._columns]
-            if labeled and not usable:
-                raise UsageError(f"choose the label with label= from {name_list(labeled)}, or none")
-            label = usable[0] if usable else None
-        if label is not None:
-            kind = self._require(label).kind
-            if kind in ("image", "labels", "bytes", "json"):
-                raise UsageError(f"the column {label} is {kind}, neither integers nor texts")
-        return label
 
 
 def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:
@@ -347,16 +290,16 @@ def _describe(path: str) -> tuple[list[int], dict[str, _Column]]:
     return rows, {name: _Column(kind, names) for name, kind, names in columns}
 
 
-def _field(kept: Kept, column: _Column) -> Field:
-    if kept.kind is None and kept.pointer is None and column.kind not in _PLAIN_KINDS:
-        if column.kind in ("label", "labels"):
-            return Field(column.kind, classes=column.classes)
-        return Field("number", column.kind)
-    return kept.field("json" if kept.pointer is not None else column.kind)
-
-
-_PLAIN_KINDS = ("image", "text", "bytes", "json")
-"""Kinds of columns that are kinds of fields."""
+def _column(name: str, stored: _Column) -> Column:
+    """Return a column of the files as one of a source."""
+    kind = stored.kind
+    if stored.classes is not None:
+        holds = "integer" if kind == "label" else "json"
+        return Column(name, str(stored), holds, field=Field(kind, classes=stored.classes))
+    if kind in ("image", "text", "bytes", "json"):
+        return Column(name, kind, kind, field=Field(kind))
+    holds = "float" if kind.startswith("float") else "integer"
+    return Column(name, kind, holds, field=Field("number", kind))
 
 
 def _as_text(value: Any) -> str:

@@ -100,8 +100,9 @@ def test_columns_are_kept_by_their_types(tmp_path: Path) -> None:
         "mask=mask:mask,caption=caption,age=age,score=score,ids=ids:array,objects=objects,"
         "deep=text:/a/b:int64,rare=rare?"
     )
-    with refused(UsageError, "2", "image="):
-        opened(path)
+    assert opened(path).scan().understood["image"] == "image: image"
+    with refused(UsageError, "'text'", "shardkit convert table"):
+        opened(path, image="text")
     convert(opened(path, image="image", keep=keep), tmp_path / "made", to="lmdb")
     names = ("mask", "caption", "age", "score", "ids", "objects", "deep", "rare")
     dataset = open_dataset(tmp_path / "made", fields=names, as_dict=True, decode="numpy")
@@ -167,8 +168,8 @@ def test_a_dry_run_shows_what_was_understood(tmp_path: Path) -> None:
     path = make_parquet(tmp_path, IMAGES)
     shown = run_main("convert", "huggingface", path, tmp_path / "x", "--to", "lmdb", "--dry-run")
     for line in (
-        "  image     the column image",
-        "  label     the column label (label of 2 classes): 2 integers from 0 to 1, first cat=0",
+        "  image     image: image",
+        "  label     label: 2 integers from 0 to 1, first cat=0",
         "  unused    caption (text)",
         "  first     00000000",
     ):
