@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,18 @@ def test_splits_are_uploaded(bucket: Bucket, tmp_path: Path) -> None:
     convert(tmp_path / "photos", URL, to="webdataset", staging=tmp_path / "staging")
 
     assert held(bucket, tmp_path / "staging")
+
+
+def test_a_split_of_another_dataset_is_not_uploaded(bucket: Bucket, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        make_folder(tmp_path / "photos" / split)
+    place = copy_dataset(tmp_path / "photos", tmp_path / "splits")
+    copy_dataset(tmp_path / "photos" / "train", tmp_path / "other")
+    shutil.rmtree(place / "val")
+    shutil.copytree(tmp_path / "other", place / "val")
+    with refused(CorruptDataset, place / "val" / "shardkit.json"):
+        upload(place, URL)
+    assert bucket.names() == []
 
 
 def test_the_command(bucket: Bucket, dataset: Path) -> None:
