@@ -371,7 +371,9 @@ class Recipe(RecipeOptions):
             wanted: Its type in the schema; None if it becomes RGB of 8 bits.
         """
         geometry = self.geometry(*info.upright)
-        turned = self.orient and info.orientation != 1
+        # Photographs are upright by one rule, whatever their size: also those that --resize keeps.
+        turns = self.orient or self.box is not None or self.quality is not None
+        turned = turns and info.orientation != 1
         unchanged = geometry == (info.upright, info.upright) and not turned
         # A coding does not change the pixels of a JPEG, and is for no other file.
         keeps = self.encode == "keep" or (unchanged and self.coding is not None)

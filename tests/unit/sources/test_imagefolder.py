@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
-from helpers import encoded, jpeg, make_tree, picture, png
+from helpers import encoded, exif, jpeg, make_tree, picture, png
+from PIL import Image, ImageOps
 from refusals import refused
 
-from shardkit import UsageError, open_source
+from shardkit import UsageError, convert, open_dataset, open_source
 from shardkit.errors import BadImage
 
 JPEG = jpeg()
@@ -586,3 +588,18 @@ def test_a_file_that_is_too_large_for_an_image_is_bad(tmp_path: Path) -> None:
     assert {problem.path for problem in scan.problems[""]} == {"a/huge.jpg", "a/huge"}
     assert all(f"{0x7FFFF000:,} bytes" in reason for reason in problems(scan).values())
     assert [problem.path for problem in scan.ignored[""]] == ["a/text"]
+
+
+def test_photographs_are_upright_whatever_their_size(tmp_path: Path) -> None:
+    """--resize keeps the size of small ones, but turns them like the large ones."""
+    files = {f"cat/{side}.jpg": jpeg(2 * side, side, exif=exif(6), quality=95) for side in (16, 64)}
+    source = make_tree(tmp_path / "src", files)
+    convert(source, tmp_path / "made", to="lmdb", resize=24, shuffle=False, workers=1)
+    dataset = open_dataset(tmp_path / "made")
+    for row, path in enumerate(sorted(files)):
+        shown = ImageOps.exif_transpose(Image.open(source / path))
+        image, _ = dataset[row]
+        assert (image.height > image.width) == (shown.height > shown.width)
+        small = np.asarray(shown.convert("L").resize((8, 16)), np.int16)
+        assert np.abs(np.asarray(image.convert("L").resize((8, 16)), np.int16) - small).mean() < 8
+    assert "orientation" not in dataset.manifest.notes
