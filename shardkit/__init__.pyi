@@ -811,8 +811,7 @@ def bench(
     Args:
         paths: Datasets of shardkit and folders of images.
         decode: Image type: pil, numpy, torch, bytes, or an operation such as 'CenterCrop(224)'.
-            Default: RandomResizedCrop(224); pil with ``transform``; torch for raw pixels of one
-            size.
+            Default: RandomResizedCrop(224); pil with --transform; torch for raw pixels of one size.
         transform: Your transform for each image, from a module that may be in the current folder.
         batch_size: Samples per batch.
         step_ms: Training step time per batch in ms, spent off the CPU.
@@ -854,8 +853,7 @@ def doctor(
         dataset: A dataset or a plain folder of images. None, without ``loader``, checks only the
             machine.
         decode: Image type: pil, numpy, torch, bytes, or an operation such as 'CenterCrop(224)'.
-            Default: RandomResizedCrop(224); pil with ``transform``; torch for raw pixels of one
-            size.
+            Default: RandomResizedCrop(224); pil with --transform; torch for raw pixels of one size.
         transform: Your transform for each image, from a module that may be in the current folder.
         batch_size: Samples per batch; with ``loader`` its own.
         step_ms: Training step time per batch in ms, spent off the CPU.
@@ -890,8 +888,7 @@ def tune(
     Args:
         dataset: A dataset or a plain folder of images.
         decode: Image type: pil, numpy, torch, bytes, or an operation such as 'CenterCrop(224)'.
-            Default: RandomResizedCrop(224); pil with ``transform``; torch for raw pixels of one
-            size.
+            Default: RandomResizedCrop(224); pil with --transform; torch for raw pixels of one size.
         transform: Your transform for each image, from a module that may be in the current folder.
         batch_size: Samples per batch.
         step_ms: Training step time per batch in ms, spent off the CPU.

@@ -806,8 +806,8 @@ def _refuse_shards(path: Path) -> None:
     folder = path.parent if path.name.startswith("shard-") else path
     if (folder / DATASET_FILE).is_file():
         raise UsageError(
-            f"{path} belongs to a dataset of shardkit, which needs no other source: use `shardkit "
-            "convert dataset`, or open it as it is"
+            f"{path} belongs to a dataset of shardkit, which needs no other source",
+            remedy="use `shardkit convert dataset`, or open it as it is",
         )
 
 

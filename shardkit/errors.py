@@ -18,14 +18,17 @@
         ├── CorruptShard          one shard file
         └── CorruptRecord         one record; never skipped or replaced
 
-A row outside a dataset is an ``IndexError``. Every class takes one string, so that PyTorch can
-rebuild an error from a DataLoader worker with its type: it passes only the message on.
+A row outside a dataset is an ``IndexError``. Every class can be made from one string, so that
+PyTorch can rebuild an error from a DataLoader worker with its type: it passes only the text on.
+
+Nothing parses a message. An error has its remedy apart, and names options by reference (`setting`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 
@@ -39,21 +42,79 @@ class Problem:
     """Why the file was left out or refused."""
 
 
+_REFERENCE = re.compile("\x1e([^=\x1f]*)=([^\x1f]*)\x1f")
+"""An option in a text: between characters that no text for people has."""
+
+
+STOPS = (";", ":", ".")
+
+_LONGEST = 400
+"""Characters of a value that a message shows in full, such as a path."""
+
+
+def setting(name: str, *value: object) -> str:
+    """Return a reference to an option in a message: ``force=True``, ``--force`` in a command.
+
+    Args:
+        name: Its name in Python.
+        value: Its value, if the message has one.
+    """
+    shown = "".join(map(repr, value)).replace("\x1f", "?")
+    shown = shown if len(shown) <= _LONGEST else shown[:80]
+    return f"\x1e{name}={shown}\x1f"
+
+
+def spelled(text: str, spell: Callable[[str, str], str] = "{}={}".format) -> str:
+    """Return a text whose references to options are spelled out.
+
+    Args:
+        text: The text.
+        spell: Returns an option as users write it, given its name and value, which may be "".
+    """
+    return _REFERENCE.sub(lambda match: spell(match[1], match[2]), text)
+
+
 class ShardkitError(Exception):
     """Base class of all errors that shardkit raises on purpose.
 
+    Both texts may have options by reference; see `setting`.
+
     Args:
-        message: The problem, and perhaps the remedy.
+        message: The problem, and where it is. The remedy follows its last character if that is one
+            of `STOPS`, else a colon, or, as a sentence, a period.
+        remedy: What to do: a sentence, or the end of one.
         where: The file, folder, URL or option that it concerns, if one alone.
     """
 
+    remedy: str | None = None
+    """What to do."""
     where: str | None = None
     """The file, folder, URL or option that it concerns; None if the message alone names it."""
 
-    def __init__(self, message: str = "", *, where: object = None) -> None:
+    def __init__(
+        self, message: str = "", *, remedy: str | None = None, where: object = None
+    ) -> None:
         super().__init__(message)
+        if remedy is not None:
+            self.remedy = remedy
         if where is not None:
             self.where = str(where)
+
+    @property
+    def problem(self) -> str:
+        """The message without the remedy."""
+        return str(self.args[0]) if self.args else ""
+
+    def text(self, spell: Callable[[str, str], str] = "{}={}".format) -> str:
+        """Return message and remedy; see `spelled`."""
+        text = self.problem
+        if self.remedy is not None:
+            stop = "" if text.endswith(STOPS) else "." if self.remedy[:1].isupper() else ":"
+            text = f"{text}{stop} {self.remedy}"
+        return spelled(text, spell)
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 class UsageError(ShardkitError):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, TypeVar, cast
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting, spelled
 
 _Type = TypeVar("_Type")
 _Result = TypeVar("_Result")
@@ -32,7 +32,7 @@ class Option:
     """An option, as `option` states it."""
 
     help: str
-    """In terms of the command line: other options are ``--flags``."""
+    """It has other options by reference; see `shardkit.errors.setting`."""
     heading: str = ""
     """Its heading in the help; "" is `HEADING` of the class."""
     choices: tuple[str, ...] = ()
@@ -178,15 +178,16 @@ def require_valid(values: Any) -> None:
             object.__setattr__(values, item.name, value)
         if item.choices and not item.is_open and value not in (*item.choices, item.default):
             raise UsageError(
-                f"{item.name}={value!r:.80} is unknown; choose from {', '.join(item.choices)}"
+                f"{setting(item.name, value)} is unknown;",
+                remedy=f"choose from {', '.join(item.choices)}",
             )
         _require_flag(item, value)
         if item.minimum is not None and value is not None:
             require_integer(item.name, value, item.minimum)
         if item.is_positive and value is not None and not _is_positive(value):
-            raise UsageError(f"{item.name}={value!r:.80} is not a number above 0")
+            raise UsageError(f"{setting(item.name, value)} is not a number above 0")
         if item.requires and value != item.default and getattr(values, item.requires) is None:
-            raise UsageError(f"{item.name}= requires {item.requires}=")
+            raise UsageError(f"{setting(item.name)} requires {setting(item.requires)}")
 
 
 def _require_flag(item: Option, value: object) -> None:
@@ -194,13 +195,13 @@ def _require_flag(item: Option, value: object) -> None:
     is_flag = item.type in ("bool", "bool | None")
     if is_flag and type(value) is not bool and value is not item.default:
         values = "True, False nor None" if "None" in item.type else "True nor False"
-        raise UsageError(f"{item.name}={value!r:.80} is neither {values}")
+        raise UsageError(f"{setting(item.name, value)} is neither {values}")
 
 
 def _require_path(name: str, type_: str, value: object) -> None:
     """Refuse an empty path, which `Path` takes for the current folder."""
     if "Path" in type_ and isinstance(value, str) and not value:
-        raise UsageError(f"{name} is empty: give a path or URL", where=name)
+        raise UsageError(f"{name} is empty", remedy="give a path or URL", where=name)
 
 
 def _is_positive(value: object) -> bool:
@@ -215,7 +216,7 @@ def require_integer(option: str, value: object, minimum: int | None = None) -> i
     """
     if type(value) is not int or (minimum is not None and value < minimum):
         range_ = "" if minimum is None else f" from {minimum} on"
-        raise UsageError(f"{option}={value!r:.80} is not an integer{range_}")
+        raise UsageError(f"{setting(option, value)} is not an integer{range_}")
     return value
 
 
@@ -226,10 +227,12 @@ def require_names(option: str, value: object) -> None:
         UsageError: If it is something else, such as one name.
     """
     if isinstance(value, str):
-        raise UsageError(f"{option}={value!r} is a name; use {option}=({value!r},)")
+        raise UsageError(
+            f"{setting(option, value)} is a name;", remedy=f"use {option}=({value!r},)"
+        )
     is_list = isinstance(value, Collection) and all(isinstance(name, str) for name in value)
     if value is not None and not is_list:
-        raise UsageError(f"{option}={value!r:.80} is not a list of names")
+        raise UsageError(f"{setting(option, value)} is not a list of names")
 
 
 def make(kind: type[_Type], given: dict[str, Any]) -> _Type:
@@ -440,11 +443,7 @@ def _line(item: Option) -> str:
         text += f" One of {', '.join(f'``{name}``' for name in item.choices)}."
     if item.shown and item.default is None:
         text += f" Default: {item.shown}."
-    text = re.sub(
-        r"(``.*?``|`.*?`)|--([a-z][a-z-]*)",
-        lambda match: match[1] or f"``{match[2].replace('-', '_')}``",
-        text,
-    )
+    text = spelled(text, lambda name, value: f"``{name}``")
     return textwrap.fill(
         f"{item.name}: {text}", _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8
     )

@@ -138,7 +138,7 @@ def _convert_others(
                 meta[name], lacking = field.type.move(field, meta[name], view)
                 notes |= {"dropped": 1} if lacking else {}
         except BadImage as error:
-            raise BadImage(f"{name}: {error}") from error
+            raise BadImage(f"{name}: {error.problem}", remedy=error.remedy) from error
     return ConvertedRecord(Record(record.key, {**fields, META_FIELD: dump_json(meta)}), notes)
 
 
@@ -209,7 +209,7 @@ class Original(NamedTuple):
             return b"P6 %d %d 255\n" % (width, height) + self.data, "ppm"
         if len(self.data) != width * height * kind.bytes:
             raise BadImage(
-                f"it is raw pixels of another type than {kind}: convert its source again"
+                f"it is raw pixels of another type than {kind}", remedy="convert its source again"
             )
         return npy_header((height, width, kind.channels), kind.values) + self.data, ARRAY_IMAGE
 
@@ -276,7 +276,9 @@ class _Conversion:
         """Move a mask like its image."""
         recipe = self.recipe
         if self.field in LOSSY:
-            raise BadImage(f"a mask cannot be a {self.field} file, which changes values: use PNG")
+            raise BadImage(
+                f"a mask cannot be a {self.field} file, which changes values", remedy="use PNG"
+            )
         if view is None:
             upright = self.info.upright
             view = Geometry(self.size, self.info.orientation, *recipe.geometry(*upright))

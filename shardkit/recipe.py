@@ -15,7 +15,7 @@ from PIL import ImageColor
 
 from shardkit.codecs.image import FILTERS, WHITE, Coding, Color, ImageInfo, coding_of
 from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.options import (
     changed,
     describe,
@@ -74,7 +74,8 @@ def parse_size(resize: int | tuple[int, int] | str) -> int | tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,9})(?:[xX]([0-9]{1,9}))?", str(resize))
     if match is None:
         raise UsageError(
-            f"resize={str(resize)[:40]!r} is neither a number of pixels (256) nor HxW (224x224)"
+            f"{setting('resize', str(resize)[:40])} is neither a number of pixels (256) nor HxW "
+            "(224x224)"
         )
     height, width = match.groups()
     return (int(height), int(width)) if width else int(height)
@@ -97,7 +98,8 @@ def parse_color(color: str | Color) -> Color:
         return ImageColor.getrgb(color)[:3]
     except ValueError:
         raise UsageError(
-            f"background={color!r} is not a color such as white, #808080 or rgb(124,116,104)"
+            f"{setting('background', color)} is not a color such as white, #808080 or "
+            "rgb(124,116,104)"
         ) from None
 
 
@@ -211,12 +213,12 @@ class Recipe(RecipeOptions):
             raise UsageError(f"quality {self.quality} is not from 1 to 100")
         if self.quality is not None and self.encode in ("png", "raw", "planes"):
             raise UsageError(
-                f"quality has no effect with the encoding {self.encode}: leave one out"
+                f"quality has no effect with the encoding {self.encode}", remedy="leave one out"
             )
         if self.resizer == "torch" and self.filter not in _TORCH_FILTERS:
             raise UsageError(
-                f"the resizer torch has no filter {self.filter}: use "
-                f"{' or '.join(_TORCH_FILTERS)}, or the resizer pillow"
+                f"the resizer torch has no filter {self.filter}",
+                remedy=f"use {' or '.join(_TORCH_FILTERS)}, or the resizer pillow",
             )
         self._check_pixels()
         if self.dct_scaling and self.resizer != "pillow":
@@ -229,10 +231,10 @@ class Recipe(RecipeOptions):
         if self.resize is not None and (
             not isinstance(self.resize, tuple) or len(self.resize) != 2
         ):
-            raise UsageError(f"resize={self.resize!r} is not a pair of height and width")
+            raise UsageError(f"{setting('resize', self.resize)} is not a pair of height and width")
         if self.box is not None and not all(1 <= side <= 65535 for side in self.box):
-            height, width = self.box
-            raise UsageError(f"resize='{height}x{width}' is not from 1 to 65535 pixels")
+            size = "{}x{}".format(*self.box)
+            raise UsageError(f"{setting('resize', size)} is not from 1 to 65535 pixels")
         if not all(0 <= part <= 255 for part in self.fill):
             raise UsageError(f"background {self.background} is not three numbers from 0 to 255")
         if self.encode == "raw" and not self.has_fixed_size:
@@ -251,20 +253,25 @@ class Recipe(RecipeOptions):
         encodings = _TYPED_ENCODINGS[self.pixels]
         if self.encode not in encodings:
             raise UsageError(
-                f"encode={self.encode!r} does not hold the images of pixels={self.pixels!r}: use "
-                f"{' or '.join(encodings)}, or pixels='rgb'"
+                f"{setting('encode', self.encode)} does not hold the images of "
+                f"{setting('pixels', self.pixels)}",
+                remedy=f"use {' or '.join(encodings)}, or {setting('pixels', 'rgb')}",
             )
         if self.quality is not None and self.encode != "jpeg":
-            raise UsageError(f"quality with pixels={self.pixels!r} requires encode='jpeg'")
+            raise UsageError(
+                f"quality with {setting('pixels', self.pixels)} requires "
+                f"{setting('encode', 'jpeg')}"
+            )
         if self.resizer != "pillow" or self.dct_scaling:
             raise UsageError(
-                f"resizer='torch' and dct_scaling are for pixels='rgb': leave them out with "
-                f"pixels={self.pixels!r}"
+                f"{setting('resizer', 'torch')} and dct_scaling are for {setting('pixels', 'rgb')}",
+                remedy=f"leave them out with {setting('pixels', self.pixels)}",
             )
         if self.pixels == "keep" and self.fill != WHITE:
             raise UsageError(
-                "background has no effect with pixels='keep', which pads with 0 and keeps alpha: "
-                "leave it out"
+                f"background has no effect with {setting('pixels', 'keep')}, which pads with 0 "
+                "and keeps alpha",
+                remedy="leave it out",
             )
 
     @property

@@ -53,15 +53,15 @@ class _Registry(Generic[_Plugin]):
             target = third_party[name].value
         if target is None:
             raise UsageError(
-                f"unknown {self.word} {quoted(name)}; choose from {', '.join(self.names())}."
-                f"{self.hint(name)}"
+                f"unknown {self.word} {quoted(name)};",
+                remedy=f"choose from {', '.join(self.names())}.{self.hint(name)}",
             )
         try:
             plugin = load(target)
         except ImportError as error:
             raise UsageError(
-                f"{self.word} {name!r} needs a package that cannot be imported: {error}. "
-                f"Install it with `pip install {(error.name or target).partition('.')[0]}`."
+                f"{self.word} {name!r} needs a package that cannot be imported: {error}",
+                remedy=f"Install it with `pip install {(error.name or target).partition('.')[0]}`.",
             ) from error
         except AttributeError:
             plugin = None

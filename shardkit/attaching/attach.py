@@ -36,7 +36,7 @@ from shardkit.dataset.manifest import (
     save_manifest,
 )
 from shardkit.dataset.opened import OpenedDirectory, remember
-from shardkit.errors import BadImage, BadImages, ConversionFailed, Problem, UsageError
+from shardkit.errors import BadImage, BadImages, ConversionFailed, Problem, UsageError, setting
 from shardkit.kinds.field import describe_schema
 from shardkit.options import changed, option, require_valid, takes
 from shardkit.pipeline import convert_record
@@ -139,7 +139,7 @@ def attach(
     if isinstance(source, str | Path):
         source = open_source(DEFAULT_ATTACHED, source, **given)
     elif given:
-        raise UsageError(f"{', '.join(given)}: give these options to the source {source}")
+        raise UsageError(f"{', '.join(given)}", remedy=f"give these options to the source {source}")
     return attach_source(source, target, options, processes)
 
 
@@ -152,7 +152,7 @@ def attach_source(
         UsageError: If the source cannot be attached, or as `attach`.
     """
     if not isinstance(source, AttachableSource):
-        raise UsageError(f"a source of kind {source.kind} cannot be attached: convert it")
+        raise UsageError(f"a source of kind {source.kind} cannot be attached", remedy="convert it")
     target = Path(target)
     old = None if options.force else _attached_before(target)
     scan = source.scan(old.classes if old else None)
@@ -227,10 +227,12 @@ class _ArchiveTask(Task):
                     digest = None if self.quick else aside.submit(sha256_of, self.path)
                     names = save_index(_index_records(self, notes, bad), part, self.schema)
             except BadImage as error:
-                raise ConversionFailed(f"{self.path} cannot be read: {error}") from error
+                raise ConversionFailed(
+                    f"{self.path} cannot be read: {error.problem}", remedy=error.remedy
+                ) from error
             if _stamp(self.path) != before:
                 raise ConversionFailed(
-                    f"{self.path} changed while it was indexed; rerun the command"
+                    f"{self.path} changed while it was indexed;", remedy="rerun the command"
                 )
             shard = AttachedShard(
                 name=self.name,
@@ -328,14 +330,15 @@ def _require_same(old: AttachedManifest, plan: _AttachPlan, target: Path) -> Non
         differ.append("quick")
     if differ:
         raise UsageError(
-            f"{target} holds an attached dataset, made with another {_option(differ[0])}=; "
-            "force=True replaces it"
+            f"{target} holds an attached dataset, made with another {setting(_option(differ[0]))};",
+            remedy=f"{setting('force', True)} replaces it",
         )
     lacking = sorted({shard.name for shard in old.shards} - {task.name for task in plan.tasks})
     if lacking:
         raise UsageError(
-            f"{target} also has {amount(len(lacking), 'archive')} that you did not name, such as "
-            f"{printable(lacking[0])}; name all, or use force=True to leave them out"
+            f"{target} also has {amount(len(lacking), 'archive')} that you did not name, such "
+            f"as {printable(lacking[0])};",
+            remedy=f"name all, or use {setting('force', True)} to leave them out",
         )
 
 
@@ -528,10 +531,10 @@ def _require_good(
         staging.discard()  # other options may find samples
     count = f"{len(skipped)} finding{'s' if len(skipped) > 1 else ''}"
     remedy = (
-        "Fix the archives, or leave these out with on_error='skip'"
+        f"Fix the archives, or leave these out with {setting('on_error', 'skip')}"
         if rows
         else "No good sample is left: fix the archives or the options"
     )
-    error = BadImages(f"{count} in the archives; no dataset was written. {remedy}")
+    error = BadImages(f"{count} in the archives; no dataset was written", remedy=remedy)
     error.problems = tuple(skipped)
     raise error

@@ -195,7 +195,9 @@ def _open(
         if isinstance(opened, Divided) and (opened.stratified or _has_folders(source, datasets)):
             return find(described)  # a stratified division could move images of the dataset
     except UsageError as error:
-        raise UsageError(f"{directory} was made with `convert {kind}`, and {error}") from error
+        raise UsageError(
+            f"{directory} was made with `convert {kind}`, and {error.problem}", remedy=error.remedy
+        ) from error
     return opened
 
 
@@ -297,8 +299,9 @@ def _new_images(
     new = _New(replace(scan, splits=splits, problems=problems, ignored=ignored), left_out)
     if changed:
         raise UsageError(
-            f"{len(changed)} images of {source} have the names of images in {directory} and other "
-            f"content ({_some(changed)}): rename them, or convert everything again"
+            f"{len(changed)} images of {source} have the names of images in {directory} and "
+            f"other content ({_some(changed)})",
+            remedy="rename them, or convert everything again",
         )
     remedy = "skip_existing=True leaves these out"
     if source.kind == Samples.kind:
@@ -375,13 +378,15 @@ def _require_alike(
     unknown = sorted(scan.splits.keys() - datasets.keys())
     if unknown and is_divided(_first_sources(datasets)):
         raise UsageError(
-            f"{directory} was divided with --stratify, and dividing again would move images that "
-            f"it has: put the new images into folders {' and '.join(datasets)}"
+            f"{directory} was divided with --stratify, and dividing again would move images "
+            "that it has",
+            remedy=f"put the new images into folders {' and '.join(datasets)}",
         )
     if unknown:
         raise UsageError(
             f"{scan.source} has {splits_in_words(scan.splits)}, and {directory} has "
-            f"{splits_in_words(datasets)}; append a source with folders or splits of these names"
+            f"{splits_in_words(datasets)};",
+            remedy="append a source with folders or splits of these names",
         )
     manifest = next(iter(datasets.values())).manifest
     schema = manifest.fields_by_name

@@ -145,9 +145,11 @@ def _common_classes(shapes: Sequence[Shape]) -> tuple[str, ...] | None:
         label = next(n for n, (a, b) in enumerate(zip(some, classes, strict=False)) if a != b)
         union = dict.fromkeys([*classes, *some])
         raise UsageError(
-            f"label {label} is {quoted(some[label])} in {shape.place} and {quoted(classes[label])} "
-            f"in {longest.place}. Records store labels, so they cannot be combined. Convert both "
-            f"again with one list of all {len(union)} classes, such as with --class-order FILE"
+            f"label {label} is {quoted(some[label])} in {shape.place} and "
+            f"{quoted(classes[label])} in {longest.place}. Records store labels, so they cannot "
+            "be combined",
+            remedy=f"Convert both again with one list of all {len(union)} classes, such as with "
+            "--class-order FILE",
         )
     return classes
 
@@ -218,7 +220,9 @@ def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> No
     try:
         with open_regular(path) as file:
             if size is not None and os.fstat(file.fileno()).st_size != size:
-                raise CorruptShard(f"{path} is damaged: run {as_command('verify', place)}")
+                raise CorruptShard(
+                    f"{path} is damaged", remedy=f"run {as_command('verify', place)}"
+                )
             with contextlib.suppress(FileNotFoundError):
                 goal.unlink()
             try:
@@ -231,7 +235,7 @@ def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> No
                 sync(goal)
     except (FileNotFoundError, LinkRefused) as error:
         raise CorruptShard(
-            f"{path}: {error.strerror}. For details, run {as_command('verify', place)}"
+            f"{path}: {error.strerror}", remedy=f"For details, run {as_command('verify', place)}"
         ) from error
 
 
@@ -246,7 +250,9 @@ def _ignored(dataset: OpenedDataset) -> Iterator[Problem]:
     for file in dataset.manifest.files:
         if file.name == IGNORED:
             if not has_sha256(path, file.sha256, dataset.path):
-                raise CorruptDataset(f"{path} is damaged: run {as_command('verify', dataset.path)}")
+                raise CorruptDataset(
+                    f"{path} is damaged", remedy=f"run {as_command('verify', dataset.path)}"
+                )
             yield from dataset.ignored
 
 
@@ -255,6 +261,7 @@ def _in_several(places: Sequence[Path], keys: Sequence[str]) -> UsageError:
     return UsageError(
         f"{len(keys)} keys are in more than one of {', '.join(map(str, places))}: "
         f"{', '.join(map(quoted, keys[:3]))}{' ...' if len(keys) > 3 else ''}. Keys come from "
-        "file names and must differ: leave these records out of one dataset with `shardkit convert "
-        "dataset --exclude`, or rename the files and convert again"
+        "file names and must differ",
+        remedy="leave these records out of one dataset with `shardkit convert dataset "
+        "--exclude`, or rename the files and convert again",
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardkit.changes.field_values import FieldValues, checked
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.record import LABEL
 from shardkit.sources.kept import Kept, parse_keep
@@ -79,12 +79,17 @@ class TableValues(FieldValues):
         columns = columns_of(self.path)
         self._key = key or next((name for name in ("key", "path") if name in columns), None)
         if self._key is None:
-            raise UsageError(f"{path}: choose the column of keys with key= from {_list(columns)}")
+            raise UsageError(
+                f"{path}",
+                remedy=f"choose the column of keys with {setting('key')} from {_list(columns)}",
+            )
         for name in (self._key, *(kept.source for kept in self._kept)):
             if name not in columns:
                 raise UsageError(f"{path} has no column {quoted(name)}; it has {_list(columns)}")
         if not self._kept:
-            raise UsageError(f"{path}: choose columns with field=NAME=COLUMN from {_list(columns)}")
+            raise UsageError(
+                f"{path}", remedy=f"choose columns with field=NAME=COLUMN from {_list(columns)}"
+            )
         used = {self._key, *(kept.source for kept in self._kept)}
         self._used = [name for name in columns if name in used]
         count = sum(dataset.manifest.rows for dataset in datasets)
@@ -155,8 +160,8 @@ class TableValues(FieldValues):
                 for (line, row), key, found in zip(part, keys, finder.find(keys), strict=True):
                     if found == _AMBIGUOUS:
                         raise UsageError(
-                            f"{self.path}:{line}: {quoted(key)} names rows of several splits: put "
-                            f"the split and a slash before it"
+                            f"{self.path}:{line}: {quoted(key)} names rows of several splits",
+                            remedy="put the split and a slash before it",
                         )
                     if found < 0:
                         unknown_count += 1
@@ -164,8 +169,9 @@ class TableValues(FieldValues):
                         continue
                     if self._offsets[found] != _NONE:
                         raise UsageError(
-                            f"{self.path}:{line}: {quoted(key)} is in the table twice, or by key "
-                            "and by path: keep one of the rows"
+                            f"{self.path}:{line}: {quoted(key)} is in the table twice, or by "
+                            "key and by path",
+                            remedy="keep one of the rows",
                         )
                     data = self._values_of(line, row)
                     self._offsets[found] = file.tell()
@@ -208,7 +214,7 @@ class TableValues(FieldValues):
                         self._arrays[kept.name].add(_array_field(parsed))
                 found.append(value)
         except BadImage as error:
-            raise UsageError(f"{self.path}:{line}: {error}") from error
+            raise UsageError(f"{self.path}:{line}: {error.problem}", remedy=error.remedy) from error
         return json.dumps(found, separators=(",", ":")).encode()
 
     def _complete(self, classes: Sequence[str], keep_classes: bool) -> dict[str, Field]:
@@ -247,7 +253,9 @@ class _Pieces:
 def _kept_field(kept: Kept, kinds: set[str]) -> Field:
     field = kept.field(kind_of_cells(kinds))
     if field.type.is_picture:
-        raise UsageError(f"field={kept}: images cannot be added to a dataset: convert again")
+        raise UsageError(
+            f"field={kept}: images cannot be added to a dataset", remedy="convert again"
+        )
     return field
 
 

@@ -78,8 +78,8 @@ def checked(schema: Mapping[str, Field]) -> dict[str, Field]:
     for name, field in schema.items():
         if field.type.is_picture:
             raise UsageError(
-                f"{name} is a field of images, which can only be converted: make a source with "
-                "both, and convert it"
+                f"{name} is a field of images, which can only be converted",
+                remedy="make a source with both, and convert it",
             )
     return dict(schema)
 
@@ -121,8 +121,8 @@ class FileValues(FieldValues):
                 first.array.shape[1:],
             ):
                 raise UsageError(
-                    f"{file.path} holds {file.array}, but {first.path} holds {first.array}: save "
-                    "rows of one dtype and shape"
+                    f"{file.path} holds {file.array}, but {first.path} holds {first.array}",
+                    remedy="save rows of one dtype and shape",
                 )
         self._stops = [*accumulate(dataset.manifest.rows for dataset in datasets)]
         field = _label_field(datasets[0]) if name == LABEL else infer_field(name, first.read(0))
@@ -154,7 +154,9 @@ def _npy_paths(path: Path, datasets: Sequence[OpenedDataset]) -> list[Path]:
     top = datasets[0].top
     if not datasets[0].split:
         if path.is_dir():
-            raise UsageError(f"{path} is a folder, but {top} has no splits: name an .npy file")
+            raise UsageError(
+                f"{path} is a folder, but {top} has no splits", remedy="name an .npy file"
+            )
         return [path]
     names = [f"{dataset.split}.npy" for dataset in datasets]
     if not path.is_dir():
@@ -182,7 +184,7 @@ def _open(path: Path, dataset: OpenedDataset) -> _NpyFile:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except BadImage as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
     return _NpyFile(str(path), stamp, array)
 
 
@@ -191,7 +193,8 @@ def _label_field(dataset: OpenedDataset) -> Field:
     classes = dataset.manifest.classes
     if not classes:
         raise UsageError(
-            f"{dataset.path} has no classes: pass schema={{'label': Field('label', classes=...)}}"
+            f"{dataset.path} has no classes",
+            remedy="pass schema={'label': Field('label', classes=...)}",
         )
     return Field("label", classes=classes)
 
@@ -289,8 +292,8 @@ def _inferred(name: str, value: Any, dataset: OpenedDataset) -> Field:
         raise UsageError(f"{name}: {error}") from error
     if field is None:
         raise UsageError(
-            f"the first value of {name} is a {type(value).__name__}: pass schema={{{name!r}: "
-            "Field(...)}"
+            f"the first value of {name} is a {type(value).__name__}",
+            remedy=f"pass schema={{{name!r}: Field(...)}}",
         )
     return field
 
@@ -325,7 +328,7 @@ class FunctionValues(FieldValues):
         try:
             first = self.read(0)[name]
         except BadImage as error:
-            raise UsageError(f"the first sample: {error}") from error
+            raise UsageError(f"the first sample: {error.problem}", remedy=error.remedy) from error
         self.schema = checked({name: field or _inferred(name, first, dataset)})
 
     def read(self, row: int) -> Mapping[str, Any]:

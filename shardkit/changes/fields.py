@@ -39,7 +39,7 @@ from shardkit.conversion.plan import ConvertOptions, Plan
 from shardkit.conversion.staging import StagingDirectory, check_target, finish_interrupted
 from shardkit.dataset.manifest import ADD, LAYERS, REMOVE, REPLACE, Layer, Manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.options import option, require_valid, takes
 from shardkit.record import IMAGE, LABEL
@@ -80,8 +80,8 @@ class FieldOptions:
     )
     field: Sequence[str] = option(
         (),
-        help="Field from a column of a table, as for --keep of `convert table`; for .npy files, "
-        "its name. Repeatable.",
+        help=f"Field from a column of a table, as for {setting('keep')} of `convert table`; for "
+        ".npy files, its name. Repeatable.",
         metavar="NAME[=COLUMN][:KIND][?]",
         is_repeated=True,
     )
@@ -370,9 +370,12 @@ def _providers(
     opened = list(datasets.values())
     if isinstance(given, Mapping):
         if options.field or options.key:
-            raise UsageError("key= and field= are options of files: leave them out")
+            raise UsageError(
+                f"{setting('key')} and {setting('field')} are options of files",
+                remedy="leave them out",
+            )
         if not given:
-            raise UsageError("there are no fields: pass a dict of values by field")
+            raise UsageError("there are no fields", remedy="pass a dict of values by field")
         schema = {
             name: Field(kind) if isinstance(kind, str) else kind
             for name, kind in (options.schema or {}).items()
@@ -386,13 +389,15 @@ def _providers(
         ]
     if not isinstance(given, (str, Path)):
         raise UsageError(
-            f"a {type(given).__name__} has no names of fields: pass a dict, as in "
-            '{"caption": values}'
+            f"a {type(given).__name__} has no names of fields",
+            remedy='pass a dict, as in {"caption": values}',
         )
     path = Path(given)
     if path.suffix == ".npy" or path.is_dir():
         if len(options.field) != 1 or options.key:
-            raise UsageError(f"{path} holds one field in row order: name it with field=NAME alone")
+            raise UsageError(
+                f"{path} holds one field in row order", remedy="name it with field=NAME alone"
+            )
         return [FileValues(path, options.field[0], opened)]
     if not is_table(path):
         raise UsageError(f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor .npy")
@@ -407,12 +412,14 @@ def _require_matched(directory: Path, options: FieldOptions, matched: Matched) -
     if matched.unknown_count and options.unknown == "fail":
         raise UsageError(
             f"{directory} lacks {matched.unknown_count:,} of {matched.rows:,} rows of the table "
-            f"({_some(matched.unknown, matched.unknown_count)}): unknown='skip' leaves them out"
+            f"({_some(matched.unknown, matched.unknown_count)})",
+            remedy=f"{setting('unknown', 'skip')} leaves them out",
         )
     if matched.missing_count and options.missing == "fail":
         raise UsageError(
             f"the table lacks {matched.missing_count:,} rows of {directory} "
-            f"({_some(matched.missing, matched.missing_count)}): missing='skip' stores no value"
+            f"({_some(matched.missing, matched.missing_count)})",
+            remedy=f"{setting('missing', 'skip')} stores no value",
         )
 
 
@@ -428,7 +435,9 @@ def _require_names(
     for name in schema:
         there = name in manifest.fields_by_name
         if there and operation == ADD:
-            raise UsageError(f"{directory} already has the field {quoted(name)}: replace it")
+            raise UsageError(
+                f"{directory} already has the field {quoted(name)}", remedy="replace it"
+            )
         if not there and operation == REPLACE:
             raise UsageError(
                 f"{directory} has no field {quoted(name)} to replace; {_has(manifest)}"

@@ -44,8 +44,8 @@ def next_name(manifest: Manifest) -> str:
     last = max((int(layer.name) for layer in manifest.layers), default=0)
     if last == _LAST:
         raise UsageError(
-            f"the dataset has the layer {last}, and no more can be added: make a new dataset of it "
-            "with `shardkit convert dataset`"
+            f"the dataset has the layer {last}, and no more can be added",
+            remedy="make a new dataset of it with `shardkit convert dataset`",
         )
     return f"{last + 1:06d}"
 
@@ -103,7 +103,9 @@ class Publication(NamedTuple):
             publishing(staging, self.request, force=self.force) as is_needed,
         ):
             if manifests_of(OpenedDirectory(directory).splits) != manifests_of(self.datasets):
-                raise UsageError(f"another process has changed {directory}: rerun the command")
+                raise UsageError(
+                    f"another process has changed {directory}", remedy="rerun the command"
+                )
             if is_needed:
                 save_manifests(make(staging), staging.dataset)
         return OpenedDirectory(directory).manifests()

@@ -58,7 +58,8 @@ def merge(
         if splits.keys() != opened[0].keys():
             raise UsageError(
                 f"{places[0]} has {splits_in_words(opened[0])}, {place} has "
-                f"{splits_in_words(splits)}; merge datasets with the same splits, or single splits"
+                f"{splits_in_words(splits)};",
+                remedy="merge datasets with the same splits, or single splits",
             )
     merged = {split: [splits[split] for splits in opened] for split in opened[0]}
     parts = list(chain.from_iterable(merged.values()))
@@ -105,8 +106,8 @@ def _require_same_layers(datasets: Sequence[OpenedDataset]) -> None:
             layered = first if other.is_store else other
             raise UsageError(
                 f"fields of {layered.path} were changed after the conversion, and those of "
-                f"{(first if layered is other else other).path} were not, or in other layers: "
-                "merge copies, as `shardkit convert dataset` makes them"
+                f"{(first if layered is other else other).path} were not, or in other layers",
+                remedy="merge copies, as `shardkit convert dataset` makes them",
             )
 
 
@@ -122,7 +123,7 @@ def _stored_fields(dataset: OpenedDataset) -> list[list[str]]:
 def _refuse_overlap(places: Sequence[Path], target: Path) -> None:
     for place in places:
         if overlap(target, place):
-            raise UsageError(f"{target} and {place} overlap; choose another directory")
+            raise UsageError(f"{target} and {place} overlap;", remedy="choose another directory")
 
 
 def _is_merged(target: Path, merged: Mapping[str, Sequence[OpenedDataset]]) -> bool:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.selection import LIST_HEAD
 from shardkit.dataset.source import DatasetSource
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.options import option, takes
 from shardkit.sources.divided import SIDES, Divided, Division
 from shardkit.sources.opening import DivisionOptions
@@ -85,13 +85,21 @@ def save_rows(
         names = sorted(os.listdir(target))
         if others := [name for name in names if name not in lists and not is_temporary(name)]:
             listing = ", ".join(others[:5]) + (" ..." if len(others) > 5 else "")
-            raise UsageError(f"{target} holds other files ({listing}); choose a new folder")
+            raise UsageError(
+                f"{target} holds other files ({listing});", remedy="choose a new folder"
+            )
         former = [target / name for name in names if name in lists and target / name not in texts]
         if former and not force:
-            raise UsageError(f"{former[0]} is a list of another split; force=True removes it")
+            raise UsageError(
+                f"{former[0]} is a list of another split;",
+                remedy=f"{setting('force', True)} removes it",
+            )
         for path, text in texts.items():
             if not force and path.exists() and path.read_bytes() != text.encode():
-                raise UsageError(f"{path} exists already, with other rows; force=True replaces it")
+                raise UsageError(
+                    f"{path} exists already, with other rows;",
+                    remedy=f"{setting('force', True)} replaces it",
+                )
         write_together({path: text.encode() for path, text in texts.items()}, former)
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from error

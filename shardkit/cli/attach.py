@@ -88,12 +88,13 @@ class _Command(Command):
             if len(extra) == 1 and archives.isidentifier() and not os.path.lexists(archives):
                 kinds = attachable_sources()
                 raise UsageError(
-                    f"unknown kind of files {quoted(archives)}; choose from {', '.join(kinds)}."
-                    f"{suggestion(archives, kinds)}"
+                    f"unknown kind of files {quoted(archives)};",
+                    remedy=f"choose from {', '.join(kinds)}.{suggestion(archives, kinds)}",
                 )
             raise UsageError(
-                f"{len(extra) + 2} paths were given instead of ARCHIVES and INDEX_DIR: quote a "
-                f"pattern, as in: shardkit attach {self._kind} '*' {shell(extra[-1])}"
+                f"{len(extra) + 2} paths were given instead of ARCHIVES and INDEX_DIR",
+                remedy=f"quote a pattern, as in: shardkit attach {self._kind} '*' "
+                f"{shell(extra[-1])}",
             )
         options = make(AttachOptions, words)
         source = open_source(self._kind, archives, **words)

@@ -61,7 +61,9 @@ class FileOptions(Options):
             if path is not None:
                 require_output(path, flag)
         if self.html is not None and self.html == self.plot:
-            raise UsageError(f"--html and --plot name the same file, {self.html}; choose two files")
+            raise UsageError(
+                f"--html and --plot name the same file, {self.html};", remedy="choose two files"
+            )
 
 
 @command(

@@ -22,7 +22,7 @@ from shardkit.cli.convert_report import (
 )
 from shardkit.cli.options import argument, click_options
 from shardkit.cli.printing import line, progress_bar
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, hinted
 from shardkit.cli.runner import Command
 from shardkit.cli.url_source import Copies, copied, require_root
 from shardkit.cluster.executors import open_cluster
@@ -81,7 +81,7 @@ class _Sources(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            raise click.UsageError(error.message + source_hint(args[0]), ctx) from error
+            raise hinted(error, ctx, source_hint(args[0])) from error
 
 
 def _title(name: str) -> str:
@@ -123,10 +123,10 @@ class CommandOptions:
 
     def __post_init__(self) -> None:
         if self.dry_run and self.plan_only:
-            raise UsageError("--dry-run writes nothing, --plan-only the plan: choose one")
+            raise UsageError("--dry-run writes nothing, --plan-only the plan", remedy="choose one")
         if self.report is not None and (self.dry_run or self.plan_only):
             raise UsageError(
-                "--report needs a finished dataset; leave out --dry-run and --plan-only"
+                "--report needs a finished dataset;", remedy="leave out --dry-run and --plan-only"
             )
 
 
@@ -174,7 +174,7 @@ def _require_report(path: Path, dst: Path) -> None:
     """Refuse ``--report`` where no report can be made or written."""
     if as_url(dst):
         raise UsageError(
-            f"--report reads a local dataset; run `shardkit report` on a copy of {dst}"
+            "--report reads a local dataset;", remedy=f"run `shardkit report` on a copy of {dst}"
         )
     require_own_output(path, "--report", MARK)
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn
@@ -15,8 +15,8 @@ import click
 
 from shardkit._version import __version__
 from shardkit.cli.console import open_streams, say, show_usage_error
-from shardkit.cli.run import Run, error_fields
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.cli.run import Run, error_fields, hinted
+from shardkit.errors import STOPS, ShardkitError, UsageError, spelled
 from shardkit.system import native
 from shardkit.system.text import suggestion
 
@@ -79,8 +79,7 @@ class _Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            hint = suggestion(args[0], self.list_commands(ctx))
-            raise click.UsageError(error.message + hint, ctx) from error
+            raise hinted(error, ctx, suggestion(args[0], self.list_commands(ctx))) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lists of commands without loading them."""
@@ -162,19 +161,24 @@ def main() -> NoReturn:
         run.end(error.exit_code, _usage_fields(error))
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt) as error:
-        _fail(run, error, _interrupted(), 130)
+        _fail(run, 130, _interrupted(), error_fields(error, "interrupted", remedy=_resuming()))
     except ShardkitError as error:
-        _fail(run, error, str(error), 2 if isinstance(error, UsageError) else 1)
+        what = spelled(error.problem, run.spell).rstrip("".join(STOPS))
+        remedy = None if error.remedy is None else spelled(error.remedy, run.spell)
+        code = 2 if isinstance(error, UsageError) else 1
+        _fail(run, code, error.text(run.spell), error_fields(error, what, remedy=remedy))
     except MemoryError as error:
-        _fail(run, error, "out of memory" + (f": {error}" if str(error) else ""), 1)
+        what = "out of memory" + (f": {error}" if str(error) else "")
+        _fail(run, 1, what, error_fields(error, what))
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
         place = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         remedy = "Rerun the command once the file system allows it."
-        _fail(run, error, f"{place}. {remedy}", 1, where=error.filename)
+        fields = error_fields(error, place, remedy=remedy, where=error.filename)
+        _fail(run, 1, f"{place}. {remedy}", fields)
     except SystemExit as end:  # by a signal, whose message is printed
-        run.end(int(end.code or 0), error_fields(end, _interrupted()))
+        run.end(int(end.code or 0), error_fields(end, "interrupted", remedy=_resuming()))
         raise
     except Exception as error:
         run.end(1, error_fields(error, str(error)))
@@ -182,11 +186,14 @@ def main() -> NoReturn:
     sys.exit(code or 0)
 
 
+def _resuming() -> str | None:
+    """Return what to do after an interruption, of commands that can resume."""
+    can_resume = sys.argv[1:2] in (["convert"], ["attach"], ["append"], ["merge"], ["fields"])
+    return "Rerun the same command to resume." if can_resume else None
+
+
 def _interrupted() -> str:
-    """Return the message for an interruption; a conversion can resume."""
-    if sys.argv[1:2] in (["convert"], ["attach"], ["append"], ["merge"], ["fields"]):
-        return "interrupted. (Rerun the same command to resume.)"
-    return "interrupted."
+    return f"interrupted. ({remedy})" if (remedy := _resuming()) else "interrupted."
 
 
 class _Ending:
@@ -210,11 +217,9 @@ class _Ending:
         sys.exit(128 + number)
 
 
-def _fail(
-    run: Run, error: BaseException, message: str, code: int, *, where: str | None = None
-) -> NoReturn:
+def _fail(run: Run, code: int, message: str, fields: Mapping[str, Any]) -> NoReturn:
     say(f"shardkit: error: {message}", err=True)
-    run.end(code, error_fields(error, message, where=where))
+    run.end(code, fields)
     sys.exit(code)
 
 
@@ -222,9 +227,15 @@ def _usage_fields(error: click.ClickException) -> dict[str, Any]:
     """Return an error of Click as JSON values."""
     param = getattr(error, "param", None)
     where = getattr(error, "option_name", None)
-    remedy = None
+    remedy = vars(error).get("remedy")
     if isinstance(param, click.Parameter):
         where = param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
-    if isinstance(error, click.UsageError) and error.ctx is not None:
+    what = error.format_message()
+    if remedy is not None:
+        what = what.removesuffix(f" {remedy}")
+    elif what.startswith(error.message):  # what follows is a hint of Click
+        remedy = what.removeprefix(error.message).strip(" ()") or None
+        what = error.message
+    if remedy is None and isinstance(error, click.UsageError) and error.ctx is not None:
         remedy = f"Try '{error.ctx.command_path} --help' for help."
-    return error_fields(error, error.format_message(), where=where, remedy=remedy)
+    return error_fields(error, what, where=where, remedy=remedy)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import click
 
+from shardkit.errors import spelled
 from shardkit.options import Option, option, options_of, same_option
 from shardkit.registry import format_hint, format_names
 from shardkit.system.formatting import parse_bytes
@@ -104,7 +105,7 @@ def click_options(*kinds: type[Any]) -> list[click.Option]:
 
 def _click_option(item: Option, more: Mapping[str, Any]) -> click.Option:
     flags = [item.flag]
-    help_text = item.help
+    help_text = spelled(item.help, lambda name, value: f"--{name.replace('_', '-')}")
     details = dict[str, Any]()
     if item.shown:
         help_text += f"  [default: {item.shown}]"

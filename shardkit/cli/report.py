@@ -85,7 +85,8 @@ class ReportOptions(Options):
                 require_own_output(path, flag, MARK)
         if self.output is not None and self.output == self.json_file:
             raise UsageError(
-                f"--json-file and --output name the same file, {self.output}; choose two files"
+                f"--json-file and --output name the same file, {self.output};",
+                remedy="choose two files",
             )
 
 

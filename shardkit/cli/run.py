@@ -40,6 +40,8 @@ class Run:
         self._started = time.monotonic()
         self._fields: dict[str, Any] = {}
         self._ended = False
+        self.spell: Callable[[str, str], str] = "{}={}".format
+        """Spells an option in a message."""
         self._hidden: list[Callable[[], object]] = []
         """What prints the results that `Output.quiet` hides."""
 
@@ -78,73 +80,53 @@ class Run:
             emit({**common, **self._fields, **common})
 
 
-def with_flags(message: str, ctx: click.Context) -> str:
-    """Return a message with options as users of the command type them: ``--to x``, not ``to='x'``.
+def flags_of(ctx: click.Context) -> Callable[[str, str], str]:
+    """Return a function that spells an option as users of a command type it: ``--to x``.
 
-    Messages below ``cli`` name the options of their function as in Python: ``to='x'``,
-    ``force=True``, or ``to=`` without a value.
-
-    Args:
-        message: The message. Other text, such as a path ``seed=0/a.jpg``, stays.
-        ctx: The command, with its options and their values.
+    Options that the command lacks stay as in Python.
     """
-    options = [param for param in ctx.command.params if param.opts[0][0] == "-"]
+    options = [param for param in ctx.command.params if isinstance(param, click.Option)]
     flags = {option.name: option.opts[-1] for option in options}
     negative = {option.name: flag for option in options for flag in option.secondary_opts}
-    given = {str(value) for value in ctx.params.values()}
 
-    def flag(match: re.Match[str]) -> str:
-        if match[1] not in flags or match[0] in given:
-            return match[0]
-        value = match[2].strip("'")
+    def spell(name: str, value: str) -> str:
+        plain = f"{name}={value}"
         if value == "False":
-            return negative.get(match[1], match[0])
-        return flags[match[1]] if value in ("", "True") else f"{flags[match[1]]} {value}"
+            return negative.get(name, plain)
+        if name not in flags or value[:1] in _OF_PYTHON:
+            return plain
+        shown = "" if value == "True" else value.strip(_QUOTES)
+        return f"{flags[name]} {shown}".rstrip()
 
-    return re.sub(
-        r"(?<![^\s(])(\w+)=('[^']*'|-?[\d.]*\d|True|False|/[^\s:;,]*|)(?=[\s:;,)]|\.?(?:\s|$))",
-        flag,
-        message,
-    )
+    return spell
 
 
-_VERBS = (
-    "add append ask build check choose close compare convert copy correct create define delete "
-    "divide download end finish fix free give group install keep leave make merge move name omit "
-    "open pass pip plan put quote raise read remove rename repeat replace rerun restore retry run "
-    "save select set start store try unpack unset update upload use verify wait write"
-)
-
-_REMEDY = re.compile(
-    r"(?:[;:.]|\. )\s\(?((?:(?:if|to|for|for details|otherwise) ?[^;:.,]*, )?"
-    rf"(?:(?:{'|'.join(_VERBS.split())})\b(?! (?:is|of|has)\b)|did you|--[a-z-]+ [a-z]+s\b).*)",
-    re.IGNORECASE | re.DOTALL,
-)
-"""The end of a message that starts with what to do: errors give the problem, then the remedy."""
+_QUOTES = "'\""
+_OF_PYTHON = ("N", "[", "(", "{", "<")
+"""First characters of values that no command takes: None, sequences, objects."""
 
 
 def error_fields(
-    error: BaseException, message: str, *, where: str | None = None, remedy: str | None = None
+    error: BaseException, what: str, *, remedy: str | None = None, where: str | None = None
 ) -> dict[str, Any]:
     """Return an error as JSON values.
 
     Args:
         error: The error.
-        message: Its message: the problem, and perhaps the remedy.
-        where: The file or option, if it is known; else that of the error, or one in the message.
-        remedy: The remedy, if the message has none.
+        what: The problem.
+        remedy: What to do.
+        where: The file or option, if it is known; else that of the error, or one in its texts.
     """
-    match = _REMEDY.search(message)
-    if match:
-        remedy = match[1]
-        if message[match.start(1) - 1] == "(":
-            remedy = remedy.removesuffix(")")
-    return {
-        "type": type(error).__name__,
-        "what": message[: match.start()] if match else message,
-        "where": where or getattr(error, "where", None) or _place(message),
-        "remedy": remedy,
-    }
+    where = where or getattr(error, "where", None) or _place(f"{what} {remedy or ''}")
+    return {"type": type(error).__name__, "what": what, "where": where, "remedy": remedy}
+
+
+def hinted(error: click.UsageError, ctx: click.Context, hint: str) -> click.UsageError:
+    """Return an error of Click with a suggestion, which is its remedy."""
+    made = click.UsageError(error.message + hint, ctx)
+    if hint:
+        vars(made)["remedy"] = hint.strip()
+    return made
 
 
 def _place(message: str) -> str | None:

@@ -11,7 +11,7 @@ import click
 
 from shardkit.cli.options import click_options
 from shardkit.cli.printing import show_problems
-from shardkit.cli.run import Output, Run, with_flags
+from shardkit.cli.run import Output, Run, flags_of
 from shardkit.errors import BadImages, Problem, ShardkitError
 from shardkit.options import make
 
@@ -68,7 +68,7 @@ class Command(click.Command):
         except ShardkitError as error:
             if isinstance(error, BadImages):
                 _report_bad(run, error.problems)
-            error.args = (with_flags(str(error), ctx),)
+            run.spell = flags_of(ctx)
             raise
         if code:
             run.show_hidden()

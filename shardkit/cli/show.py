@@ -83,10 +83,10 @@ def show_command(run: Run, options: ShowOptions, *, dataset: Path, record: str |
       shardkit show dataset --class cat --random 16 -o cats.png
     """
     if record is not None and (options.class_name is not None or options.count is not None):
-        raise UsageError("RECORD names one record; leave out --class and --random")
+        raise UsageError("RECORD names one record;", remedy="leave out --class and --random")
     shards = open_shards(dataset)
     if options.output is not None and IMAGE not in shards.schema:
-        raise UsageError(f"{dataset} has no images; leave out --output")
+        raise UsageError(f"{dataset} has no images;", remedy="leave out --output")
     rows = _chosen(shards, options) if record is None else [find_row(shards, record)]
     records = [describe_record(shards, row) for row in rows]
     run.report(

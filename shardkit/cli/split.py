@@ -63,12 +63,16 @@ def split_command(
     out = out or dataset.with_name(f"{dataset.resolve().name}-split")
     if (out / (MANIFEST_NAME if to is None else "train.txt")).exists():
         content = "datasets" if to is None else "lists"
-        raise UsageError(f"{out} holds the {content} of another split; choose a folder with --out")
+        raise UsageError(
+            f"{out} holds the {content} of another split;", remedy="choose a folder with --out"
+        )
     division = vars(rule) | vars(more)
     rows = split(dataset, **division)
     if to is None:
         if out.resolve().is_relative_to(dataset.resolve()):
-            raise UsageError(f"{out} is inside of the dataset; choose another folder with --out")
+            raise UsageError(
+                f"{out} is inside of the dataset;", remedy="choose another folder with --out"
+            )
         paths = save_rows(rows, dataset, out, force=options.force)
     else:
         paths = {name: out / name for name in rows}

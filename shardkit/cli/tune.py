@@ -129,10 +129,13 @@ def tune_command(run: Run, options: CommandOptions, more: MoreOptions, *, datase
 
 def _find_batch_size(dataset: Path, options: CommandOptions, memory: int | None) -> FoundBatchSize:
     if options.batch_size != _AUTO:
-        raise UsageError("--memory limits --batch-size auto: add that, or leave --memory out")
+        raise UsageError(
+            "--memory limits --batch-size auto", remedy="add that, or leave --memory out"
+        )
     if options.model is None:
         raise UsageError(
-            "--batch-size auto runs training steps: add --model, such as --model nets:resnet"
+            "--batch-size auto runs training steps",
+            remedy="add --model, such as --model nets:resnet",
         )
     trained = partial(_model_and_sample, dataset, options.decode, options.transform, options.model)
     return find_batch_size(trained, memory=memory)

@@ -40,7 +40,9 @@ def copied(run: Run, source: Path, copies: Copies, dataset: Path | None = None) 
     if as_url(source) is None or (dataset is not None and _reads_urls(dataset)):
         return source
     if copies.cache is None:
-        raise UsageError(f"{as_url(source)} is a URL: name a local folder for a copy with --cache")
+        raise UsageError(
+            f"{as_url(source)} is a URL", remedy="name a local folder for a copy with --cache"
+        )
     url, at, root = _with_root(source)
     with progress_bar(run, "copying") as tally:
         return Path(f"{download(url, copies.cache, on_progress=tally)}{at}{root}")
@@ -63,8 +65,8 @@ def require_root(source: Path, root: str | None) -> None:
     """
     if as_url(source) is not None and root is None and not _with_root(source)[2]:
         raise UsageError(
-            f"of {as_url(source)}, only the table is copied; name the folder of its images: "
-            "--root DIR"
+            f"of {as_url(source)}, only the table is copied;",
+            remedy="name the folder of its images: --root DIR",
         )
 
 

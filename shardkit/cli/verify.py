@@ -56,7 +56,8 @@ class CommandOptions(Options):
     def __post_init__(self) -> None:
         if self.write_receipt is not None and not self.against:
             raise UsageError(
-                "--write-receipt requires --against SRC; --check-receipt checks an existing receipt"
+                "--write-receipt requires --against SRC;",
+                remedy="--check-receipt checks an existing receipt",
             )
         for name in ("against", "write_receipt", "check_receipt"):
             if getattr(self, name) and self.level == "quick":

@@ -43,7 +43,9 @@ def open_cluster(address: str) -> Iterator[Cluster]:
     try:
         library = import_module(module)
     except ImportError as error:
-        raise UsageError(f"{address} needs {module}: pip install 'shardkit[{engine}]'") from error
+        raise UsageError(
+            f"{address} needs {module}", remedy=f"pip install 'shardkit[{engine}]'"
+        ) from error
     with _ENGINES[engine](library, rest) as cluster:
         yield cluster
 
@@ -61,8 +63,9 @@ def _dask(distributed: Any, address: str) -> Iterator[Cluster]:
             yield Cluster(executor, lambda: set(client.scheduler_info(n_workers=-1)["workers"]))
         except distributed.scheduler.KilledWorker as error:
             raise ShardkitError(
-                f"Dask gave up a shard whose workers died again and again: {error}. Give them more "
-                "memory, or use smaller shards; then rerun: finished work is kept."
+                f"Dask gave up a shard whose workers died again and again: {error}",
+                remedy="Give them more memory, or use smaller shards; then rerun: finished "
+                "work is kept.",
             ) from error
 
 
@@ -76,8 +79,8 @@ def _ray(ray: Any, address: str) -> Iterator[Cluster]:
         yield Cluster(_RayExecutor(ray), lambda: _alive(ray))
     except ray.exceptions.WorkerCrashedError as error:
         raise ShardkitError(
-            f"Ray gave up a shard whose workers died again and again: {error}. Rerun with smaller "
-            "shards: finished work is kept."
+            f"Ray gave up a shard whose workers died again and again: {error}",
+            remedy="Rerun with smaller shards: finished work is kept.",
         ) from error
     finally:
         ray.shutdown()

@@ -83,7 +83,7 @@ def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: boo
     """
     kind = plan.scan.source.kind
     if kind == SAMPLES:
-        raise UsageError("jobs cannot open Python samples; convert them with executor=")
+        raise UsageError("jobs cannot open Python samples;", remedy="convert them with executor=")
     target = staging.target
     staging.start(plan.fingerprint(), force=force)
     for name in (_JOBS, FOLDER_CLAIMS):
@@ -147,8 +147,8 @@ def load_plan(target: Path) -> Plan:
         value = load_json(read_small(target / PLAN, _MOST_BYTES, root=target))
         if saved_digest(StagingDirectory(target).state) != value["fingerprint"]:
             raise UsageError(
-                f"after the plan, another conversion was started in {target}. Plan again with "
-                "--force."
+                f"after the plan, another conversion was started in {target}",
+                remedy="Plan again with --force.",
             )
         return _plan(value, target)
     except FileNotFoundError:
@@ -157,12 +157,12 @@ def load_plan(target: Path) -> Plan:
                 f"{target} holds no plan: its dataset is complete, so no task is left"
             ) from None
         raise UsageError(
-            f"{target} holds no plan. Write one with `shardkit convert ... {shell(target)} "
-            "--plan-only`"
+            f"{target} holds no plan",
+            remedy=f"Write one with `shardkit convert ... {shell(target)} --plan-only`",
         ) from None
     except (*UNFIT, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
-            f"the plan in {target} is damaged ({error}). Plan again with --force."
+            f"the plan in {target} is damaged ({error})", remedy="Plan again with --force."
         ) from error
 
 
@@ -209,8 +209,8 @@ def open_source(plan: Plan, source: Path | None = None) -> Plan:
     for path in opened.paths():
         if not path.exists():
             raise UsageError(
-                f"the source {path} is not on {socket.gethostname()}; if it has another path "
-                "there, give that"
+                f"the source {path} is not on {socket.gethostname()};",
+                remedy="if it has another path there, give that",
             )
     images = {name: replace(entries, source=opened) for name, entries in plan.scan.splits.items()}
     return replace(
@@ -226,8 +226,8 @@ def _reopen(kind: str, path: Path, described: Mapping[str, Mapping[str, Any]]) -
         return wrapped_as(described, partial(get_source(kind).find, path))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
-            f"what the plan states about its source {path} is damaged ({error}). Plan again with "
-            "--force."
+            f"what the plan states about its source {path} is damaged ({error})",
+            remedy="Plan again with --force.",
         ) from error
 
 
@@ -293,13 +293,14 @@ class Jobs:
         """The path or URL of the source. Nothing is read there before `open`."""
         if is_own_source(self.kind) and kind not in (None, self.kind):
             raise UsageError(
-                f"the plan in {ledger.place} reads {self.kind}, not {quoted(kind)}; leave --kind "
-                "out"
+                f"the plan in {ledger.place} reads {self.kind}, not {quoted(kind)};",
+                remedy="leave --kind out",
             )
         if not is_own_source(self.kind) and self.kind != kind:
             raise UsageError(
                 f"the plan in {ledger.place} reads its images by code of another package: the "
-                f"source {self.kind!r}. If you trust the plan, add --kind {quoted(self.kind)}."
+                f"source {self.kind!r}",
+                remedy=f"If you trust the plan, add --kind {quoted(self.kind)}.",
             )
 
     def __len__(self) -> int:
@@ -416,8 +417,8 @@ def require_done(missing: Sequence[int], tasks: int, target: Path | str) -> None
         more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
         raise ConversionFailed(
             f"{len(missing):,} of {tasks:,} tasks are not done: "
-            f"{', '.join(map(str, missing[:_NAMED]))}{more}. Build them with "
-            f"{as_command('work', target, '--claim')}, then commit again."
+            f"{', '.join(map(str, missing[:_NAMED]))}{more}",
+            remedy=f"Build them with {as_command('work', target, '--claim')}, then commit again.",
         )
 
 
@@ -458,8 +459,9 @@ def send_plan(folder: Path, url: str, *, force: bool) -> None:
             raise occupied(url)
         if not force:
             raise UsageError(
-                f"{url} holds another plan. Finish it with `shardkit work` and `shardkit commit`, "
-                "or cancel its jobs and discard it with --force"
+                f"{url} holds another plan",
+                remedy="Finish it with `shardkit work` and `shardkit commit`, or cancel its "
+                "jobs and discard it with --force",
             )
         with local_folder(None) as copy:
             _discard(BucketPlan(url, claim, copy))
@@ -483,7 +485,7 @@ def _discard(stored: BucketPlan) -> None:
     if not stored.end(b"discard"):
         url = stored.url
         raise UsageError(
-            f"the plan in {url} is being committed; repeat {as_command('commit', url)}"
+            f"the plan in {url} is being committed;", remedy=f"repeat {as_command('commit', url)}"
         )
     shards = set[str]()
     if PLAN in stored.names():  # else no job has started
@@ -620,7 +622,9 @@ def _entries(target: Path, first: int, cuts: Sequence[int]) -> StoredEntries:
             if len(entries) != cuts[shard + 1] - cuts[shard]:
                 raise ValueError(f"it lists {len(entries)} images")
         except (*UNFIT, ValueError) as error:
-            raise UsageError(f"{path} is damaged ({error}). Plan again with --force.") from error
+            raise UsageError(
+                f"{path} is damaged ({error})", remedy="Plan again with --force."
+            ) from error
         return entries
 
     return StoredEntries(load, cuts)

@@ -21,7 +21,7 @@ from shardkit.conversion.task import ShardResult, load_result, saved_result
 from shardkit.dataset.manifest import (
     ShardEntry,
 )
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.remote.bucket import BucketPlan
 from shardkit.system.safe_paths import UNFIT, remove, walk
 from shardkit.system.temporary import TemporaryFolder
@@ -195,7 +195,9 @@ def open_ledger(target: str | Path, staging: str | Path | None = None) -> Iterat
         with local_folder(staging) as folder:
             yield BucketLedger.open(str(target), folder)
     elif staging is not None:
-        raise UsageError(f"{target} is local; staging= is for jobs that write to a URL")
+        raise UsageError(
+            f"{target} is local;", remedy=f"{setting('staging')} is for jobs that write to a URL"
+        )
     else:
         yield Ledger(Path(target))
 
@@ -217,8 +219,8 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
             place = folders.enter_context(TemporaryFolder(above))
         except OSError as error:
             raise UsageError(
-                f"no folder can be created in {above}: {error.strerror}. Name another one with "
-                "staging=."
+                f"no folder can be created in {above}: {error.strerror}",
+                remedy=f"Name another one with {setting('staging')}.",
             ) from error
         try:
             yield place

@@ -44,7 +44,7 @@ from shardkit.conversion.staging import (
 from shardkit.conversion.task import Built, load_result
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.errors import BadImages, UsageError
+from shardkit.errors import BadImages, UsageError, setting
 from shardkit.options import option, require_valid, takes
 from shardkit.recipe import Recipe
 from shardkit.remote.bucket import committed_at
@@ -78,7 +78,7 @@ def plan_jobs(
     if url is None:
         return _write_plan(request, open_target(target, placement).folder)
     if request.builder.executor is not None:
-        raise UsageError(f"{url} is planned by this machine alone: leave the cluster out")
+        raise UsageError(f"{url} is planned by this machine alone", remedy="leave the cluster out")
     require_free(url)
     with local_folder(placement.staging) as folder:
         planned = _write_plan(request, folder)
@@ -123,8 +123,8 @@ class WorkOptions:
     claim: bool = option(False, help="Build unclaimed tasks until none is left.")
     take_over: bool = option(
         False,
-        help="With --claim, also build tasks that other jobs claimed but have not finished. At "
-        "worst a task runs twice, which does no harm.",
+        help=f"With {setting('claim')}, also build tasks that other jobs claimed but have not "
+        "finished. At worst a task runs twice, which does no harm.",
     )
     source: str | Path | None = option(
         None,
@@ -158,9 +158,11 @@ class WorkOptions:
     def __post_init__(self) -> None:
         require_valid(self)
         if self.take_over and not self.claim:
-            raise UsageError("take_over= requires claim=")
+            raise UsageError(f"{setting('take_over')} requires {setting('claim')}")
         if self.task is not None and self.claim:
-            raise UsageError("task= and claim= exclude each other: choose one")
+            raise UsageError(
+                f"{setting('task')} and {setting('claim')} exclude each other", remedy="choose one"
+            )
 
 
 @takes(WorkOptions)
@@ -189,7 +191,10 @@ def work(options: WorkOptions, target: str | Path) -> dict[int, Built]:
     outcomes: dict[int, Built] = {}
     with open_jobs(target, source, staging, options.kind) as jobs:
         if options.task is None and not options.claim:
-            raise UsageError("choose task= or claim=; outside Slurm, no task number is given")
+            raise UsageError(
+                f"choose {setting('task')} or {setting('claim')}; outside Slurm, no task number "
+                "is given"
+            )
         if options.on_open is not None:
             options.on_open(jobs)
         jobs.open()
@@ -206,7 +211,9 @@ def work(options: WorkOptions, target: str | Path) -> dict[int, Built]:
     problems = [problem for result in unbuilt for problem in result.bad]
     if problems:
         count = f"{len(problems):,} bad file{'s' * (len(problems) > 1)}"
-        error = BadImages(f"{count}. Fix bad files, or plan again with --on-error skip --force.")
+        error = BadImages(
+            f"{count}", remedy="Fix bad files, or plan again with --on-error skip --force."
+        )
         error.problems = tuple(problems)
         raise error
     return outcomes
@@ -231,9 +238,12 @@ def commit(
     """
     url = as_url(target)
     if url is None and staging is not None:
-        raise UsageError(f"{target} is local; staging= is for a URL")
+        raise UsageError(f"{target} is local;", remedy=f"{setting('staging')} is for a URL")
     if url is not None and force:
-        raise UsageError(f"{target}: force=True replaces only local datasets; plan for another URL")
+        raise UsageError(
+            f"{target}",
+            remedy=f"{setting('force', True)} replaces only local datasets; plan for another URL",
+        )
     if url is not None:
         manifests = committed_at(url)
     else:

@@ -380,7 +380,7 @@ def decode_mask(data: bytes | memoryview, field: str) -> Mask:
                 raise BadImage("its values are not from 0 to 65535")
             return values.astype(np.uint16)
         if image.mode == "F":
-            raise BadImage("its values are fractions; store them as an array")
+            raise BadImage("its values are fractions;", remedy="store them as an array")
         return values.astype(np.uint8)
 
 

@@ -21,7 +21,7 @@ from shardkit.codecs import turbo
 from shardkit.codecs.image import Coding
 from shardkit.codecs.structure import jpeg_coefficient_bytes
 from shardkit.codecs.turbo import Region
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.system import compiled
 
 Plane = npt.NDArray[np.uint8]
@@ -141,8 +141,9 @@ def require_jpeg_planes() -> None:
     """
     if not can_read_jpegs():
         raise UsageError(
-            "encode='planes' requires the compiled module or TurboJPEG, and both are missing: "
-            "pip install 'shardkit[turbo]'"
+            f"{setting('encode', 'planes')} requires the compiled module or TurboJPEG, and both "
+            "are missing",
+            remedy="pip install 'shardkit[turbo]'",
         )
 
 

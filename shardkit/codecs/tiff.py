@@ -64,7 +64,9 @@ def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any] | None:
     if not pages:
         raise BadImage("it has no page but reduced versions and masks")
     if len({(page.width, page.height, page.dtype) for page in pages}) > 1:
-        raise BadImage(f"its {len(pages)} pages differ in size or type: convert each by itself")
+        raise BadImage(
+            f"its {len(pages)} pages differ in size or type", remedy="convert each by itself"
+        )
     check_tiff_size(pages, len(data))
     if len(pages) == 1 and (pages[0].photometric in _CONVERTED or pages[0].bits == 1):
         return None
@@ -79,7 +81,9 @@ def _decode_pages(data: bytes | memoryview, pages: list[TiffPage]) -> npt.NDArra
             values = np.asarray(image)
         return values.reshape(image.height, image.width, -1)
     if find_spec("tifffile") is None or find_spec("imagecodecs") is None:
-        raise BadImage("Pillow cannot read this kind of TIFF file: pip install 'shardkit[tiff]'")
+        raise BadImage(
+            "Pillow cannot read this kind of TIFF file", remedy="pip install 'shardkit[tiff]'"
+        )
     shape = pages[0].height, pages[0].width, sum(page.samples for page in pages)
     size = shape[0] * shape[1] * sum(page.pixel_bytes for page in pages)
     values = read_npy(_HELPER.call(_decode, bytes(data), shape, size))

@@ -197,8 +197,8 @@ def _library() -> ctypes.CDLL | None:
         except (OSError, AttributeError) as error:  # missing, or an older version
             if named:
                 raise UsageError(
-                    f"{VARIABLE} does not name a TurboJPEG library of version 3 ({error}); correct "
-                    "it, or set it to 'off'"
+                    f"{VARIABLE} does not name a TurboJPEG library of version 3 ({error});",
+                    remedy="correct it, or set it to 'off'",
                 ) from error
     return None
 

@@ -215,7 +215,7 @@ def _stated_type(data: bytes | memoryview, field: str) -> ImageType:
         head = bytes(data[:4096])
         match = _WIDE_COLOR.match(head)
         if match and int(match[1]) > 255:
-            raise BadImage("it is a PPM of 16 bits in color; convert it to PNG or TIFF")
+            raise BadImage("it is a PPM of 16 bits in color;", remedy="convert it to PNG or TIFF")
     with opened(data, field) as image:
         return _type_of(image)
 
@@ -297,7 +297,8 @@ def _not_rgb(info: ImageInfo) -> BadImage:
         return BadImage(f"it has {channels} channels, not 1 to 4: {remedy}")
     example = ", as in (255 * x).round().astype('uint8')" if info.pixels.values.kind == "f" else ""
     return BadImage(
-        f"its values are {info.pixels.dtype}, not uint8: convert them{example}, or {remedy}"
+        f"its values are {info.pixels.dtype}, not uint8",
+        remedy=f"convert them{example}, or {remedy}",
     )
 
 

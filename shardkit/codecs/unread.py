@@ -59,8 +59,8 @@ def refuse_unread(file: BinaryIO) -> None:
         return
     what = f"camera {name}" if name.startswith("raw") else f"{name}"
     raise UnreadImage(
-        f"it is a file of the type {what}, which shardkit does not read: convert it to JPEG, PNG "
-        "or TIFF first"
+        f"it is a file of the type {what}, which shardkit does not read",
+        remedy="convert it to JPEG, PNG or TIFF first",
     )
 
 

@@ -138,8 +138,8 @@ def _stored_names(part: IndexPart, schema: Schema, present: Mapping[str, int]) -
             codes = np.bincount(entries["field"], minlength=len(STORED_KINDS)).tolist()
             if len(codes) > len(STORED_KINDS):
                 raise CorruptDataset(
-                    f"the index is damaged: it states a kind for {quoted(name)} that is unknown; "
-                    "to rebuild it from the shards, run `shardkit index`"
+                    f"the index is damaged: it states a kind for {quoted(name)} that is unknown;",
+                    remedy="to rebuild it from the shards, run `shardkit index`",
                 )
             for kind, count in zip(STORED_KINDS, codes, strict=True):
                 if kind != ABSENT:

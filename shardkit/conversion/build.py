@@ -105,8 +105,8 @@ class ShardTask(Task):
         ]
         if differ:
             raise UsageError(
-                f"{socket.gethostname()} would write other bytes: {'; '.join(differ)}. Install the "
-                "planned versions there."
+                f"{socket.gethostname()} would write other bytes: {'; '.join(differ)}",
+                remedy="Install the planned versions there.",
             )
 
     def make(self) -> ShardResult:
@@ -209,8 +209,8 @@ def repeated_key(keys: Sequence[str]) -> UsageError:
     """Return the error that records have the same keys."""
     others = f" ({len(keys):,} keys do)" if len(keys) > 1 else ""
     return UsageError(
-        f"the key {quoted(keys[0])} occurs more than once{others}; give each record a key of its "
-        "own"
+        f"the key {quoted(keys[0])} occurs more than once{others};",
+        remedy="give each record a key of its own",
     )
 
 
@@ -343,7 +343,9 @@ def _named_failures() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ConversionFailed(f"{error}: choose another format, or leave it out") from error
+        raise ConversionFailed(
+            f"{error}", remedy="choose another format, or leave it out"
+        ) from error
 
 
 def _read(chunk: _Chunk, row: int) -> Prepared:

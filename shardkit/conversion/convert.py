@@ -24,7 +24,7 @@ from shardkit.conversion.staging import (
 from shardkit.conversion.task import load_result
 from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.errors import DiskFull, UsageError
+from shardkit.errors import DiskFull, UsageError, setting
 from shardkit.options import changed, group, option, takes
 from shardkit.recipe import Recipe, RecipeOptions
 from shardkit.sources.imagefolder import FolderOptions
@@ -103,7 +103,9 @@ class Asked:
         """
         stated = Recipe(**vars(self.images))
         if recipe is not None and (given := changed(stated)):
-            raise UsageError(f"recipe and {', '.join(given)} exclude each other: choose one")
+            raise UsageError(
+                f"recipe and {', '.join(given)} exclude each other", remedy="choose one"
+            )
         options = replace(self.shards, recipe=recipe or stated)
         opened = open_given(
             source, self.folder, self.samples, (self.division, self.exclusion), options.seed
@@ -187,7 +189,9 @@ class Directory(Target):
 
     def __init__(self, place: str, staging: str | Path | None) -> None:
         if staging is not None:
-            raise UsageError(f"{place} is local; staging= is for conversions to a URL")
+            raise UsageError(
+                f"{place} is local;", remedy=f"{setting('staging')} is for conversions to a URL"
+            )
         self.folder = Path(place)
 
     def prepare(self) -> None:
@@ -328,7 +332,7 @@ def _make(plan: Plan, staging: StagingDirectory, builder: Builder, make: Build) 
     except DiskFull as error:
         if not any(load_result(task) for work in works for task in work.tasks):
             staging.discard()  # the user may choose another disk
-        raise DiskFull(f"{error}{plan.large_files()}") from error
+        raise DiskFull(error.problem, remedy=f"{error.remedy}{plan.large_files()}") from error
     manifests = {}
     for work in works:
         save_observed(work)

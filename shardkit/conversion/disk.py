@@ -76,8 +76,8 @@ class DiskReservation:
         """Return the error for a disk that lacks space."""
         missing = max(self._left + self._temporary - free_bytes(self._folder), 1 << 20)
         return DiskFull(
-            f"the disk of {self._folder} is too full. {self.need()} Free {_mib(missing)}, then "
-            "rerun the same command: finished shards are kept."
+            f"the disk of {self._folder} is too full. {self.need()}",
+            remedy=f"Free {_mib(missing)}, then rerun the same command: finished shards are kept.",
         )
 
     @property
@@ -100,16 +100,17 @@ def as_failure(error: OSError, folder: Path) -> ConversionFailed:
     if error.errno in FULL:
         what = "disk" if error.errno == errno.ENOSPC else "disk quota"
         return DiskFull(
-            f"the {what} of {folder} is full. Free some space and rerun the same command: finished "
-            "shards are kept."
+            f"the {what} of {folder} is full",
+            remedy="Free some space and rerun the same command: finished shards are kept.",
         )
     where = f" ({error.filename})" if error.filename else ""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return ConversionFailed(
-            f"too many files are open{where}. Raise the limit (`ulimit -n`) and rerun the same "
-            "command: finished shards are kept."
+            f"too many files are open{where}",
+            remedy="Raise the limit (`ulimit -n`) and rerun the same command: finished shards "
+            "are kept.",
         )
     return ConversionFailed(
-        f"{folder} cannot be read or written: {error.strerror or error}{where}. Rerun the same "
-        "command: finished shards are kept."
+        f"{folder} cannot be read or written: {error.strerror or error}{where}",
+        remedy="Rerun the same command: finished shards are kept.",
     )

@@ -34,7 +34,7 @@ from shardkit.conversion.task import (
 from shardkit.dataset.index import Index, IndexPart
 from shardkit.dataset.manifest import Manifest, PartEntry, ShardEntry
 from shardkit.dataset.parts import CHANGED, source_of
-from shardkit.errors import BadImages, DiskFull, Problem
+from shardkit.errors import BadImages, DiskFull, Problem, setting
 from shardkit.recipe import TOO_SMALL
 from shardkit.system.files import as_name, sync
 from shardkit.system.npy import NpyWriter
@@ -231,7 +231,7 @@ def build(
                 entry = built.result.entry
                 space.release(entry.bytes if entry and not built.kept else 0)
         except DiskFull as error:
-            raise DiskFull(f"{error} {space.need()}") from error
+            raise DiskFull(error.problem, remedy=f"{error.remedy} {space.need()}") from error
     require_good(works, plan, staging)
     return kept
 
@@ -251,24 +251,27 @@ def require_good(works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingD
     small = sum(TOO_SMALL in problem.reason for problem in problems)
     if small:
         count += f", {small} of them too small ({TOO_SMALL} accepts these)"
+    first = f"The first is {problems[0].path}: {problems[0].reason}"
     if skip or not shards:
         staging.discard()
-        remedy = "No good image is left." if skip else f"{_FIX}."
-        message = f"{count}; nothing was written. {remedy}"
+    if skip:
+        error = BadImages(f"{count}; nothing was written. No good image is left. {first}")
+    elif not shards:
+        error = BadImages(f"{count}; nothing was written", remedy=f"{_FIX}. {first}")
     else:
         staging.save_bad_files([problem.path for problem in problems])
         kept = f"{shards} shard{'s' if shards > 1 else ''} without bad files"
-        message = (
-            f"{count}; no dataset was written. {_FIX}: a rerun reuses {kept} unless files are "
-            "removed, since each shard records the total number of images. (To give up, remove "
-            f"{staging.folder}.)"
+        error = BadImages(
+            f"{count}; no dataset was written",
+            remedy=f"{_FIX}: a rerun reuses {kept} unless files are removed, since each shard "
+            "records the total number of images. (To give up, remove "
+            f"{staging.folder}.) {first}",
         )
-    error = BadImages(f"{message} The first is {problems[0].path}: {problems[0].reason}")
     error.problems = tuple(problems)
     raise error
 
 
-_FIX = "Fix bad files, or leave them out with on_error='skip'"
+_FIX = f"Fix bad files, or leave them out with {setting('on_error', 'skip')}"
 
 
 def assembly(work: Work[ShardTask], plan: Plan) -> Assembly:

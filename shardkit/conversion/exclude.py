@@ -18,7 +18,7 @@ from shardkit.contracts import (
 )
 from shardkit.dataset.reports import EXCLUDED
 from shardkit.dataset.selection import Listed, read_list
-from shardkit.errors import Problem, UsageError
+from shardkit.errors import Problem, UsageError, setting
 from shardkit.sources.divided import Divided
 from shardkit.sources.wrapper import Wrapper
 from shardkit.system.text import name_list
@@ -97,7 +97,7 @@ def exclude_listed(scan: Scan, lists: Sequence[str | Path]) -> Scan:
     for split, keys in chosen.items():
         images = splits[split]
         if len(keys) == len(images):
-            raise UsageError(f"exclude= leaves no image of {_place(scan, [split])}")
+            raise UsageError(f"{setting('exclude')} leaves no image of {_place(scan, [split])}")
         paths = [entry.path for entry in images.entries if entry.key in keys]
         left_out = [Problem(path=path, reason=EXCLUDED) for path in paths]
         ignored[split] = [*ignored.get(split, ()), *left_out]
@@ -120,9 +120,10 @@ def _splits_of(scan: Scan, text: str) -> tuple[Sequence[str], str]:
         return [split], path
     if "" in scan.splits or isinstance(scan.source, Divided):
         return list(scan.splits), text
+    named = f"{next(iter(scan.splits))}=FILE"
     raise UsageError(
-        f"exclude={text!r}: {scan.source} has the splits {name_list(scan.splits)}; name that "
-        f"of the list: exclude='{next(iter(scan.splits))}=FILE'"
+        f"{setting('exclude', text)}: {scan.source} has the splits {name_list(scan.splits)};",
+        remedy=f"name that of the list: {setting('exclude', named)}",
     )
 
 

@@ -86,8 +86,8 @@ def _refuse_planted(folder: Path) -> None:
 
 def _unusable(folder: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"the work folder {folder} cannot be used: {error.filename}: {error.strerror}. Remove "
-        f"{folder} (if it is a link, only the link) and start over."
+        f"the work folder {folder} cannot be used: {error.filename}: {error.strerror}",
+        remedy=f"Remove {folder} (if it is a link, only the link) and start over.",
     )
 
 
@@ -215,6 +215,7 @@ def require_dead(target: Path, owner: str) -> bytes:
     if _is_gone(machine, process):
         return content
     raise UsageError(
-        f"another conversion is writing into {path.parent.parent}: process {process} on {machine}. "
-        f"This file system has no locks. If that process no longer runs, remove {path}."
+        f"another conversion is writing into {path.parent.parent}: process {process} on "
+        f"{machine}. This file system has no locks",
+        remedy=f"If that process no longer runs, remove {path}.",
     )

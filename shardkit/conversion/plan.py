@@ -20,7 +20,7 @@ from shardkit.contracts import Format, Images, Original, Scan, StoredEntries
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.stored_order import sort_entries, stored_order
 from shardkit.dataset.manifest import FORMAT_VERSION
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Schema, describe_schema
 from shardkit.options import about, option, require_integer, require_valid
 from shardkit.pipeline import convert_record
@@ -75,7 +75,7 @@ class ConvertOptions:
         spell=spell_bytes,
     )
     shard_samples: int | None = option(
-        None, help="Images per shard, instead of --shard-size.", metavar="N", minimum=1
+        None, help=f"Images per shard, instead of {setting('shard_size')}.", metavar="N", minimum=1
     )
     shuffle: bool | None = option(
         None,
@@ -83,7 +83,11 @@ class ConvertOptions:
         "source's order.",
         shown="shuffle, unless the source is a dataset",
     )
-    seed: int = option(0, help="Seed of the random order, and of --val and --test.", metavar="N")
+    seed: int = option(
+        0,
+        help=f"Seed of the random order, and of {setting('val')} and {setting('test')}.",
+        metavar="N",
+    )
     limit: int | None = option(
         None, help="Convert only N images of each split, for a trial.", metavar="N", minimum=1
     )
@@ -101,7 +105,10 @@ class ConvertOptions:
         if self.shard_bytes < 1:
             raise UsageError(f"shard size {self.shard_bytes} is not at least one byte")
         if self.shard_samples is not None and self.shard_bytes != DEFAULT_SHARD_BYTES:
-            raise UsageError("shard_size= and shard_samples= exclude each other: choose one")
+            raise UsageError(
+                f"{setting('shard_size')} and {setting('shard_samples')} exclude each other",
+                remedy="choose one",
+            )
 
     @property
     def shard_bytes(self) -> int:
@@ -273,7 +280,8 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
     recipe.require_codecs()
     if not (options.recipe.keeps_bytes or any(f.type.is_picture for f in scan.schema.values())):
         raise UsageError(
-            "the source has no images to change: leave out options for images, such as resize="
+            "the source has no images to change",
+            remedy=f"leave out options for images, such as {setting('resize')}",
         )
     _require_few_classes(scan.schema)
     storage = get_format(options.to)
@@ -308,8 +316,9 @@ def plan_rgb(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[Sca
     typed = [field.pixels for field in scan.schema.values() if field.pixels is not None]
     if typed:
         raise UsageError(
-            f"{scan.source} has images of {typed[0]}: give pixels='keep', or pixels='gray', to "
-            "change them"
+            f"{scan.source} has images of {typed[0]}",
+            remedy=f"give {setting('pixels', 'keep')}, or {setting('pixels', 'gray')}, to "
+            "change them",
         )
     return scan, recipe
 
@@ -319,9 +328,9 @@ def _require_few_classes(schema: Schema) -> None:
         count = len(schema_field.classes or ())
         if len(dump_json(schema_field.classes)) > _CLASS_BYTES:
             raise UsageError(
-                f"the {count:,} class names of {name} have over {formatting.size(_CLASS_BYTES)}: "
-                "if each row has a class of its own, store the value as another field, such as "
-                "with --keep"
+                f"the {count:,} class names of {name} have over {formatting.size(_CLASS_BYTES)}",
+                remedy="if each row has a class of its own, store the value as another field, "
+                "such as with --keep",
             )
 
 

@@ -29,7 +29,7 @@ from shardkit.dataset.manifest import (
     require_file_name,
 )
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.errors import ConversionFailed, ShardkitError, UsageError
+from shardkit.errors import ConversionFailed, ShardkitError, UsageError, setting
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import (
     is_temporary,
@@ -140,8 +140,9 @@ class StagingDirectory:
             if not force:
                 self.discard()
                 raise UsageError(
-                    f"{self.target} now holds the dataset of an earlier run, which was interrupted "
-                    "while publishing it; force=True replaces it"
+                    f"{self.target} now holds the dataset of an earlier run, which was "
+                    "interrupted while publishing it;",
+                    remedy=f"{setting('force', True)} replaces it",
                 )
         elif earlier is not None:
             reasons = differences(self.state, fingerprint, self._bad_files())
@@ -152,7 +153,8 @@ class StagingDirectory:
                 shards = f", discarding {done:,} finished shard{'s' * (done != 1)}" if done else ""
                 raise UsageError(
                     f"{self.target} holds an unfinished conversion, which this command cannot "
-                    f"resume: {'; '.join(reasons)}. force=True starts over{shards}"
+                    f"resume: {'; '.join(reasons)}.",
+                    remedy=f"{setting('force', True)} starts over{shards}",
                 )
         remove(self.target, f"{STATE}/plan.json")  # first, so the rest does not count as work
         for folder in (STATE, DATASET):
@@ -225,7 +227,9 @@ class StagingDirectory:
                 _ = store.manifest
         except ShardkitError as error:
             raise ConversionFailed(
-                f"{self.target} is unchanged, since readers would refuse the new dataset: {error}"
+                f"{self.target} is unchanged, since readers would refuse the new dataset: "
+                f"{error.problem}",
+                remedy=error.remedy,
             ) from error
 
     def _remove_temporaries(self, folder: str) -> None:
@@ -298,8 +302,8 @@ class StagingDirectory:
                 # After a power cut, a file may have both names.
                 if not os.path.samestat(there, status_of(self.target, f"{DATASET}/{name}")):
                     raise UsageError(
-                        f"{self.target / name} is not of the dataset that is being replaced. Move "
-                        "it to another folder, and rerun."
+                        f"{self.target / name} is not of the dataset that is being replaced",
+                        remedy="Move it to another folder, and rerun.",
                     )
 
     def _retire(self, made: Collection[PurePath]) -> None:
@@ -421,7 +425,8 @@ def old_files(target: Path, name: str, *, pinned: bool = False) -> list[str]:
             identities[first] = identity
     except (*UNFIT, ValueError, TypeError, RecursionError) as error:
         raise UsageError(
-            f"{target / name} is damaged: {error}. Remove {target / WORK_NAME} and start over."
+            f"{target / name} is damaged: {error}",
+            remedy=f"Remove {target / WORK_NAME} and start over.",
         ) from error
     if not pinned:
         return names
@@ -459,8 +464,9 @@ def _require_removable(target: Path, names: Collection[str]) -> None:
         require_removable(target, names)
     except (*UNFIT, PermissionError) as error:
         raise UsageError(
-            f"the dataset in {target} cannot be replaced: {error.filename}: {error.strerror}. It "
-            "is unchanged. Choose another directory, or ask its owner to remove it."
+            f"the dataset in {target} cannot be replaced: {error.filename}: {error.strerror}. "
+            "It is unchanged",
+            remedy="Choose another directory, or ask its owner to remove it.",
         ) from error
 
 
@@ -505,19 +511,25 @@ def check_target(target: Path, *, force: bool) -> None:
         if not force:
             if _has_parts(target):
                 raise UsageError(
-                    f"{target} already holds a dataset, and `append` or `merge` has added rows to "
-                    "it: choose another directory, or discard those rows, too, with force=True",
+                    f"{target} already holds a dataset, and `append` or `merge` has added rows "
+                    "to it",
+                    remedy="choose another directory, or discard those rows, too, with "
+                    f"{setting('force', True)}",
                     where=target,
                 )
             raise UsageError(
-                f"{target} already holds a dataset; force=True replaces it", where=target
+                f"{target} already holds a dataset;",
+                remedy=f"{setting('force', True)} replaces it",
+                where=target,
             )
         # This fails for a damaged manifest, which cannot list the files to replace.
         _require_removable(target, files_of(target))
     elif names and WORK_NAME not in names:
         some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
         raise UsageError(
-            f"{target} holds other files ({some}); choose a new or empty directory", where=target
+            f"{target} holds other files ({some});",
+            remedy="choose a new or empty directory",
+            where=target,
         )
 
 
@@ -539,8 +551,9 @@ def refuse_overlap(source: Source, target: Path) -> None:
     for path in source.paths():
         if overlap(target, path):
             raise UsageError(
-                f"{target} and the source {path} overlap: choose a directory outside of it, or a "
-                "smaller source folder (for tables and annotations: --root)"
+                f"{target} and the source {path} overlap",
+                remedy="choose a directory outside of it, or a smaller source folder (for "
+                "tables and annotations: --root)",
             )
 
 
@@ -549,6 +562,6 @@ def _refuse_split(target: Path) -> None:
     parent = target.absolute().parent
     if is_file(parent, MANIFEST_NAME) and target.name in OpenedDirectory(parent).splits:
         raise UsageError(
-            f"{target} is a split of the dataset in {parent}: convert or append to all of its "
-            "splits at once, or choose another directory"
+            f"{target} is a split of the dataset in {parent}",
+            remedy="convert or append to all of its splits at once, or choose another directory",
         )

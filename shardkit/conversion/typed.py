@@ -11,7 +11,7 @@ from dataclasses import replace
 from shardkit.codecs.image_type import GRAY, RGB, ImageType
 from shardkit.codecs.typed import describe_moved, inspect_typed
 from shardkit.contracts import Images, Scan
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field, Schema
 from shardkit.recipe import Recipe
 from shardkit.record import (
@@ -47,16 +47,17 @@ def plan_typed(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[S
     kinds = dict.fromkeys(images, GRAY) if recipe.pixels == "gray" else _kinds(images, sources)
     if missing := [name for name in images if name not in kinds]:
         raise UsageError(
-            f"pixels='keep' takes channels and dtype from the first {missing[0]}, and none of the "
-            f"first {_TRIES} records of {scan.source} has one"
+            f"{setting('pixels', 'keep')} takes channels and dtype from the first {missing[0]}, "
+            f"and none of the first {_TRIES} records of {scan.source} has one"
         )
     fields = {name: Field("image", kind.dtype, (kind.channels,)) for name, kind in kinds.items()}
     words = {name: str(field) for name, field in fields.items()}
     for name, kind in kinds.items():
         if recipe.encode == "png" and not kind.is_held_by("png"):
             raise UsageError(
-                f"encode='png' holds uint8 and uint16 of 1 to 4 channels, and {name} is of {kind}: "
-                "use encode='keep' or 'raw'"
+                f"{setting('encode', 'png')} holds uint8 and uint16 of 1 to 4 channels, and "
+                f"{name} is of {kind}",
+                remedy=f"use {setting('encode', 'keep')} or 'raw'",
             )
     scan = replace(scan, fields={**scan.schema, **fields}, understood={**scan.understood, **words})
     return scan, replace(recipe, channels=kinds.get(IMAGE, RGB).channels)
@@ -89,7 +90,9 @@ def _kinds(images: Schema, sources: Iterable[Images]) -> dict[str, ImageType]:
                 with _bad_images(reasons, source, row):
                     _take_kind(kinds, name, record)
     if reasons and len(kinds) < len(images):
-        raise UsageError(f"pixels='keep' finds no image that can be read: {reasons[0]}")
+        raise UsageError(
+            f"{setting('pixels', 'keep')} finds no image that can be read: {reasons[0]}"
+        )
     return kinds
 
 

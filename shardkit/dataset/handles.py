@@ -68,8 +68,8 @@ class ShardFile:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ShardkitError(
-                    f"the shard {path} cannot be opened: too many files are open. Read fewer "
-                    "shards at once, or raise the limit (`ulimit -n`)."
+                    f"the shard {path} cannot be opened: too many files are open",
+                    remedy="Read fewer shards at once, or raise the limit (`ulimit -n`).",
                 ) from error
             if not isinstance(error, UNFIT):
                 raise

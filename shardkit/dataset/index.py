@@ -207,8 +207,8 @@ def require_counts(
         totals += np.bincount(labeled, minlength=len(totals))
     if outside or totals.tolist() != list(counts or ()):
         raise CorruptDataset(
-            "the labels in the index differ from the manifest's class counts; to rebuild the index "
-            "from the shards, run `shardkit index`"
+            "the labels in the index differ from the manifest's class counts;",
+            remedy="to rebuild the index from the shards, run `shardkit index`",
         )
 
 
@@ -270,8 +270,8 @@ class StringTable(Sequence[str]):
             ]
         except UnicodeDecodeError as error:
             raise CorruptDataset(
-                f"the index is damaged: a text of rows {start} to {stop - 1} is not UTF-8; to "
-                "rebuild it from the shards, run `shardkit index`"
+                f"the index is damaged: a text of rows {start} to {stop - 1} is not UTF-8;",
+                remedy="to rebuild it from the shards, run `shardkit index`",
             ) from error
 
     def _piece(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], bytes]:
@@ -287,7 +287,8 @@ class StringTable(Sequence[str]):
         if not 0 <= first <= last <= most or (bounds[1:] < bounds[:-1]).any():
             raise CorruptDataset(
                 f"the index is damaged: the texts of rows {start} to {stop - 1} overlap, or are "
-                "too long; to rebuild it from the shards, run `shardkit index`"
+                "too long;",
+                remedy="to rebuild it from the shards, run `shardkit index`",
             )
         return bounds - first, _part_of(self._text, first, last).tobytes()
 
@@ -297,8 +298,8 @@ def _part_of(values: _Values, start: int, stop: int) -> npt.NDArray[Any]:
         return values[start:stop]
     except ValueError as error:
         raise CorruptDataset(
-            f"the index cannot be read: {error}; to rebuild it from the shards, run "
-            "`shardkit index`"
+            f"the index cannot be read: {error};",
+            remedy="to rebuild it from the shards, run `shardkit index`",
         ) from error
 
 
@@ -454,8 +455,9 @@ class Index:
         except (*UNFIT, ValueError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise CorruptDataset(
-                f"{path} does not describe {self._count} rows: {reason}. To rebuild the index from "
-                f"the shards, run {as_command('index', self._directory)}."
+                f"{path} does not describe {self._count} rows: {reason}",
+                remedy="To rebuild the index from the shards, run "
+                f"{as_command('index', self._directory)}.",
             ) from error
 
 
@@ -569,8 +571,8 @@ def _require_sound(column: Column) -> None:
         wrong = wrong or bool(labels.min() < 0 or labels.max() >= max(most, 1))
     if wrong:
         raise CorruptDataset(
-            "the index is damaged: the values of rows overlap, or a label is no class; to rebuild "
-            "it from the shards, run `shardkit index`"
+            "the index is damaged: the values of rows overlap, or a label is no class;",
+            remedy="to rebuild it from the shards, run `shardkit index`",
         )
 
 

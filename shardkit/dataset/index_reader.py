@@ -195,6 +195,6 @@ def _require_content(directory: Path, name: str, sha256: str) -> None:
         raise CorruptDataset(f"{path} cannot be read: {error.strerror}") from error
     if digest != sha256:
         raise CorruptDataset(
-            f"{path} differs from the manifest: its SHA-256 does not match. To rebuild the index "
-            f"from the shards, run {as_command('index', directory)}."
+            f"{path} differs from the manifest: its SHA-256 does not match",
+            remedy=f"To rebuild the index from the shards, run {as_command('index', directory)}.",
         )

@@ -451,8 +451,8 @@ class SplitsManifest:
     def refusal(self, place: object, example: object) -> UsageError:
         """Return the error that ``place`` does not hold one dataset; ``example`` opens a split."""
         return UsageError(
-            f"{place} contains one dataset per split ({name_list(self.splits)}); open one of "
-            f"them, for example {example}"
+            f"{place} contains one dataset per split ({name_list(self.splits)});",
+            remedy=f"open one of them, for example {example}",
         )
 
     @property
@@ -478,9 +478,10 @@ def save_manifest(manifest: Manifest | SplitsManifest, directory: Path) -> None:
     content = _render(_as_json(manifest))
     if len(content) > SMALL_BYTES:
         raise ShardkitError(
-            f"the manifest would have {len(content):,} bytes, more than the {SMALL_BYTES:,} that "
-            "readers accept; choose larger shards (--shard-size) or a label with fewer classes, or "
-            "remove bad files from the source"
+            f"the manifest would have {len(content):,} bytes, more than the {SMALL_BYTES:,} "
+            "that readers accept;",
+            remedy="choose larger shards (--shard-size) or a label with fewer classes, or "
+            "remove bad files from the source",
         )
     write_atomically(directory / MANIFEST_NAME, content)
 
@@ -509,8 +510,8 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
     version = value.get("format_version")
     if type(version) is int and version > FORMAT_VERSION:
         raise UsageError(
-            f"{path} has format version {version}; this shardkit reads version "
-            f"{FORMAT_VERSION}. Install a newer shardkit."
+            f"{path} has format version {version}; this shardkit reads version {FORMAT_VERSION}",
+            remedy="Install a newer shardkit.",
         )
     value.pop("digest", None)
     if content != _render_or_none(value) or type(version) is not int or version != FORMAT_VERSION:

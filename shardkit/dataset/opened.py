@@ -28,7 +28,7 @@ from shardkit.dataset.manifest import (
 from shardkit.dataset.parts import Part, dataset_parts
 from shardkit.dataset.reports import IGNORED, StoredReport
 from shardkit.dataset.shard_files import LOCAL_FILES, Access
-from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.errors import CorruptDataset, Problem, UsageError, setting
 from shardkit.record import DATASET_FILE
 from shardkit.system.files import (
     as_name,
@@ -242,8 +242,8 @@ class OpenedDataset:
         if self.manifest.archives is None:
             if self.root is not None:
                 raise UsageError(
-                    f"{self.path} is not an attached dataset: its shards are its own. Leave "
-                    "root= out"
+                    f"{self.path} is not an attached dataset: its shards are its own",
+                    remedy=f"Leave {setting('root')} out",
                 )
             return self.path
         if self.root is not None:
@@ -251,9 +251,10 @@ class OpenedDataset:
         folder = Path(os.path.realpath(self.path / as_name(self.manifest.archives)))
         if not os.path.exists(_mark(self.path, self.manifest)):
             raise UsageError(
-                f"{self.path} reads archives in {folder}, but you have not attached them here. If "
-                "you trust it, name their folder (root= in Python, --root of `shardkit verify`), "
-                f"or name the archives: {as_command('attach', 'ARCHIVES', self.path)}"
+                f"{self.path} reads archives in {folder}, but you have not attached them here",
+                remedy=f"If you trust it, name their folder ({setting('root')} in Python, "
+                "--root of `shardkit verify`), or name the archives: "
+                f"{as_command('attach', 'ARCHIVES', self.path)}",
             )
         return folder
 
@@ -279,8 +280,8 @@ class OpenedDataset:
         if stamp != self._stamp:
             if stamp is None:
                 raise CorruptDataset(
-                    f"{self.path} has lost its manifest: it was removed or is being rewritten. "
-                    "Open the dataset again."
+                    f"{self.path} has lost its manifest: it was removed or is being rewritten",
+                    remedy="Open the dataset again.",
                 )
             self.require_digest(OpenedDataset(self.path).manifest.digest)
             self._stamp = stamp
@@ -292,7 +293,9 @@ class OpenedDataset:
             CorruptDataset: If the digest of the manifest is not ``digest``.
         """
         if (self._stated or self.manifest).digest != digest:
-            raise CorruptDataset(f"{self.path} was rewritten since it was opened; open it again")
+            raise CorruptDataset(
+                f"{self.path} was rewritten since it was opened;", remedy="open it again"
+            )
 
 
 class _LayerStore(OpenedDataset):
@@ -388,7 +391,8 @@ class OpenedDirectory:
             if not split.belongs:
                 raise CorruptDataset(
                     f"{self.path / split.prefix / MANIFEST_NAME} does not belong to the other "
-                    "splits. Restore the original, or convert again."
+                    "splits",
+                    remedy="Restore the original, or convert again.",
                 )
         return {name: split.manifest for name, split in self.splits.items()}
 
@@ -439,7 +443,9 @@ def open_local(
 ) -> OpenedDataset:
     """Open one dataset of this machine; see `open_one`."""
     if fetching != LOCAL:
-        raise UsageError(f"{path} is local; cache= and cache_limit= are for object stores")
+        raise UsageError(
+            f"{path} is local; {setting('cache')} and cache_limit= are for object stores"
+        )
     place = Path(as_local(path))
     opened = OpenedDataset(
         (place if split is None else place / split).expanduser().absolute(),
@@ -451,7 +457,9 @@ def open_local(
         if split is not None and (place / MANIFEST_NAME).exists():
             splits = OpenedDirectory(place).splits
             if "" in splits:
-                raise UsageError(f"{path} has no splits; leave split={split!r} out") from error
+                raise UsageError(
+                    f"{path} has no splits;", remedy=f"leave {setting('split', split)} out"
+                ) from error
             if split not in splits:
                 raise UsageError(
                     f"{path} has no split {split!r}; it has {name_list(splits)}"

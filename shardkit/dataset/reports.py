@@ -66,7 +66,7 @@ class StoredReport(Collection[Problem]):
                 raise ValueError(f"it has {count:,} lines, not {self._count:,}")
         except (*UNFIT, ValueError, KeyError) as error:
             raise UsageError(
-                f"{self._path} is damaged ({error}). Start over with --force."
+                f"{self._path} is damaged ({error})", remedy="Start over with --force."
             ) from error
 
     def __contains__(self, problem: object) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.system.files import read_small
 from shardkit.system.text import name_list, quoted
@@ -61,8 +61,9 @@ def matching(shards: ShardSet, expression: str) -> Mask:
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else error
         raise UsageError(
-            f"--where {quoted(expression)}: {reason}. Compare columns with values, as in "
-            '--where \'label in ("cat", "dog") and width >= 64\''
+            f"--where {quoted(expression)}: {reason}",
+            remedy='Compare columns with values, as in --where \'label in ("cat", "dog") and '
+            "width >= 64'",
         ) from error
 
 
@@ -225,7 +226,7 @@ def read_list(path: str | Path, option: str) -> Listed:
     Raises:
         UsageError: If the file cannot be read, or lists nothing.
     """
-    where = f"{option}={str(path)!r}"
+    where = setting(option, str(path))
     try:
         text = read_small(Path(path).resolve()).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -29,7 +29,7 @@ from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.parts import CHANGED, converted_digest, with_changed
 from shardkit.dataset.selection import Mask, column_values, select
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import BadImage, CorruptDataset, CorruptShard, UsageError
+from shardkit.errors import BadImage, CorruptDataset, CorruptShard, UsageError, setting
 from shardkit.kinds.field import Field, apart_of, describe_schema
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
@@ -97,15 +97,17 @@ class DatasetSource(Source):
         self._sets = {name: ShardSet(split) for name, split in splits.items()}
         if self._rows is not None and len(splits) > 1:
             raise UsageError(
-                f"{folder} has the splits {name_list(splits)}, and rows= lists rows of one: "
-                f"convert {self._folder / next(iter(splits))}"
+                f"{folder} has the splits {name_list(splits)}, and {setting('rows')} lists rows "
+                "of one",
+                remedy=f"convert {self._folder / next(iter(splits))}",
             )
         first, *others = self._sets.values()
         for other in others:
             if _form(other) != _form(first):
                 raise UsageError(
                     f"{other.directory} has other fields, classes or raw pixels than "
-                    f"{first.directory}: convert one split at a time"
+                    f"{first.directory}",
+                    remedy="convert one split at a time",
                 )
 
     @property

@@ -14,7 +14,7 @@ from shardkit.conversion.disk import as_failure
 from shardkit.conversion.lock import locked
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.exporting.output import OutputFolder
 from shardkit.exporting.records import Exporting
 from shardkit.system.files import overlap, require_local, sync
@@ -112,13 +112,16 @@ def get_layout(name: LayoutName) -> Write:
         UsageError: If there is no such layout, or it needs a package that is not installed.
     """
     if name not in LAYOUTS:
-        raise UsageError(f"layout={name!r} is unknown; choose from {', '.join(sorted(LAYOUTS))}")
+        raise UsageError(
+            f"{setting('layout', name)} is unknown;",
+            remedy=f"choose from {', '.join(sorted(LAYOUTS))}",
+        )
     try:
         write: Write = load(LAYOUTS[name])
     except ImportError as error:
         package = (error.name or LAYOUTS[name]).partition(".")[0]
         raise UsageError(
-            f"the layout {name} needs {package}: pip install 'shardkit[{name}]'"
+            f"the layout {name} needs {package}", remedy=f"pip install 'shardkit[{name}]'"
         ) from error
     return write
 
@@ -160,11 +163,13 @@ def _work_folder(target: Path) -> Path:
 def _check(directory: Path, target: Path) -> None:
     require_local(target)
     if not target.absolute().name or target.name == "..":
-        raise UsageError(f"{target} cannot be the folder of an export; name a new one")
+        raise UsageError(f"{target} cannot be the folder of an export;", remedy="name a new one")
     if overlap(target, directory):
-        raise UsageError(f"{target} and the dataset {directory} overlap; choose another folder")
+        raise UsageError(
+            f"{target} and the dataset {directory} overlap;", remedy="choose another folder"
+        )
     if os.path.islink(target):
-        raise UsageError(f"{target} is a symbolic link; name a new folder")
+        raise UsageError(f"{target} is a symbolic link;", remedy="name a new folder")
     _names(target)
 
 

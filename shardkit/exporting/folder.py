@@ -28,8 +28,9 @@ def write_imagefolder(exporting: Exporting, output: OutputFolder) -> None:
     """
     if exporting.others or IMAGE not in exporting.shards.schema:
         raise UsageError(
-            f"{exporting.shards.directory} has the fields {name_list(exporting.shards.schema)}: a "
-            "folder of images holds only image and label; use the layout csv, parquet or webdataset"
+            f"{exporting.shards.directory} has the fields {name_list(exporting.shards.schema)}: "
+            "a folder of images holds only image and label;",
+            remedy="use the layout csv, parquet or webdataset",
         )
     prefix = exporting.shards.dataset.prefix
     in_folders = _in_class_folders(exporting)

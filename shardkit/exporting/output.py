@@ -122,7 +122,7 @@ def _are_same(one: Path, other: Path) -> bool:
 def _not_empty(target: Path) -> UsageError:
     names = sorted(os.listdir(target))
     listing = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
-    return UsageError(f"{target} is not empty ({listing}); choose a new folder")
+    return UsageError(f"{target} is not empty ({listing});", remedy="choose a new folder")
 
 
 def _folded(name: str) -> str:

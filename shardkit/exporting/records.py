@@ -17,7 +17,7 @@ from shardkit.dataset.index import Index, IndexPart
 from shardkit.dataset.index_builder import IndexedRecord, open_records
 from shardkit.dataset.shardset import ShardSet
 from shardkit.dataset.source import record_of
-from shardkit.errors import BadImage, CorruptShard, UsageError
+from shardkit.errors import BadImage, CorruptShard, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.record import (
     IMAGE,
@@ -70,8 +70,9 @@ class Exporting:
     def __post_init__(self) -> None:
         if self._stored_as and not self.raw_as_png:
             raise UsageError(
-                f"{self.shards.directory} stores {self._stored_as}, not the files of its source; "
-                "raw_as_png=True exports them as PNG files of the same pixels"
+                f"{self.shards.directory} stores {self._stored_as}, not the files of its source;",
+                remedy=f"{setting('raw_as_png', True)} exports them as PNG files of the same "
+                "pixels",
             )
 
     @property
@@ -126,8 +127,9 @@ class Exporting:
                     if fault or not _is_indexed(indexed, part, row):
                         raise CorruptShard(
                             f"record {quoted(indexed.record.key)} in {path}: "
-                            f"{fault or 'it differs from the index'}; for details, run "
-                            f"{as_command('verify', self.shards.directory)}"
+                            f"{fault or 'it differs from the index'};",
+                            remedy="for details, run "
+                            f"{as_command('verify', self.shards.directory)}",
                         )
                     yield self._as_files(indexed.record)
                 if self.report:
@@ -165,7 +167,8 @@ class Exporting:
             return decode(content, PLANES)
         except BadImage as error:
             raise CorruptShard(
-                f"record {quoted(key)} in {self.shards.directory}: {error}"
+                f"record {quoted(key)} in {self.shards.directory}: {error.problem}",
+                remedy=error.remedy,
             ) from error
 
     @cached_property

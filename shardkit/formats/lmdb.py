@@ -121,7 +121,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
         if os.strerror(errno.ENOMEM) in str(error):
             raise ConversionFailed(
                 f"memory ran out: LMDB maps {size(FIRST_MAP_SIZE)} or more of address space for "
-                f"{path}. Raise the limit (`ulimit -v`), or convert to another format"
+                f"{path}",
+                remedy="Raise the limit (`ulimit -v`), or convert to another format",
             ) from error
         code = _errno_of(error, path.parent)
         raise OSError(code, f"{os.strerror(code)} ({error})", str(path)) from error

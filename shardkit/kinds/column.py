@@ -119,8 +119,8 @@ class Column(NamedTuple):
             return self.field.type.unpack(self.field, self.values[self.span(row)], labels)
         except (ValueError, RecursionError) as error:
             raise CorruptDataset(
-                f"the index is damaged: row {row} of a column: {error}; to rebuild it from the "
-                "shards, run `shardkit index`"
+                f"the index is damaged: row {row} of a column: {error};",
+                remedy="to rebuild it from the shards, run `shardkit index`",
             ) from error
 
     def _labels(self, row: int) -> npt.NDArray[np.int32]:

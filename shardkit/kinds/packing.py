@@ -42,7 +42,7 @@ def pack(name: str, field: Field, value: Any) -> tuple[str | None, Any]:
     try:
         return field.type.pack(name, field, value)
     except BadImage as error:
-        raise BadImage(f"{name}: {error}") from error
+        raise BadImage(f"{name}: {error.problem}", remedy=error.remedy) from error
     except (ValueError, TypeError, OverflowError, OSError) as error:
         raise_interruption(error)
         reason = str(error)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.orders.weighted import Weights
 from shardkit.sampling.order import (
     Order,
@@ -56,7 +56,9 @@ class BucketSizes:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.sizes) <= _MOST_BUCKETS:
-            raise UsageError(f"there are {len(self.sizes)} buckets: give 1 to {_MOST_BUCKETS}")
+            raise UsageError(
+                f"there are {len(self.sizes)} buckets", remedy=f"give 1 to {_MOST_BUCKETS}"
+            )
         for size in self.sizes:
             sides = size if isinstance(size, tuple) else ()
             if len(sides) != 2 or not all(type(s) is int and 0 < s <= MOST_SIDE for s in sides):
@@ -65,7 +67,8 @@ class BucketSizes:
         for one, other in itertools.pairwise(ordered):
             if one[1] * other[0] == other[1] * one[0]:
                 raise UsageError(
-                    f"the buckets {_show(one)} and {_show(other)} have one aspect ratio: keep one"
+                    f"the buckets {_show(one)} and {_show(other)} have one aspect ratio",
+                    remedy="keep one",
                 )
         object.__setattr__(self, "sizes", ordered)
 
@@ -96,7 +99,8 @@ class BucketSizes:
             best[size[1] / size[0]] = size
         if not best:
             raise UsageError(
-                f"by_area({area}, step={step}, ratio={ratio}): no size fits; use a smaller step"
+                f"by_area({area}, step={step}, ratio={ratio}): no size fits;",
+                remedy="use a smaller step",
             )
         return cls(tuple(best.values()))
 
@@ -186,8 +190,9 @@ class BucketOrder(Order):
             )
             raise UsageError(
                 f"{len(short)} of {len(self.counts)} buckets have fewer images than a batch of "
-                f"{step} on all ranks together ({lacking}): leave these buckets out, reduce the "
-                "batch size, or select the rows of other buckets"
+                f"{step} on all ranks together ({lacking})",
+                remedy="leave these buckets out, reduce the batch size, or select the rows of "
+                "other buckets",
             )
         return replace(self, step=step, batches=batches, size=int(batches.sum()) * step)
 
@@ -243,8 +248,8 @@ def parse_buckets(text: str) -> BucketSizes:
     parts = [re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", part) for part in text.split(",")]
     if not all(parts):
         raise UsageError(
-            f"buckets={text[:80]!r} is neither a list of HEIGHTxWIDTH, such as 512x512,448x576, "
-            "nor a side, such as 512"
+            f"{setting('buckets', text[:80])} is neither a list of HEIGHTxWIDTH, such as "
+            "512x512,448x576, nor a side, such as 512"
         )
     return BucketSizes(tuple((int(part[1]), int(part[2])) for part in parts if part))
 

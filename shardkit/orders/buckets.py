@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.orders.bucket_order import (
     BucketCount,
     BucketOrder,
@@ -104,12 +104,15 @@ class Buckets(OrderSampler):
         for name, known in _KNOWN.items():
             if getattr(self, name) not in known:
                 raise UsageError(
-                    f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}"
+                    f"{setting(name, getattr(self, name))} is unknown;",
+                    remedy=f"choose from {', '.join(known)}",
                 )
         if self.weights is not None:
             object.__setattr__(self, "weights", check_weights("Buckets(weights)", self.weights))
             if self.leftovers == "carry":
-                raise UsageError("weights= draws with replacement: leave out leftovers='carry'")
+                raise UsageError(
+                    "weights= draws with replacement", remedy="leave out leftovers='carry'"
+                )
         check_probability("flip", self.flip)
         _ = self.op  # checks the other options
 
@@ -158,13 +161,13 @@ class Buckets(OrderSampler):
         """Check that each batch can be of one bucket; see `OrderSampler`."""
         if options.samples_per_epoch is not None or options.aug_repeats != 1:
             raise UsageError(
-                "sampler=Buckets(...) makes an epoch of full batches of each bucket: leave out "
-                "samples_per_epoch= and aug_repeats="
+                "sampler=Buckets(...) makes an epoch of full batches of each bucket",
+                remedy="leave out samples_per_epoch= and aug_repeats=",
             )
         if isinstance(options.views, (list, tuple)):
             raise UsageError(
-                "sampler=Buckets(...) sets the operation of each view: use views=2 for two crops "
-                "of each image"
+                "sampler=Buckets(...) sets the operation of each view",
+                remedy="use views=2 for two crops of each image",
             )
 
     def order(self, dataset: Any, seed: int) -> Order:
@@ -177,8 +180,8 @@ class Buckets(OrderSampler):
         heights, widths = _image_sizes(dataset).T
         if self.weights is not None and len(self.weights) != len(widths):
             raise UsageError(
-                f"Buckets(weights) has {len(self.weights)} weights for {len(widths)} rows: give "
-                "one weight for each row of the dataset"
+                f"Buckets(weights) has {len(self.weights)} weights for {len(widths)} rows",
+                remedy="give one weight for each row of the dataset",
             )
         buckets = self.sizes.nearest_of(widths, heights)
         counts, members, cumulative = order_members(buckets, len(self.sizes.sizes), self.weights)
@@ -201,20 +204,22 @@ def _image_sizes(dataset: Any) -> Positions:
         return np.concatenate([_image_sizes(part) for part in dataset.datasets])
     if not isinstance(dataset, ShardDataset):
         raise UsageError(
-            f"Buckets needs the size of every image, and {type(dataset).__name__} is no dataset of "
-            "shardkit: open a path with shardkit.open_dataset"
+            f"Buckets needs the size of every image, and {type(dataset).__name__} is no dataset "
+            "of shardkit",
+            remedy="open a path with shardkit.open_dataset",
         )
     if dataset.manifest.raw_shape is not None:
         height, width, _ = dataset.manifest.raw_shape
         raise UsageError(
-            f"{dataset.path} has raw pixels of one size, {height}x{width}, and so one bucket: "
-            "convert it without --encode raw"
+            f"{dataset.path} has raw pixels of one size, {height}x{width}, and so one bucket",
+            remedy="convert it without --encode raw",
         )
     sizes = dataset.stored_sizes()
     unknown = np.flatnonzero((sizes == 0).any(axis=1))
     if len(unknown):
         raise UsageError(
-            f"Buckets needs the size of every image, and the index has none for "
-            f"{dataset.describe_row(int(unknown[0]))}: select the rows with images of known size"
+            "Buckets needs the size of every image, and the index has none for "
+            f"{dataset.describe_row(int(unknown[0]))}",
+            remedy="select the rows with images of known size",
         )
     return sizes

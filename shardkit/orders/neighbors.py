@@ -57,8 +57,9 @@ class Neighbors:
         if len(repeated):
             first, second = (describe(int(rows[repeated[0] + step])) for step in (0, 1))
             raise UsageError(
-                f"{first} and {second} have the same episode and order"
-                f"{_more(len(repeated) - 1, 'pair')}: choose a field that numbers the frames"
+                f"{first} and {second} have the same episode and "
+                f"order{_more(len(repeated) - 1, 'pair')}",
+                remedy="choose a field that numbers the frames",
             )
         if strict:  # unsigned differences of ascending values cannot overflow
             ordered = values[rows].astype(np.uint64)
@@ -109,8 +110,8 @@ def _require_all(name: str, missing: npt.NDArray[np.bool_], describe: Callable[[
     if len(rows):
         named = ", ".join(describe(int(row)) for row in rows[:_NAMED])
         raise UsageError(
-            f"no {name} in {named}{_more(len(rows) - _NAMED, 'row')}: leave such rows out when "
-            "converting, or choose another field"
+            f"no {name} in {named}{_more(len(rows) - _NAMED, 'row')}",
+            remedy="leave such rows out when converting, or choose another field",
         )
 
 

@@ -46,8 +46,8 @@ class Weighted(OrderSampler):
         """
         if len(self._cumulative) != len(dataset):
             raise UsageError(
-                f"Weighted(weights) has {len(self._cumulative)} weights for {len(dataset)} rows: "
-                "give one weight for each row of the dataset"
+                f"Weighted(weights) has {len(self._cumulative)} weights for {len(dataset)} rows",
+                remedy="give one weight for each row of the dataset",
             )
         return WeightedOrder(size=len(dataset), seed=seed, cumulative=self._cumulative)
 
@@ -73,7 +73,8 @@ class Balanced(OrderSampler):
         if len(unknown):
             raise UsageError(
                 f"Balanced() needs the class of every row, and row {unknown[0]} has the label "
-                f"{labels[unknown[0]]}: use a labeled dataset"
+                f"{labels[unknown[0]]}",
+                remedy="use a labeled dataset",
             )
         _, sizes = np.unique(labels, return_counts=True)
         members = np.argsort(labels, kind="stable")
@@ -112,25 +113,26 @@ class Mixture(OrderSampler):
                 f"Mixture(weights) must be {{dataset: weight, ...}}, not {str(weights)[:80]}"
             ) from None
         if len(set(map(id, self._datasets))) < len(self._datasets):
-            raise UsageError("Mixture(weights) has a dataset twice: give it one weight")
+            raise UsageError("Mixture(weights) has a dataset twice", remedy="give it one weight")
         checked_weights = check_weights("Mixture(weights)", raw_weights)
         self._counts = block_counts(checked_weights)
         for number, dataset in enumerate(self._datasets):
             if not has_rows(dataset):
                 raise UsageError(
-                    f"Mixture(weights) needs datasets with a length and rows, not "
-                    f"{type(dataset).__name__}: open paths with shardkit.open_dataset"
+                    "Mixture(weights) needs datasets with a length and rows, not "
+                    f"{type(dataset).__name__}",
+                    remedy="open paths with shardkit.open_dataset",
                 )
             if checked_weights[number] and not self._counts[number]:
                 raise UsageError(
                     f"the weight {checked_weights[number]:g} of Mixture(weights) gives dataset "
-                    f"{number} no sample in {BLOCK}: give it at least 1/{BLOCK} of the sum, or "
-                    "leave it out"
+                    f"{number} no sample in {BLOCK}",
+                    remedy=f"give it at least 1/{BLOCK} of the sum, or leave it out",
                 )
             if checked_weights[number] and not len(dataset):
                 raise UsageError(
-                    f"dataset {number} of Mixture(weights) is empty: leave it out, or give it the "
-                    "weight 0"
+                    f"dataset {number} of Mixture(weights) is empty",
+                    remedy="leave it out, or give it the weight 0",
                 )
 
     @property
@@ -150,8 +152,9 @@ class Mixture(OrderSampler):
         count_by_id = dict(zip(map(id, self._datasets), self._counts, strict=True))
         if sorted(map(id, datasets)) != sorted(count_by_id):
             raise UsageError(
-                "sampler=Mixture(...) reads other datasets than make_loader's: pass the mixture's "
-                "own, as in make_loader(mixture.dataset, 64, sampler=mixture)"
+                "sampler=Mixture(...) reads other datasets than make_loader's",
+                remedy="pass the mixture's own, as in make_loader(mixture.dataset, 64, "
+                "sampler=mixture)",
             )
         _require_same_classes(dataset)
         lengths = np.array([len(part) for part in datasets], np.int64)
@@ -194,9 +197,9 @@ def _require_same_classes(dataset: Any) -> None:
             continue
         if first is not None and list(classes) != first:
             raise UsageError(
-                f"the datasets have different classes, {_show(first)} and {_show(list(classes))}, "
-                "so equal labels would differ in meaning: convert them with the same "
-                "--class-order FILE, or set target_transform="
+                f"the datasets have different classes, {_show(first)} and "
+                f"{_show(list(classes))}, so equal labels would differ in meaning",
+                remedy="convert them with the same --class-order FILE, or set target_transform=",
             )
         first = list(classes)
 

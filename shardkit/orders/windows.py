@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.orders.neighbors import Neighbors
 from shardkit.system.text import name_list
 from shardkit.torch.data.batch_rows import BatchRows, RowWindows, describe_row
@@ -85,7 +85,9 @@ class Windows(RowWindows):
             return tuple(self.fields)
         for name in self.fields:
             if name not in fields:
-                raise UsageError(f"windows= has {name!r}, and fields= is {fields}: add it there")
+                raise UsageError(
+                    f"windows= has {name!r}, and fields= is {fields}", remedy="add it there"
+                )
         return fields
 
     def layout(self, fields: Layout) -> Layout:
@@ -109,8 +111,9 @@ class _Reader:
             if field is None or field.kind not in _KINDS:
                 named = [n for n, f in shards.schema.items() if f.kind in _KINDS]
                 raise UsageError(
-                    f"Windows({option}={name!r}): {shards.place} has no such field of numbers, "
-                    f"texts or labels; choose from {name_list(named) or 'none'}"
+                    f"Windows({setting(option, name)}): {shards.place} has no such field of "
+                    "numbers, texts or labels;",
+                    remedy=f"choose from {name_list(named) or 'none'}",
                 )
         self._offsets = {name: tuple(offsets) for name, offsets in windows.fields.items()}
         self._neighbors = Neighbors(

@@ -124,7 +124,8 @@ class BucketFolder(Place):
         for (name, *_), (following, *_) in itertools.pairwise(objects):
             if name == following:
                 raise UsageError(
-                    f"{self}/{name} is listed twice, once with a slash at its end: remove one"
+                    f"{self}/{name} is listed twice, once with a slash at its end",
+                    remedy="remove one",
                 )
         return objects
 

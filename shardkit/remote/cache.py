@@ -111,8 +111,8 @@ class Cache:
         """Return the error that a file in the cache cannot be read or written."""
         place = f" ({error.filename})" if error.filename else ""
         return ShardkitError(
-            f"the cache {self.folder} cannot be used: {error.strerror}{place}. Free some space, "
-            "set a smaller cache_limit, or choose another folder."
+            f"the cache {self.folder} cannot be used: {error.strerror}{place}",
+            remedy="Free some space, set a smaller cache_limit, or choose another folder.",
         )
 
     def holds(self, descriptor: int, sha256: str) -> bool:
@@ -193,8 +193,8 @@ class Cache:
                     break
             else:
                 raise CorruptShard(
-                    f"{file.url}/{file.name} differs from the manifest: its SHA-256 does not "
-                    "match. Upload the dataset again."
+                    f"{file.url}/{file.name} differs from the manifest: its SHA-256 does not match",
+                    remedy="Upload the dataset again.",
                 )
             os.fsync(descriptor)
             self._note(descriptor, file.sha256)  # those who wait need not compare it
@@ -273,8 +273,8 @@ def open_cache(folder: str | os.PathLike[str], limit: int | None) -> Cache:
     try:
         if not (place / _TAG).is_file() and place.exists() and _others(place):
             raise UsageError(
-                f"cache={place} holds other files ({', '.join(_others(place)[:3])}); choose a "
-                "new or empty folder"
+                f"cache={place} holds other files ({', '.join(_others(place)[:3])});",
+                remedy="choose a new or empty folder",
             )
         place.parent.mkdir(parents=True, exist_ok=True)
         for path in (place, place / "shards", place / "datasets"):
@@ -284,7 +284,9 @@ def open_cache(folder: str | os.PathLike[str], limit: int | None) -> Cache:
         if not (place / _TAG).is_file():
             write_atomically(place / _TAG, _TAGGED)
         if read_small(place / _TAG) != _TAGGED:
-            raise UsageError(f"cache={place} is the cache of another program; choose a new folder")
+            raise UsageError(
+                f"cache={place} is the cache of another program;", remedy="choose a new folder"
+            )
     except OSError as error:
         raise UsageError(f"cache={place} cannot be used: {error.strerror}") from error
     return Cache(place, limit)
@@ -296,9 +298,10 @@ def _require_private(cache: Path, folder: Path) -> None:
         require_no_link(folder)
     if not _is_private(os.stat(folder)):
         raise UsageError(
-            f"cache={cache}: another user owns or can write {folder}, and could replace what you "
-            f"read. Choose another folder; or, if it is yours, run `chmod -R go-w {cache}`; or "
-            f"set {_SHARED}=1 if you trust everyone who can write it"
+            f"cache={cache}: another user owns or can write {folder}, and could replace what "
+            "you read",
+            remedy=f"Choose another folder; or, if it is yours, run `chmod -R go-w {cache}`; or "
+            f"set {_SHARED}=1 if you trust everyone who can write it",
         )
 
 
@@ -360,7 +363,7 @@ def exclusive(path: Path, done: Callable[[], bool], mode: int = 0o666) -> Iterat
                 since = time.monotonic()
         if time.monotonic() - since > _STALLED_SECONDS:
             raise ShardkitError(
-                f"the process that fetches {path} makes no progress; end it and retry"
+                f"the process that fetches {path} makes no progress;", remedy="end it and retry"
             )
         time.sleep(_POLL_SECONDS)
     yield None

@@ -120,7 +120,9 @@ class ObjectStore(Store):
             raise UsageError(f"{self.url}: there are no credentials; {_SET['s3']}") from None
         except Exception as error:  # of boto3, whose text may quote a file
             reason = type(error).__name__
-            raise UsageError(f"{self.url}: ~/.aws cannot be used ({reason}); correct it") from None
+            raise UsageError(
+                f"{self.url}: ~/.aws cannot be used ({reason});", remedy="correct it"
+            ) from None
 
     def _range(self, name: str, start: int, end: int) -> memoryview:
         return memoryview(obstore.get_range(self._store, name, start=start, end=end))
@@ -220,7 +222,7 @@ class ObjectStore(Store):
                 return content
             seen.add(digest)
         raise ShardkitError(
-            f"{self.url}/{name} arrives with other bytes each time; check the network"
+            f"{self.url}/{name} arrives with other bytes each time;", remedy="check the network"
         )
 
     def _version_of(self, name: str, listed: tuple[int, int]) -> tuple[str, bytes] | None:
@@ -302,8 +304,8 @@ class ObjectStore(Store):
             return super()._missing(name, error)
         region = "the region (AWS_REGION) and " if self._scheme == "s3" else ""
         return UsageError(
-            f"{self.url}: there is no such bucket; check its name, {region}the server "
-            f"({_ENDPOINT[self._scheme]})"
+            f"{self.url}: there is no such bucket;",
+            remedy=f"check its name, {region}the server ({_ENDPOINT[self._scheme]})",
         )
 
     def _error(self, name: str, error: Exception) -> ShardkitError:
@@ -328,7 +330,9 @@ class ObjectStore(Store):
         if re.search("AuthorizationHeaderMalformed|PermanentRedirect|IncorrectEndpoint", text):
             region = re.search(r"<Region>([a-z0-9-]{1,32})</Region>|expecting '([a-z0-9-]+)'", text)
             name = next(filter(None, region.groups()), "") if region else "REGION"
-            return UsageError(f"{what}: the bucket is in another region; set AWS_REGION={name}")
+            return UsageError(
+                f"{what}: the bucket is in another region;", remedy=f"set AWS_REGION={name}"
+            )
         if re.search(without, text):
             return UsageError(f"{what}: there are no credentials; {remedy}")
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
@@ -342,16 +346,17 @@ class ObjectStore(Store):
         asks_to_pay = self._scheme == "s3" and not _is_set("AWS_REQUEST_PAYER")
         payer = "; if the bucket's readers pay, set AWS_REQUEST_PAYER=true" if asks_to_pay else ""
         return UsageError(
-            f"{what}: access is denied ({reason}); ask the owner of the bucket for permission to "
-            f"read and list it, and to write if you upload{payer}"
+            f"{what}: access is denied ({reason});",
+            remedy="ask the owner of the bucket for permission to read and list it, and to "
+            f"write if you upload{payer}",
         )
 
     def _wrong_name(self, text: str) -> UsageError:
         key = re.search(r'Path "([^"]{1,1024})"', text)
         return UsageError(
-            f"{self.url} has an object whose name has //, a folder . or .., or a control character"
-            f"{': ' + quoted(key[1]) if key else ''}; it cannot be read: rename it, or name a "
-            "folder without it"
+            f"{self.url} has an object whose name has //, a folder . or .., or a control "
+            f"character{': ' + quoted(key[1]) if key else ''}; it cannot be read",
+            remedy="rename it, or name a folder without it",
         )
 
 

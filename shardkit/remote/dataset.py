@@ -27,7 +27,7 @@ from shardkit.dataset.manifest import (
 )
 from shardkit.dataset.opened import Fetching, OpenedDataset
 from shardkit.dataset.shard_files import Access, ShardFiles
-from shardkit.errors import CorruptDataset, CorruptShard, UsageError
+from shardkit.errors import CorruptDataset, CorruptShard, UsageError, setting
 from shardkit.record import LABEL
 from shardkit.remote import fetch
 from shardkit.remote.cache import Cache, RemoteFile, open_cache
@@ -155,7 +155,9 @@ def open_remote(
         ShardkitError: If the store cannot be read.
     """
     if root is not None:
-        raise UsageError(f"{url} is not an attached dataset; leave root= out")
+        raise UsageError(
+            f"{url} is not an attached dataset;", remedy=f"leave {setting('root')} out"
+        )
     url = f"{url}/{split}" if split else url
     most = None if fetching.limit is None else parse_bytes(fetching.limit, "cache_limit")
     if fetching.cache is None:
@@ -201,7 +203,7 @@ def fetch_manifest(url: str) -> tuple[bytes, Manifest]:
     """
     content, manifest = _fetch_any_manifest(url)
     if isinstance(manifest, SplitsManifest):
-        raise manifest.refusal(url, f"with split={manifest.first!r}")
+        raise manifest.refusal(url, f"with {setting('split', manifest.first)}")
     return content, manifest
 
 

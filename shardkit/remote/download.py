@@ -76,7 +76,9 @@ def _matches(url: str, top: Path) -> list[tuple[str, str]]:
     if not glob.has_magic(name):
         return [(base, name)]
     if base.startswith("http"):
-        raise UsageError(f"{url}: a web server does not list its files; name them: {{000..999}}")
+        raise UsageError(
+            f"{url}: a web server does not list its files;", remedy="name them: {000..999}"
+        )
     listed = [entry for entry in call(fetch.names, base) if not entry.startswith(".")]
     matches = sorted(fnmatch.filter(listed, name))
     if not matches:
@@ -84,8 +86,8 @@ def _matches(url: str, top: Path) -> list[tuple[str, str]]:
     others = {os.path.basename(path) for path in glob.glob(str(_local(top, url)))} - {*matches}
     if others:
         raise UsageError(
-            f"{_local(top, base)} holds files that are not in {base}, such as {min(others)}; "
-            "remove them"
+            f"{_local(top, base)} holds files that are not in {base}, such as {min(others)};",
+            remedy="remove them",
         )
     return [(base, match) for match in matches]
 

@@ -127,13 +127,16 @@ def copy(url: str, name: str, path: Path) -> int:
                         return size
     except Missing:
         raise UsageError(
-            f"{url} contains no {name}; name files, not a folder: x-{{000..999}}.tar"
+            f"{url} contains no {name};", remedy="name files, not a folder: x-{000..999}.tar"
         ) from None
     except OSError as error:
         raise ShardkitError(
-            f"{path} cannot be written: {error.strerror}. Free some space or choose another folder."
+            f"{path} cannot be written: {error.strerror}",
+            remedy="Free some space or choose another folder.",
         ) from error
-    raise ShardkitError(f"{url}/{name} changes while it is read; retry when it is complete")
+    raise ShardkitError(
+        f"{url}/{name} changes while it is read;", remedy="retry when it is complete"
+    )
 
 
 def _is_copy(path: Path, version: tuple[int, int]) -> bool:

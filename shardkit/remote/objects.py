@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
-from shardkit.errors import CorruptDataset, ShardkitError
+from shardkit.errors import CorruptDataset, ShardkitError, setting
 from shardkit.remote.store import Exists, Missing, Store, open_store
 from shardkit.system.files import sha256_of
 
@@ -65,7 +65,8 @@ def receive(url: str, folder: Path, names: Sequence[str]) -> list[str]:
             (folder / name).write_bytes(content)
         except OSError as error:
             raise ShardkitError(
-                f"{folder} cannot be written: {error.strerror}. Choose another one with staging=."
+                f"{folder} cannot be written: {error.strerror}",
+                remedy=f"Choose another one with {setting('staging')}.",
             ) from error
 
     _for_each(names, copy)
@@ -79,8 +80,8 @@ def _read(store: Store, name: str) -> bytes:
         if content is not None and sha256(content).hexdigest() == digest:
             return content
     raise CorruptDataset(
-        f"{store.url}/{name} differs from the SHA-256 that was stored with it; plan again with "
-        "--force"
+        f"{store.url}/{name} differs from the SHA-256 that was stored with it;",
+        remedy="plan again with --force",
     )
 
 

@@ -28,7 +28,7 @@ def _run(function: Callable[..., _R], *arguments: object) -> _R:
         if error.name != "obstore":
             raise ShardkitError(f"the object store cannot be read: {error}") from error
         raise UsageError(
-            "object stores need the package obstore: pip install 'shardkit[s3]'"
+            "object stores need the package obstore", remedy="pip install 'shardkit[s3]'"
         ) from error
     except Exception as error:
         raise ShardkitError(f"the object store cannot be used: {type(error).__name__}") from error

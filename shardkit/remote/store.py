@@ -129,8 +129,8 @@ class Store(ABC):
 
     def _unlisted(self) -> UsageError:
         return UsageError(
-            f"{self.url}: folders of images are read from {', '.join(WRITABLE)} and local paths; "
-            "copy this one to a local folder"
+            f"{self.url}: folders of images are read from {', '.join(WRITABLE)} and local paths;",
+            remedy="copy this one to a local folder",
         )
 
     @abstractmethod
@@ -151,7 +151,7 @@ class Store(ABC):
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         """Take the place of methods that a store without lists, or for reading only, lacks."""
-        raise UsageError(f"{self.url} can only be read; write to {', '.join(WRITABLE)}")
+        raise UsageError(f"{self.url} can only be read;", remedy=f"write to {', '.join(WRITABLE)}")
 
     @abstractmethod
     def _range(self, name: str, start: int, end: int) -> memoryview: ...

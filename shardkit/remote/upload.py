@@ -10,7 +10,7 @@ from pathlib import Path
 from shardkit.contracts import Target
 from shardkit.dataset.manifest import MANIFEST_NAME, FileEntry, ShardEntry
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit.errors import CorruptDataset, UsageError, setting
 from shardkit.record import dump_json
 from shardkit.remote import fetch, objects
 from shardkit.remote.process import call
@@ -36,8 +36,8 @@ class UploadTarget(Target):
     def __init__(self, url: str, staging: str | os.PathLike[str] | None) -> None:
         if staging is None:
             raise UsageError(
-                f"{url} is written from a local copy of the dataset; name a folder for it with "
-                "staging="
+                f"{url} is written from a local copy of the dataset;",
+                remedy=f"name a folder for it with {setting('staging')}",
             )
         self.url = url
         self.folder = Path(staging)
@@ -115,23 +115,24 @@ def writable(url: str | os.PathLike[str]) -> str:
     """
     place = as_url(url)
     if place is None:
-        raise UsageError(f"{url} is not a URL: give {_PLACES}")
+        raise UsageError(f"{url} is not a URL", remedy=f"give {_PLACES}")
     if not place.startswith(WRITABLE):
-        raise UsageError(f"{place} can only be read; write to {_PLACES}")
+        raise UsageError(f"{place} can only be read;", remedy=f"write to {_PLACES}")
     return place
 
 
 def occupied(place: str) -> UsageError:
     """Return the error that another conversion is writing to a URL."""
     return UsageError(
-        f"another upload to {place} is running or was interrupted, or jobs are building a dataset "
-        f"there. Wait for it or repeat it; to give it up, delete {place}/{CLAIM}"
+        f"another upload to {place} is running or was interrupted, or jobs are building a "
+        "dataset there",
+        remedy=f"Wait for it or repeat it; to give it up, delete {place}/{CLAIM}",
     )
 
 
 def taken(place: str, which: str = "a") -> UsageError:
     """Return the error that a URL holds a dataset, or another one."""
-    return UsageError(f"{place} already holds {which} dataset; choose another URL")
+    return UsageError(f"{place} already holds {which} dataset;", remedy="choose another URL")
 
 
 def manifest_at(url: str) -> bytes | None:
@@ -148,7 +149,7 @@ def send_file(root: Path, url: str, entry: FileEntry, size: int | None) -> None:
     path = root / as_name(name)
     if sha256_of(path, root) != entry.sha256:
         raise CorruptDataset(
-            f"{path} differs from the manifest: its SHA-256 does not match. To list all damage, "
-            f"run {as_command('verify', root)}."
+            f"{path} differs from the manifest: its SHA-256 does not match",
+            remedy=f"To list all damage, run {as_command('verify', root)}.",
         )
     call(objects.put, url, name, path, entry.sha256)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.errors import CorruptDataset, ShardkitError, UsageError
+from shardkit.errors import CorruptDataset, ShardkitError, UsageError, setting
 from shardkit.remote import fetch, objects
 from shardkit.remote.process import call
 from shardkit.system.files import SMALL_BYTES, as_name, has_sha256
@@ -45,7 +45,9 @@ class RemoteChecks(Checks):
 
     def __init__(self, place: str, root: Path | None = None) -> None:
         if root is not None:
-            raise UsageError(f"{place} is not an attached dataset; leave root= out")
+            raise UsageError(
+                f"{place} is not an attached dataset;", remedy=f"leave {setting('root')} out"
+            )
         self.place = place
         self.root = None
 
@@ -114,8 +116,8 @@ def _place(mirror: Path, name: str, size: int) -> None:
     except OSError as error:
         if error.errno not in (*NO_PATH, errno.EINVAL, errno.EFBIG):
             raise ShardkitError(
-                f"{mirror} cannot be written: {error.strerror}. Set TMPDIR to a folder with more "
-                "space."
+                f"{mirror} cannot be written: {error.strerror}",
+                remedy="Set TMPDIR to a folder with more space.",
             ) from error
 
 

@@ -89,7 +89,9 @@ class WebServer(Store):
             if answer.status != HTTPStatus.PARTIAL_CONTENT or not content_range.startswith(
                 f"bytes {start}-"
             ):
-                raise UsageError(f"{self.url}: the server does not support ranges; download it")
+                raise UsageError(
+                    f"{self.url}: the server does not support ranges;", remedy="download it"
+                )
             return memoryview(_body(answer, end - start))
 
     def _content(self, name: str, most: int) -> bytes:
@@ -130,13 +132,15 @@ class WebServer(Store):
             if error.code in (404, 410):
                 return self._missing(name, error)
             if error.code in (401, 403):
-                return UsageError(f"{what}: access is denied ({reason}); check that it is public")
+                return UsageError(
+                    f"{what}: access is denied ({reason});", remedy="check that it is public"
+                )
             return ShardkitError(f"{what} cannot be used: the server answers with status {reason}")
         cause = _cause(error)
         if isinstance(cause, ssl.SSLCertVerificationError):
             return UsageError(
-                f"{what}: the server's certificate is not valid; if you trust its issuer, set "
-                "SSL_CERT_FILE to the certificate"
+                f"{what}: the server's certificate is not valid;",
+                remedy="if you trust its issuer, set SSL_CERT_FILE to the certificate",
             )
         reason = f"{type(cause).__name__}: the server does not answer; check the network"
         return ShardkitError(f"{what} cannot be used: {reason}")
@@ -240,8 +244,8 @@ class _Redirects(HTTPRedirectHandler):
         allowed = os.environ.get(_REDIRECTS, "").lower().split(",")
         if (scheme, host) != first and host not in allowed:
             raise UsageError(
-                f"{self._url}: the server redirects to {host}. Use that host's URL instead; or if "
-                f"you trust it, set {_REDIRECTS}={host}"
+                f"{self._url}: the server redirects to {host}",
+                remedy=f"Use that host's URL instead; or if you trust it, set {_REDIRECTS}={host}",
             )
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         if request is not None:

@@ -62,20 +62,23 @@ def listing(url: str, folder: str, deep: bool, path: Path) -> None:
                 start = hash(page[0].name)
                 if start in starts or count > _MOST_LISTED:
                     raise ShardkitError(
-                        f"{url}/{folder}: the store repeats its list of objects, or does not end "
-                        "it; retry, or ask its operator"
+                        f"{url}/{folder}: the store repeats its list of objects, or does not "
+                        "end it;",
+                        remedy="retry, or ask its operator",
                     )
                 starts.add(start)
                 for entry in page:
                     if not f"{entry.name}/".startswith(inside):
                         raise ShardkitError(
-                            f"{url}/{folder}: the store lists {quoted(entry.name)}, which is not "
-                            "in this folder; ask its operator"
+                            f"{url}/{folder}: the store lists {quoted(entry.name)}, which is "
+                            "not in this folder;",
+                            remedy="ask its operator",
                         )
                 lines.writelines(f"{json.dumps(entry)}\n" for entry in page)
     except OSError as error:
         raise ShardkitError(
-            f"{path.parent} cannot be written: {error.strerror}. Free some space, or set TMPDIR"
+            f"{path.parent} cannot be written: {error.strerror}",
+            remedy="Free some space, or set TMPDIR",
         ) from error
 
 

@@ -175,7 +175,9 @@ def _datasets(directories: Sequence[str | Path]) -> dict[str, OpenedDataset]:
     for name, folder in zip(names, folders, strict=True):
         for split, dataset in OpenedDirectory(folder).splits.items():
             if (real := dataset.path.resolve()) in folders_seen:
-                raise UsageError(f"{folder / split} is given twice; name each dataset once")
+                raise UsageError(
+                    f"{folder / split} is given twice;", remedy="name each dataset once"
+                )
             folders_seen.add(real)
             title = name if not split else split if len(folders) == 1 else f"{name}/{split}"
             datasets[title] = dataset

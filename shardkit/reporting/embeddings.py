@@ -109,8 +109,8 @@ def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
     if len(set(sizes)) > 1:
         raise UsageError(
             f"the field {name!r} has {sizes[0]} values in one dataset and "
-            f"{next(size for size in sizes if size != sizes[0])} in another; compare embeddings of "
-            "one model"
+            f"{next(size for size in sizes if size != sizes[0])} in another;",
+            remedy="compare embeddings of one model",
         )
     usable: list[int] = []
     most = sum(int(part.shards.present(name).sum()) for part in images.parts)

@@ -37,8 +37,9 @@ def find_row(shards: ShardSet, text: str) -> int:
         if (row := names.find(key)) is not None:
             return row
     raise UsageError(
-        f"{shards.directory} has no record {quoted(key)}; name a row from 0 to {len(shards) - 1}, "
-        "or a key as `shardkit report` and `shardkit verify` print it"
+        f"{shards.directory} has no record {quoted(key)};",
+        remedy=f"name a row from 0 to {len(shards) - 1}, or a key as `shardkit report` and "
+        "`shardkit verify` print it",
     )
 
 
@@ -74,7 +75,8 @@ def rows_of_class(shards: ShardSet, name: str, most: int, seed: int) -> npt.NDAr
         return rows
     raise CorruptDataset(
         f"{shards.directory}: the class {quoted(name)} has {seen:,} rows in the index, and "
-        f"{count:,} in the manifest; to rebuild the index from the shards, run `shardkit index`"
+        f"{count:,} in the manifest;",
+        remedy="to rebuild the index from the shards, run `shardkit index`",
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.selection import KEY_MARK, LIST_HEAD
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import ShardkitError, UsageError, setting
 from shardkit.record import IMAGE, NO_LABEL, STORED_KINDS
 from shardkit.reporting.channels import channel_statistics
 from shardkit.reporting.collection import Collection
@@ -91,7 +91,9 @@ class DatasetReport:
         """
         for kind in kinds:
             if kind not in KINDS:
-                raise UsageError(f"the finding {kind!r} is unknown; choose from {', '.join(KINDS)}")
+                raise UsageError(
+                    f"the finding {kind!r} is unknown;", remedy=f"choose from {', '.join(KINDS)}"
+                )
         if self.embedding is None:
             require_examined(kinds)
         return [
@@ -246,7 +248,8 @@ def require_examined(kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind in BY_EMBEDDING:
             raise UsageError(
-                f"{kind} is found by embeddings; name the field that has them with embedding="
+                f"{kind} is found by embeddings;",
+                remedy=f"name the field that has them with {setting('embedding')}",
             )
 
 

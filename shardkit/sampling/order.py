@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.system.text import quoted
 
 Positions = npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class BlockShuffle:
         for name, value in (("rows", self.rows), ("buffer", self.buffer)):
             if not isinstance(value, int) or value < 1:
                 raise UsageError(
-                    f"BlockShuffle({name}={value!r}) is not a number of rows, from 1 on"
+                    f"BlockShuffle({setting(name, value)}) is not a number of rows, from 1 on"
                 )
         if self.buffer < self.rows:
             raise UsageError(f"a block of {self.rows} rows does not fit a buffer of {self.buffer}")
@@ -85,7 +85,7 @@ class Order:
         object.__setattr__(self, "seed", check_integer("seed", self.seed, -(2**63)))
         if not isinstance(self.shuffle, (bool, BlockShuffle)):
             raise UsageError(
-                f"shuffle={self.shuffle!r} is neither True, False nor BlockShuffle(...)"
+                f"{setting('shuffle', self.shuffle)} is neither True, False nor BlockShuffle(...)"
             )
 
     recurs: ClassVar[bool] = False

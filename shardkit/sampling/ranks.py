@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 
 Remainder = Literal["drop", "pad", "exact"]
 REMAINDERS = get_args(Remainder)
@@ -42,17 +42,18 @@ class Rank:
     def __post_init__(self) -> None:
         if self.remainder not in REMAINDERS:
             raise UsageError(
-                f"remainder={self.remainder!r} is unknown; choose from {', '.join(REMAINDERS)}"
+                f"remainder={self.remainder!r} is unknown;",
+                remedy=f"choose from {', '.join(REMAINDERS)}",
             )
         if self.remainder == "exact" and self.drop_last:
             raise UsageError("remainder='exact' reads every sample: drop_last=True contradicts it")
         if (self.rank is None) != (self.world_size is None):
-            raise UsageError("rank and world_size belong together: give both or neither")
+            raise UsageError("rank and world_size belong together", remedy="give both or neither")
         if self.rank is None or self.world_size is None:
             return
         for name, value in (("rank", self.rank), ("world_size", self.world_size)):
             if not hasattr(value, "__index__"):
-                raise UsageError(f"{name}={value!r} is not an integer")
+                raise UsageError(f"{setting(name, value)} is not an integer")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(
                 f"rank={self.rank} is not from 0 to world_size - 1 (world_size={self.world_size})"

@@ -131,7 +131,9 @@ def parse_beton(view: OpenedFile) -> Beton:
     if version != _VERSION or not 0 < count <= _MOST_FIELDS:
         raise BadImage(f"it is not a file of FFCV's version {_VERSION}: it states {version}")
     if not table:
-        raise BadImage("FFCV did not finish it, so it has no table of allocations: write it again")
+        raise BadImage(
+            "FFCV did not finish it, so it has no table of allocations", remedy="write it again"
+        )
     described = view.read(_HEADER.size, _DESCRIPTOR * count)
     if len(described) < _DESCRIPTOR * count:
         raise BadImage("it is truncated")
@@ -147,7 +149,8 @@ def parse_beton(view: OpenedFile) -> Beton:
     if beton.data > table or size != view.size:
         raise BadImage(
             f"it has {view.size:,} bytes, but {size:,} are needed for {rows:,} samples: it is "
-            "truncated or damaged; copy it again"
+            "truncated or damaged;",
+            remedy="copy it again",
         )
     return beton
 
@@ -157,8 +160,8 @@ def _parse_field(data: bytes) -> tuple[str, BetonField]:
     if data[0] not in _KINDS or not name:
         what = "a custom type" if data[0] == 255 else f"the unknown type {data[0]}"
         raise BadImage(
-            f"its field {quoted(name)} has {what}: only code of its author can read it. Write the "
-            "file without this field"
+            f"its field {quoted(name)} has {what}: only code of its author can read it",
+            remedy="Write the file without this field",
         )
     kind, in_row = _KINDS[data[0]]
     if kind != "array":

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardkit.contracts import Entry, SourceKind
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, split_names
@@ -78,7 +78,7 @@ class Cifar(ListedSource):
         self._label = options.label or names[-1]
         if self._label not in names:
             raise UsageError(
-                f"label={options.label!r} is unknown: {self._layout.title} has "
+                f"{setting('label', options.label)} is unknown: {self._layout.title} has "
                 f"{' and '.join(names)}"
             )
         self.splits = split_names(options.split, list(self._layout.splits))
@@ -88,8 +88,9 @@ class Cifar(ListedSource):
         missing = [name for name in self._files if not (self.path / name).is_file()]
         if missing:
             raise UsageError(
-                f"{folder} lacks {', '.join(missing)}; download {self._layout.title} again, or "
-                "choose one split with split="
+                f"{folder} lacks {', '.join(missing)};",
+                remedy=f"download {self._layout.title} again, or choose one split with "
+                f"{setting('split')}",
             )
 
     def read(self, split: str, entry: Entry) -> Record:
@@ -156,8 +157,8 @@ def _layout_of(folder: Path) -> _Layout:
     python = [name for name in ("data_batch_1", "train") if (folder / name).is_file()]
     if python:
         raise UsageError(
-            f"{folder} is the Python version of CIFAR, which is pickled and could run any code. "
-            "Download the binary version."
+            f"{folder} is the Python version of CIFAR, which is pickled and could run any code",
+            remedy="Download the binary version.",
         )
     raise UsageError(f"{folder} holds no data_batch_1.bin (CIFAR-10) or train.bin (CIFAR-100)")
 

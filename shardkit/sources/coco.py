@@ -219,7 +219,9 @@ class _Content:
                 if "keypoints" in self.schema:
                     values["keypoints"] += self._points(item.stated)
             except BadImage as error:
-                raise BadImage(f"annotations[{item.number}]: {error}") from error
+                raise BadImage(
+                    f"annotations[{item.number}]: {error.problem}", remedy=error.remedy
+                ) from error
         stored = {name: value for name, value in values.items() if name in self.schema}
         if size := _size_of(image):
             stored[SIZE] = size

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from shardkit.contracts import AttachableSource, Entry, Images, Located
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.packing import with_fields
 from shardkit.kinds.picture import as_png
 from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
@@ -92,7 +92,9 @@ class ColumnShards(ListedSource, AttachableSource):
             if len(by_name) != len(columns) or not 0 < len(columns) <= _MOST_COLUMNS:
                 raise UsageError(f"{folder / _INDEX} has no columns, too many, or one twice")
             if self._columns and _types(columns) != _types(self._columns.values()):
-                raise UsageError(f"{self.path}: its folders differ in columns: convert each alone")
+                raise UsageError(
+                    f"{self.path}: its folders differ in columns", remedy="convert each alone"
+                )
             self._columns = by_name
             self._shards += [shard._replace(split=name) for shard in shards]
         self._chosen = Columns(self.path, self._columns.values(), options)
@@ -247,7 +249,7 @@ class ColumnShards(ListedSource, AttachableSource):
             field = self.schema[kept.name]
             stated = column.holds != "array" or field.dtype is not None
             if field.type.stored_apart and (field != column.field or column.why or not stated):
-                raise UsageError(f"the column {column} {remedy}, or omit it with keep=")
+                raise UsageError(f"the column {column} {remedy}, or omit it with {setting('keep')}")
         return images_by_file(self.paths(), images)
 
     def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
@@ -386,6 +388,6 @@ def _decoded(column: Column, data: bytes) -> Any:
     try:
         return column.decode(data)
     except BadImage as error:
-        raise BadImage(f"{column.name}: {error}") from error
+        raise BadImage(f"{column.name}: {error.problem}", remedy=error.remedy) from error
     except (ValueError, IndexError, TypeError, struct.error, RecursionError) as error:
         raise BadImage(f"its {column.name} is no {column.type}: {error}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardkit.contracts import SourceOptions
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.kinds.field import Field, check_schema
 from shardkit.options import option
 from shardkit.sources.images import AS_ARRAYS
@@ -158,8 +158,8 @@ class Columns:
         names = files or others
         if len(names) > 1 and not usual:
             raise UsageError(
-                f"{self._path} has {len(names)} columns that may be images: choose with image= "
-                f"from {name_list(names)}"
+                f"{self._path} has {len(names)} columns that may be images",
+                remedy=f"choose with {setting('image')} from {name_list(names)}",
             )
         if not names:
             raise UsageError(
@@ -185,7 +185,8 @@ class Columns:
         usual = next((known for known in _USUAL_LABELS if known in usable), "")
         if named and not usual:
             raise UsageError(
-                f"{self._path}: choose the label with label= from {name_list(named)}, or none"
+                f"{self._path}",
+                remedy=f"choose the label with {setting('label')} from {name_list(named)}, or none",
             )
         integers = [column.name for column in columns if column.holds == "integer"]
         return usual or (integers[0] if self._eager and len(integers) == 1 else "")
@@ -206,8 +207,10 @@ class Columns:
         names = [_field_name(name) for name in others]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(
-                f"{self._path} has several columns for a field {twice!r}; give them names with "
-                f"keep='other={others[names.index(twice)]}', or leave all out with keep='none'"
+                f"{self._path} has several columns for a field {twice!r};",
+                remedy="give them names with "
+                f"{setting('keep', f'other={others[names.index(twice)]}')}, or leave all out "
+                f"with {setting('keep', 'none')}",
             )
         return [Kept(*pair, None, None, False) for pair in zip(names, others, strict=True)]
 
@@ -215,11 +218,13 @@ class Columns:
         column = self._columns[kept.source]
         if not column.holds:
             raise UsageError(
-                f"{self._path}: the column {quoted(column.name)} ({column.type}) cannot be stored: "
-                f"{column.why}; name the others with keep=, or leave all out with keep='none'"
+                f"{self._path}: the column {quoted(column.name)} ({column.type}) cannot be "
+                f"stored: {column.why};",
+                remedy=f"name the others with {setting('keep')}, or leave all out with "
+                f"{setting('keep', 'none')}",
             )
         if kept.pointer is not None and column.holds not in PARSED:
-            raise UsageError(f"keep='{kept}': only JSON has parts, not {column}")
+            raise UsageError(f"{setting('keep', str(kept))}: only JSON has parts, not {column}")
         if kept.pointer is None and kept.kind in (None, column.field.kind):
             return column.field
         field = kept.field(column.field.kind)
@@ -227,7 +232,9 @@ class Columns:
         others |= column.holds == "image" and column.decode is as_is and field.kind == "mask"
         others |= column.holds == "array" and field.kind in ("json", "boxes", "keypoints")
         if column.holds not in PARSED and not others:
-            raise UsageError(f"keep='{kept}': the column {column} becomes {column.field}")
+            raise UsageError(
+                f"{setting('keep', str(kept))}: the column {column} becomes {column.field}"
+            )
         return field
 
 

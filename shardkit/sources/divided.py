@@ -20,7 +20,7 @@ from shardkit.contracts import (
     SourcePart,
     StoredEntries,
 )
-from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.errors import CorruptDataset, Problem, UsageError, setting
 from shardkit.options import options_of
 from shardkit.registry import get_source, source_names
 from shardkit.sources.opening import DIVISION, DivisionOptions
@@ -58,15 +58,18 @@ class Division(DivisionOptions):
         for name, share in ((VAL, self.val), (TEST, self.test)):
             if type(share) not in (int, float) or not 0 <= share < 1:
                 raise UsageError(
-                    f"{name}={share!r} is not a fraction from 0 to below 1, such as 0.1"
+                    f"{setting(name, share)} is not a fraction from 0 to below 1, such as 0.1"
                 )
         if not 0 < self.val + self.test < 1:
             raise UsageError(
-                "give a fraction with val=, test= or both, which leave images for train: such as "
-                "val=0.1"
+                f"give a fraction with {setting('val')}, {setting('test')} or both, which leave "
+                f"images for train: such as {setting('val', 0.1)}"
             )
         if type(self.seed) is not int or type(self.stratify) is not bool:
-            raise UsageError(f"seed={self.seed!r} or stratify={self.stratify!r} is of another type")
+            raise UsageError(
+                f"{setting('seed', self.seed)} or {setting('stratify', self.stratify)} is of "
+                "another type"
+            )
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -197,7 +200,8 @@ class Divided(Wrapper):
         self._require_whole(scan)
         if self._division.stratify and (scan.classes is None or not scan.known):
             raise UsageError(
-                f"stratify=True needs labels, and {self} states none before it is read"
+                f"{setting('stratify', True)} needs labels, and {self} states none before it is "
+                "read"
             )
         sides = self._divide(scan.splits[""].entries)
         if not self._may_be_empty:
@@ -217,8 +221,9 @@ class Divided(Wrapper):
     def _require_whole(self, scan: Scan) -> None:
         if list(scan.splits) != [""]:
             raise UsageError(
-                f"{self} has the splits {name_list(scan.splits)} already: divide one of them, "
-                f"such as {self}/{next(iter(scan.splits))}, or leave val= and test= out"
+                f"{self} has the splits {name_list(scan.splits)} already",
+                remedy=f"divide one of them, such as {self}/{next(iter(scan.splits))}, or leave "
+                f"{setting('val')} and {setting('test')} out",
             )
 
     def _require_sides(self, splits: Mapping[str, Sized]) -> None:
@@ -226,7 +231,7 @@ class Divided(Wrapper):
         if empty:
             remedy = "" if self._division.stratify else ", another seed, or stratify=True"
             raise UsageError(
-                f"no image of {self} is in {empty[0]}: choose a larger fraction{remedy}"
+                f"no image of {self} is in {empty[0]}", remedy=f"choose a larger fraction{remedy}"
             )
 
     def describe(self, split: str) -> Mapping[str, Any]:
@@ -258,8 +263,8 @@ class Divided(Wrapper):
             return "Convert them first, then"
         if "keep" in {item.name for item in options_of(get_source(self.kind).options)}:
             return (
-                f"Group by folder, or keep the column (keep={group!r}). If images must be read for "
-                "it, convert them first, then"
+                f"Group by folder, or keep the column ({setting('keep', group)}). If images must "
+                "be read for it, convert them first, then"
             )
         return (
             "Group by folder, or convert them without a division, add the column (`shardkit fields "
@@ -276,7 +281,9 @@ class Divided(Wrapper):
         try:
             values = list(self.column(entries, group))
         except UsageError as error:
-            raise UsageError(f"group={group!r}: {error}; or group by folder") from error
+            raise UsageError(
+                f"{setting('group', group)}: {error};", remedy="or group by folder"
+            ) from error
         lacking = [
             entry.path
             for entry, value in zip(entries, values, strict=True)
@@ -284,13 +291,14 @@ class Divided(Wrapper):
         ]
         if lacking and len(lacking) < len(entries):
             raise UsageError(
-                f"group={group!r}: {len(lacking):,} of {len(entries):,} images have no number or "
-                f"text in this column, such as {quoted(lacking[0])}; give each image one"
+                f"{setting('group', group)}: {len(lacking):,} of {len(entries):,} images have "
+                f"no number or text in this column, such as {quoted(lacking[0])};",
+                remedy="give each image one",
             )
         if lacking:
             raise UsageError(
-                f"group={group!r}: {self} states no such number or text for its images. "
-                f"{self._other_way(group)} divide the dataset: "
+                f"{setting('group', group)}: {self} states no such number or text for its "
+                f"images. {self._other_way(group)} divide the dataset: "
                 f"{as_command('split', '--group', group)}"
             )
         return list(map(str, values))
@@ -355,7 +363,10 @@ def divided(source: Source, **options: Any) -> Source:
         in_parts = division.by_path and isinstance(source, PartedSource)
         return (DividedParts if in_parts else Divided)(source, division)
     if options.get("stratify") or options.get("group") is not None:
-        raise UsageError("stratify= and group= require val= or test=")
+        raise UsageError(
+            f"{setting('stratify')} and {setting('group')} require {setting('val')} or "
+            f"{setting('test')}"
+        )
     return source
 
 

@@ -24,7 +24,7 @@ from shardkit.contracts import (
     SourceOptions,
     StoredEntries,
 )
-from shardkit.errors import Problem, UsageError
+from shardkit.errors import Problem, UsageError, setting
 from shardkit.kinds.field import Schema, default_schema
 from shardkit.options import option
 from shardkit.record import NO_LABEL, make_keys, plain_key, stem_of
@@ -397,5 +397,7 @@ def split_names(chosen: str | None, names: Sequence[str]) -> dict[str, str]:
     if chosen is None:
         return {name: name for name in names}
     if chosen not in names:
-        raise UsageError(f"split={chosen!r} is unknown; choose from {name_list(names)}")
+        raise UsageError(
+            f"{setting('split', chosen)} is unknown;", remedy=f"choose from {name_list(names)}"
+        )
     return {"": chosen}

@@ -19,7 +19,7 @@ from shardkit.contracts import (
     Located,
     SourceKind,
 )
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
 from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
@@ -79,8 +79,9 @@ class Ffcv(FileSource, AttachableSource):
         super().__init__(path, options, _SUFFIXES)
         if len(self.inputs.paths) > 1:
             raise UsageError(
-                f"{path} names {len(self.inputs.paths)} files: convert each by itself, such as "
-                f"{self.inputs.paths[0]}, and merge those of one split with `shardkit merge`"
+                f"{path} names {len(self.inputs.paths)} files",
+                remedy=f"convert each by itself, such as {self.inputs.paths[0]}, and merge "
+                "those of one split with `shardkit merge`",
             )
         self.class_names = read_classes(options.classes)
         (self._path,) = self.inputs.paths
@@ -88,7 +89,7 @@ class Ffcv(FileSource, AttachableSource):
             with reading(self._path) as view:
                 self._beton = parse_beton(view)
         except BadImage as error:
-            raise UsageError(f"{self._path}: {error}") from error
+            raise UsageError(f"{self._path}: {error.problem}", remedy=error.remedy) from error
         columns = map(_column, *zip(*self._beton.fields.items(), strict=True))
         self._chosen = Columns(self._path, columns, options, images=("image",))
         self.schema = self._chosen.schema
@@ -136,7 +137,8 @@ class Ffcv(FileSource, AttachableSource):
             whole &= field.dtype is None or field.dtype == stored.values
             if stored.type.stored_apart and not whole:
                 raise UsageError(
-                    f"the field {quoted(kept.source)} ({field}) {remedy}, or omit it with keep="
+                    f"the field {quoted(kept.source)} ({field}) {remedy}, or omit it with "
+                    f"{setting('keep')}"
                 )
         return super().by_file(images)
 

@@ -21,7 +21,7 @@ from shardkit.contracts import (
     Source,
     SourceKind,
 )
-from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
+from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
 from shardkit.record import Record
@@ -117,12 +117,16 @@ class Hdf5(FileSource, AttachableSource):
             )
         for name, field in self.schema.items():
             if field.type.stored_apart:
-                raise UsageError(f"keep={name!r}: a field of the kind {field.kind} {remedy}")
+                raise UsageError(
+                    f"{setting('keep', name)}: a field of the kind {field.kind} {remedy}"
+                )
         for path in self.inputs.paths:
             try:
                 call(hdf5_reader.offsets, os.path.abspath(path), stamp_of(path), self._images, [])
             except BadImage as error:
-                raise UsageError(f"{path}: {self._images} {remedy}; {error}") from error
+                raise UsageError(
+                    f"{path}: {self._images} {remedy}; {error.problem}", remedy=error.remedy
+                ) from error
         return super().by_file(images)
 
     def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
@@ -183,7 +187,7 @@ class Hdf5(FileSource, AttachableSource):
             try:
                 self._list(listing, number, path)
             except BadImage as error:
-                raise UsageError(f"{path}: {error}") from error
+                raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
         kind = f"uint8 {'x'.join(map(str, self._shape))}" if self._shape else "encoded images"
         return {
             "files": f"{len(self.inputs.paths):,}, with {len(listing):,} rows",
@@ -198,7 +202,7 @@ class Hdf5(FileSource, AttachableSource):
         try:
             datasets = datasets_of(path)
         except BadImage as error:
-            raise UsageError(f"{path}: {error}") from error
+            raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
         usable = [
             name
             for name, (shape, kind) in datasets.items()
@@ -217,19 +221,23 @@ class Hdf5(FileSource, AttachableSource):
             if len(usable) > 1 and len(ends := {name.rpartition("/")[2] for name in usable}) == 1:
                 remedy = f"; if each is one image, choose images='*/{ends.pop()}'"
             raise UsageError(
-                f"{path} has {what}; choose with images= from {listed or 'none'}{remedy}"
+                f"{path} has {what};",
+                remedy=f"choose with {setting('images')} from {listed or 'none'}{remedy}",
             )
         shape, kind = datasets[images.strip("/")]
         if not _is_images(shape, kind):
             raise UsageError(
-                f"{path}: {images} is {kind} {shape}: images are uint8 with 1, 3 or 4 channels, or "
-                f"bytes; keep other arrays next to images with keep=, or {AS_ARRAYS}"
+                f"{path}: {images} is {kind} {shape}: images are uint8 with 1, 3 or 4 channels, "
+                "or bytes;",
+                remedy=f"keep other arrays next to images with {setting('keep')}, or {AS_ARRAYS}",
             )
         if kind != "bytes":
             try:
                 require_pixels(shape[1:])
             except BadImage as error:
-                raise ConversionFailed(f"{path}: {images}: {error}") from error
+                raise ConversionFailed(
+                    f"{path}: {images}: {error.problem}", remedy=error.remedy
+                ) from error
         return images.strip("/"), tuple(shape[1:])
 
     def _fields(self) -> dict[str, Field]:
@@ -239,7 +247,7 @@ class Hdf5(FileSource, AttachableSource):
         fields = {}
         for kept in self._keep:
             if kept.pointer is not None:
-                raise UsageError(f"keep='{kept}': a dataset has no parts in JSON")
+                raise UsageError(f"{setting('keep', str(kept))}: a dataset has no parts in JSON")
             name = kept.source.strip("/")
             if name not in datasets and (not kept.optional or kept.kind is None):
                 names = name_list(datasets) or "none"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from shardkit.contracts import Entry, SourceOptions
-from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources import hdf5_reader
@@ -88,17 +88,19 @@ class Hdf5Images(FileSource):
         try:
             shapes = datasets_of(path).values()
         except BadImage as error:
-            raise UsageError(f"{path}: {error}") from error
+            raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
         return options.labels is None and len(shapes) > 1 and all(_is_image(*one) for one in shapes)
 
     def __init__(self, pattern: str | Path, options: Hdf5Options) -> None:
         super().__init__(pattern, options, SUFFIXES)
         self.class_names = read_classes(options.classes)
         if options.keep:
-            raise UsageError("keep= needs one dataset of all images, not one for each")
+            raise UsageError(f"{setting('keep')} needs one dataset of all images, not one for each")
         self._images = images = options.images or _ANY
         if images.count(_ANY) != 1 or (options.labels or _ANY).count(_ANY) > 1:
-            raise UsageError(f"images={images!r} and labels= may have one * each")
+            raise UsageError(
+                f"{setting('images', images)} and {setting('labels')} may have one * each"
+            )
         before, _, after = map(re.escape, images.strip("/").partition(_ANY))
         self._pattern = re.compile(f"{before}(.+){after}\\Z", re.DOTALL)
         self._labels = options.labels or self._infer_labels()
@@ -136,7 +138,7 @@ class Hdf5Images(FileSource):
             try:
                 self._list(listing, number, path)
             except BadImage as error:
-                raise UsageError(f"{path}: {error}") from error
+                raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
         return {
             "files": f"{len(self.inputs.paths):,}, with {len(listing):,} datasets",
             "images": f"{self._images}: one dataset each",
@@ -178,7 +180,10 @@ class Hdf5Images(FileSource):
             return None
         if self._labels == _FOLDER:
             if "/" not in part:
-                raise BadImage("it is in no group; labels='none' converts without labels")
+                raise BadImage(
+                    "it is in no group;",
+                    remedy=f"{setting('labels', 'none')} converts without labels",
+                )
             return part.rpartition("/")[0]
         name = self._labels.strip("/").replace(_ANY, part)
         data = call(hdf5_reader.whole, os.path.abspath(path), stamp, name, image=False)

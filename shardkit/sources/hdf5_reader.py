@@ -45,8 +45,8 @@ def _open(path: str, stamp: int) -> Any:
                 raise
             if "open for write" in str(error):
                 raise BadImage(
-                    "it is open for writing: close it in its program; if that has ended, run "
-                    "`h5clear -s` on it"
+                    "it is open for writing",
+                    remedy="close it in its program; if that has ended, run `h5clear -s` on it",
                 ) from error
             what = "a damaged, truncated or unfinished" if h5py.is_hdf5(path) else "not an"
             raise BadImage(f"it is {what} HDF5 file") from error
@@ -76,7 +76,9 @@ def labels(path: str, stamp: int, name: str, count: int, some: Range) -> list[Va
     if data.dtype.kind in "iubf":
         return [label_of(value, name) for value in data[rows].reshape(-1).tolist()]
     if h5py.check_string_dtype(data.dtype) is None:
-        raise BadImage(f"{name} has {_values(data)} as labels: store one integer or text per image")
+        raise BadImage(
+            f"{name} has {_values(data)} as labels", remedy="store one integer or text per image"
+        )
     texts = data[rows].reshape(-1)
     return [label_of(value.decode("utf-8", "surrogateescape"), name) for value in texts]
 
@@ -127,7 +129,7 @@ def _chunks(data: Any) -> dict[int, int]:
     if data.chunks[1:] != data.shape[1:]:
         raise BadImage("its chunks have parts of rows")
     if not hasattr(data.id, "chunk_iter"):  # HDF5 before 1.12.3
-        raise BadImage("this version of HDF5 cannot list chunks: update h5py")
+        raise BadImage("this version of HDF5 cannot list chunks", remedy="update h5py")
     offsets: dict[int, int] = {}
 
     def add(chunk: Any) -> None:

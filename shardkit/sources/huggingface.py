@@ -98,7 +98,7 @@ class HuggingFace(ListedSource):
 
     def __init__(self, pattern: str | Path, options: HuggingFaceOptions) -> None:
         if find_spec("pyarrow") is None:
-            raise UsageError(f"{pattern} needs pyarrow: pip install 'shardkit[parquet]'")
+            raise UsageError(f"{pattern} needs pyarrow", remedy="pip install 'shardkit[parquet]'")
         super().__init__(pattern, options)
         files_of = _find_splits(pattern)
         names = {"": ""}
@@ -225,7 +225,7 @@ class HuggingFace(ListedSource):
         try:
             return _describe(files.paths[0])[1]
         except BadImage as error:
-            raise UsageError(f"{files.paths[0]}: {error}") from error
+            raise UsageError(f"{files.paths[0]}: {error.problem}", remedy=error.remedy) from error
 
 
 def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:

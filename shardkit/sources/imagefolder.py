@@ -26,7 +26,7 @@ from shardkit.contracts import (
     SourceOptions,
     SourcePart,
 )
-from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.options import option
 from shardkit.record import DATASET_FILE, NO_LABEL, Record, make_keys
 from shardkit.sources.image_files import require_inside
@@ -269,8 +269,9 @@ class ImageFolder(PartedSource):
         if not any(map(len, scan.splits.values())) and not any(scan.problems.values()):
             if self.place.has(DATASET_FILE):
                 raise UsageError(
-                    f"{self.place} is a shardkit dataset, not a folder of images: use `shardkit "
-                    "convert dataset` or `shardkit merge`; `shardkit diff` compares two datasets"
+                    f"{self.place} is a shardkit dataset, not a folder of images",
+                    remedy="use `shardkit convert dataset` or `shardkit merge`; `shardkit "
+                    "diff` compares two datasets",
                 )
             packed = [name for name in self.place.names() if name.lower().endswith(_PACKED)]
             raise UsageError(
@@ -332,8 +333,9 @@ def _are_splits(place: Place, folders: Sequence[str]) -> bool:
         other = next(folder for folder in folders if folder not in named)
         verb = "looks like a split" if len(inner) == 1 else "look like splits"
         raise UsageError(
-            f"{place}: {', '.join(inner)} {verb}, but {other} does not: "
-            "pass splits=True for splits, or splits=False for classes"
+            f"{place}: {', '.join(inner)} {verb}, but {other} does not",
+            remedy=f"pass {setting('splits', True)} for splits, or {setting('splits', False)} "
+            "for classes",
         )
     return False
 
@@ -351,9 +353,10 @@ def _require_distinct(splits: Mapping[str, Iterable[str]], classes: Sequence[str
             other = first.setdefault(_as_seen(name), folder)
             if other.rpartition("/")[2] != name:
                 raise UsageError(
-                    f"the class folders {other!a} and {folder!a} differ only in the "
-                    "spelling of their name: rename one, or list both in a file for class_order= "
-                    "if they are two classes"
+                    f"the class folders {other!a} and {folder!a} differ only in the spelling of "
+                    "their name",
+                    remedy=f"rename one, or list both in a file for {setting('class_order')} if "
+                    "they are two classes",
                 )
 
 
@@ -368,8 +371,9 @@ def _require_labels(place: Place, splits: Mapping[str, Sequence[str]]) -> None:
     if any(splits.values()) and unlabeled:
         raise UsageError(
             f"{place}: {unlabeled[0]} has no class folders, so its images would have no labels. "
-            f"`shardkit convert table LIST DST --root {place.locate(unlabeled[0])}` reads labels "
-            "from a list; pass classes=True to convert it without labels"
+            f"`shardkit convert table LIST DST --root {place.locate(unlabeled[0])}` reads "
+            "labels from a list;",
+            remedy=f"pass {setting('classes', True)} to convert it without labels",
         )
 
 
@@ -447,7 +451,7 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
         lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:
         raise UsageError(
-            f"class_order= must be plain, natural or a readable file; {path}: "
+            f"{setting('class_order')} must be plain, natural or a readable file; {path}: "
             f"{error.strerror or error}"
         ) from error
     listed = [line.rstrip("\r") for line in lines if line.strip()]
@@ -456,7 +460,7 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
         if wrong:
             first = ", ".join(map(repr, wrong[:5])) + (" ..." if len(wrong) > 5 else "")
             raise UsageError(
-                f"the file of class_order= {path} {what} {len(wrong)} classes: {first}"
+                f"the file of {setting('class_order')} {path} {what} {len(wrong)} classes: {first}"
             )
     return tuple(listed)
 

@@ -68,8 +68,8 @@ def image_axes(dtype: npt.DTypeLike, shape: Sequence[int]) -> str:
     """
     if np.dtype(dtype) != np.uint8:
         raise BadImage(
-            f"its values are {np.dtype(dtype)}, not uint8: convert them, such as with "
-            f"(255 * x).round().astype('uint8'), or {AS_ARRAYS}"
+            f"its values are {np.dtype(dtype)}, not uint8",
+            remedy=f"convert them, such as with (255 * x).round().astype('uint8'), or {AS_ARRAYS}",
         )
     sides = "x".join(map(str, shape))
     if 0 in shape:

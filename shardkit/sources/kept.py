@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field, Need, all_kinds, check_schema
 from shardkit.kinds.values import parse_json
 from shardkit.record import LABEL
@@ -61,7 +61,7 @@ def parse_keep(text: str | None, option: str = "keep", *, labels: bool = False) 
         match = _ITEM.match(item)
         if match is None or (match[4] and match[4] not in KEPT_KINDS):
             raise UsageError(
-                f"{option}={item!r} is not [NAME=]SOURCE[:KIND], such as caption=txt or "
+                f"{setting(option, item)} is not [NAME=]SOURCE[:KIND], such as caption=txt or "
                 f"age=json:/age:int64; kinds are {', '.join(KEPT_KINDS)}"
             )
         pointer = match[3][2:] if match[3] else None
@@ -70,9 +70,9 @@ def parse_keep(text: str | None, option: str = "keep", *, labels: bool = False) 
         others = (kept.name for kept in fields if not (labels and kept.name == LABEL))
         check_schema({name: Field("json") for name in others})
     except ValueError as error:
-        raise UsageError(f"{option}=: {error}") from error
+        raise UsageError(f"{setting(option)}: {error}") from error
     if len({kept.name for kept in fields}) < len(fields):
-        raise UsageError(f"{option}={text!r} names a field twice")
+        raise UsageError(f"{setting(option, text)} names a field twice")
     return fields
 
 

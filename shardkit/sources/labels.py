@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.options import option
 from shardkit.record import NO_LABEL
 from shardkit.system.files import read_small
@@ -134,21 +134,21 @@ class LabelValues:
             return [text if text not in missing - listed else None for text in self._codes]
         if fractions and fractions == texts:
             raise UsageError(
-                f"the labels are numbers, but not integers ({self._listed(values, texts)}): keep "
-                f"them as a field with keep=, {_OR_NAMES}"
+                f"the labels are numbers, but not integers ({self._listed(values, texts)})",
+                remedy=f"keep them as a field with {setting('keep')}, {_OR_NAMES}",
             )
         texts -= fractions
         if texts and numbers:
             are_names = self._images(values, texts) > self._images(values, numbers)
             odd = self._listed(values, numbers if are_names else texts)
             raise UsageError(
-                f"the labels are {'names' if are_names else 'numbers'}, but for {odd}: correct "
-                f"these or leave them empty, {_OR_NAMES}"
+                f"the labels are {'names' if are_names else 'numbers'}, but for {odd}",
+                remedy=f"correct these or leave them empty, {_OR_NAMES}",
             )
         if not names and numbers == {1} and missing & {"-1", "-1.0"}:
             raise UsageError(
-                "the labels are 1 and -1, but -1 stands for a missing label: if it is a class, "
-                f"write 0 instead, {_OR_NAMES}"
+                "the labels are 1 and -1, but -1 stands for a missing label",
+                remedy=f"if it is a class, write 0 instead, {_OR_NAMES}",
             )
         return values
 
@@ -164,7 +164,7 @@ class LabelValues:
         return f"{', '.join(map(quoted, shown[:_SHOWN]))}{more} of {count}"
 
 
-_OR_NAMES = "or make all labels names: list them in a file for classes="
+_OR_NAMES = f"or make all labels names: list them in a file for {setting('classes')}"
 
 
 class Labels(NamedTuple):
@@ -194,12 +194,13 @@ def _named(numbers: Sequence[int], names: Sequence[str] | None) -> list[str]:
     high = numbers[-1]
     if low < 0:
         raise UsageError(
-            f"the label {low} is negative: only -1 stands for a missing label; keep numbers as a "
-            "field with keep=, without labels"
+            f"the label {low} is negative: only -1 stands for a missing label;",
+            remedy=f"keep numbers as a field with {setting('keep')}, without labels",
         )
     if names is not None and high >= len(names):
         raise UsageError(
-            f"the label {high} has no name: classes= gives {len(names)}, for 0 to {len(names) - 1}"
+            f"the label {high} has no name",
+            remedy=f"{setting('classes')} gives {len(names)}, for 0 to {len(names) - 1}",
         )
     if high > MAX_LABEL:
         raise UsageError(f"the label {high} is over {MAX_LABEL}; is it an identifier?")
@@ -210,7 +211,9 @@ def _require_names(texts: Iterable[str], names: Sequence[str]) -> None:
     lacking = sorted(set(texts).difference(names))
     if lacking:
         first = ", ".join(map(repr, lacking[:5])) + (" ..." if len(lacking) > 5 else "")
-        raise UsageError(f"the file of classes= lacks {amount(len(lacking), 'class')}: {first}")
+        raise UsageError(
+            f"the file of {setting('classes')} lacks {amount(len(lacking), 'class')}: {first}"
+        )
 
 
 def label_of(value: object, where: str) -> Value:
@@ -224,7 +227,8 @@ def label_of(value: object, where: str) -> Value:
         if not _LIST.match(value):
             return value
         raise BadImage(
-            f"its label at {where} is {quoted(value)}, a list; tables take several, with labels="
+            f"its label at {where} is {quoted(value)}, a list; tables take several, with "
+            f"{setting('labels')}"
         )
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
@@ -301,12 +305,14 @@ def read_classes(path: str | bool | None) -> tuple[str, ...] | bool | None:
         lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:
         raise UsageError(
-            f"classes={str(path)!r} cannot be read: {error.strerror or error}"
+            f"{setting('classes', str(path))} cannot be read: {error.strerror or error}"
         ) from error
     names = [line.rstrip("\r") for line in lines if line.strip()]
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        raise UsageError(f"classes={str(path)!r} lists {len(twice)} classes twice: {twice[0]!r}")
+        raise UsageError(
+            f"{setting('classes', str(path))} lists {len(twice)} classes twice: {twice[0]!r}"
+        )
     if not names:
-        raise UsageError(f"classes={str(path)!r} lists no class")
+        raise UsageError(f"{setting('classes', str(path))} lists no class")
     return tuple(names)

@@ -35,7 +35,7 @@ def _run(function: Callable[..., _R], *arguments: object) -> _R:
     except BadImage:
         raise
     except ConversionFailed as error:
-        raise ConversionFailed(f"{arguments[0]}: {error}") from error
+        raise ConversionFailed(f"{arguments[0]}: {error.problem}", remedy=error.remedy) from error
     except MemoryError as error:
         reason = f" ({error})" if str(error) else ""
         raise ConversionFailed(

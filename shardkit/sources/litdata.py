@@ -63,15 +63,15 @@ class LitData(ColumnShards):
         """Return the columns and chunks that an index states."""
         config = mapping(index["config"], "config")
         if config.get("encryption"):
-            raise UsageError(f"{folder} is encrypted: write it again without encryption")
+            raise UsageError(f"{folder} is encrypted", remedy="write it again without encryption")
         loader = config.get("item_loader") or "PyTreeLoader"
         if loader != "PyTreeLoader":
             raise UsageError(f"{folder} has items for {quoted(loader)}; only samples are read")
         level = config.get("compression_level")
         if config.get("ipc_compression") or level in ("batch", "sample"):
             raise UsageError(
-                f"{folder} is compressed by {quoted(level or 'Arrow')}: write it again with "
-                "compression_level='chunk', or without compression"
+                f"{folder} is compressed by {quoted(level or 'Arrow')}",
+                remedy="write it again with compression_level='chunk', or without compression",
             )
         formats = [text(name, "a format") for name in config["data_format"]]
         names = [*_names(json.loads(text(config["data_spec"], "data_spec")))]

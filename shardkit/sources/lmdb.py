@@ -19,7 +19,7 @@ from shardkit.contracts import (
     SourceKind,
     SourceOptions,
 )
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
@@ -90,8 +90,8 @@ class Lmdb(ListedSource, AttachableSource):
             match = _WITH_FUNCTION.match(str(path))
             if match is None:
                 raise UsageError(
-                    f"the images are what a function returns: give it too, as the source "
-                    f"MODULE:FUNCTION@{path}"
+                    "the images are what a function returns",
+                    remedy=f"give it too, as the source MODULE:FUNCTION@{path}",
                 )
             options = replace(options, layout=match[1])
             path = match[2]
@@ -103,17 +103,21 @@ class Lmdb(ListedSource, AttachableSource):
             stamp = self._stamp()
             self._entries, self._samples = call(lmdb_reader.facts, self._file, stamp)
         except BadImage as error:
-            raise UsageError(f"{path} is not an LMDB environment: {error}") from error
+            raise UsageError(
+                f"{path} is not an LMDB environment: {error.problem}", remedy=error.remedy
+            ) from error
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         self._layout = options.layout or self._infer()
         if self._layout not in ("ocr", "basicsr", "images") and ":" not in self._layout:
             raise UsageError(
-                f"layout={self._layout!r} is unknown; choose from ocr, basicsr, images, "
-                "module:callable"
+                f"{setting('layout', self._layout)} is unknown;",
+                remedy="choose from ocr, basicsr, images, module:callable",
             )
         if options.label not in (None, "none", "folder"):
-            raise UsageError(f"label={options.label!r} is unknown; choose from folder, none")
+            raise UsageError(
+                f"{setting('label', options.label)} is unknown;", remedy="choose from folder, none"
+            )
         self._by_folder = options.label == "folder"
         self.settle(layout=self._layout)
         self.schema = _OCR_FIELDS if self._layout == "ocr" else {}
@@ -147,7 +151,8 @@ class Lmdb(ListedSource, AttachableSource):
                 raise
             what = "pickled" if _PICKLED.match(data) else "not an encoded image"
             raise BadImage(
-                f"its value is {what}: unpack values with a function, --layout MODULE:FUNCTION"
+                f"its value is {what}",
+                remedy="unpack values with a function, --layout MODULE:FUNCTION",
             ) from error
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
@@ -159,7 +164,8 @@ class Lmdb(ListedSource, AttachableSource):
         if ":" in self._layout:
             raise UsageError(
                 f"the images of the layout {self._layout} are what a function returns, so they "
-                "cannot be read in place: use `shardkit convert`"
+                "cannot be read in place",
+                remedy="use `shardkit convert`",
             )
         return [(self.path / "data.mdb" if self.path.is_dir() else self.path, images)]
 
@@ -187,7 +193,7 @@ class Lmdb(ListedSource, AttachableSource):
         try:
             used = lists.get(self._layout, self._list_keys)(listing, self._stamp())
         except BadImage as error:
-            raise UsageError(f"{self._path}: {error}") from error
+            raise UsageError(f"{self._path}: {error.problem}", remedy=error.remedy) from error
         if used < self._entries:
             listing.ignore("(other keys)", f"{self._entries - used} keys outside of the layout")
         label = (
@@ -227,7 +233,9 @@ class Lmdb(ListedSource, AttachableSource):
     def _list_numbers(self, listing: Listing, stamp: int) -> int:
         """List the samples 1 to ``num-samples``; return the number of keys used."""
         if self._samples is None:
-            raise UsageError(f"{self._path} has no key num-samples: choose another layout=")
+            raise UsageError(
+                f"{self._path} has no key num-samples", remedy=f"choose another {setting('layout')}"
+            )
         used = 1
         for start in range(1, self._samples + 1, _CHUNK):
             numbers = range(start, min(start + _CHUNK, self._samples + 1))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardkit.contracts import Entry, SourceKind
-from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
+from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError, setting
 from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, split_names
@@ -76,8 +76,8 @@ class Mnist(ListedSource):
         ]
         if missing:
             raise UsageError(
-                f"{folder} lacks {', '.join(missing)} (such as t10k-images-idx3-ubyte.gz); "
-                "download the data again, or choose one split with split="
+                f"{folder} lacks {', '.join(missing)} (such as t10k-images-idx3-ubyte.gz);",
+                remedy=f"download the data again, or choose one split with {setting('split')}",
             )
         self._pairs = [
             _Pair(files[split, "images"], files[split, "labels"]) for split in self.splits.values()
@@ -122,11 +122,15 @@ class Mnist(ListedSource):
             with reading(self._path(pair.labels)) as view:
                 values = _labels(view, count)
         except BadImage as error:
-            raise UsageError(f"{self.path}: {pair.images}, {pair.labels}: {error}") from error
+            raise UsageError(
+                f"{self.path}: {pair.images}, {pair.labels}: {error.problem}", remedy=error.remedy
+            ) from error
         try:
             require_pixels((height, width))
         except BadImage as error:
-            raise ConversionFailed(f"{self._path(pair.images)}: {error}") from error
+            raise ConversionFailed(
+                f"{self._path(pair.images)}: {error.problem}", remedy=error.remedy
+            ) from error
         size = height * width
         for row, value in enumerate(values):
             spot = place(number, _IMAGES.size + row * size)

@@ -202,8 +202,8 @@ def _restored_root(path: str, folder: str, name: str) -> Path | None:
     root = Path(folder) / as_name(name)
     if name == _ELSEWHERE or _path_below(folder, root) != name:
         raise UsageError(
-            f"the images of the dataset are not below the folder of {path}: name their folder, "
-            f"too, as {path}@ROOT"
+            f"the images of the dataset are not below the folder of {path}",
+            remedy=f"name their folder, too, as {path}@ROOT",
         )
     return root
 

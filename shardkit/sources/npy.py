@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Entry, Source, SourceKind
-from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
+from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError, setting
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.image_files import CHANGED, require_inside
@@ -140,17 +140,24 @@ class Npy(ListedSource):
                 else labels_of(*self._file(pair.labels), pair.labels, array.rows)
             )
         except BadImage as error:
-            raise UsageError(f"{self.path}: {' or '.join(filter(None, pair))}: {error}") from error
+            raise UsageError(
+                f"{self.path}: {' or '.join(filter(None, pair))}: {error.problem}",
+                remedy=error.remedy,
+            ) from error
         try:
             require_pixels(array.shape[1:])
         except BadImage as error:
-            raise ConversionFailed(f"{self.path}: {pair.images}: {error}") from error
+            raise ConversionFailed(
+                f"{self.path}: {pair.images}: {error.problem}", remedy=error.remedy
+            ) from error
         try:
             for row, label in enumerate(labels):
                 path = f"{pair.images}/{row:08d}.png"
                 listing.add(Row(path, listing.code(label), array.row_bytes, stamp, place(0, row)))
         except BadImage as error:
-            raise UsageError(f"{self.path}: {pair.labels}: {error}") from error
+            raise UsageError(
+                f"{self.path}: {pair.labels}: {error.problem}", remedy=error.remedy
+            ) from error
         return f"{pair.images} ({array}, axes {axes}), labels {pair.labels or 'none'}"
 
     def _list_folder(self, listing: Listing) -> str:
@@ -176,13 +183,13 @@ def _arrays(path: Path) -> list[str]:
     if path.is_file():
         if path.suffix != ".npz":
             raise UsageError(
-                f"{path} is not an .npz file; for .npy files, give their folder; "
-                "for other arrays than images, set arrays=True"
+                f"{path} is not an .npz file; for .npy files, give their folder;",
+                remedy=f"for other arrays than images, set {setting('arrays', True)}",
             )
         try:
             return members(str(path))
         except BadImage as error:
-            raise UsageError(f"{path}: {error}") from error
+            raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
@@ -213,8 +220,9 @@ def _checked(pairs: dict[str, _Pair], arrays: Sequence[str], path: str) -> dict[
     needed = {name for pair in pairs.values() for name in pair if name is not None}
     if missing := sorted(needed.difference(arrays)):
         raise UsageError(
-            f"{path} has no array {name_list(missing)}; choose with images= and labels= from "
-            f"{name_list(arrays) or 'none'}"
+            f"{path} has no array {name_list(missing)};",
+            remedy=f"choose with {setting('images')} and {setting('labels')} from "
+            f"{name_list(arrays) or 'none'}",
         )
     return pairs
 
@@ -222,7 +230,7 @@ def _checked(pairs: dict[str, _Pair], arrays: Sequence[str], path: str) -> dict[
 def _axes(array: Array) -> str:
     """Return the order of the axes of one image, or raise if these are no images."""
     if array.fortran:
-        raise BadImage("it is in Fortran order: save np.ascontiguousarray(x)")
+        raise BadImage("it is in Fortran order", remedy="save np.ascontiguousarray(x)")
     return image_axes(array.dtype, array.shape[1:])
 
 

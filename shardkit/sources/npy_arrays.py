@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Entry, Scan, SourceOptions
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field, check_schema, default_schema
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
@@ -72,8 +72,9 @@ class NpyOptions(SourceOptions):
     )
     labels: str | None = option(
         None,
-        help="Array of labels, integers or texts; none: no labels. With --arrays and a folder: a "
-        "table in SRC (CSV, TSV, JSONL or Parquet) with the columns file_name and label.",
+        help=f"Array of labels, integers or texts; none: no labels. With {setting('arrays')} "
+        "and a folder: a table in SRC (CSV, TSV, JSONL or Parquet) with the columns file_name "
+        "and label.",
         metavar="NAME|FILE",
         shown="labels, if there are any",
         stored="label_array",
@@ -102,7 +103,10 @@ class NpyArrays(ListedSource):
         require_local(path)
         super().__init__(path, options)
         if options.images is not None:
-            raise UsageError("images= names an array of images; with arrays=True, leave it out")
+            raise UsageError(
+                f"{setting('images')} names an array of images; with {setting('arrays', True)}, "
+                "leave it out"
+            )
         self.exact_sizes = False
         self.class_names = read_classes(options.classes)
         self._first: dict[str, Any] = {}
@@ -175,7 +179,7 @@ class NpyArrays(ListedSource):
             try:
                 self._list_rows(listing)
             except BadImage as error:
-                raise UsageError(f"{self.path}: {error}") from error
+                raise UsageError(f"{self.path}: {error.problem}", remedy=error.remedy) from error
             label = self._labels or "none"
         else:
             if self.class_names is True:
@@ -214,9 +218,9 @@ class NpyArrays(ListedSource):
             raise BadImage(f"its arrays differ in their number of rows: {counts}")
         for name, array in arrays.items():
             if array.fortran:
-                raise BadImage(f"{name} is in Fortran order: save np.ascontiguousarray(x)")
+                raise BadImage(f"{name} is in Fortran order", remedy="save np.ascontiguousarray(x)")
             if len(array.shape) == 1:
-                raise BadImage(f"{name} has a number in each row: save x.reshape(-1, 1)")
+                raise BadImage(f"{name} has a number in each row", remedy="save x.reshape(-1, 1)")
             require_intact(path, _member(path, name))
         require_rows(path, rows)
         self.schema = _schema({n: a._replace(shape=a.shape[1:]) for n, a in arrays.items()})
@@ -229,7 +233,9 @@ class NpyArrays(ListedSource):
                 file = path
                 member = self._labels
             else:
-                raise BadImage(f"it has no array {self._labels}; labels= may be {name_list(names)}")
+                raise BadImage(
+                    f"it has no array {self._labels}; {setting('labels')} may be {name_list(names)}"
+                )
             labels = labels_of(file, member, self._labels, rows)
         size = sum(array.row_bytes for array in arrays.values())
         for row, label in enumerate(labels):
@@ -303,15 +309,18 @@ def _table_in(root: Path, name: str) -> Path:
     try:
         safe_paths.status_of(root, name)
     except FileNotFoundError as error:
-        raise UsageError(f"there is no {name} in {root}; labels= is a table there") from error
+        raise UsageError(
+            f"there is no {name} in {root};", remedy=f"{setting('labels')} is a table there"
+        ) from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"labels={name!r} is no table in {root}: {error}") from error
+        raise UsageError(f"{setting('labels', name)} is no table in {root}: {error}") from error
     path = root / name
     columns = columns_of(str(path))
     if missing := [name for name in (_FILE, _LABEL) if name not in columns]:
         raise UsageError(
-            f"{path} has no column {missing[0]}; for a folder, labels= is a table with the columns "
-            f"{_FILE} and {_LABEL}"
+            f"{path} has no column {missing[0]};",
+            remedy=f"for a folder, {setting('labels')} is a table with the columns {_FILE} and "
+            f"{_LABEL}",
         )
     return path
 
@@ -328,7 +337,7 @@ def _labels_in(path: str) -> dict[str, Value]:
         try:
             labels[name] = label_of(row.get(_LABEL), _LABEL)
         except BadImage as error:
-            raise UsageError(f"{path}:{line}: {error}") from error
+            raise UsageError(f"{path}:{line}: {error.problem}", remedy=error.remedy) from error
     return labels
 
 

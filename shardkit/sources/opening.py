@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shardkit.contracts import Source, SourceOptions
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.kinds.field import Field, Schema
 from shardkit.options import changed, option, require_names
 from shardkit.registry import DEFAULT_SOURCE, get_source, open_source, source_names
@@ -85,7 +85,9 @@ class Exclusion:
 
     def __post_init__(self) -> None:
         if not isinstance(self.exclude, (str, Path, Sequence)):
-            raise UsageError(f"exclude={self.exclude!r:.80} is not a path, nor a list of paths")
+            raise UsageError(
+                f"{setting('exclude', self.exclude)} is not a path, nor a list of paths"
+            )
 
 
 _BY_OPTION: Mapping[type[Any], str] = {
@@ -152,18 +154,19 @@ def reopen(kind: str, root: Any, described: Described, schema: Schema) -> Source
     if kind == SAMPLES:
         if is_path:
             raise UsageError(
-                "the dataset was made from Python samples: compare it from Python, for example "
-                "with shardkit.verify(dataset, against=samples)"
+                "the dataset was made from Python samples",
+                remedy="compare it from Python, for example with shardkit.verify(dataset, "
+                "against=samples)",
             )
         return wrapped_as(described, partial(load(_SAMPLES).restored, root, schema))
     if not is_path:
         raise UsageError(
-            f"the dataset was made from a source of kind {quoted(kind)}: give its path"
+            f"the dataset was made from a source of kind {quoted(kind)}", remedy="give its path"
         )
     if kind not in source_names():
         raise UsageError(
-            f"the dataset was made from a source of kind {quoted(kind)}, which is not installed; "
-            f"choose from {', '.join(source_names())}"
+            f"the dataset was made from a source of kind {quoted(kind)}, which is not installed;",
+            remedy=f"choose from {', '.join(source_names())}",
         )
     return wrapped_as(described, partial(get_source(kind).find, Path(root)))
 

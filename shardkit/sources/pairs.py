@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardkit.contracts import Recognition, SourceKind
-from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.options import option
 from shardkit.record import NO_LABEL
 from shardkit.sources.driver import Listing
@@ -98,7 +98,8 @@ class Pairs(NamedSource):
         layout = _layout_of(Overview(path), options.images, [kept.source for kept in masks] or None)
         if layout is None:
             raise UsageError(
-                f"{path} has no folders of images and masks: name them with images= and masks="
+                f"{path} has no folders of images and masks",
+                remedy=f"name them with {setting('images')} and masks=",
             )
         self._layout = layout
         self.splits = layout.tops

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardkit.contracts import Recognition
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.registry import DATASET, DEFAULT_SOURCE, get_source, source_names
 from shardkit.sources.image_files import open_at_once
 from shardkit.sources.imagefolder import is_split_name
@@ -174,12 +174,14 @@ def the_kind(path: str | Path, rest: Sequence[str]) -> Recognized:
         return certain[0]
     if not kinds:
         raise UsageError(
-            f"{path}: no kind of source recognizes it; choose one: shardkit convert KIND "
-            f"{shell(path, *rest)}, with KIND from {', '.join(source_names())}"
+            f"{path}: no kind of source recognizes it;",
+            remedy=f"choose one: shardkit convert KIND {shell(path, *rest)}, with KIND from "
+            f"{', '.join(source_names())}",
         )
     may_be = certain or kinds
     raise UsageError(
-        f"{path} may be {', or '.join(map(str, may_be))}. Choose {_commands(may_be, path, rest)}"
+        f"{path} may be {', or '.join(map(str, may_be))}",
+        remedy=f"Choose {_commands(may_be, path, rest)}",
     )
 
 
@@ -198,8 +200,9 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str] = ("DST", "--to", "
     if kinds:
         raise UsageError(
             f"{path} looks like {' and '.join(map(str, kinds))}, not like one folder for each "
-            "class: pass classes=True to take its folders as they are, or run "
-            f"{_commands(kinds, path, rest)}"
+            "class",
+            remedy=f"pass {setting('classes', True)} to take its folders as they are, or run "
+            f"{_commands(kinds, path, rest)}",
         )
 
 

@@ -51,8 +51,8 @@ class Sample:
     def __init__(self, key: str | None = None, **fields: Any) -> None:
         if key is not None and not isinstance(key, str):
             raise UsageError(
-                f"Sample(key={shortened(repr(key), _LONGEST)}) is not a text: name the key and "
-                'fields, as in Sample(key="cat/7", image=..., label=...)'
+                f"Sample(key={shortened(repr(key), _LONGEST)}) is not a text",
+                remedy='name the key and fields, as in Sample(key="cat/7", image=..., label=...)',
             )
         self.key = key
         """The record's key; None means the sample's number."""
@@ -259,7 +259,7 @@ class Samples(Source):
             schema |= {name: _field(field) for name, field in fields.items() if name not in first}
             check_schema(schema)
         except BadImage as error:
-            raise UsageError(f"the first sample: {error}") from error
+            raise UsageError(f"the first sample: {error.problem}", remedy=error.remedy) from error
         except ValueError as error:
             raise_interruption(error)
             raise UsageError(str(error)) from error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardkit.contracts import SourceKind
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.options import option
 from shardkit.record import NO_LABEL
@@ -111,8 +111,8 @@ class TableOptions(NamedOptions):
     )
     keep: str | None = option(
         None,
-        help="More columns to keep, such as caption,age:int64,city=info:/city:text. Kinds "
-        "are inferred, and shown by --dry-run.",
+        help="More columns to keep, such as caption,age:int64,city=info:/city:text. Kinds are "
+        f"inferred, and shown by {setting('dry_run')}.",
         metavar="[NAME=]COL[:KIND][?],...",
     )
     classes: str | None = classes_option()
@@ -168,19 +168,21 @@ class Table(NamedSource):
         if options.image is None:
             listed = name_list(columns)
             raise UsageError(
-                f"{self._lists.paths[0]}: choose the column of images with image= from {listed}"
+                f"{self._lists.paths[0]}",
+                remedy=f"choose the column of images with {setting('image')} from {listed}",
             )
         if options.label and options.labels:
             raise UsageError(
-                "label= and labels= exclude each other; to store both, keep the label as another "
-                f"field: labels={options.labels!r} and keep='label_value={options.label}'"
+                f"{setting('label')} and {setting('labels')} exclude each other;",
+                remedy="to store both, keep the label as another field: "
+                f"{setting('labels', options.labels)} and keep='label_value={options.label}'",
             )
         self._image = options.image
         self._label = _column(options.label, "label")
         self._labels = _column(options.labels, "labels")
         order = _BOXES.match(options.boxes) if options.boxes else None
         if options.boxes and order is None:
-            raise UsageError(f"boxes={options.boxes!r} is not COLUMN:xyxy or COLUMN:xywh")
+            raise UsageError(f"{setting('boxes', options.boxes)} is not COLUMN:xyxy or COLUMN:xywh")
         self._boxes = _column(order[1], "boxes") if order else None
         self._order = order[2] if order else ""
         self._box_labels = _column(options.box_labels, "box_labels")
@@ -266,7 +268,8 @@ class Table(NamedSource):
                     return
                 raise UsageError(
                     f"{self._lists.paths[0]}: there is no file {quoted(name)}, but "
-                    f"{quoted(name + suffix)}: add the suffix with suffix={suffix!r}"
+                    f"{quoted(name + suffix)}",
+                    remedy=f"add the suffix with suffix={suffix!r}",
                 )
 
     def _values_of(
@@ -290,7 +293,9 @@ class Table(NamedSource):
                 try:
                     plain, status = scan.listing.names.find(self._file_name(name))
                 except BadImage as error:
-                    raise BadImage(f"its {_name(kept)} {quoted(name)}: {error}") from error
+                    raise BadImage(
+                        f"its {_name(kept)} {quoted(name)}: {error.problem}", remedy=error.remedy
+                    ) from error
                 values[kept.name] = [plain, status.st_size, status.st_mtime_ns]
                 if kept.kind is None:
                     kind = "mask" if kept.name == "mask" else kind_of_suffix(plain)
@@ -363,10 +368,15 @@ class Table(NamedSource):
         fields += ["labels"] * bool(self._labels) + ["boxes"] * bool(self._boxes)
         twice = [name for name, count in Counter(fields).items() if count > 1]
         if twice:
-            raise UsageError(f"two fields are called {twice[0]}: rename one with NAME=COLUMN")
+            raise UsageError(
+                f"two fields are called {twice[0]}", remedy="rename one with NAME=COLUMN"
+            )
         for kept in self._keep:
             if kept.kind in _IN_FILES:
-                raise UsageError(f"keep='{kept}': a {kept.kind} is a file of its own: use file=")
+                raise UsageError(
+                    f"{setting('keep', str(kept))}: a {kept.kind} is a file of its own",
+                    remedy=f"use {setting('file')}",
+                )
 
     def _used(self, columns: Sequence[str], path: str) -> list[str]:
         """Return the columns that are used."""
@@ -394,7 +404,7 @@ def _column(text: str | None, option: str) -> _Column | None:
     match = _COLUMN.match(text)
     if match is None:
         raise UsageError(
-            f"{option}={text!r} is not a column, or COLUMN:/PATH for a part of its JSON"
+            f"{setting(option, text)} is not a column, or COLUMN:/PATH for a part of its JSON"
         )
     return _Column(match[1], match[2])
 

@@ -48,7 +48,7 @@ def columns_of(path: str, given: Dialect = DETECTED) -> list[str]:
         )
     if path.endswith(".parquet"):
         if find_spec("pyarrow") is None:
-            raise UsageError(f"{path} needs pyarrow: pip install 'shardkit[parquet]'")
+            raise UsageError(f"{path} needs pyarrow", remedy="pip install 'shardkit[parquet]'")
         columns = [name for name, *_ in _parquet(path, arrow_reader.describe)[1]]
     elif is_text(path):
         try:
@@ -144,4 +144,4 @@ def _parquet(
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except BadImage as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error

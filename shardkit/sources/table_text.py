@@ -80,7 +80,9 @@ def stated(delimiter: str | None, encoding: str | None, no_quotes: bool) -> Dial
     except (LookupError, UnicodeError):
         text = False
     if not text:
-        raise UsageError(f"encoding={encoding!r} is unknown: name one of Python, such as cp1252")
+        raise UsageError(
+            f"encoding={encoding!r} is unknown", remedy="name one of Python, such as cp1252"
+        )
     return Dialect(delimiter, encoding, False if no_quotes else None)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardkit.contracts import Entry, Range, SourceKind, SourceOptions
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
@@ -199,7 +199,7 @@ class TFRecord(FileSource):
                             view, features(view.read, record.start, end), image, label
                         )
             except BadImage as error:
-                raise UsageError(f"{path}: {error}") from error
+                raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
         raise UsageError(f"there are no records in {self.inputs.paths[0]}")
 
     def _infer_from(
@@ -280,8 +280,8 @@ def _image_feature(view: OpenedFile, by_name: Mapping[str, Feature], path: str) 
         listed = name_list(f"{name} ({feature.kind})" for name, feature in sorted(by_name.items()))
         count = "several features are" if images else "no feature is"
         raise UsageError(
-            f"{count} an image in the first record of {path}: choose one with image=. It has "
-            f"{listed or 'no features'}"
+            f"{count} an image in the first record of {path}",
+            remedy=f"choose one with {setting('image')}. It has {listed or 'no features'}",
         )
     return images[0]
 

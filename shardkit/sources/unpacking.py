@@ -126,8 +126,8 @@ def _unpack(packed: _Packed, packing: str, store: _Store, most: tuple[int, str])
                 end += written
     except ImportError as error:
         raise UsageError(
-            f"a file is compressed with {packing}, which needs {error.name}: pip install "
-            "'shardkit[compressed]'"
+            f"a file is compressed with {packing}, which needs {error.name}",
+            remedy="pip install 'shardkit[compressed]'",
         ) from error
     return end - store.end
 

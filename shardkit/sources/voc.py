@@ -14,7 +14,7 @@ from shardkit.contracts import (
     Recognition,
     SourceKind,
 )
-from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.options import option
 from shardkit.record import NO_LABEL
@@ -146,7 +146,9 @@ class Voc(AnnotatedSource):
         if split is not None:
             if f"{split}.txt" not in files:
                 names_listed = ", ".join(name.removesuffix(".txt") for name in files[:20]) or "none"
-                raise UsageError(f"split={split!r} is unknown; {folder} has {names_listed}")
+                raise UsageError(
+                    f"{setting('split', split)} is unknown; {folder} has {names_listed}"
+                )
             return {"": f"{split}.txt"}
         for names in (("train", "val", "test"), ("trainval",)):
             there = [name for name in names if f"{name}.txt" in files]

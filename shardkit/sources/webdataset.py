@@ -21,7 +21,7 @@ from shardkit.contracts import (
     SourceKind,
     SourceOptions,
 )
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
@@ -107,7 +107,8 @@ class WebDataset(FileSource, AttachableSource):
     def __init__(self, pattern: str | Path, options: WebDatasetOptions) -> None:
         if options.grouping not in GROUPINGS:
             raise UsageError(
-                f"grouping={options.grouping!r} is unknown; choose from {', '.join(GROUPINGS)}"
+                f"{setting('grouping', options.grouping)} is unknown;",
+                remedy=f"choose from {', '.join(GROUPINGS)}",
             )
         super().__init__(pattern, options, _SUFFIXES)
         self._grouping = options.grouping
@@ -136,8 +137,8 @@ class WebDataset(FileSource, AttachableSource):
         for path in self.inputs.paths:
             if packing_of(path):
                 raise UsageError(
-                    f"{path} is compressed, so its images cannot be read in place: unpack it, or "
-                    "use `shardkit convert`"
+                    f"{path} is compressed, so its images cannot be read in place",
+                    remedy="unpack it, or use `shardkit convert`",
                 )
         return super().by_file(images)
 
@@ -300,8 +301,8 @@ class WebDataset(FileSource, AttachableSource):
             return suffixes[0]
         if suffixes:
             raise BadImage(
-                f"its sample has {len(suffixes)} images ({name_list(suffixes)}): choose one with "
-                "--image"
+                f"its sample has {len(suffixes)} images ({name_list(suffixes)})",
+                remedy="choose one with --image",
             )
         raise BadImage(f"its sample has no image; it has {name_list(sample.fields)}")
 

@@ -377,7 +377,7 @@ def _read_description(path: Path) -> _Description:
         UsageError: If it cannot be read, or states something else.
     """
     if find_spec("yaml") is None:
-        raise UsageError(f"{path} needs pyyaml: pip install 'shardkit[yolo]'")
+        raise UsageError(f"{path} needs pyyaml", remedy="pip install 'shardkit[yolo]'")
     try:
         values = load("yaml:safe_load")(read_small(path))
         names = values.get("names")

@@ -427,8 +427,8 @@ def require_local(path: str | Path) -> None:
     """
     if url := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(path), re.DOTALL):
         raise UsageError(
-            f"{url[1]}://{url[2]} is a URL; only local paths are supported here. Download or "
-            "mount the data, then pass the local folder.",
+            f"{url[1]}://{url[2]} is a URL; only local paths are supported here",
+            remedy="Download or mount the data, then pass the local folder.",
             where=f"{url[1]}://{url[2]}",
         )
 

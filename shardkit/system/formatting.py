@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.system.text import printable
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
@@ -39,12 +39,15 @@ def parse_bytes(size: int | str, option: str) -> ByteCount:
         return size
     match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\s*", str(size).lower())
     if match is None or match[2] not in _UNITS:
-        raise UsageError(f"{option}={str(size)[:40]!r} is not a size such as 256MiB, 1GB or 500000")
+        raise UsageError(
+            f"{setting(option, str(size)[:40])} is not a size such as 256MiB, 1GB or 500000"
+        )
     number, unit = match.groups()
     count = ByteCount(float(number) * _UNITS[unit])
     if not unit and 0 < count < _LEAST_BYTES:
         raise UsageError(
-            f"{option}={size!r} means bytes: give a unit, as in {number}MiB or {number}B"
+            f"{setting(option, size)} means bytes",
+            remedy=f"give a unit, as in {number}MiB or {number}B",
         )
     return count
 

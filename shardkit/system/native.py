@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 
 VARIABLE = "SHARDKIT_NATIVE"
 """The environment variable that controls the module: ``off`` disables it, ``on`` requires it."""
@@ -50,7 +50,7 @@ def _load() -> tuple[ModuleType | None, str]:
     """Return the module, and why there is none."""
     wish = os.environ.get(VARIABLE, "")
     if wish not in ("", "on", "off"):
-        raise UsageError(f"{VARIABLE}={wish!r} is unknown; known are 'on' and 'off'")
+        raise UsageError(f"{setting(VARIABLE, wish)} is unknown; known are 'on' and 'off'")
     if wish == "off":
         return None, f"off ({VARIABLE})"
     try:
@@ -63,7 +63,8 @@ def _load() -> tuple[ModuleType | None, str]:
         reason = "built from other sources"
     if wish == "on":
         raise UsageError(
-            f"{VARIABLE}=on, but the compiled module is {reason}; install a C compiler and "
-            "libjpeg-turbo's headers, then install shardkit again, or unset the variable"
+            f"{VARIABLE}=on, but the compiled module is {reason};",
+            remedy="install a C compiler and libjpeg-turbo's headers, then install shardkit "
+            "again, or unset the variable",
         )
     return None, reason

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from multiprocessing.queues import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import ShardkitError, UsageError, setting
 from shardkit.system.bootstrap import guard_helpers, main_problem
 from shardkit.system.turns import Turn, join_turn, shared_turn
 
@@ -165,8 +165,8 @@ def run_on(
             yield waiting[future], future.result()
     except BrokenExecutor as error:
         raise ShardkitError(
-            f"a worker of the executor died, and it did not start another: {error}. Run the same "
-            "conversion again with a new one: finished work is kept."
+            f"a worker of the executor died, and it did not start another: {error}",
+            remedy="Run the same conversion again with a new one: finished work is kept.",
         ) from error
     finally:
         for future in waiting:
@@ -271,7 +271,9 @@ def _processes_for_work(
 ) -> Iterator[tuple[ProcessPoolExecutor, SimpleQueue[Progress]]]:
     """Start processes and a channel for their progress; stop them at the end of the block."""
     if problem := main_problem():
-        raise UsageError(f"more than one worker cannot be used: {problem}; or use workers=1")
+        raise UsageError(
+            f"more than one worker cannot be used: {problem}; or use {setting('workers', 1)}"
+        )
     guard_helpers()
     executor, channel = _new_executor(workers, shared_turn())
     try:
@@ -279,8 +281,8 @@ def _processes_for_work(
     except BrokenProcessPool:
         raise ShardkitError(
             f"a worker process died without a message{_cause(executor)}: it was killed, usually "
-            "because memory ran out, or a library crashed. Rerun with fewer workers: finished work "
-            "is kept."
+            "because memory ran out, or a library crashed",
+            remedy="Rerun with fewer workers: finished work is kept.",
         ) from None
     finally:
         _end(executor)
@@ -297,8 +299,9 @@ def _new_executor(workers: int, turn: Turn) -> tuple[ProcessPoolExecutor, Simple
         if error.errno != errno.ENOSPC:
             raise
         raise ShardkitError(
-            "worker processes cannot start: shared memory is full (see `df /dev/shm`; in Docker: "
-            "--shm-size). Free some of it, or use workers=1"
+            "worker processes cannot start: shared memory is full (see `df /dev/shm`; in "
+            "Docker: --shm-size)",
+            remedy=f"Free some of it, or use {setting('workers', 1)}",
         ) from error
 
 

@@ -33,8 +33,8 @@ def full_disk_named() -> Iterator[None]:
             raise
         folder = tempfile.gettempdir()
         raise DiskFull(
-            f"the disk of {folder}, the folder for temporary files, is full: free some space, or "
-            "set TMPDIR to another folder, and rerun"
+            f"the disk of {folder}, the folder for temporary files, is full",
+            remedy="free some space, or set TMPDIR to another folder, and rerun",
         ) from error
 
 

@@ -27,7 +27,7 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
             is unknown; or the URL holds credentials, which would be logged.
     """
     if os.fspath(path) == "":
-        raise UsageError("the path is empty: give that of a file or folder, or a URL")
+        raise UsageError("the path is empty", remedy="give that of a file or folder, or a URL")
     match = re.fullmatch(
         r"((?:\w+::)*)([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL
     )
@@ -41,16 +41,17 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
         raise UsageError("the URL is not valid: its host cannot be read") from None
     if "@" in parts.netloc or parts.query or parts.fragment:  # never repeated in a message
         raise UsageError(
-            f"the {parts.scheme}:// URL holds a user, a query or a fragment; give only "
-            f"{parts.scheme}://BUCKET/PATH, and set credentials in the environment"
+            f"the {parts.scheme}:// URL holds a user, a query or a fragment;",
+            remedy=f"give only {parts.scheme}://BUCKET/PATH, and set credentials in the "
+            "environment",
         )
     local = host in ("127.0.0.1", "localhost", "::1") and parts.scheme in _TEST_SCHEMES
     chained = match[1] or "::" in parts.path
     if chained or not (parts.scheme in _SCHEMES or local):
         raise UsageError(
             f"{match[1]}{url} cannot be used: shardkit reads "
-            f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)} and local paths. Download or "
-            "mount other data."
+            f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)} and local paths",
+            remedy="Download or mount other data.",
         )
     if not host:
         raise UsageError(f"{url} names no bucket or host: {parts.scheme}://BUCKET/PATH")

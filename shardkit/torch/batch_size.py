@@ -84,7 +84,9 @@ def find_batch_size(
     """
     check_integer("most", most, 1)
     if memory is None and not torch.cuda.is_available():
-        raise UsageError("there is no CUDA device: set the main memory to use, such as 4 GiB")
+        raise UsageError(
+            "there is no CUDA device", remedy="set the main memory to use, such as 4 GiB"
+        )
     if memory is not None:
         memory = check_integer("memory", parse_bytes(memory, "memory"), 1)
     with contextlib.closing(_Trials(make, memory, patience)) as trials:

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol
 import torch
 from typing_extensions import TypeVar
 
-from shardkit.errors import LoaderFailed, UsageError
+from shardkit.errors import LoaderFailed, UsageError, setting
 from shardkit.options import takes
 from shardkit.system.late import load
 from shardkit.system.priority import priority_problem
@@ -80,7 +80,7 @@ def make_loader(
         preset: Preset = load("shardkit.torch.tuned:load_tuned")(tuned)
         options, batch_size, by = preset.complete(options, dataset, batch_size)
     if batch_size is None:
-        raise UsageError("batch_size= is required, unless tuned= sets it")
+        raise UsageError(f"{setting('batch_size')} is required, unless tuned= sets it")
     reader = reader_of(options)
     options, by = reader.suited(options, by)
     if isinstance(dataset, OrderedDataset):
@@ -88,9 +88,9 @@ def make_loader(
         dataset = dataset.dataset
     if not nested.has_rows(dataset):
         raise UsageError(
-            f"make_loader needs a dataset with a length and rows, not {type(dataset).__name__}: "
-            "open a path with shardkit.open_dataset; for another IterableDataset, use "
-            "torch.utils.data.DataLoader"
+            f"make_loader needs a dataset with a length and rows, not {type(dataset).__name__}",
+            remedy="open a path with shardkit.open_dataset; for another IterableDataset, use "
+            "torch.utils.data.DataLoader",
         )
     schedule = order.schedule(dataset, batch_size)
     schedule.lookahead = getattr(dataset, "lookahead", 0)
@@ -277,8 +277,9 @@ class Loader(Generic[Batch_co]):
                     )
                 if self._iteration != iteration:
                     raise LoaderFailed(
-                        "this iteration ended because another one of the same loader started, or "
-                        "the loader was closed: use a loader for each"
+                        "this iteration ended because another one of the same loader started, "
+                        "or the loader was closed",
+                        remedy="use a loader for each",
                     )
         finally:
             batches.close()

@@ -53,8 +53,8 @@ class Normalize:
         channels = images.shape[-3]
         if channels != len(self.mean) != 1:
             raise UsageError(
-                f"Normalize has {len(self.mean)} values for images of {channels} channels: give "
-                "mean and std one value for each channel"
+                f"Normalize has {len(self.mean)} values for images of {channels} channels",
+                remedy="give mean and std one value for each channel",
             )
         most = 1 if images.dtype.is_floating_point else torch.iinfo(images.dtype).max
         scale, shift = _constants(tuple(self.mean), tuple(self.std), most, images.device)
@@ -80,7 +80,9 @@ def _require_device(device: torch.device | str) -> torch.device:
     except (RuntimeError, TypeError):
         raise UsageError(f"{quoted(device)} is not a device, such as 'cuda' or 'cpu'") from None
     if named.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"{str(named)!r} needs a CUDA device, and there is none: use 'cpu'")
+        raise UsageError(
+            f"{str(named)!r} needs a CUDA device, and there is none", remedy="use 'cpu'"
+        )
     return named
 
 
@@ -153,7 +155,8 @@ class DevicePrefetcher:
         """
         if not hasattr(self.loader, "state_dict"):
             raise UsageError(
-                f"a {type(self.loader).__name__} has no state: use a loader from make_loader"
+                f"a {type(self.loader).__name__} has no state",
+                remedy="use a loader from make_loader",
             )
         return dict(self.loader.state_dict() if self._state is None else self._state)
 

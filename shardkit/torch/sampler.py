@@ -44,8 +44,9 @@ class EpochBatchSampler(Sampler[list[int]]):
         """
         if not nested.has_rows(dataset):
             raise UsageError(
-                f"EpochBatchSampler needs a dataset with a length and rows, not "
-                f"{type(dataset).__name__}: open a path with shardkit.open_dataset"
+                "EpochBatchSampler needs a dataset with a length and rows, not "
+                f"{type(dataset).__name__}",
+                remedy="open a path with shardkit.open_dataset",
             )
         self._dataset = dataset
         self._ops = options.ops
@@ -53,8 +54,9 @@ class EpochBatchSampler(Sampler[list[int]]):
         self._schedule = options.schedule(dataset, batch_size)
         if self._ops and not all(isinstance(leaf, ShardDataset) for leaf in nested.leaves(dataset)):
             raise UsageError(
-                "views=[...] makes each sample a tuple, which a dataset around those of shardkit "
-                f"does not expect: use make_loader, or views={len(self._ops)}"
+                "views=[...] makes each sample a tuple, which a dataset around those of "
+                "shardkit does not expect",
+                remedy=f"use make_loader, or views={len(self._ops)}",
             )
         self._resume = ResumeState(dataset, self._schedule)
         self.batch_size = batch_size

@@ -82,8 +82,8 @@ class Tuned(Preset):
         for name, value in settings.items():
             if getattr(given, name) not in (getattr(default, name), value):
                 raise UsageError(
-                    f"{name} is {getattr(given, name)!r} as an argument and {value!r} in tuned=: "
-                    "leave one of them out"
+                    f"{name} is {getattr(given, name)!r} as an argument and {value!r} in tuned=",
+                    remedy="leave one of them out",
                 )
         return dataclasses.replace(given, **settings)
 
@@ -134,7 +134,9 @@ def require_replaceable(path: str | PathLike[str]) -> None:
         try:
             load_tuned(place)
         except UsageError as error:
-            raise UsageError(f"{error}. It was not changed: choose another name") from error
+            raise UsageError(
+                f"{error}. It was not changed", remedy="choose another name"
+            ) from error
     elif not os.access(place.parent, os.W_OK):
         what = "cannot be written to" if place.parent.is_dir() else "is not a folder"
         raise UsageError(f"{path} cannot be written: {place.parent} {what}")
@@ -148,7 +150,8 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
     """
     if not isinstance(path, (str, PathLike)):
         raise UsageError(
-            f"tuned={path!r:.80} is not a path: pass that of a file of `shardkit tune --out`"
+            f"tuned={path!r:.80} is not a path",
+            remedy="pass that of a file of `shardkit tune --out`",
         )
     try:
         content = read_small(Path(os.path.realpath(path)), _MOST_BYTES)

@@ -110,8 +110,8 @@ def diff(first: str | Path, second: str | Path, *, read_bytes: bool = False) -> 
     if ("" in one) != ("" in other):
         path, splits = (first, one) if "" in other else (second, other)
         raise UsageError(
-            f"{path} contains splits ({name_list(splits)}), and the other dataset does not: name "
-            f"one of them, such as {Path(path) / next(iter(splits))}"
+            f"{path} contains splits ({name_list(splits)}), and the other dataset does not",
+            remedy=f"name one of them, such as {Path(path) / next(iter(splits))}",
         )
     return Differences(
         splits={

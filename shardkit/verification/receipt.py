@@ -80,8 +80,8 @@ def require_new(path: Path, directory: Path) -> None:
 
 def _exists(path: Path) -> UsageError:
     return UsageError(
-        f"{path} exists already; choose another file, or check that receipt with "
-        f"--check-receipt {path}"
+        f"{path} exists already;",
+        remedy=f"choose another file, or check that receipt with --check-receipt {path}",
     )
 
 
@@ -103,8 +103,8 @@ def save_receipt(path: Path, directory: Path, result: Verification) -> None:
     dataset = _describe(OpenedDirectory(directory))
     if dataset["manifests"] != result.manifests:
         raise CorruptDataset(
-            f"{directory} was rewritten during the verification, so no receipt was written; verify "
-            "it again"
+            f"{directory} was rewritten during the verification, so no receipt was written;",
+            remedy="verify it again",
         )
     require_new(path, directory)
     body = {
@@ -140,8 +140,8 @@ def load_receipt(path: Path) -> dict[str, Any]:
         value = load_json(read_small(Path(os.path.realpath(path))))
     except OSError as error:
         raise UsageError(
-            f"the receipt {path} cannot be read: {error.strerror or error}. (Write one with "
-            "--against SRC --write-receipt FILE.)"
+            f"the receipt {path} cannot be read: {error.strerror or error}",
+            remedy="Write one with --against SRC --write-receipt FILE.",
         ) from error
     except ValueError as error:
         raise UsageError(f"{path} is not a receipt: {error}") from error

@@ -59,8 +59,8 @@ def rebuild_index(
             path = directory / shard.name
             if not has_sha256(path, shard.sha256):
                 raise CorruptShard(
-                    f"{path} is missing or damaged; an index built from it would hide that. For "
-                    f"details, run {as_command('verify', directory)}."
+                    f"{path} is missing or damaged; an index built from it would hide that",
+                    remedy=f"For details, run {as_command('verify', directory)}.",
                 )
             yield index_shard(storage, path)
             if on_progress:
@@ -74,8 +74,8 @@ def rebuild_index(
         or index.content_digest() != manifest.content_digest
     ):
         raise CorruptDataset(
-            f"the index built from the shards of {directory} differs from its manifest; "
-            "convert again"
+            f"the index built from the shards of {directory} differs from its manifest;",
+            remedy="convert again",
         )
     for name in names:
         _replace(directory, name, scratch / name)

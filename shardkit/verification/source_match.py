@@ -208,7 +208,7 @@ def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[Sour
     matches = list[SourceMatch]()
     for number, root in enumerate(sources):
         if is_dataset(root) and overlap(Path(root), first.top):
-            raise UsageError(f"{root} is the dataset itself: name what it was made from")
+            raise UsageError(f"{root} is the dataset itself", remedy="name what it was made from")
         stores = [dataset for dataset in splits.values() if number < len(dataset.parts)]
         scan = scan_source(root, {store.split: store.parts[number].manifest for store in stores})
         same = [other for other, source in enumerate(sources) if _is_same(source, root)]
@@ -218,7 +218,9 @@ def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[Sour
         except UsageError as error:
             if count == 1:
                 raise
-            raise UsageError(f"{remedy}. For part {number + 1}: {error}") from error
+            raise UsageError(
+                f"{remedy}. For part {number + 1}: {error.problem}", remedy=error.remedy
+            ) from error
         matches += here
     return matches
 

@@ -11,7 +11,7 @@ from typing import Any
 from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.parts import changed_fields
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit.errors import CorruptDataset, UsageError, setting
 from shardkit.options import option, require_valid, takes
 from shardkit.system.files import as_text
 from shardkit.system.late import load
@@ -101,7 +101,10 @@ class VerifyOptions:
     def __post_init__(self) -> None:
         require_valid(self)
         if self.against is not None and self.level == "quick":
-            raise UsageError("against= requires level='full' or 'decode': quick reads no records")
+            raise UsageError(
+                f"{setting('against')} requires {setting('level', 'full')} or 'decode': quick "
+                "reads no records"
+            )
 
 
 @takes(VerifyOptions)
@@ -158,7 +161,7 @@ class _Verifier:
             if against is not None:
                 dataset.manifest.require_own_shards(
                     f"{self.directory} is attached, so it is always compared with its archives: "
-                    "leave against= out"
+                    f"leave {setting('against')} out"
                 )
             result.attached |= dataset.manifest.archives is not None
             result.manifests[dataset.split] = dataset.manifest.digest

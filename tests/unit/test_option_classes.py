@@ -26,6 +26,7 @@ from shardkit import (
 )
 from shardkit.cli.main import cli
 from shardkit.conversion.convert import Asked, plan_conversion
+from shardkit.errors import setting
 from shardkit.options import (
     about,
     changed,
@@ -50,7 +51,7 @@ from shardkit.torch.engine.options import LoaderOptions
 class Paint:
     HEADING: ClassVar[str] = "Paint"
 
-    color: str = option("red", help="Color; see --gloss.", choices=("red", "blue"))
+    color: str = option("red", help=f"Color; see {setting('gloss')}.", choices=("red", "blue"))
     gloss: bool = option(False, help="Shine.", requires="layers", left_out=True)
     layers: int | None = option(None, help="Coats.", parse=int)
     hours: float = option(1.5, help="Time to dry.", left_out=True, is_positive=True)
@@ -83,7 +84,7 @@ class Options:
     size: int = option(
         3,
         help="The size, which is explained in a text that is so long that it continues in a "
-        "second line; see --text, not ``a --flag``.",
+        f"second line; see {setting('text')}, not ``a --flag``.",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.measure.bench.report import BenchReport, Line, line_of
 from shardkit.measure.bench.steps import EPOCHS, lines_of_steps, step_candidates
 from shardkit.measure.runner.environment import environment
@@ -87,10 +87,12 @@ def bench(options: BenchOptions, paths: Sequence[str | PathLike[str]]) -> BenchR
     caches = options.caches
     batch_size = options.batch_size
     if not caches or set(caches) - set(CACHES):
-        raise UsageError(f"caches={caches!r} must be some of {', '.join(CACHES)}")
+        raise UsageError(f"{setting('caches', caches)} must be some of {', '.join(CACHES)}")
     names = [fspath(path) for path in paths]
     if not names:
-        raise UsageError("there is nothing to measure: give a dataset, or a folder of images")
+        raise UsageError(
+            "there is nothing to measure", remedy="give a dataset, or a folder of images"
+        )
     subjects = options.subjects(names, options.limit)
     if options.steps:
         return _compare_steps(options, subjects)
@@ -127,8 +129,9 @@ def bench(options: BenchOptions, paths: Sequence[str | PathLike[str]]) -> BenchR
 def _compare_steps(options: BenchOptions, subjects: Sequence[Subject]) -> BenchReport:
     if len(subjects) > 1 or options.loaders or "warm" not in options.caches:
         raise UsageError(
-            "steps=True measures one dataset or folder from memory, with loaders of its own: give "
-            "one path, no loaders, and caches='warm'"
+            f"{setting('steps', True)} measures one dataset or folder from memory, with loaders "
+            "of its own",
+            remedy=f"give one path, no loaders, and {setting('caches', 'warm')}",
         )
     candidates = step_candidates(
         subjects[0], options.step, batch_size=options.batch_size, seconds=options.seconds

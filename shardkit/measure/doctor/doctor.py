@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardkit.errors import MeasurementFailed, ShardkitError, UsageError
+from shardkit.errors import MeasurementFailed, ShardkitError, UsageError, setting
 from shardkit.measure.doctor.checks import Finding, Plan, check_data, fits_in_memory, run_checks
 from shardkit.measure.doctor.command import command_words
 from shardkit.measure.doctor.judgement import (
@@ -97,7 +97,7 @@ class DoctorOptions(Workload):
         metavar="MODULE:NAME",
     )
     batch_size: int = same_option(
-        Workload, "batch_size", help="Samples per batch; with --loader its own."
+        Workload, "batch_size", help=f"Samples per batch; with {setting('loader')} its own."
     )
     workers: int | None = option(
         None, help="Workers that you plan to use.", metavar="N", minimum=0, shown="as make_loader"
@@ -127,11 +127,17 @@ def doctor(options: DoctorOptions, dataset: str | Path | None = None) -> DoctorR
     samples = options.decode or options.transform
     if loader is None and dataset is None:
         if samples or options.step_ms or options.model:
-            raise UsageError("decode=, transform=, step_ms= and model= require a dataset")
+            raise UsageError(
+                f"{setting('decode')}, {setting('transform')}, {setting('step_ms')} and "
+                f"{setting('model')} require a dataset"
+            )
         plan = Plan() if workers is None else Plan(workers=workers)
         return DoctorReport(subject=None, findings=run_checks(plan))
     if loader is not None and (dataset or samples or workers is not None):
-        raise UsageError("loader= excludes a dataset, decode=, transform= and workers=")
+        raise UsageError(
+            f"{setting('loader')} excludes a dataset, {setting('decode')}, "
+            f"{setting('transform')} and {setting('workers')}"
+        )
     subject = Subject(loader=loader)
     if dataset is not None:
         (subject,) = options.subjects([str(dataset)])

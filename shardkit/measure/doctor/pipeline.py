@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import ShardkitError, UsageError, setting
 from shardkit.measure.doctor.lines import Line, SampledCollate, end_sampling, named_lines
 from shardkit.measure.doctor.stored import innermost
 from shardkit.measure.runner.folder import PlainFolder
@@ -124,8 +124,9 @@ class Pipeline:
             loader = make_loader(self.dataset, loading.batch_size, num_workers=loading.workers)
         if not isinstance(loader, Loader | DataLoader):
             raise UsageError(
-                f"loader={session.subject.loader!r} returns a {type(loader).__name__}: return a "
-                "torch.utils.data.DataLoader or the result of shardkit.make_loader"
+                f"{setting('loader', session.subject.loader)} returns a "
+                f"{type(loader).__name__}: return a torch.utils.data.DataLoader or the result "
+                "of shardkit.make_loader"
             )
         self.stock = loader if isinstance(loader, DataLoader) else None
         self.options = LoaderOptions() if isinstance(loader, DataLoader) else loader.options

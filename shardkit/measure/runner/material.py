@@ -42,7 +42,9 @@ def is_dataset(path: str) -> bool:
     folder = Path(path)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise UsageError(f"{path} {what}: give a dataset of shardkit, or a folder of images")
+        raise UsageError(
+            f"{path} {what}", remedy="give a dataset of shardkit, or a folder of images"
+        )
     return (folder / MANIFEST_NAME).exists() and bool(OpenedDirectory(folder).splits)
 
 
@@ -97,8 +99,9 @@ def load_object(text: str, option: str, ready: Callable[[Any], bool]) -> Any:
     except Exception as error:
         raise UsageError(
             f"--{option} {text!r} cannot be imported, or called without arguments "
-            f"({type(error).__name__}: {error}): give module:name of a module that is installed or "
-            f"in this folder, such as augment:{option}"
+            f"({type(error).__name__}: {error})",
+            remedy="give module:name of a module that is installed or in this folder, such as "
+            f"augment:{option}",
         ) from error
     if not ready(value):
         raise UsageError(f"--{option} {text!r} gives a {type(value).__name__}, not a {option}")

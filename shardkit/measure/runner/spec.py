@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.options import require_integer
 from shardkit.torch.engine.options import ENGINES, LoaderOptions
 
@@ -53,7 +53,7 @@ class LoaderSpec:
         require_integer("batch_size", self.batch_size, 1)
         for name, value in self.options.items():
             if type(value) is not _TYPES[name]:
-                raise UsageError(f"{name}={value!r} is not of type {_TYPES[name].__name__}")
+                raise UsageError(f"{setting(name, value)} is not of type {_TYPES[name].__name__}")
         if self.engine != PLAIN:
             self.loader_options()  # raises for invalid values
 
@@ -101,7 +101,9 @@ class StepSpec:
         if not 0 <= self.milliseconds < 1e7:
             raise UsageError(f"a step of {self.milliseconds} ms is out of range")
         if (self.milliseconds > 0) + (self.model is not None) + self.arrive > 1:
-            raise UsageError("a step has either a time in ms or a model; give one of them")
+            raise UsageError(
+                "a step has either a time in ms or a model;", remedy="give one of them"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ def parse_loader(text: str, batch_size: int) -> LoaderSpec:
     engine, _, rest = text.strip().partition(":")
     if engine not in (*ENGINES, PLAIN):
         raise UsageError(
-            f"loader {engine!r} is unknown; choose from {', '.join((*ENGINES, PLAIN))}"
+            f"loader {engine!r} is unknown;", remedy=f"choose from {', '.join((*ENGINES, PLAIN))}"
         )
     names = _PLAIN_OPTIONS if engine == PLAIN else [name for name in _TYPES if name != "batched"]
     options: dict[str, Any] = {}

@@ -156,8 +156,8 @@ class BatchRows:
             ) from error
         if result is None:
             raise TransformFailed(
-                f"the {_transform_of(name)} returned None for {self.describe(number)}: end it with "
-                "`return`. To leave samples out, use dataset.select(rows)"
+                f"the {_transform_of(name)} returned None for {self.describe(number)}",
+                remedy="end it with `return`. To leave samples out, use dataset.select(rows)",
             )
         return result
 
@@ -169,7 +169,9 @@ class BatchRows:
         except WrongSizeError as error:
             raise located.corrupt(number, str(error)) from error
         except BadImage as error:
-            raise BadImage(f"{self.describe(number)}: {error}") from error
+            raise BadImage(
+                f"{self.describe(number)}: {error.problem}", remedy=error.remedy
+            ) from error
 
 
 def _transform_of(name: str) -> str:

@@ -160,8 +160,8 @@ class BatchView(Sequence[Sample]):
         for position, value in enumerate(values):
             if value is None:
                 raise UsageError(
-                    f"{self._name(position)} lacks {name!r}, so this batch has no tensor of it. "
-                    f"Leave such rows out: dataset.select(dataset.has({name!r}))"
+                    f"{self._name(position)} lacks {name!r}, so this batch has no tensor of it",
+                    remedy=f"Leave such rows out: dataset.select(dataset.has({name!r}))",
                 )
 
     def _name(self, position: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.sampling.order import BatchDraws, Draws, below, uniform
 from shardkit.system import compiled
 from shardkit.system.compiled import CROP_NUMBERS
@@ -156,7 +156,7 @@ class RandomResizedCrop(ImageOp):
         for name in ("scale", "ratio"):
             value = getattr(self, name)
             if not _is_range(value):
-                raise UsageError(f"{name}={value!r} is not a range of numbers above 0")
+                raise UsageError(f"{setting(name, value)} is not a range of numbers above 0")
         check_probability("flip", self.flip)
 
     @property
@@ -289,7 +289,7 @@ def _check_size(size: object, where: str, *, pair: bool = True) -> None:
 def check_probability(name: str, value: object) -> None:
     """Raise `UsageError` unless ``value`` is a probability."""
     if not is_number(value) or not 0 <= value <= 1:
-        raise UsageError(f"{name}={value!r} is not a probability, from 0 to 1")
+        raise UsageError(f"{setting(name, value)} is not a probability, from 0 to 1")
 
 
 def _resized(size: int | tuple[int, int], width: int, height: int) -> tuple[int, int]:

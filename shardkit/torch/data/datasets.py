@@ -21,7 +21,7 @@ from shardkit.codecs.turbo import available
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import Fetching
 from shardkit.dataset.shardset import ShardSet, as_array, open_shards, resolve_rows
-from shardkit.errors import CorruptDataset, TransformFailed, UsageError
+from shardkit.errors import CorruptDataset, TransformFailed, UsageError, setting
 from shardkit.kinds.field import BFLOAT16, Field, Kind, Schema, get_kind
 from shardkit.options import option, require_names, require_valid, takes
 from shardkit.record import IMAGE, LABEL
@@ -130,8 +130,9 @@ class ReaderOptions:
         require_valid(self)
         if isinstance(self.transform, ImageOp) and self.decode not in ("pil", "torch"):
             raise UsageError(
-                f"transform={self.transform!r} decodes images itself, and decode={self.decode!r} "
-                "is set too: leave one of them out"
+                f"{setting('transform', self.transform)} decodes images itself, and "
+                f"{setting('decode', self.decode)} is set too",
+                remedy="leave one of them out",
             )
         if self.windows is not None and not isinstance(self.windows, RowWindows):
             raise UsageError(f"windows={self.windows!r} is not a shardkit.Windows(...)")
@@ -139,7 +140,8 @@ class ReaderOptions:
         require_names("follow", self.follow)
         if self.split is not None and not isinstance(self.split, str):
             raise UsageError(
-                f"split={self.split!r} is not a name, such as 'train': open each split by itself"
+                f"{setting('split', self.split)} is not a name, such as 'train'",
+                remedy="open each split by itself",
             )
 
     def open(self, path: str | PathLike[str]) -> ShardSet:
@@ -252,8 +254,9 @@ class ShardDataset(Dataset[Sample]):
         for decode in self._decodes():
             if not isinstance(decode, ImageOp) and decode not in DECODES:
                 raise UsageError(
-                    f"decode={decode!r} is unknown; choose from {', '.join(DECODES)}, or pass an "
-                    "operation, without quotes: decode=shardkit.CenterCrop(224)"
+                    f"{setting('decode', decode)} is unknown;",
+                    remedy=f"choose from {', '.join(DECODES)}, or pass an operation, without "
+                    "quotes: decode=shardkit.CenterCrop(224)",
                 )
         if isinstance(self.decode, Mapping):
             pictures = [name for name in self.fields if self._kinds[name].is_picture]
@@ -263,19 +266,23 @@ class ShardDataset(Dataset[Sample]):
             _require_known("transform", names, self.fields)
             if self.target_transform is not None and LABEL in names:
                 raise UsageError(
-                    "transform= and target_transform= both apply to the label: leave one out"
+                    f"{setting('transform')} and target_transform= both apply to the label",
+                    remedy="leave one out",
                 )
             if len(set(names)) < len(names):
-                raise UsageError(f"transform= applies twice to a field: {', '.join(names)}")
+                raise UsageError(
+                    f"{setting('transform')} applies twice to a field: {', '.join(names)}"
+                )
         for name, function in self.functions().items():
             if not callable(function):
-                raise UsageError(f"{name}={function!r} is not a function")
+                raise UsageError(f"{setting(name, function)} is not a function")
         for keyword, name in (("transform", IMAGE), ("target_transform", LABEL)):
             value = getattr(self, keyword)
             if value is not None and not isinstance(value, Mapping) and name not in self.fields:
                 raise UsageError(
-                    f"{keyword}= applies to the field {name!r}, which is not read: fields= is "
-                    f"{self.fields}. Use transform={{NAME: function}} for other fields"
+                    f"{setting(keyword)} applies to the field {name!r}, which is not read: "
+                    f"fields= is {self.fields}",
+                    remedy="Use transform={NAME: function} for other fields",
                 )
 
     def __len__(self) -> int:
@@ -343,8 +350,9 @@ class ShardDataset(Dataset[Sample]):
         places = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else as_array(rows)
         if places.dtype.kind == "U":
             raise UsageError(
-                f"select({quoted(rows)}): rows are numbers or a mask. Compare a column with a "
-                'value, as in select(dataset.column("label") == dataset.class_to_idx["cat"])'
+                f"select({quoted(rows)}): rows are numbers or a mask",
+                remedy='Compare a column with a value, as in select(dataset.column("label") == '
+                'dataset.class_to_idx["cat"])',
             )
         if places.dtype == np.bool_:
             if places.shape != (len(self),):
@@ -376,8 +384,9 @@ class ShardDataset(Dataset[Sample]):
         """
         if self.decode not in ("pil", "torch"):
             raise UsageError(
-                f"views= and Buckets set the operation of images, and the dataset has "
-                f"decode={self.decode!r} too: open it without decode="
+                "views= and Buckets set the operation of images, and the dataset has "
+                f"{setting('decode', self.decode)} too",
+                remedy=f"open it without {setting('decode')}",
             )
         if not any(kind.is_picture for kind in self._kinds.values()):
             raise UsageError(
@@ -470,8 +479,8 @@ class ShardDataset(Dataset[Sample]):
         field = _require_field(self.schema, name, self._shards.place)
         if field.type.stored_apart:
             raise UsageError(
-                f"{name!r} is a field of kind {field.kind}, whose values are in the records: read "
-                f"them with fields=({name!r},)"
+                f"{name!r} is a field of kind {field.kind}, whose values are in the records",
+                remedy=f"read them with fields=({name!r},)",
             )
         values = self._shards.column(name)
         return values if self.selected is None else values[self.selected]
@@ -836,8 +845,9 @@ def _require_known(option: str, names: Iterable[str], choices: Sequence[str]) ->
     for name in names:
         if name not in choices:
             raise UsageError(
-                f"{option}={{{name!r}: ...}}: choose from {name_list(choices) or 'no field'}, of "
-                "the fields that are read"
+                f"{option}={{{name!r}: ...}}",
+                remedy=f"choose from {name_list(choices) or 'no field'}, of the fields that are "
+                "read",
             )
 
 

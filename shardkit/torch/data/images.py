@@ -17,7 +17,7 @@ from shardkit.codecs.geometry import Frame, Mask, move_mask
 from shardkit.codecs.image import Decoding, WrongSizeError, decode_mask
 from shardkit.codecs.image_type import TypedPixels
 from shardkit.dataset.decode import decode_stored, require_stated_size
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.record import ABSENT
 from shardkit.system import compiled
 from shardkit.system.scratch import scratch
@@ -97,13 +97,14 @@ class ImageReader:
             self.pixels.dtype, ()
         ):
             raise UsageError(
-                f"decode='pil': Pillow has no images of {self.pixels}, as in {self.name!r}: use "
-                "decode='torch' or decode='numpy'"
+                f"{setting('decode', 'pil')}: Pillow has no images of {self.pixels}, as in "
+                f"{self.name!r}",
+                remedy=f"use {setting('decode', 'torch')} or {setting('decode', 'numpy')}",
             )
         if isinstance(self.decode, ImageOp) and type(self.decode).render is not ImageOp.render:
             raise UsageError(
-                f"{self.decode} renders RGB itself, and {self.name!r} is of {self.pixels}: use "
-                "decode='torch' with a transform"
+                f"{self.decode} renders RGB itself, and {self.name!r} is of {self.pixels}",
+                remedy=f"use {setting('decode', 'torch')} with a transform",
             )
 
     @cached_property
@@ -427,8 +428,8 @@ def require_one_size(rows: BatchRows, leading: str, name: str) -> None:
         if size != expected:
             raise UsageError(
                 f"{rows.describe(number)}: {name!r} has {size[0]} x {size[1]} pixels, and "
-                f"{leading!r} {expected[0]} x {expected[1]}, so no crop fits both. Set "
-                f"decode={{{leading!r}: ..., {name!r}: ...}} to treat them separately"
+                f"{leading!r} {expected[0]} x {expected[1]}, so no crop fits both",
+                remedy=f"Set decode={{{leading!r}: ..., {name!r}: ...}} to treat them separately",
             )
 
 

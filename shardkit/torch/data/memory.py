@@ -131,8 +131,9 @@ def full_explained() -> Iterator[None]:
         remove_left(error)
         cause = error.__cause__ if isinstance(error.__cause__, RuntimeError) else error
         raise LoaderFailed(
-            f"shared memory is full: {cause}. Use fewer workers, a lower prefetch_factor "
-            f"or smaller batches; or enlarge {SHARED_MEMORY} (in Docker: --shm-size, or --ipc=host)"
+            f"shared memory is full: {cause}",
+            remedy="Use fewer workers, a lower prefetch_factor or smaller batches; or enlarge "
+            f"{SHARED_MEMORY} (in Docker: --shm-size, or --ipc=host)",
         ) from error
 
 

@@ -24,7 +24,7 @@ from shardkit.codecs.scaling import scale
 from shardkit.codecs.turbo import Region
 from shardkit.dataset.decode import DecodedPart, decode_part, enclosing
 from shardkit.dataset.located import EncodedImage
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.sampling.order import BatchDraws, Draws
 from shardkit.system import compiled
 from shardkit.system.compiled import CropTable
@@ -69,7 +69,10 @@ class ImageOp(ABC):
 
     def __post_init__(self) -> None:
         if self.filter not in FILTERS:
-            raise UsageError(f"filter={self.filter!r} is unknown; choose from {', '.join(FILTERS)}")
+            raise UsageError(
+                f"{setting('filter', self.filter)} is unknown;",
+                remedy=f"choose from {', '.join(FILTERS)}",
+            )
         if not is_number(self.oversample) or not self.oversample >= 1:
             raise UsageError(f"oversample={self.oversample!r} is not a number from 1 on")
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch.utils.data import IterableDataset
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.options import option
 from shardkit.sampling.epochs import Epochs
 from shardkit.sampling.order import BlockShuffle, Order
@@ -167,7 +167,10 @@ class OrderOptions(RowOrder):
         if sampler is None:
             return Order(size=len(dataset), shuffle=shuffle, seed=seed)
         if shuffle is not False:
-            raise UsageError("sampler= and shuffle= both set the order: leave one of them out")
+            raise UsageError(
+                f"sampler= and {setting('shuffle')} both set the order",
+                remedy="leave one of them out",
+            )
         if isinstance(sampler, OrderSampler):
             return sampler.order(dataset, seed)
         if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):
@@ -200,9 +203,9 @@ class OrderOptions(RowOrder):
         for number, op in enumerate(self.ops):
             if not isinstance(op, ImageOp):
                 raise UsageError(
-                    f"views[{number}]={op!r} is not an operation: use "
-                    "views=[RandomResizedCrop(224), RandomResizedCrop(96)], or views=2 for two "
-                    "draws of the dataset's own samples"
+                    f"views[{number}]={op!r} is not an operation",
+                    remedy="use views=[RandomResizedCrop(224), RandomResizedCrop(96)], or "
+                    "views=2 for two draws of the dataset's own samples",
                 )
         first = self.ops[0] if self.ops else self.op
         if first is None:
@@ -212,6 +215,7 @@ class OrderOptions(RowOrder):
                 part.with_decode(first)
             elif self.ops and not nested.has_shards(part):
                 raise UsageError(
-                    f"views= sets the operation of each view for datasets of shardkit, not "
-                    f"{type(part).__name__}: use views={len(self.ops)}, and crop in your dataset"
+                    "views= sets the operation of each view for datasets of shardkit, not "
+                    f"{type(part).__name__}",
+                    remedy=f"use views={len(self.ops)}, and crop in your dataset",
                 )

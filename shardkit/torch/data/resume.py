@@ -200,8 +200,9 @@ def _require_state(state: object, identity: Mapping[str, Any]) -> None:
         is_count(state.get(name)) for name in ("epoch", "consumed")
     ):
         raise StateMismatch(
-            f"this is not the state of a shardkit loader: {_show(state)}. Pass the value that its "
-            "state_dict() returned, not a whole checkpoint or JSON text."
+            f"this is not the state of a shardkit loader: {_show(state)}",
+            remedy="Pass the value that its state_dict() returned, not a whole checkpoint or "
+            "JSON text.",
         )
     # Values of other types may be arrays, whose comparisons have no truth value.
     wrong = [

@@ -15,7 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.sampling.order import Order, Positions, derive_key, digest
 from shardkit.torch.data.read_context import globals_kept, seed_globals
 
@@ -47,13 +47,13 @@ class SampledOrder(Order):
         super().__post_init__()
         if isinstance(self.sampler, DistributedSampler):
             raise UsageError(
-                "sampler= is a DistributedSampler, but make_loader divides rows among ranks "
-                "itself: use shuffle=True instead"
+                "sampler= is a DistributedSampler, but make_loader divides rows among ranks itself",
+                remedy=f"use {setting('shuffle', True)} instead",
             )
         if getattr(self.sampler, "generator", None) is not None:
             raise UsageError(
-                "sampler= has its own generator, which a resumed run cannot repeat: leave the "
-                "generator out; seed= determines the random numbers"
+                "sampler= has its own generator, which a resumed run cannot repeat",
+                remedy=f"leave the generator out; {setting('seed')} determines the random numbers",
             )
 
     def describe(self) -> str:

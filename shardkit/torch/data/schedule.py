@@ -117,8 +117,9 @@ class BatchSchedule:
         if self.rank.drop_last and 0 < self.size < step:
             of_ranks = f" on each of {self.rank.world_size} ranks" * (self.rank.world_size > 1)
             raise UsageError(
-                f"drop_last=True leaves no batch: an epoch has {amount(self.size, 'sample')}, and "
-                f"a batch {self.batch_size}{of_ranks}. Use a smaller batch_size, or drop_last=False"
+                f"drop_last=True leaves no batch: an epoch has {amount(self.size, 'sample')}, "
+                f"and a batch {self.batch_size}{of_ranks}",
+                remedy="Use a smaller batch_size, or drop_last=False",
             )
 
     def __len__(self) -> int:
@@ -136,7 +137,8 @@ class BatchSchedule:
         if self._rank_looked_up and _process_group() not in (None, (rank, world_size)):
             raise UsageError(
                 f"this was created as rank {rank} of {world_size}, before torch.distributed was "
-                "initialized: create it afterwards, or pass Rank(rank=, world_size=)"
+                "initialized",
+                remedy="create it afterwards, or pass Rank(rank=, world_size=)",
             )
 
     def is_exhausted(self, consumed: int) -> bool:

@@ -75,7 +75,7 @@ def move_arrays(rows: BatchRows, name: str, values: Values, op: ImageOp, leading
             array = move_array(np.asarray(known), frame, op.filter)
         except ValueError as error:
             raise UsageError(
-                f"{rows.describe(number)}: {name!r} is {error}; leave it out of follow="
+                f"{rows.describe(number)}: {name!r} is {error};", remedy="leave it out of follow="
             ) from error
         moved.append(torch.from_numpy(array).to(value.dtype))
     shapes = {None if value is None else value.shape for value in moved}

@@ -193,8 +193,8 @@ class LoaderOptions:
         strategies = torch.multiprocessing.get_all_sharing_strategies()  # type: ignore[no-untyped-call]
         if self.sharing_strategy not in (None, *strategies):
             raise UsageError(
-                f"sharing_strategy={self.sharing_strategy!r} is unknown; choose from "
-                f"{', '.join(sorted(strategies))}"
+                f"sharing_strategy={self.sharing_strategy!r} is unknown;",
+                remedy=f"choose from {', '.join(sorted(strategies))}",
             )
         if not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
             raise UsageError(f"timeout={self.timeout!r} is not a number of seconds, from 0 on")

@@ -149,8 +149,8 @@ class ProcessEngine(Engine):
             for process in set(multiprocessing.active_children()) - before:
                 process.kill()  # PyTorch leaves those that have started
             raise LoaderFailed(
-                f"{self._workers} worker processes cannot be started: {error.strerror}. "
-                "Use fewer num_workers, or raise the limits of the system (`ulimit -n -u`)."
+                f"{self._workers} worker processes cannot be started: {error.strerror}",
+                remedy="Use fewer num_workers, or raise the limits of the system (`ulimit -n -u`).",
             ) from error
         if self._workers:
             _compat.set_timeout(iterator, self._poll)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.sampling.order import BatchDraws, Positions, sample_number
 from shardkit.sampling.ranks import Rank
 from shardkit.system import formatting
@@ -52,12 +52,13 @@ class ResidentFetch(Fetch):
         kind = ENGINE_KINDS.get(options.engine)
         if kind is not None and kind.starts_processes:
             raise UsageError(
-                f"resident= reads the memory of this process: leave engine={options.engine!r} out"
+                "resident= reads the memory of this process",
+                remedy=f"leave engine={options.engine!r} out",
             )
         if options.on_bad != "raise":
             raise UsageError(
-                f"resident= decodes all samples when the loader is created: leave "
-                f"on_bad={options.on_bad!r} out"
+                "resident= decodes all samples when the loader is created",
+                remedy=f"leave on_bad={options.on_bad!r} out",
             )
         options = replace(options, engine="thread", num_workers=options.num_workers or 0)
         return options, f"the decoded dataset is in memory ({cls.memory})"
@@ -79,13 +80,13 @@ class ResidentFetch(Fetch):
         """
         if op is not None:
             raise UsageError(
-                "resident= holds images of one size, and sampler=Buckets(...) makes several: leave "
-                "resident= out"
+                "resident= holds images of one size, and sampler=Buckets(...) makes several",
+                remedy="leave resident= out",
             )
         if any(view is not None for view in views):
             raise UsageError(
-                "resident= holds images of one size, which the operations in views= do not share: "
-                "set views=2 with decode=RandomCrop(...), or leave resident= out"
+                "resident= holds images of one size, which the operations in views= do not share",
+                remedy="set views=2 with decode=RandomCrop(...), or leave resident= out",
             )
         super().__init__(dataset, collate, with_rows=with_rows, views=views)
         self._device = device = _device(self.memory)
@@ -153,11 +154,14 @@ class CudaFetch(ResidentFetch):
         options, reason = super().suited(options, reason)
         if options.num_workers:
             raise UsageError(
-                "resident='cuda' makes batches on the current stream, which other threads do not "
-                "share: leave num_workers= out"
+                "resident='cuda' makes batches on the current stream, which other threads do "
+                "not share",
+                remedy="leave num_workers= out",
             )
         if options.pin_memory:
-            raise UsageError("resident='cuda' makes no batch in main memory: leave pin_memory= out")
+            raise UsageError(
+                "resident='cuda' makes no batch in main memory", remedy="leave pin_memory= out"
+            )
         return replace(options, pin_memory=False), reason
 
 
@@ -177,7 +181,7 @@ def resident_bytes(dataset: Any) -> int:
 def _parts(dataset: Any, device: torch.device) -> Iterator[tuple[nested.Portion, _Part, Positions]]:
     """Yield the datasets that have rows of a dataset, and the places of its rows in each."""
     if any(getattr(part, "windows", None) for part in nested.leaves(dataset)):
-        raise UsageError("resident= holds rows, not windows of them: leave resident= out")
+        raise UsageError("resident= holds rows, not windows of them", remedy="leave resident= out")
     for portion in nested.portions(dataset, list(range(len(dataset)))):
         if portion.rows:
             rows, places = np.unique(portion.rows, return_inverse=True)
@@ -201,8 +205,8 @@ class _Part:
         for name, block in self._by_field(first.batch).items():
             if not isinstance(block, torch.Tensor):
                 raise UsageError(
-                    f"resident= holds tensors, and PyTorch has no type for {name!r}: leave the "
-                    "field out with fields="
+                    f"resident= holds tensors, and PyTorch has no type for {name!r}",
+                    remedy="leave the field out with fields=",
                 )
             store = block, len(rows), device, self._is_image(name)
             op = crops.get(name)
@@ -228,8 +232,9 @@ class _Part:
             for name, block in self._by_field(batch).items():
                 if not self.fields[name].put(start, block):
                     raise UsageError(
-                        f"resident= needs values of one shape and type, and those of {name!r} in "
-                        f"{self.dataset.path} differ: leave the field out with fields="
+                        f"resident= needs values of one shape and type, and those of {name!r} "
+                        f"in {self.dataset.path} differ",
+                        remedy="leave the field out with fields=",
                     )
             start += len(request.rows)
 
@@ -414,7 +419,9 @@ def _device(resident: str) -> torch.device:
     if resident == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UsageError("resident='cuda' needs a CUDA device, and there is none: use 'cpu'")
+        raise UsageError(
+            "resident='cuda' needs a CUDA device, and there is none", remedy="use 'cpu'"
+        )
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -422,7 +429,8 @@ def _require_tensors(dataset: Any) -> None:
     """Refuse a dataset whose samples are not tensors, or not the same in each epoch."""
     if not isinstance(dataset, ShardDataset):
         raise UsageError(
-            f"resident= reads datasets of shardkit, not {type(dataset).__name__}: leave it out"
+            f"resident= reads datasets of shardkit, not {type(dataset).__name__}",
+            remedy="leave it out",
         )
     for name, function in dataset.functions().items():
         called = getattr(function, "__name__", type(function).__name__)
@@ -434,23 +442,25 @@ def _require_tensors(dataset: Any) -> None:
         if name in dataset.layout.listed:
             raise UsageError(
                 f"resident= holds tensors, and values of {name!r} ({dataset.schema[name].kind}) "
-                "differ in shape: leave the field out with fields="
+                "differ in shape",
+                remedy="leave the field out with fields=",
             )
     for decode in dataset.picture_decodes.values():
         if isinstance(decode, ImageOp) and decode.random and dataset.follow:
             raise UsageError(
                 f"resident= draws crops of images alone, and {', '.join(dataset.follow)} follow "
-                "them: leave resident= or follow= out"
+                "them",
+                remedy="leave resident= or follow= out",
             )
         if not isinstance(decode, ImageOp) and decode not in ("torch", "numpy"):
             raise UsageError(
-                f'resident= holds tensors, and the dataset has decode={decode!r}: use "torch", or '
-                "an operation such as RandomCrop(32, padding=4)"
+                f"resident= holds tensors, and the dataset has {setting('decode', decode)}",
+                remedy='use "torch", or an operation such as RandomCrop(32, padding=4)',
             )
         if isinstance(decode, ImageOp) and decode.random and type(decode) is not RandomCrop:
             raise UsageError(
-                f"resident= cannot draw {decode} from decoded images: use RandomCrop, or leave "
-                "resident= out"
+                f"resident= cannot draw {decode} from decoded images",
+                remedy="use RandomCrop, or leave resident= out",
             )
 
 
@@ -462,23 +472,25 @@ def _require_one_size(dataset: ShardDataset, same: Iterable[str]) -> None:
         if missing:
             raise UsageError(
                 f"resident= needs {name!r} in each row, and {formatting.amount(missing, 'row')} "
-                f"of {dataset.path} lack it: use dataset.select(dataset.has({name!r}))"
+                f"of {dataset.path} lack it",
+                remedy=f"use dataset.select(dataset.has({name!r}))",
             )
         sizes = dataset.sample_sizes(name)
         if len(sizes) > 1:
             shown = " and ".join(f"{width} x {height}" for height, width in sizes[:2])
             raise UsageError(
                 f"resident= needs images of one size, and {name!r} has {len(sizes)} sizes, such "
-                f"as {shown}: use decode=Resize((HEIGHT, WIDTH)) or CenterCrop(SIDE), or convert "
-                "with --resize HxW --enlarge"
+                f"as {shown}",
+                remedy="use decode=Resize((HEIGHT, WIDTH)) or CenterCrop(SIDE), or convert "
+                "with --resize HxW --enlarge",
             )
         size_of[name] = sizes[0]
     first, *others = same or [""]
     for name in others:
         if size_of[name] != size_of[first]:
             raise UsageError(
-                f"{first!r} and {name!r} differ in size, so no crop fits both: set "
-                f"decode={{{first!r}: ..., {name!r}: ...}} to treat them separately"
+                f"{first!r} and {name!r} differ in size, so no crop fits both",
+                remedy=f"set decode={{{first!r}: ..., {name!r}: ...}} to treat them separately",
             )
 
 
@@ -507,6 +519,6 @@ def _require_memory(needed: int, device: torch.device) -> None:
     of_ranks = f" for each of {ranks} ranks" if ranks > 1 else ""
     raise UsageError(
         f"resident={device.type!r} needs {formatting.size(needed)} of memory{of_ranks}, and "
-        f"{formatting.size(free)} are free: leave resident= out, or store smaller images (convert "
-        "--resize)"
+        f"{formatting.size(free)} are free",
+        remedy="leave resident= out, or store smaller images (convert --resize)",
     )

@@ -224,9 +224,9 @@ def require_start(method: str, fetch: Fetch) -> None:
     problem = _send_problem(fetch)
     if problem is not None:
         raise UsageError(
-            f"{problem}, and workers would be started by {method}. Define functions at the top "
-            "level of a module, not as lambdas or inside others; or use threads: "
-            "engine='thread'; or fork workers: start_method='fork'"
+            f"{problem}, and workers would be started by {method}",
+            remedy="Define functions at the top level of a module, not as lambdas or inside "
+            "others; or use threads: engine='thread'; or fork workers: start_method='fork'",
         )
 
 

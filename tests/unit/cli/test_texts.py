@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import click
-import pytest
 
 from shardkit import UsageError
 from shardkit.cli.main import cli
 from shardkit.cli.printing import some
-from shardkit.cli.run import error_fields, with_flags
+from shardkit.cli.run import error_fields, flags_of
+from shardkit.errors import setting, spelled
 
 
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        ("seed='x' is not an integer from 0 on", "--seed x is not an integer from 0 on"),
-        ("resize_mode= requires resize=", "--resize-mode requires --resize"),
-        ("quality=0, or leave force= out (check=none)", "--quality 0, or leave --force out"),
-        ("force=True replaces it", "--force replaces it"),
-        ("staging=/a/b is a file", "--staging /a/b is a file"),
-        ("pass splits=True, or splits=False.", "pass --splits, or --no-splits."),
-        ("on_error='skip'. force=False", "--on-error skip. force=False"),
-        ("name it with staging=.", "name it with --staging."),
-        ("seed=0 does not exist", "seed=0 does not exist"),
-        ("seed=0/a.jpg is a file, seed=7.jpg too", "seed=0/a.jpg is a file, seed=7.jpg too"),
-        ("/x/seed=7 and colors='x' and src=7", "/x/seed=7 and colors='x' and src=7"),
-    ],
-)
-def test_messages_name_options_as_the_command_does(message: str, shown: str) -> None:
+def test_messages_name_options_as_python_and_as_the_command_do() -> None:
     convert = cli.get_command(click.Context(cli), "convert")
     assert isinstance(convert, click.Group)
     command = convert.get_command(click.Context(convert), "imagefolder")
     assert command is not None
-    context = click.Context(command)
-    context.params = {"src": Path("seed=0")}
-    assert with_flags(message, context).startswith(shown)
+    spell = flags_of(click.Context(command))
+    for name, value, python, flag in (
+        ("seed", "x", "seed='x'", "--seed x"),
+        ("quality", 0, "quality=0", "--quality 0"),
+        ("force", True, "force=True", "--force"),
+        ("splits", False, "splits=False", "--no-splits"),
+        ("force", False, "force=False", "force=False"),
+        ("shard_size", None, "shard_size=None", "shard_size=None"),
+        ("views", 2, "views=2", "views=2"),  # the command has none
+        ("staging", "it's", 'staging="it\'s"', "--staging it's"),
+    ):
+        text = f"see {setting(name, value)}."
+        assert (spelled(text), spelled(text, spell)) == (f"see {python}.", f"see {flag}.")
+    text = f"{setting('resize_mode')} requires {setting('resize')}"
+    assert spelled(text, spell) == "--resize-mode requires --resize"
+    assert spelled("seed=0 does not exist", spell) == "seed=0 does not exist"
 
 
 def test_the_parts_of_an_error() -> None:
-    error = pickle.loads(pickle.dumps(UsageError("/a is not /b", where="/c")))
+    error = UsageError("/a is not /b;", remedy=f"try {setting('force', True)}", where="/c")
+    error = pickle.loads(pickle.dumps(error))
+    assert str(error) == "/a is not /b; try force=True"
     assert error_fields(error, str(error))["where"] == "/c"
-    fields = error_fields(KeyboardInterrupt(), "interrupted. (Rerun the command to resume.)")
-    assert (fields["what"], fields["remedy"]) == ("interrupted", "Rerun the command to resume.")
+    assert str(UsageError("it is", remedy="Wait.")) == "it is. Wait."
+    assert str(UsageError("it is", remedy="wait")) == "it is: wait"
+    assert str(UsageError("it is")) == "it is"
 
 
 def test_lists_are_escaped_and_shortened() -> None:
