@@ -153,9 +153,9 @@ def show_converted(
         _show_dataset(name, manifest, converted.plan.scan.ignored.get(name) if src else None)
     _show_notes(converted.plan.scan)
     understood = converted.plan.scan.understood
-    for term in ("label",) * bool(converted.plan.scan.classes) + ("labels",):
-        if term in understood:
-            line("labels", printable(understood[term]))
+    for text in (understood.get("label", ""), understood.get("labels", "")):
+        if ": " in text or (text and converted.plan.scan.classes):
+            line("labels", printable(text))
     unused = understood.get("unused", "nothing")
     if unused not in _ALL_USED:
         line("unused", printable(unused))

@@ -85,7 +85,12 @@ def test_a_fault_is_found(
     ("kind", "name", "content", "reason"),
     [
         ("hdf5", "x.h5", b"text", "it is not an HDF5 file"),
-        ("hdf5", "x.h5", b"\x89HDF\r\n\x1a\n" + bytes(90), "a damaged or truncated HDF5 file"),
+        (
+            "hdf5",
+            "x.h5",
+            b"\x89HDF\r\n\x1a\n" + bytes(90),
+            "a damaged, truncated or unfinished HDF5 file",
+        ),
         ("huggingface", "x.parquet", b"text", "it is damaged, or not a Parquet file"),
         ("table", "x.parquet", b"PAR1text", "it is damaged, or not a Parquet file"),
         ("lmdb", "data.mdb", b"text" * 5000, "it does not start as LMDB files do"),

@@ -245,5 +245,7 @@ def test_the_summary_says_how_labels_were_read(tmp_path: Path) -> None:
     command = ["convert", "table", path, tmp_path / "made", "--to", "lmdb", "--label", "class"]
     command += ["--root", options["root"]]
     assert "  labels    class: 2 integers from 2 to 4, 1 missing\n" in run_main(*command).stdout
+    path.write_text("file_name,class\n0.png,\n1.png,nan\n")
+    assert "  labels    class: none, 2 missing\n" in run_main(*command, "--force").stdout
     path.write_text("file_name,class\n0.png,4\n1.png,four\n")
     refuses(2, *command, "--force", facts=("four", "--classes"))
