@@ -1,8 +1,8 @@
 """Image types that shardkit stores only re-encoded: AVIF, JPEG 2000, TGA, DDS, PSD and others.
 
-Only the listed Pillow plugins read a file. Excluded are EPS (runs Ghostscript), WMF, BUFR, GRIB,
-HDF5 and MPEG (identified, never decoded), IPTC (opens any type within it), FPX and MIC (require
-another package).
+Extras read HEIF and JPEG XL. Of Pillow's plugins, only the listed ones read a file. Excluded are
+EPS (runs Ghostscript), WMF, BUFR, GRIB, HDF5 and MPEG (identified, never decoded), IPTC (opens any
+type within it), FPX and MIC (require another package).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from PIL import Image, UnidentifiedImageError
 
 from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.codecs.quiet import quiet
+from shardkit.codecs.unread import HEAD, extra_of
 from shardkit.errors import BadImage
+from shardkit.system.late import load
 
 FORMATS = (
     *("AVIF", "BLP", "CUR", "DCX", "DDS", "DIB", "FITS", "FLI", "FTEX", "GBR", "ICNS", "ICO"),
@@ -27,6 +29,8 @@ _SLOW = frozenset(("BLP", "DDS", "FTEX", "ICNS", "MSP", "QOI", "SGI", "XPM"))
 """Formats that Pillow decodes in Python, where a small file could take minutes."""
 _SLOW_PIXELS = 1 << 24
 
+_OPEN_EXTRA = "shardkit.codecs.extras:open_extra"
+
 
 @functools.cache
 def _known() -> tuple[str, ...]:
@@ -36,13 +40,16 @@ def _known() -> tuple[str, ...]:
 
 
 def identify(file: BinaryIO) -> str | None:
-    """Return Pillow's name for the format of an image file, or None if it is not in `FORMATS`.
+    """Return the name of an image file's format, or None if it is not in `FORMATS` or an extra's.
 
     Reads only headers, from the start of the file, and leaves the file position undefined.
 
     Raises:
         OSError: If the file cannot be read.
     """
+    file.seek(0)
+    if extra_of(file.read(HEAD)):
+        return "of an extra"  # an image; opening it raises the errors
     file.seek(0)
     try:
         with quiet():
@@ -64,11 +71,16 @@ def identify(file: BinaryIO) -> str | None:
 
 
 def open_foreign(file: BinaryIO) -> Image.Image:
-    """Open an image of one of `FORMATS`.
+    """Open an image of one of `FORMATS`, or of an extra.
 
     Raises:
         BadImage: If decoding could take too much time or memory.
     """
+    extra = extra_of(file.read(HEAD))
+    file.seek(0)
+    if extra:
+        decoded: Image.Image = load(_OPEN_EXTRA)(file.read(), extra.opener)
+        return decoded
     image = Image.open(file, formats=_known())
     pixels = image.width * image.height
     if image.format in _SLOW and pixels > _SLOW_PIXELS:

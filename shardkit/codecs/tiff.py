@@ -1,31 +1,25 @@
 """Decode TIFF files to their own channels and dtype: with Pillow what it knows, else with tifffile.
 
-tifffile runs in a child process, with limited memory: its codecs are C libraries that a damaged
-file may crash.
+tifffile runs in a child process: its codecs are C libraries that a damaged file may crash.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import os
-import resource
-from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.decoder_process import call
 from shardkit.codecs.image import loaded, opened
 from shardkit.codecs.limits import in_turn_if_large
 from shardkit.codecs.tiff_structure import TiffPage, check_tiff_size, tiff_pages
 from shardkit.errors import BadImage
-from shardkit.system.helper import Helper, Library
+from shardkit.system.helper import Library
 from shardkit.system.npy import npy_header, read_npy
-
-_R = TypeVar("_R")
 
 _KNOWN = {
     "L": ("uint8", 1),
@@ -40,12 +34,6 @@ _KNOWN = {
 
 _CONVERTED = (3, 5)
 """What values of palettes and of CMYK mean, as `TiffPage.photometric`."""
-
-_SECONDS = 120
-"""Limit of a call's CPU time."""
-_LEAST_MEMORY = 256 << 20
-_COPIES = 3
-"""A call may use so much memory, two copies of the file, and so many copies of its pixels."""
 
 
 def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any] | None:
@@ -86,7 +74,7 @@ def _decode_pages(data: bytes | memoryview, pages: list[TiffPage]) -> npt.NDArra
         )
     shape = pages[0].height, pages[0].width, sum(page.samples for page in pages)
     size = shape[0] * shape[1] * sum(page.pixel_bytes for page in pages)
-    values = read_npy(_HELPER.call(_decode, bytes(data), shape, size))
+    values = read_npy(call(_decode, bytes(data), size, shape))
     if values.shape != shape:
         raise BadImage(f"its pixels have the shape {values.shape}, which it does not state")
     return values
@@ -106,8 +94,8 @@ def _is_known(data: bytes | memoryview, page: TiffPage) -> bool:
 _tifffile = Library("tifffile")
 
 
-def _decode(data: bytes, shape: tuple[int, int, int], _: int) -> bytearray:
-    """Return the pixels of a file as an .npy file; `_run` calls this in the child."""
+def _decode(data: bytes, _: int, shape: tuple[int, int, int]) -> bytearray:
+    """Return the pixels of a file as an .npy file; called in the child."""
     content = bytearray()
     at = 0
     with _tifffile.TiffFile(io.BytesIO(data)) as file:
@@ -134,26 +122,3 @@ def _with_channels(values: npt.NDArray[Any], axes: str) -> npt.NDArray[Any]:
     if axes not in ("YXS", "SYX"):
         raise BadImage(f"its pixels have the axes {axes}, and only YX, YXS and SYX are images")
     return values if axes == "YXS" else np.moveaxis(values, 0, 2)
-
-
-def _run(function: Callable[..., _R], data: bytes, shape: tuple[int, ...], size: int) -> _R:
-    """Call a function within a memory limit; what a library raises is the fault of the file."""
-    needed = _LEAST_MEMORY + 2 * len(data) + _COPIES * size
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/statm", "rb") as pages:
-        used = int(pages.read().split()[5]) * resource.getpagesize()
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (used + needed, hard))
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        return function(data, shape, size)
-    except BadImage:
-        raise
-    except Exception as error:
-        raise BadImage(f"tifffile cannot decode it: {type(error).__name__}: {error}") from error
-
-
-def _damaged(ending: str) -> BadImage:
-    return BadImage(f"tifffile {ending}: the file is damaged")
-
-
-_HELPER = Helper(_run, _damaged, cpu_seconds=_SECONDS)

@@ -1,6 +1,7 @@
-"""Image types that shardkit does not read, told by content, so that no such file is left out.
+"""Image types that shardkit does not read, or only with an extra, told by content.
 
-Cameras' raw files are mostly TIFF files, whose first image is a thumbnail.
+So no such file is left out. Cameras' raw files are mostly TIFF files, whose first image is a
+thumbnail.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from typing import BinaryIO
+from importlib.util import find_spec
+from typing import BinaryIO, NamedTuple
 
 from shardkit.errors import BadImage
 
 _MAGIC = re.compile(
-    rb"....ftyp(?:(?P<HEIC>hei[cxms]|hev[cxms])|(?P<AVIF>avi[fs])|(?P<HEIF>mif[12]|msf1)"
+    rb"....ftyp(?:(?P<HEIC>hei[cxms]|hev[cxms])|(?P<AVIF>avi[fs])"
+    rb"|(?P<HEIF>(?:mif[12]|msf1)(?!.{4}(?:.{4}){0,15}?avi[fs]))"  # unless AVIF is a further brand
     rb"|(?P<raw_CR3>crx ))"
     rb"|(?P<JPEG_XL>\xff\x0a|\0\0\0\x0cJXL \r\n\x87\n)"
     rb"|(?P<JPEG_XR>II\xbc\x01)"
@@ -33,12 +36,37 @@ _MAGIC = re.compile(
     re.DOTALL,
 )
 
-_HEAD = 1024
+
+class Extra(NamedTuple):
+    """What reads a type of image if it is installed."""
+
+    name: str
+    """The extra of shardkit."""
+    opener: str
+    """A class of images of Pillow; nothing is registered with Pillow."""
+
+
+_HEIF = Extra("heif", "pi_heif:HeifImageFile")
+_EXTRAS = {
+    "HEIC": _HEIF,
+    "HEIF": _HEIF,
+    "JPEG_XL": Extra("jxl", "pylibjxl.pillow_plugin:JxlImageFile"),
+}
+
+HEAD = 1024
+"""Leading bytes that tell the type."""
 _DNG_VERSION = 50706
 _PHOTOMETRIC = 262
 _SUB_IFDS = 330
 _OF_SENSOR = (32803, 34892)
 """Photometric interpretations of a sensor's values: a color filter array, and linear raw."""
+
+
+def extra_of(head: bytes) -> Extra | None:
+    """Return the installed extra that reads a file that starts with ``head``, or None."""
+    match = _MAGIC.match(head)
+    extra = _EXTRAS.get(match.lastgroup or "") if match else None
+    return extra if extra and find_spec(re.split("[.:]", extra.opener)[0]) else None
 
 
 def refuse_unread(file: BinaryIO) -> None:
@@ -52,12 +80,17 @@ def refuse_unread(file: BinaryIO) -> None:
         OSError: If it cannot be read.
     """
     file.seek(0)
-    head = file.read(_HEAD)
+    head = file.read(HEAD)
     match = _MAGIC.match(head)
-    name = (match.lastgroup or "").replace("_", " ") if match else _raw_tiff(file, head)
+    name = (match.lastgroup or "") if match else _raw_tiff(file, head)
     if not name:
         return
-    what = f"camera {name}" if name.startswith("raw") else f"{name}"
+    what = ("camera " * name.startswith("raw") + name).replace("_", " ")
+    if extra := _EXTRAS.get(name):
+        raise UnreadImage(
+            f"it is a file of the type {what}, which needs an extra: pip install "
+            f"'shardkit[{extra.name}]'"
+        )
     raise UnreadImage(
         f"it is a file of the type {what}, which shardkit does not read",
         remedy="convert it to JPEG, PNG or TIFF first",

@@ -40,7 +40,7 @@ _helpers = weakref.WeakSet["Child"]()
 
 _DEADLINE = 120.0
 
-_LIBRARIES = ("h5py", "lmdb", "pyarrow.compute", "pyarrow.parquet", "tifffile")
+_LIBRARIES = ("h5py", "lmdb", "pyarrow.compute", "pyarrow.parquet", "tifffile", "pi_heif")
 """What helpers import at their first call."""
 
 

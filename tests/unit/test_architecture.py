@@ -87,7 +87,8 @@ RINGS = {
     "sources": "sources dataset.source dataset.selection conversion.exclude",
     "orders": "orders torch.data.iterable torch.sampler",
     "operations": "torch.data.crops",
-    "typed images": "codecs.typed codecs.tiff codecs.tiff_structure codecs.png16 conversion.typed",
+    "typed images": "codecs.typed codecs.tiff codecs.tiff_structure codecs.png16 conversion.typed "
+    "codecs.decoder_process codecs.extras",
     "planes": "codecs.planes",
     "facts": "codecs.measures codecs.properties",
     "engines": "torch.engine.resident torch.engine.helper system.helper torch.tuned",

@@ -187,7 +187,7 @@ def test_a_size_that_the_file_cannot_have_is_refused_before_decoding(
     data = written(np.zeros((2, 2, shape[2]), np.uint8), compression=compression)
     data = forged(data, ImageLength=shape[0], ImageWidth=shape[1], RowsPerStrip=shape[0])
     with pytest.MonkeyPatch.context() as patch:
-        for decoder in ("opened", "loaded", "_HELPER"):
+        for decoder in ("opened", "loaded", "call"):
             patch.delattr(tiff, decoder)
         for read in (decode_typed, inspect_typed):
             with refused(BadImage, said):
