@@ -116,6 +116,7 @@ _SOURCES = _Registry(
         "voc": "shardkit.sources.voc:SOURCE",
         "webdataset": "shardkit.sources.webdataset:SOURCE",
         "yolo": "shardkit.sources.yolo:SOURCE",
+        "zip": "shardkit.sources.zipped:SOURCE",
     },
 )
 

@@ -273,6 +273,10 @@ def _attached_before(target: Path) -> AttachedManifest | None:
 def _plan(
     source: AttachableSource, scan: Scan, target: Path, options: AttachOptions
 ) -> _AttachPlan:
+    if len(scan.splits) > 1:
+        raise UsageError(
+            f"{source} has splits ({', '.join(scan.splits)}): convert it, one dataset each"
+        )
     (images,) = scan.splits.values()
     files = source.by_file(images)
     real = [os.path.realpath(path) for path, _ in files]

@@ -201,6 +201,9 @@ class ImageFolder(PartedSource):
             UsageError: If the folder is missing or unreadable, the file of ``class_order`` does not
                 name each class once, or ``splits`` is required.
         """
+        for root in self.place.local():
+            if root.is_file():  # such as an archive
+                load(_REFUSE_OTHERS)(root)
         folders = self.place.folders()
         if not self.options.classes and self._may_be_other(folders):
             for root in self.place.local():

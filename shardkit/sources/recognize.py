@@ -140,12 +140,12 @@ class Recognized(NamedTuple):
         return f"shardkit convert {shell(*words)}"
 
 
-def recognized(path: str | Path) -> list[Recognized]:
-    """Return the kinds that recognize a path, certain ones first.
+def recognized(path: str | Path | Overview) -> list[Recognized]:
+    """Return the kinds that recognize a path or its overview, certain ones first.
 
     Folders of images are recognized only where no other kind is certain.
     """
-    overview = Overview(path)
+    overview = path if isinstance(path, Overview) else Overview(path)
     kinds = []
     for name in source_names():
         with contextlib.suppress(UsageError):  # the package of another one is missing
@@ -198,11 +198,11 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str] = ("DST", "--to", "
         if kind.kind != DATASET  # it has no images, which the source says
     ]
     if kinds:
+        as_they_are = f"pass {setting('classes', True)} to take its folders as they are, or "
         raise UsageError(
             f"{path} looks like {' and '.join(map(str, kinds))}, not like one folder for each "
             "class",
-            remedy=f"pass {setting('classes', True)} to take its folders as they are, or run "
-            f"{_commands(kinds, path, rest)}",
+            remedy=f"{as_they_are * os.path.isdir(path)}run {_commands(kinds, path, rest)}",
         )
 
 

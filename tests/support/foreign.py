@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import h5py
 import lmdb
@@ -492,6 +493,27 @@ def spoil_named(path: Path, image: str) -> None:
     _spoil_file(path.parent, image)
 
 
+def make_zip(folder: Path, images: Images, *, packed: bool = False) -> Path:
+    """Write a zip archive: stored; or, packed, in one folder, with what macOS adds."""
+    top = "photos/" if packed else ""
+    how = ZIP_DEFLATED if packed else ZIP_STORED
+    with ZipFile(folder / "photos.zip", "w", how) as archive:
+        for name, data in images.items():
+            archive.writestr(f"{top}{name}", data)
+            if packed:
+                archive.writestr(f"__MACOSX/photos/._{name}", b"\0\5\x16\7")
+    return folder / "photos.zip"
+
+
+def spoil_zip(path: Path, image: str) -> None:
+    """Overwrite the content of a member."""
+    with ZipFile(path) as archive:
+        (name,) = [n for n in archive.namelist() if n in (image, f"photos/{image}")]
+        info = archive.getinfo(name)
+    start = info.header_offset + 30 + len(name.encode())
+    overwrite(path, start, info.compress_size)
+
+
 # The conformance suite's view of all of them
 
 
@@ -602,5 +624,7 @@ MAKERS = {
     "yolo": Maker("yolo", make_yolo, spoil_yolo, _SMALL, labels=False),
     "voc": Maker("voc", make_voc, spoil_voc, _SMALL, labels=False),
     "table": Maker("table", make_table, spoil_named, _SMALL, _NAMED),
+    "zip": Maker("zip", make_zip, spoil_zip, _SMALL),
+    "zip packed": Maker("zip", partial(make_zip, packed=True), spoil_zip, _SMALL, in_place=False),
     "npz": Maker("npy", partial(make_npz, packed=True), spoil_npz, _SMALL, pixels=True),
 }
