@@ -449,8 +449,8 @@ def attach(
 
     Args:
         archives: A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``; or an
-            opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb`` or ``mds``, which
-            has its own options in place of ``grouping`` to ``classes``.
+            opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb``, ``mds`` or ``zip``,
+            which has its own options in place of ``grouping`` to ``classes``.
         target: A directory that is new, empty, or holds the result of an earlier call.
         grouping: Rule that divides names: at the first dot; the same, but suffixes differ by case;
             or at the last dot.

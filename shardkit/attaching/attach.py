@@ -121,8 +121,8 @@ def attach(
 
     Args:
         archives: A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``; or an
-            opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb`` or ``mds``, which
-            has its own options in place of ``grouping`` to ``classes``.
+            opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb``, ``mds`` or ``zip``,
+            which has its own options in place of ``grouping`` to ``classes``.
         target: A directory that is new, empty, or holds the result of an earlier call.
 
     Returns:
@@ -275,7 +275,7 @@ def _plan(
 ) -> _AttachPlan:
     if len(scan.splits) > 1:
         raise UsageError(
-            f"{source} has splits ({', '.join(scan.splits)}): convert it, one dataset each"
+            f"{source} has splits ({', '.join(scan.splits)})", remedy="convert it, one dataset each"
         )
     (images,) = scan.splits.values()
     files = source.by_file(images)

@@ -35,7 +35,7 @@ from shardkit.contracts import (
     SourceKind,
     SourcePart,
 )
-from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.record import FOREIGN_FIELD, Record
 from shardkit.registry import DEFAULT_SOURCE
 from shardkit.sources.image_files import open_at_once, require_machine
@@ -114,7 +114,7 @@ def _directory(path: str) -> _Directory:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{path} is not a file: give one zip archive")
+            raise UsageError(f"{path} is not a file", remedy="give one zip archive")
         return _read_directory(path, status.st_mtime_ns, status.st_size)
     except OSError as error:
         require_machine(error, path)
@@ -127,17 +127,19 @@ def _read_directory(path: str, *_: int) -> _Directory:
         with _Bounded(path, opener=open_at_once) as file, ZipFile(file) as archive:
             infos = archive.infolist()
     except NotImplementedError as error:
-        raise UsageError(f"{path} cannot be read: {error}: unpack it") from error
+        raise UsageError(f"{path} cannot be read: {error}", remedy="unpack it") from error
     except (ValueError, BadZipFile, struct.error, OverflowError, EOFError) as error:
         with open(path, "rb", opener=open_at_once) as start:
             is_cut = start.read(4) == b"PK\3\4"
         if not is_cut:
             raise UsageError(f"{path} is not a zip archive") from error
         raise UsageError(
-            f"{path} is truncated or damaged: copy or download it again ({error})"
+            f"{path} is truncated or damaged ({error})", remedy="copy or download it again"
         ) from error
     if any(info.volume for info in infos):
-        raise UsageError(f"{path} is part of a split archive: join it with `zip -s 0 IN --out OUT`")
+        raise UsageError(
+            f"{path} is part of a split archive", remedy="join it with `zip -s 0 IN --out OUT`"
+        )
     if sum(info.compress_size for info in infos) > os.path.getsize(path):
         raise UsageError(
             f"{path} states more data than it has: it is truncated, or members overlap"
@@ -434,7 +436,8 @@ class ZipImages(ImageFolder, AttachableSource):
         if packed := sum(bool(entry.values) for entry in images.entries):
             raise UsageError(
                 f"{self.place.path} has {amount(packed, 'compressed image')}, which cannot be read "
-                "in place: store them (`zip -0`), or use `shardkit convert zip`"
+                "in place",
+                remedy="store them (`zip -0`), or use `shardkit convert zip`",
             )
         return [(Path(self.place.path), images)]
 
@@ -453,7 +456,7 @@ class ZipImages(ImageFolder, AttachableSource):
 def _placed(folder: _ZipFolder, entry: Entry) -> Entry:
     member = folder.content(entry.path)
     if not isinstance(member, _Member):
-        raise UsageError(f"{folder.path} changed while it was listed: run the command again")
+        raise UsageError(f"{folder.path} changed while it was listed", remedy="try again")
     return entry._replace(place=member.offset, values=member.packed)
 
 
@@ -494,8 +497,9 @@ def _refuse_other_kinds(place: _ZipFolder) -> None:
         folder = f"FOLDER/{place.below}".rstrip("/")
         raise UsageError(
             f"{place} looks like {' and '.join(map(str, others))}, not like one folder for each "
-            f"class: unpack it to FOLDER, and run {others[0].command(folder)}; or pass "
-            "classes=True to take its folders as they are"
+            "class",
+            remedy=f"unpack it to FOLDER, and run {others[0].command(folder)}; or pass "
+            f"{setting('classes', True)} to take its folders as they are",
         )
 
 

@@ -91,7 +91,7 @@ def write_finder(path: Path) -> Path:
 
 
 def write_streamed(path: Path) -> Path:
-    with _Stream(path) as out, ZipFile(out, "w", ZIP_DEFLATED) as archive:  # type: ignore[arg-type]
+    with _Stream(path) as out, ZipFile(out, "w", ZIP_DEFLATED) as archive:
         for name, data in CLASSES.items():
             archive.writestr(f"pets/{name}", data)
     return path
