@@ -201,9 +201,8 @@ class ImageFolder(PartedSource):
             UsageError: If the folder is missing or unreadable, the file of ``class_order`` does not
                 name each class once, or ``splits`` is required.
         """
-        for root in self.place.local():
-            if root.is_file():  # such as an archive
-                load(_REFUSE_OTHERS)(root)
+        for archive in filter(Path.is_file, self.place.local()):
+            load(_REFUSE_OTHERS)(archive)
         folders = self.place.folders()
         if not self.options.classes and self._may_be_other(folders):
             for root in self.place.local():
