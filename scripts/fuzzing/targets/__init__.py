@@ -26,6 +26,7 @@ from scripts.fuzzing.targets.sources import (
     NpzTarget,
     SourceTarTarget,
     TFRecordTarget,
+    ZipTarget,
 )
 from scripts.fuzzing.targets.state import StateTarget
 from scripts.fuzzing.targets.tar import TarTarget
@@ -46,6 +47,7 @@ TARGETS: dict[str, type[Target]] = {
         HDF5_DATASET,
         TAR_DATASET,
         SourceTarTarget,
+        ZipTarget,
         TFRecordTarget,
         BetonTarget,
         MdsTarget,

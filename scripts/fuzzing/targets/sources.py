@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import numpy as np
 from hostile.foreign_shards import (
@@ -22,7 +23,7 @@ from hostile.foreign_shards import (
 from scripts.fuzzing.target import SECRET, Target, broken
 from scripts.fuzzing.targets.tar import TarTarget
 from shardkit.codecs.foreign import identify
-from shardkit.contracts import Scan
+from shardkit.contracts import Entry, Scan
 from shardkit.errors import BadImage, ConversionFailed, UsageError
 from shardkit.registry import get_source
 
@@ -74,7 +75,65 @@ class SourceTarget(Target):
         return outcome
 
 
-class SourceTarTarget(SourceTarget):
+class ArchiveTarget(SourceTarget):
+    """Archives whose images can be attached."""
+
+    def _one(self, path: Path, data: bytes, options: dict[str, Any]) -> str:
+        source: Any = get_source(self.kind).open(path, **options)
+        for images in source.scan().splits.values():
+            stored = images.of([entry for entry in images.entries[:500] if self.is_stored(entry)])
+            for located in source.located(images.split, stored.entries):
+                if not isinstance(located, BadImage):
+                    for name, start in located.offsets.items():
+                        content = located.record.fields[name]
+                        if data[start : start + len(content)] != content:
+                            broken("an attached archive has other bytes there", located.record.key)
+        return super()._one(path, data, options)
+
+    def is_stored(self, entry: Entry) -> bool:
+        return True
+
+
+class ZipTarget(ArchiveTarget):
+    """Members that are stored, or compressed."""
+
+    name = "source-zip"
+    kind = "zip"
+    file = "x.zip"
+    tokens = (
+        b"PK\1\2",
+        b"PK\3\4",
+        b"PK\5\6",
+        b"PK\6\6",
+        b"PK\6\7",
+        b"../",
+        b"a/1.gif",
+        b"\xff" * 4,
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.seeds = [_zip(names, how) for names in _NAMES for how in (ZIP_STORED, ZIP_DEFLATED)]
+
+    def is_stored(self, entry: Entry) -> bool:
+        return not entry.values
+
+
+_NAMES = (
+    ("a/1.gif", "b/2.gif"),
+    ("x/train/a/1", "x/train/b/2.gif", "x/val/a/3.gif", "__MACOSX/x/._1"),
+)
+
+
+def _zip(names: Sequence[str], how: int) -> bytes:
+    file = io.BytesIO()
+    with ZipFile(file, "w", how) as archive:
+        for name in names:
+            archive.writestr(name, GIF)
+    return file.getvalue()
+
+
+class SourceTarTarget(ArchiveTarget):
     """Archives of other programs."""
 
     name = "source-tar"
@@ -96,17 +155,6 @@ class SourceTarTarget(SourceTarget):
 
     def mend(self, data: bytes, rng: random.Random) -> bytes:
         return self._tar.mend(data, rng)
-
-    def _one(self, path: Path, data: bytes, options: dict[str, Any]) -> str:
-        source: Any = get_source(self.kind).open(path, **options)
-        (images,) = source.scan().splits.values()
-        for located in source.located(images.split, list(images.entries[:500])):
-            if not isinstance(located, BadImage):
-                for name, start in located.offsets.items():
-                    content = located.record.fields[name]
-                    if data[start : start + len(content)] != content:
-                        broken("an attached archive has other bytes there", located.record.key)
-        return super()._one(path, data, options)
 
 
 class TFRecordTarget(SourceTarget):
