@@ -66,12 +66,16 @@ def _has_pixels(field: Field, value: Any, content: bytes, kind: str) -> bool:
 
 def _array(value: Any) -> _Pixels:
     """Return the pixels that were given, with channels last."""
-    if not (hasattr(value, "permute") and hasattr(value, "is_floating_point")):
-        return np.asarray(value)
-    tensor = value.detach().cpu()
-    if tensor.is_floating_point():
-        tensor = tensor.double()
-    return np.asarray(tensor.permute(1, 2, 0) if tensor.ndim == 3 else tensor)
+    is_tensor = hasattr(value, "permute") and hasattr(value, "is_floating_point")
+    if is_tensor:
+        value = value.detach().cpu()
+        value = value.double() if value.is_floating_point() else value
+    array = np.asarray(value)
+    if array.ndim != 3:
+        return array
+    first, _, last = (side in (1, 3, 4) for side in array.shape)
+    has_channels_first = first or (is_tensor and not last)
+    return array.transpose(1, 2, 0) if has_channels_first else array
 
 
 def _with_channels(pixels: _Pixels) -> _Pixels:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.contracts import (
@@ -24,6 +26,7 @@ from shardkit.contracts import (
 from shardkit.errors import BadImage, CorruptDataset, UsageError
 from shardkit.kinds.field import Field, Schema, check_schema
 from shardkit.kinds.packing import infer_field, pack
+from shardkit.kinds.values import as_numpy
 from shardkit.record import IMAGE, LABEL, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.sources.given_pixels import other_pixels
 from shardkit.sources.opening import SAMPLES, Described, SampleOptions
@@ -36,6 +39,9 @@ _TRIALS = 32
 
 _LONGEST = 200
 """Maximum characters of a message of an exception of the user's code."""
+
+_MOST_CLASSES = 1 << 20
+"""Maximum classes that are counted: a larger number is no label, but an ID."""
 
 _PAIR = (IMAGE, LABEL)
 """The fields of a sample that is a tuple of two, as datasets of torchvision return it."""
@@ -268,13 +274,7 @@ class Samples(Source):
     def _infer(self, name: str, value: Any) -> Field:
         """Return the field of a value."""
         if name == LABEL:
-            classes = getattr(self._samples, "classes", None)
-            if classes is None:
-                raise ValueError(
-                    "the classes of the field 'label' are unknown: pass schema={'label': "
-                    "Field('label', classes=...)} with their names or their number"
-                )
-            return Field("label", classes=tuple(classes))
+            return Field("label", classes=self._classes())
         field = infer_field(name, value)
         if field is not None:
             return field
@@ -283,6 +283,31 @@ class Samples(Source):
             f"{'missing' if value is None else 'a ' + type(value).__name__}: pass "
             f"schema={{{name!r}: Field(...)}}"
         )
+
+    def _classes(self) -> Sequence[str] | int:
+        """Return the classes of the field ``label``: those that are stated, or all labels."""
+        features = getattr(self._samples, "features", None)  # of Hugging Face
+        feature = features.get(LABEL) if isinstance(features, Mapping) else None
+        for names in getattr(self._samples, "classes", None), getattr(feature, "names", None):
+            if names is not None:
+                return tuple(names)
+        labels = getattr(self._samples, "targets", None)  # of torchvision
+        if feature is not None:
+            labels = self._samples[LABEL]
+        elif labels is None and isinstance(self._samples, (list, tuple, Spool)):
+            labels = map(self._label, range(len(self._samples)))
+        if labels is None:
+            raise ValueError(
+                "the classes of the field 'label' are unknown: pass schema={'label': "
+                "Field('label', classes=...)} with their names or their number"
+            )
+        return _classes_of(labels)
+
+    def _label(self, number: int) -> Any:
+        """Return the label of a sample, or None."""
+        with suppress(BadImage):  # reported when its shard is built
+            return self._values(number)[1].get(LABEL)
+        return None
 
     def _warn_if_random(self) -> None:
         """Warn if the first sample differs when it is read again, as with a random transform."""
@@ -316,6 +341,19 @@ class Samples(Source):
 
 def _name(number: int) -> str:
     return f"{number:09d}"
+
+
+def _classes_of(labels: Iterable[Any]) -> Sequence[str] | int:
+    """Return the sorted names among labels, or one more than the largest number."""
+    found: set[Any] = {np.asarray(as_numpy(label)).item() for label in labels if label is not None}
+    if all(isinstance(label, str) for label in found):
+        return sorted(found)
+    if all(type(label) is int and 0 <= label < _MOST_CLASSES for label in found):
+        return 1 + int(max(found, default=-1))
+    raise ValueError(
+        f"the labels are neither all names nor all numbers from 0 to {_MOST_CLASSES - 1}, such as "
+        f"{name_list(sorted(map(repr, found)))}: pass schema={{'label': Field(...)}}"
+    )
 
 
 def _is_sequence(samples: Any) -> bool:

@@ -602,7 +602,7 @@ class Numbered(list[Any]):
 
 
 def test_samples_with_classes_in_another_order_are_refused(tmp_path: Path) -> None:
-    image = np.zeros((4, 4, 3), np.uint8)
+    image = np.zeros((5, 5, 3), np.uint8)
     schema = {"label": Field("label", classes=("cat", "dog"))}
     convert([{"key": "a", "image": image, "label": 0}], tmp_path / "d", to="lmdb", schema=schema)
     more = Numbered([{"key": "b", "image": image, "label": 0}])

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,117 @@ def test_pairs_are_images_and_labels(tmp_path: Path) -> None:
     assert made.manifests[""].classes == ("cat", "dog")
     assert made.manifests[""].class_counts == (2, 1)
     assert in_order(tmp_path / "out", "label") == [0, 1, 0]
+
+
+def shades(count: int = 3) -> list[Any]:
+    return [PIXELS + np.uint8(number) for number in range(count)]
+
+
+class Targets:
+    """A dataset of torchvision without names of classes."""
+
+    targets = (0, 7, 2)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        return Image.fromarray(shades()[number]), self.targets[number]
+
+
+class HuggingFace:
+    """A dataset as the package datasets has it: columns by name, rows by number."""
+
+    def __init__(self, feature: Any) -> None:
+        self.features = {"image": object(), "label": feature}
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, place: Any) -> Any:
+        if place == "label":
+            return [1, 0, 1]
+        return {"image": Image.fromarray(shades()[place]), "label": [1, 0, 1][place]}
+
+
+class Unnamed(Pairs):
+    classes: Any = None
+
+
+@for_each(
+    ("samples", "classes", "labels"),
+    [
+        ([(Image.fromarray(one), 3 - i) for i, one in enumerate(shades())], 4, [3, 2, 1]),
+        ([(one, np.int64(i)) for i, one in enumerate(shades())], 3, [0, 1, 2]),
+        ([(one, torch.tensor(2)) for one in shades()], 3, [2, 2, 2]),
+        (list(zip(shades(), ("dog", "cat", "dog"), strict=True)), ["cat", "dog"], [1, 0, 1]),
+        ([{"image": one, "label": i} for i, one in enumerate(shades())], 3, [0, 1, 2]),
+        (Targets(), 8, [0, 7, 2]),
+        (HuggingFace(SimpleNamespace(names=["a", "b"])), ["a", "b"], [1, 0, 1]),
+        (HuggingFace(SimpleNamespace()), 2, [1, 0, 1]),
+        (((one, i) for i, one in enumerate(shades())), 3, [0, 1, 2]),
+    ],
+)
+def test_labels_need_no_schema(
+    samples: Any, classes: int | list[str], labels: list[int], tmp_path: Path
+) -> None:
+    out = Path(tempfile.mkdtemp(dir=tmp_path))
+    made = convert(samples, out / "made", to="lmdb", workers=1)
+    names = [*map(str, range(classes))] if isinstance(classes, int) else classes
+    assert list(made.manifests[""].classes or ()) == names
+    assert in_order(out / "made", "label") == labels
+    dataset = open_dataset(out / "made", decode="numpy")
+    for row, path in enumerate(dataset.paths):
+        assert np.array_equal(dataset[row][0], shades()[int(path)])
+
+
+def test_a_label_that_no_class_has_names_its_sample(tmp_path: Path) -> None:
+    class Wrong(Targets):
+        targets = (0, 1, 1)
+
+        def __getitem__(self, number: int) -> tuple[Any, int]:
+            return super().__getitem__(number)[0], number
+
+    with refused(BadImages, "000000002", "2", "from 0 to 1"):
+        convert(Wrong(), tmp_path / "made", to="lmdb", workers=1)
+
+
+@for_each(
+    ("shape", "axes"),
+    [
+        ((6, 5), ""),
+        ((6, 5, 3), "last"),
+        ((6, 5, 1), "last"),
+        ((4, 6, 5), "first"),
+        ((3, 6, 5), "first"),
+        ((1, 6, 5), "first"),
+        ((6, 5, 4), "last"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["image", "mask"])
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_channels_are_the_axis_of_so_many_values(
+    make: Any, kind: str, shape: tuple[int, ...], axes: str, tmp_path: Path
+) -> None:
+    values = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+    out = Path(tempfile.mkdtemp(dir=tmp_path)) / "made"
+    sample = {"image": values, kind: make(values)}
+    convert([sample], out, to="lmdb", workers=1, pixels="keep", encode="png")
+    expected = np.moveaxis(values, 0, -1) if axes == "first" else values
+    (content,) = stored(out, "image" if kind == "image" else "mask")
+    assert content is not None
+    with Image.open(io.BytesIO(content)) as image:
+        assert np.array_equal(np.asarray(image), np.squeeze(expected))
+    assert verify(out, "decode", against=[sample]).findings == []
+
+
+@for_each("shape", [(3, 6, 3), (1, 6, 4), (4, 1, 1)])
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
+def test_channels_at_both_ends_are_refused(
+    make: Any, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    with refused(BadImages, shape, "PIL.Image.fromarray"):
+        convert([{"image": make(shape)}], tmp_path / "made", to="lmdb", workers=1)
 
 
 def test_values_come_back(tmp_path: Path) -> None:
@@ -301,7 +413,11 @@ def test_an_exception_of_a_sample_is_reported(tmp_path: Path) -> None:
         (iter([]), {}, "there are no samples"),
         (map(int, "x"), {}, "sample 0 cannot be read: ValueError: invalid literal"),
         (iter([lambda: 1]), {}, "sample 0 cannot be read: .*pickle"),
-        ([{"label": 1}], {}, "the classes of the field 'label' are unknown"),
+        (Unnamed(), {}, "the classes of the field 'label' are unknown"),
+        ([(PIXELS, 1), (PIXELS, "cat")], {}, "neither all names nor all numbers.*'cat', 1"),
+        ([(PIXELS, -1)], {}, "all numbers from 0"),
+        ([(PIXELS, 0.5)], {}, "all numbers from 0"),
+        ([(PIXELS, 1 << 40)], {}, "all numbers from 0"),
         ([{"a": None}], {}, "the field 'a' of the first sample is missing"),
         ([{"a": object()}], {}, "is a object"),
         ([{"Ä": 1}], {}, "no field can be called"),

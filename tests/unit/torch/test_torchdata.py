@@ -239,7 +239,7 @@ def test_an_epoch_without_set_epoch_resumes(root: Path, way: Way) -> None:
 def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset in each format whose labels are its rows: so an epoch has each label once."""
     root = tmp_path_factory.mktemp("numbered")
-    samples = [{"image": np.full((4, 4, 3), n, np.uint8), "label": n} for n in range(NUMBERS)]
+    samples = [{"image": np.full((5, 5, 3), n, np.uint8), "label": n} for n in range(NUMBERS)]
     schema = {"label": Field("label", classes=NUMBERS)}
     for to in FORMATS:
         convert(samples, root / to, to=to, pixels="rgb", schema=schema)  # type: ignore[arg-type]
