@@ -224,8 +224,8 @@ def _type_of(image: Image.Image) -> ImageType:
     """Return the type that `_converted` gives an image of Pillow."""
     if image.info.get("bits", 8) > 8:  # of HEIF and JPEG XL, which Pillow does not hold
         raise BadImage(
-            f"it has {image.info['bits']} bits, of which 8 would be kept: use --pixels rgb, or "
-            "convert it to a PNG or TIFF file of 16 bits"
+            f"it has {image.info['bits']} bits, of which 8 would be kept",
+            remedy="use --pixels rgb, or convert it to a PNG or TIFF file of 16 bits",
         )
     mode = "I;16" if image.mode.startswith("I;16") else image.mode
     if mode == "I" and image.format in _WIDE:

@@ -88,8 +88,8 @@ def refuse_unread(file: BinaryIO) -> None:
     what = ("camera " * name.startswith("raw") + name).replace("_", " ")
     if extra := _EXTRAS.get(name):
         raise UnreadImage(
-            f"it is a file of the type {what}, which needs an extra: pip install "
-            f"'shardkit[{extra.name}]'"
+            f"it is a file of the type {what}, which needs an extra",
+            remedy=f"pip install 'shardkit[{extra.name}]'",
         )
     raise UnreadImage(
         f"it is a file of the type {what}, which shardkit does not read",
