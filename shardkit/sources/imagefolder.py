@@ -62,6 +62,17 @@ _OTHERS = re.compile(
 )
 """Parts of names in other layouts of images."""
 
+MASK_NAME = re.compile(
+    r"(?P<image>.+?)(?P<suffix>[ _.-]+"
+    r"(?:masks?|seg(?:mentation)?s?|labels?|annot(?:ation)?s?|gt|ground[ _-]?truth|trimap)"
+    r"(?:[ _-]?\d+)?)",
+    re.IGNORECASE,
+)
+"""What a mask next to its image is called, without suffix of the file."""
+
+FOLDERS_TRIED = 20
+"""Class folders that are searched for masks."""
+
 _PACKED = (".zip", ".rar", ".7z")
 
 _REFUSE_OTHERS = "shardkit.sources.recognize:refuse_other_kinds"
@@ -204,8 +215,8 @@ class ImageFolder(PartedSource):
         for archive in filter(Path.is_file, self.place.local()):
             load(_REFUSE_OTHERS)(archive)
         folders = self.place.folders()
-        if not self.options.classes and self._may_be_other(folders):
-            for root in self.place.local():
+        for root in () if self.options.classes else self.place.local():
+            if self._may_be_other(folders):
                 load(_REFUSE_OTHERS)(root)
         splits = self.options.splits
         splits = _are_splits(self.place, folders) if splits is None else splits
@@ -254,7 +265,16 @@ class ImageFolder(PartedSource):
         """Return whether names suggest another layout, so that other kinds should have a look."""
         inside = ["", *filter(is_split_name, folders)]
         names = [name for top in inside for name in self.place.inner(top).names()]
-        return len(folders) == 1 or any(map(_OTHERS.search, names))
+        return len(folders) == 1 or any(map(_OTHERS.search, names)) or self._may_have_masks(inside)
+
+    def _may_have_masks(self, tops: Sequence[str]) -> bool:
+        """Return whether class folders have names of masks."""
+        return any(
+            MASK_NAME.fullmatch(file.rpartition(".")[0])
+            for top in tops
+            for name in self.place.inner(top).folders()[:FOLDERS_TRIED]
+            for file in self.place.inner(_below(top, name)).names()
+        )
 
     def list_part(self, part: SourcePart) -> PartListing:
         """List the images of some class folders, in the order of labels and paths."""

@@ -1,4 +1,4 @@
-"""Images and their masks, or other images, in sibling folders, paired by name."""
+"""Images and their masks, or other images, in sibling folders or in one, paired by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.options import option
 from shardkit.record import NO_LABEL
 from shardkit.sources.driver import Listing
-from shardkit.sources.imagefolder import is_split_name
+from shardkit.sources.imagefolder import FOLDERS_TRIED, MASK_NAME, is_split_name
 from shardkit.sources.kept import Kept, parse_keep
 from shardkit.sources.named_files import (
     NamedListing,
@@ -56,6 +56,12 @@ class PairsOptions(NamedOptions):
         metavar="MASK",
         shown="as they are called",
     )
+    mask_suffix: str | None = option(
+        None,
+        help="Masks are next to their images: what their names have more, such as _mask or "
+        "mask=_mask,second=_mask_1?. Images may lack those with ?. Folders are classes.",
+        metavar="[NAME=]SUFFIX[:KIND][?],...",
+    )
 
 
 class _Layout(NamedTuple):
@@ -77,10 +83,10 @@ class _Layout(NamedTuple):
 
 
 class Pairs(NamedSource):
-    """Images with masks of the same or similar names in sibling folders.
+    """Images with masks of the same or similar names, in sibling folders or next to them.
 
-    A record has the image and a field for each folder of masks. Splits are folders with both, or
-    folders of the same names in both.
+    A record has the image and a field for each folder or suffix of masks. Splits are folders with
+    both, or folders of the same names in both. Next to masks, images have their folder as label.
 
     Args:
         path: The folder.
@@ -94,6 +100,9 @@ class Pairs(NamedSource):
         super().__init__(path, options)
         if options.pattern is not None:
             _require_pattern(options.pattern)
+        if options.mask_suffix is not None:
+            self._choose_beside(options)
+            return
         masks = parse_keep(options.masks, "masks")
         layout = _layout_of(Overview(path), options.images, [kept.source for kept in masks] or None)
         if layout is None:
@@ -113,6 +122,71 @@ class Pairs(NamedSource):
         self.kept_files = [kept._replace(kind=kept.kind or "mask") for kept in masks]
         self.settle(images=layout.images, masks=",".join(map(str, self.kept_files)))
 
+    def _choose_beside(self, options: PairsOptions) -> None:
+        """Set splits and fields for masks next to images.
+
+        Raises:
+            UsageError: If options contradict each other.
+        """
+        if options.images or options.masks or options.pattern:
+            raise UsageError(
+                f"{setting('mask_suffix')} is for masks next to images",
+                remedy=f"leave out {setting('images')}, {setting('masks')} and "
+                f"{setting('pattern')}",
+            )
+        items = (options.mask_suffix or "").split(",")
+        stated = [item if "=" in item else f"{_field_name(item)}={item}" for item in items]
+        kept_files = parse_keep(",".join(stated), "mask_suffix")
+        self.kept_files = [kept._replace(kind=kept.kind or "mask") for kept in kept_files]
+        folders = Overview(self.root).folders()
+        names = folders if folders and all(map(is_split_name, folders)) else [""]
+        self._layout = _Layout({name: ("", name) for name in names}, "", ())
+        self.splits = self._layout.tops
+        self.settle(mask_suffix=",".join(map(str, self.kept_files)))
+
+    def _files(self, split: str) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+        """Return the images of a split, and the masks of each field, by path without suffix."""
+        images = _by_stem(self.root, self._layout.folder(split, self._layout.images))
+        if not self._beside:
+            return images, {
+                kept.name: _by_stem(self.root, self._layout.folder(split, kept.source))
+                for kept in self.kept_files
+            }
+        suffixes = tuple(kept.source for kept in self.kept_files)
+        masks = {stem: path for stem, path in images.items() if stem.endswith(suffixes)}
+        alone = {stem: path for stem, path in images.items() if stem not in masks}
+        return alone, {kept.name: masks for kept in self.kept_files}
+
+    def _called(
+        self, split: str, kept: Kept, images: Mapping[str, str], masks: Mapping[str, str]
+    ) -> str:
+        """Return the pattern of the names of masks.
+
+        Raises:
+            UsageError: If no mask has a name like its image.
+        """
+        if self._beside:
+            return f"{{}}{kept.source}"
+        pattern = self.options.pattern or _pattern(images, masks)
+        if pattern is None:
+            folder = self._layout.folder(split, kept.source)
+            raise UsageError(
+                f"{self}: no mask in {folder} has a name like an image in "
+                f"{self._layout.folder(split, self._layout.images)}: state what they are called "
+                "with pattern="
+            )
+        return pattern
+
+    @property
+    def _beside(self) -> bool:
+        """Whether masks are next to their images."""
+        return self.options.mask_suffix is not None
+
+    def _label(self, listing: Listing, stem: str) -> int:
+        """Return the code of the class of an image: the folder, if masks are next to images."""
+        folder = stem.partition("/")[0] if "/" in stem else None
+        return listing.code(folder, is_name=True) if self._beside else NO_LABEL
+
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the images of each split, in the order of their paths.
 
@@ -124,21 +198,13 @@ class Pairs(NamedSource):
         known = set[str]()
         understood = {}
         for split in self.splits:
-            top = self._layout.folder(split, self._layout.images)
-            images = _by_stem(self.root, top)
-            masks = {}
+            images, masks = self._files(split)
             patterns = {}
             for kept in self.kept_files:
-                folder = self._layout.folder(split, kept.source)
-                masks[kept.name] = _by_stem(self.root, folder)
-                pattern = self.options.pattern or _pattern(images, masks[kept.name])
-                if pattern is None:
-                    raise UsageError(
-                        f"{self}: no mask in {folder} has a name like an image in {top}: state "
-                        "what they are called with pattern="
-                    )
+                pattern = self._called(split, kept, images, masks[kept.name])
                 patterns[kept.name] = pattern
-                understood[f"{split} {kept.name}".lstrip()] = f"{folder}/, called {pattern}"
+                folder = "" if self._beside else f"{self._layout.folder(split, kept.source)}/, "
+                understood[f"{split} {kept.name}".lstrip()] = f"{folder}called {pattern}"
             listing = NamedListing(listings[split], names)
             for number, (stem, image) in enumerate(images.items()):
                 try:
@@ -153,14 +219,18 @@ class Pairs(NamedSource):
                     known.add(image)
                 else:
                     there = {name: value for name, value in values.items() if value}
-                    listing.add_file(image, image, NO_LABEL, number, there)
-            for kept in self.kept_files:
-                used = {_applied(patterns[kept.name], stem) for stem in images}
-                alone += [
-                    Problem(path=path, reason="no image has this mask")
-                    for stem, path in masks[kept.name].items()
-                    if stem not in used
-                ]
+                    label = self._label(listings[split], stem)
+                    listing.add_file(image, image, label, number, there)
+            used = {
+                masks[name].get(_applied(pattern, stem))
+                for name, pattern in patterns.items()
+                for stem in images
+            }
+            alone += [
+                Problem(path=path, reason="no image has this mask")
+                for path in dict.fromkeys(path for of in masks.values() for path in of.values())
+                if path not in used
+            ]
         self.settle_fields({kept.name: kept.field("mask") for kept in self.kept_files})
         known.update(problem.path for problem in alone)
         unused = [problem for problem in names.unused([]) if problem.path not in known]
@@ -178,7 +248,8 @@ class Pairs(NamedSource):
         if stem not in masks:
             if kept.optional:
                 return []
-            raise BadImage(f"its {kept.name} is missing: {kept.source} has no {quoted(stem)}")
+            folder = "the folder" if self._beside else kept.source
+            raise BadImage(f"its {kept.name} is missing: {folder} has no {quoted(stem)}")
         plain, status = names.find(masks[stem])
         return [plain, status.st_size, status.st_mtime_ns]
 
@@ -262,7 +333,38 @@ def _layout_of(
 
 
 def _recognize(seen: Overview) -> Iterator[Recognition]:
-    layout = _layout_of(seen) if seen.is_folder else None
+    found = [*_in_siblings(seen)] if seen.is_folder else []
+    yield from found or (_next_to_images(seen) if seen.is_folder else ())
+
+
+def _next_to_images(seen: Overview) -> Iterator[Recognition]:
+    """Yield why masks are next to their images, with the option that says what they are called."""
+    splits = [*filter(is_split_name, seen.folders())]
+    folders = [
+        f"{top}/{name}".strip("/")
+        for top in ("", *splits)
+        for name in ("", *seen.folders(top)[:FOLDERS_TRIED])
+    ]
+    counts = Counter[str]()
+    images = 0
+    shown = ""
+    for folder in folders:
+        stems = {name.rpartition(".")[0]: name for name in seen.images(folder)}
+        masks = [match for match in map(MASK_NAME.fullmatch, stems) if match]
+        masks = [match for match in masks if match["image"] in stems]
+        counts.update(match["suffix"] for match in masks)
+        images += len(stems) - len(masks)
+        if masks and not shown:
+            shown = f"{folder}/{stems[masks[0][0]]}".lstrip("/")
+    if counts:
+        stated = [suffix + "?" * (count < images) for suffix, count in sorted(counts.items())]
+        words = ("--mask-suffix", ",".join(stated))
+        yield Recognition(f"masks such as {shown} next to their images", words=words)
+
+
+def _in_siblings(seen: Overview) -> Iterator[Recognition]:
+    """Yield why images and masks are in sibling folders."""
+    layout = _layout_of(seen)
     if layout is None:
         return
     split = next(iter(layout.tops))
@@ -290,11 +392,13 @@ SOURCE = SourceKind(
     SRC has a folder of images and one or more of masks, or folders train, val, test with these, or
     both have folders train, val, test. Masks have the names of their images, perhaps with a common
     part more, such as 1_mask. Images without a mask are bad, and masks without an image are listed.
+    Masks may also be next to their images (--mask-suffix), and folders are classes then.
 
     \b
     Examples:
       shardkit convert pairs carvana dataset --to lmdb --images train --masks train_masks
       shardkit convert pairs DRIVE dataset --to lmdb --masks vessels=1st_manual,fov=mask
+      shardkit convert pairs BUSI dataset --to lmdb --mask-suffix _mask,_mask_1?
     """,
     options=PairsOptions,
     recognize=_recognize,

@@ -125,6 +125,49 @@ def test_missing_partners_are_named(tmp_path: Path) -> None:
     assert len(scan(source, masks="mask=masks?").splits[""]) == 2
 
 
+BUSI = {
+    "benign/b (1).png": JPEG,
+    "benign/b (1)_mask.png": MASK,
+    "benign/b (1)_mask_1.png": OTHER,
+    "normal/n (1).png": JPEG,
+    "normal/n (1)_mask.png": OTHER,
+}
+
+
+def test_masks_may_be_next_to_images_in_folders_of_classes(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "src", BUSI)
+    made = tmp_path / "made"
+    convert(open_source("pairs", source, mask_suffix="_mask,second=_mask_1?"), made, to="lmdb")
+    dataset = open_dataset(made, fields=["mask", "second", "label"])
+    assert list(dataset.classes) == ["benign", "normal"]
+    masks = [np.asarray(Image.open(source / path)) for path in BUSI if "mask" in path]
+    rows = sorted((dataset[row] for row in range(2)), key=lambda row: row[2])
+    assert [row[2] for row in rows] == [0, 1]
+    assert np.array_equal(rows[0][0], masks[0])
+    assert np.array_equal(rows[0][1], masks[1])
+    assert np.array_equal(rows[1][0], masks[2])
+    assert rows[1][1] is None
+    assert verify(made, against=source).findings == []
+    (made / "shard-000000.lmdb").unlink()
+    assert repair(made, source).findings == []
+
+
+def test_masks_next_to_images_are_never_images(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "src", {**BUSI, "normal/n (2)_mask.png": MASK})
+    scanned = scan(source, mask_suffix="_mask,_mask_1?")
+    assert pairs(scanned) == {
+        "": [
+            ("benign/b (1).png", "mask.png", "mask_1.png"),
+            ("normal/n (1).png", "mask.png"),
+        ]
+    }
+    assert [problem.path for problem in scanned.ignored[""]] == ["normal/n (2)_mask.png"]
+    problems = scan(source, mask_suffix="_mask").problems[""]
+    assert [problem.path for problem in problems] == ["benign/b (1)_mask_1.png"]
+    with refused(UsageError, "mask_suffix", "masks="):
+        scan(source, mask_suffix="_mask", masks="masks")
+
+
 def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
     source = make_tree(tmp_path, {"images/a.jpg": JPEG, "masks/b.png": MASK, "more/a.png": MASK})
     with refused(UsageError, "masks", "pattern="):

@@ -48,6 +48,24 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
         {"train/1.jpg": JPEG, "train_masks/1_mask.png": MASK},
         ["pairs", "SRC"],
     ),
+    "masks next to images": (
+        {
+            "benign/b (1).png": JPEG,
+            "benign/b (1)_mask.png": MASK,
+            "benign/b (1)_mask_1.png": MASK,
+            "normal/n (1).png": JPEG,
+            "normal/n (1)_mask.png": MASK,
+        },
+        ["pairs", "SRC", "--mask-suffix", "_mask,_mask_1?"],
+    ),
+    "masks next to images in splits": (
+        {"train/healthy/0.jpg": JPEG, "train/ill/1.jpg": JPEG, "train/ill/1-seg.png": MASK},
+        ["pairs", "SRC", "--mask-suffix", "-seg?"],
+    ),
+    "masks next to images without classes": (
+        {"1.jpg": JPEG, "1_Segmentation.png": MASK},
+        ["pairs", "SRC", "--mask-suffix", "_Segmentation"],
+    ),
     "COCO": (
         {"annotations/instances_val2017.json": COCO, "val2017/1.jpg": JPEG},
         ["coco", "SRC/annotations/instances_val2017.json", "--root", "SRC/val2017"],
@@ -132,7 +150,10 @@ def test_other_layouts_are_refused_with_their_command(tmp_path: Path, name: str)
         convert(source, target, to="lmdb")
 
 
-@pytest.mark.parametrize("name", ["YOLO of labelImg", "masks", "COCO", "VOC", "a table"])
+@pytest.mark.parametrize(
+    "name",
+    ["YOLO of labelImg", "masks", "masks next to images without classes", "COCO", "VOC", "a table"],
+)
 def test_a_command_without_a_kind_recognizes_it(tmp_path: Path, name: str) -> None:
     source = make_tree(tmp_path / "src", OTHERS[name][0])
     kind = OTHERS[name][1][0]
@@ -143,6 +164,7 @@ def test_a_command_without_a_kind_recognizes_it(tmp_path: Path, name: str) -> No
 
 
 FOLDERS = {
+    "names like those of masks": {"cat/1_mask.jpg": JPEG, "dog/2.jpg": JPEG, "dog/mask.jpg": JPEG},
     "classes": {"cat/1.jpg": JPEG, "dog/1.jpg": JPEG, "README.md": b"pets"},
     "classes in splits": {"train/cat/1.jpg": JPEG, "val/cat/1.jpg": JPEG},
     "images": {"image_1.jpg": JPEG, "image_2.jpg": JPEG},
