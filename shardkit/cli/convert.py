@@ -215,7 +215,8 @@ class _Command(Command):
         if read_as := click.get_current_context().meta.get(_READ_AS):
             run.report(lambda: {"read_as": read_as}, lambda: say(f"read as {read_as}"))
         if self._kind.name == DEFAULT_SOURCE and not of_source["classes"] and not as_url(src):
-            refuse_other_kinds(src, [str(dst), "--to", words["to"]])
+            rest = [str(dst), "--to", words["to"]]
+            refuse_other_kinds(src, rest, splits=bool(of_source["splits"]))
         if self._kind.of_files:
             if "root" in of_source:
                 require_root(src, of_source["root"])

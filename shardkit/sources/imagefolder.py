@@ -217,7 +217,7 @@ class ImageFolder(PartedSource):
         folders = self.place.folders()
         for root in () if self.options.classes else self.place.local():
             if self._may_be_other(folders):
-                load(_REFUSE_OTHERS)(root)
+                load(_REFUSE_OTHERS)(root, splits=bool(self.options.splits))
         splits = self.options.splits
         splits = _are_splits(self.place, folders) if splits is None else splits
         inner = {"": folders}

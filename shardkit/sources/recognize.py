@@ -185,8 +185,15 @@ def the_kind(path: str | Path, rest: Sequence[str]) -> Recognized:
     )
 
 
-def refuse_other_kinds(path: str | Path, rest: Sequence[str] = ("DST", "--to", "lmdb")) -> None:
+def refuse_other_kinds(
+    path: str | Path, rest: Sequence[str] = ("DST", "--to", "lmdb"), *, splits: bool = False
+) -> None:
     """Refuse a folder of images that another kind of source recognizes for certain.
+
+    Args:
+        path: The folder.
+        rest: Arguments of the command after the source, for messages.
+        splits: Whether the user says that its folders are splits, not a wrapper of the classes.
 
     Raises:
         UsageError: If one does; the message has its command.
@@ -194,7 +201,7 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str] = ("DST", "--to", "
     kinds = [
         kind
         for kind in recognized(path)
-        if (kind.by.inside if kind.kind == DEFAULT_SOURCE else kind.by.certain)
+        if (kind.by.inside and not splits if kind.kind == DEFAULT_SOURCE else kind.by.certain)
         if kind.kind != DATASET  # it has no images, which the source says
     ]
     if kinds:

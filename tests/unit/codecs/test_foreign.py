@@ -54,7 +54,6 @@ TEXTS = {
     "data.json": b'{"a": 1}',
     "table.csv": b"1,2,3\n",
     "zeros.bin": bytes(4096),
-    "figure.eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
     "numbers.idx": b"\0\0\x08\x03" + bytes(60),
 }
 

@@ -34,6 +34,7 @@ from foreign import (
     make_tar,
     make_tfrecord,
     make_voc,
+    make_yolo,
     png_of,
     tfrecord_rows,
     write_tfrecord,
@@ -102,6 +103,7 @@ CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
     },
     "coco": ("coco", make_coco, {}),
     "voc": ("voc", make_voc, {}),
+    "yolo": ("yolo", make_yolo, {}),
     "cifar": ("cifar", partial(make_cifar10, classes=CLASSES), {"split": "train"}),
     "mnist": ("mnist", make_mnist, {"split": "train"}),
     "mnist, compressed": ("mnist", partial(make_mnist, suffix=".gz"), {"split": "train"}),
@@ -128,6 +130,9 @@ NAMELESS = (
 )
 """Cases whose files hold no names of images."""
 
+WITH_BOXES = ("coco", "voc", "yolo")
+"""Sources whose samples have boxes instead of a label."""
+
 
 def digest_of(images: Images, names: Iterable[str]) -> str:
     """Return the content digest of a dataset of images and labels that have these names."""
@@ -150,7 +155,7 @@ def test_every_source_gives_the_same_samples(case: str, tmp_path: Path) -> None:
     source = open_source(kind, make(tmp_path / "source", images), **options)
     made = convert(source, tmp_path / "made", to="webdataset", shuffle=False)
     dataset = open_dataset(tmp_path / "made", decode="bytes")
-    if kind in ("coco", "voc"):  # the class is that of the only box
+    if kind in WITH_BOXES:  # the class is that of the only box
         classes = list(dataset.schema["boxes"].classes or ())
         labels = [int(of_box[0]) for _, of_box in dataset.column("boxes")]
     else:
@@ -158,14 +163,16 @@ def test_every_source_gives_the_same_samples(case: str, tmp_path: Path) -> None:
     assert classes == sorted({class_of(name) for name in images})
     found = [(classes[label], dataset[row][0]) for row, label in enumerate(labels)]
     assert found == [(class_of(name), data) for name, data in images.items()]
-    keys = [name.removesuffix(".png") for name in images]
+    prefix = "images/" if kind == "yolo" else ""
+    keys = [prefix + name.removesuffix(".png") for name in images]
     found_keys = list(dataset.keys)
     assert len(set(found_keys)) == 96
     assert (found_keys == keys) == (case not in NAMELESS)
-    if kind not in ("coco", "voc"):  # they have more fields
+    if kind not in WITH_BOXES:  # they have more fields
         assert made.manifests[""].content_digest == digest_of(images, found_keys)
 
 
 def test_every_source_has_a_case() -> None:
     commands = re.findall(r"^  (\w+) {2,}", invoke("convert", "--help").output, re.MULTILINE)
-    assert {kind for kind, _, _ in CASES.values()} == set(commands)
+    # Its samples have masks instead of labels: tests/unit/sources/test_pairs.py.
+    assert {kind for kind, _, _ in CASES.values()} == set(commands) - {"pairs"}
