@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from shardkit.errors import setting
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import open_regular, published, read_small, write_atomically
 from shardkit.system.safe_paths import UNFIT
@@ -125,7 +126,7 @@ def _describe(name: str, before: Any, now: Any) -> str:
     if name in ("classes", "the fields"):
         return f"{name if name != 'classes' else 'the classes or their order'} differ"
     if name.startswith("--"):
-        name = f"{name[2:].replace('-', '_')}="
+        name = setting(name[2:].replace("-", "_"))
     return f"{name} was {_value(before)} and is {_value(now)}"
 
 
