@@ -35,6 +35,7 @@ from foreign import (
     make_tfrecord,
     make_voc,
     make_yolo,
+    make_zip,
     png_of,
     tfrecord_rows,
     write_tfrecord,
@@ -73,6 +74,7 @@ def make_exported(folder: Path, images: Images, layout: Any, part: str = "") -> 
 
 CASES: dict[str, tuple[str, Make, dict[str, Any]]] = {
     "imagefolder": ("imagefolder", make_folder_of, {}),
+    "zip": ("zip", make_zip, {}),
     "dataset": ("dataset", partial(make_stored, shuffle=False), {}),
     "webdataset": ("webdataset", make_tar, {}),
     "tfrecord": ("tfrecord", make_tfrecord, {}),
