@@ -38,11 +38,12 @@ from shardkit.sources.places import (
     UNREADABLE_FOLDER,
     Finder,
     Place,
+    claims_image,
     open_place,
     walk_order,
     why_left_out,
 )
-from shardkit.system.files import read_small
+from shardkit.system.files import as_name, read_small
 from shardkit.system.late import load
 from shardkit.system.text import is_within
 
@@ -265,7 +266,21 @@ class ImageFolder(PartedSource):
         """Return whether names suggest another layout, so that other kinds should have a look."""
         inside = ["", *filter(is_split_name, folders)]
         names = [name for top in inside for name in self.place.inner(top).names()]
-        return len(folders) == 1 or any(map(_OTHERS.search, names)) or self._may_have_masks(inside)
+        suggested = (
+            (len(folders) < 3 and not all(map(self._has_image, folders)))
+            or any(len(self.place.inner(top).folders()) == 1 for top in inside)
+            or any(map(_OTHERS.search, names))
+            or self._may_have_masks(inside)
+        )
+        return suggested or any(
+            os.path.isdir(root / as_name(name) / as_name(name))
+            for root in self.place.local()
+            for name in folders
+        )
+
+    def _has_image(self, folder: str) -> bool:
+        """Return whether a folder has an image, not only folders with some."""
+        return any(map(claims_image, self.place.inner(folder).names()))
 
     def _may_have_masks(self, tops: Sequence[str]) -> bool:
         """Return whether class folders have names of masks."""
@@ -487,40 +502,9 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _recognize(seen: Overview) -> Iterator[Recognition]:
-    folders = seen.folders()
-    full = [name for name in folders if _has_images(seen, name)]
-    if {"blobs", "snapshots"} <= {*folders}:
-        for name in seen.folders("snapshots"):
-            yield Recognition("a snapshot of the Hub", inside=f"snapshots/{name}")
-    elif folders and all(map(is_split_name, folders)):
-        if full:
-            yield Recognition(f"splits {', '.join(full[:3])}")
-    elif around := _folder_around(seen, ""):
-        yield Recognition(f"folders of images in {around}/", inside=around)
-    elif full:
-        yield Recognition(f"class folders such as {full[0]}")
-    elif not folders and (images := seen.images()):
-        yield Recognition(f"images such as {images[0]}")
-
-
-def _folder_around(seen: Overview, top: str) -> str:
-    """Return the innermost folder that has all folders of images, and no images itself."""
-    folders = [f"{top}/{name}".lstrip("/") for name in seen.folders(top)]
-    if seen.images(top) or any(map(seen.images, folders)):
-        return top
-    full = [folder for folder in folders if _has_images(seen, folder)]
-    return _folder_around(seen, full[0]) if len(full) == 1 else top
-
-
-def _has_images(seen: Overview, folder: str, depth: int = 4) -> bool:
-    """Return whether a folder or one of the first below it has images."""
-    return bool(seen.images(folder)) or (
-        depth > 0
-        and any(
-            _has_images(seen, f"{folder}/{name}", depth - 1) for name in seen.folders(folder)[:10]
-        )
-    )
+def _recognize(seen: Overview) -> Iterable[Recognition]:
+    found: Iterable[Recognition] = load("shardkit.sources.recognize:recognize_folders")(seen)
+    return found
 
 
 SOURCE = SourceKind(

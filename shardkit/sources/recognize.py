@@ -27,6 +27,8 @@ from shardkit.system.text import shell
 _MOST = 10_000
 """Names to look at in a folder."""
 
+_HUB = {"blobs", "snapshots"}
+"""Folders in a cache of the Hub."""
 
 Recognizer = Callable[["Overview"], Iterable[Recognition]]
 
@@ -57,6 +59,10 @@ class Overview:
     def has(self, *names: str) -> bool:
         """Return whether there are files or folders of all these names, below the path."""
         return all((self.path / name).exists() for name in names)
+
+    def inner(self, folder: str) -> Overview:
+        """Return the overview of a folder below the path."""
+        return Overview(self.path / folder)
 
     def ends(self, name: str = "", size: int = 1 << 16) -> bytes:
         """Return the start of a file, and its end if it is larger."""
@@ -113,6 +119,88 @@ def having_index(part: bytes) -> Recognizer:
     return recognize
 
 
+def recognize_folders(seen: Overview) -> Iterator[Recognition]:
+    """Yield what shows folders of images."""
+    folders = seen.folders()
+    full = [name for name in folders if _has_images(seen, name)]
+    if {*folders} >= _HUB:
+        for name in seen.folders("snapshots"):
+            yield Recognition("a snapshot of the Hub", inside=f"snapshots/{name}")
+    elif len(full) > 1 and _are_wrapped(seen, full):
+        for folder in full:
+            inside = _unwrapped(seen, folder)
+            yield Recognition(f"folders of images in {inside}/", inside=inside)
+    elif folders and all(map(is_split_name, folders)):
+        if full:
+            yield Recognition(f"splits {', '.join(full[:3])}")
+    elif around := _folder_around(seen, ""):
+        yield Recognition(f"folders of images in {around}/", inside=around)
+    elif full:
+        yield Recognition(f"class folders such as {full[0]}")
+    elif not folders and (images := seen.images()):
+        yield Recognition(f"images such as {images[0]}")
+
+
+def _are_wrapped(seen: Overview, folders: Sequence[str]) -> bool:
+    """Return whether folders are no classes: class folders are one folder deeper than in a split.
+
+    Of splits, one such folder shows it, as does one in a folder of the same name. Otherwise, all
+    must be such.
+    """
+    inner = {folder: _unwrapped(seen, folder) for folder in folders}
+    wrapped = {
+        folder
+        for folder, inside in inner.items()
+        if inside != folder and not seen.images(inside) and seen.folders(inside)
+    }
+    sure = [
+        folder
+        for folder in wrapped
+        if is_split_name(folder) or inner[folder].split("/")[1].lower() == folder.lower()
+    ]
+    return bool(sure) or len(wrapped) == len(folders)
+
+
+def _unwrapped(seen: Overview, folder: str, depth: int = 4) -> str:
+    """Return the folder whose content is more than a folder, or the images of one class."""
+    inner = seen.folders(folder)
+    if len(inner) != 1 or seen.images(folder) or not depth:
+        return folder
+    inside = f"{folder}/{inner[0]}"
+    if seen.images(inside) and inner[0].lower() != folder.lower():
+        return folder
+    return _unwrapped(seen, inside, depth - 1)
+
+
+def _folder_inside(seen: Overview) -> str | None:
+    """Return the only folder that has data, if there is one."""
+    folders = seen.folders()
+    if {*folders} >= _HUB:
+        folders = [f"snapshots/{name}" for name in seen.folders("snapshots")]
+    elif len(folders) > 1:
+        folders = [name for name in folders if _has_images(seen, name)]
+    return folders[0] if len(folders) == 1 and not seen.images() else None
+
+
+def _folder_around(seen: Overview, top: str) -> str:
+    """Return the innermost folder that has all folders of images, and no images itself."""
+    folders = [f"{top}/{name}".lstrip("/") for name in seen.folders(top)]
+    if seen.images(top) or any(map(seen.images, folders)):
+        return top
+    full = [folder for folder in folders if _has_images(seen, folder)]
+    return _folder_around(seen, full[0]) if len(full) == 1 else top
+
+
+def _has_images(seen: Overview, folder: str, depth: int = 4) -> bool:
+    """Return whether a folder or one of the first below it has images."""
+    return bool(seen.images(folder)) or (
+        depth > 0
+        and any(
+            _has_images(seen, f"{folder}/{name}", depth - 1) for name in seen.folders(folder)[:10]
+        )
+    )
+
+
 class Recognized(NamedTuple):
     """A kind that has recognized a source."""
 
@@ -130,6 +218,17 @@ class Recognized(NamedTuple):
         split = folder.rpartition("/")[2]
         return split if is_split_name(split) else Path(file).stem or self.kind
 
+    def below(self, folder: str) -> Recognized:
+        """Return the same as it is seen from around the folder."""
+        words = (
+            f"{{}}/{folder}{word[2:]}" if word.startswith("{}") else word for word in self.by.words
+        )
+        inside = os.path.join(folder, self.by.inside).rstrip("/")
+        evidence = f"{self.by.evidence}, in {folder}/"
+        return Recognized(
+            self.kind, self.by._replace(evidence=evidence, inside=inside, words=tuple(words))
+        )
+
     def arguments(self, source: str | Path) -> list[str]:
         """Return the arguments of ``shardkit convert`` up to the source."""
         return [self.kind, os.path.join(source, self.by.inside) if self.by.inside else str(source)]
@@ -143,7 +242,8 @@ class Recognized(NamedTuple):
 def recognized(path: str | Path | Overview) -> list[Recognized]:
     """Return the kinds that recognize a path or its overview, certain ones first.
 
-    Folders of images are recognized only where no other kind is certain.
+    Folders of images are recognized only where no other kind is certain, also in the only folder
+    that has data.
     """
     overview = path if isinstance(path, Overview) else Overview(path)
     kinds = []
@@ -153,9 +253,16 @@ def recognized(path: str | Path | Overview) -> list[Recognized]:
             kinds += [Recognized(name, by) for by in (recognize(overview) if recognize else ())]
     if datasets := [kind for kind in kinds if kind.kind == DATASET]:
         return datasets  # its shards are files of other kinds, too
-    if any(kind.by.certain and kind.kind != DEFAULT_SOURCE for kind in kinds):
+    if not any(map(_is_certainly_other, kinds)) and (folder := _folder_inside(overview)):
+        inner = recognized(overview.inner(folder))
+        kinds += [kind.below(folder) for kind in inner if _is_certainly_other(kind)]
+    if any(map(_is_certainly_other, kinds)):
         kinds = [kind for kind in kinds if kind.kind != DEFAULT_SOURCE]
     return sorted(kinds, key=lambda kind: not kind.by.certain)
+
+
+def _is_certainly_other(kind: Recognized) -> bool:
+    return kind.by.certain and kind.kind != DEFAULT_SOURCE
 
 
 def the_kind(path: str | Path, rest: Sequence[str]) -> Recognized:
@@ -217,7 +324,10 @@ def _commands(kinds: Sequence[Recognized], path: str | Path, rest: Sequence[str]
     """Return the commands; several get datasets of their own."""
     target, *options = rest or ("DST",)
     several = len(kinds) > 1
-    places = [os.path.join(target, kind.name) if several else target for kind in kinds]
+    names = [kind.name for kind in kinds]
+    if len(set(names)) < len(names):
+        names = [kind.by.inside or kind.kind for kind in kinds]
+    places = [os.path.join(target, name) if several else target for name in names]
     commands = [
         kind.command(path, [place, *options]) for kind, place in zip(kinds, places, strict=True)
     ]

@@ -468,6 +468,10 @@ class _Inside(Overview):
         self.is_folder = True
         self._place = place
 
+    def inner(self, folder: str) -> Overview:
+        """Return the overview of a folder in the archive."""
+        return _Inside(self._place.inner(folder))
+
     def has(self, *names: str) -> bool:
         """Return whether there are files or folders of all these names."""
         return all(self._place.content(name) is not None for name in names)

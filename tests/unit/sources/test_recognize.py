@@ -99,6 +99,26 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
         {"1.jpg": JPEG, "metadata.csv": b"file_name,text\n1.jpg,a cat"},
         ["table", "SRC/metadata.csv"],
     ),
+    "a folder around YOLO": (
+        {"coco8/images/train/1.jpg": JPEG, "coco8/labels/train/1.txt": LABEL, "coco8.txt": b"x"},
+        ["yolo", "SRC/coco8"],
+    ),
+    "two folders around COCO": (
+        {"a/b/annotations/instances_val2017.json": COCO, "a/b/val2017/1.jpg": JPEG},
+        ["coco", "SRC/a/b/annotations/instances_val2017.json", "--root", "SRC/a/b/val2017"],
+    ),
+    "a folder around masks, next to another": (
+        {"set/images/1.jpg": JPEG, "set/masks/1.png": MASK, "docs/a.txt": b"x"},
+        ["pairs", "SRC/set"],
+    ),
+    "YOLO in a cache of the Hub": (
+        {
+            "blobs/ab12": JPEG,
+            "snapshots/f00/images/train/1.jpg": JPEG,
+            "snapshots/f00/labels/train/1.txt": LABEL,
+        },
+        ["yolo", "SRC/snapshots/f00"],
+    ),
     "a folder around the classes": (
         {"PetImages/Cat/1.jpg": JPEG, "PetImages/Dog/1.jpg": JPEG, "readme[1].txt": b"pets"},
         ["imagefolder", "SRC/PetImages"],
@@ -163,8 +183,39 @@ def test_a_command_without_a_kind_recognizes_it(tmp_path: Path, name: str) -> No
     assert len(open_dataset(tmp_path / "out")) == 1
 
 
+WRAPPED = {
+    "doubled": ["seg_train/seg_train", "seg_test/seg_test"],
+    "doubled, as splits": ["train/Train", "val/Val"],
+    "of one name": ["train/data", "test/data"],
+    "without names of splits": ["a/x", "b/x"],
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_folders_with_class_folders_in_a_folder_are_no_classes(tmp_path: Path, name: str) -> None:
+    """As the landscapes of Intel at Kaggle: each folder has a folder with the classes."""
+    tops = WRAPPED[name]
+    files = {f"{top}/{label}/1.jpg": JPEG for top in tops for label in ("forest", "sea")}
+    source = make_tree(tmp_path / "src", files)
+    for kind in ([], ["imagefolder"]):
+        if not kind or name != "without names of splits":
+            target = tmp_path / "out"
+            done = refuses(2, "convert", *kind, source, target, "--to", "lmdb")
+            commands = done.stderr.split("shardkit convert ")[1:]
+            words = [shlex.split(command.removesuffix(", or "))[:3] for command in commands]
+            assert sorted(word[:2] for word in words) == sorted(
+                ["imagefolder", str(source / top)] for top in tops
+            )
+            assert len({word[2] for word in words}) == 2
+    convert(source / tops[0], tmp_path / "one", to="lmdb")
+    assert open_dataset(tmp_path / "one").classes == ["forest", "sea"]
+
+
 FOLDERS = {
     "names like those of masks": {"cat/1_mask.jpg": JPEG, "dog/2.jpg": JPEG, "dog/mask.jpg": JPEG},
+    "one class in splits": {"train/cat/1.jpg": JPEG, "val/cat/1.jpg": JPEG},
+    "classes with one folder each": {"cat/2020/a/1.jpg": JPEG, "dog/1.jpg": JPEG},
+    "classes in folders of their name": {"cat/cat/1.jpg": JPEG, "dog/dog/1.jpg": JPEG},
     "classes": {"cat/1.jpg": JPEG, "dog/1.jpg": JPEG, "README.md": b"pets"},
     "classes in splits": {"train/cat/1.jpg": JPEG, "val/cat/1.jpg": JPEG},
     "images": {"image_1.jpg": JPEG, "image_2.jpg": JPEG},
