@@ -674,6 +674,7 @@ def convert(
     resizer: Literal["pillow", "torch"] = "pillow",
     dct_scaling: bool = False,
     enlarge: bool = False,
+    max_pixels: int | None = None,
     encode: Literal["keep", "jpeg", "png", "webp", "raw", "planes"] = "keep",
     quality: int | None = None,
     pixels: Literal["rgb", "gray", "keep"] = "rgb",
@@ -737,6 +738,7 @@ def convert(
             faster for 2000-pixel photographs, but not exact: PSNR compared with the default, over
             200 photographs, was at least 38 dB, and 50 dB or more in the median.
         enlarge: Allow images to become larger than they are.
+        max_pixels: Read images of up to N pixels, if memory allows. Default: 178956970.
         encode: Encoding of stored images. keep: leave bytes unchanged unless pixels must change.
             raw: unencoded pixels, all of one size. planes: JPEGs as the planes of their decoder
             (Y4M), converted to RGB when read: the same pixels, about 4.5x the size, center crops 6x

@@ -27,7 +27,7 @@ from shardkit.codecs.image import (
 )
 from shardkit.codecs.image_type import RGB, ImageType, TypedPixels
 from shardkit.codecs.jpeg_faults import jpeg_loss
-from shardkit.codecs.limits import MAX_PIXELS, in_turn_if_large
+from shardkit.codecs.limits import MAX_PIXELS, TooManyPixels, in_turn_if_large, pixels_up_to
 from shardkit.codecs.reduced import reduction
 from shardkit.codecs.structure import webp_is_lossless
 from shardkit.errors import BadImage
@@ -37,6 +37,7 @@ from shardkit.recipe import (
     CHECK_NOTES,
     DEFAULT_QUALITY,
     ENCODED_AS,
+    MORE_PIXELS,
     NOTES,
     RE_ENCODE,
     TOLERATE,
@@ -100,6 +101,15 @@ def convert_record(
     others = _others(schema)
     if recipe.copy:
         return ConvertedRecord(record, _notes_in(record.meta, others))
+    if recipe.max_pixels is None:
+        return _convert(recipe, record, schema, others, proven=proven)
+    with pixels_up_to(recipe.max_pixels):
+        return _convert(recipe, record, schema, others, proven=proven)
+
+
+def _convert(
+    recipe: Recipe, record: Record, schema: Schema, others: list[str], *, proven: bool
+) -> ConvertedRecord:
     field = record.image_field or FOREIGN_FIELD
     pixels = schema[IMAGE].pixels if IMAGE in schema else None
     image = None
@@ -257,10 +267,12 @@ class _Conversion:
     def _inspect(self) -> ImageInfo:
         try:
             return self.codec.inspect(self.data, self.field)
-        except BadImage:
+        except BadImage as error:
             unchecked = self.recipe.check == "none" and self.recipe.keeps_bytes
             if unchecked and self.pixels == "rgb" and self.field != FOREIGN_FIELD:
                 return ImageInfo(0, 0)
+            if isinstance(error, TooManyPixels):
+                raise BadImage(f"{error} ({MORE_PIXELS})") from error
             raise
 
     def image(self, *, proven: bool = False) -> ConvertedImage:
@@ -287,6 +299,7 @@ class _Conversion:
                 f"the mask is {self.size[0]} x {self.size[1]} pixels; its image is "
                 f"{view.stored[0]} x {view.stored[1]}"
             )
+        _check_size(view.canvas)
         if not view.is_identity or self.field == FOREIGN_FIELD:
             content = moved_mask(self.data, self.field, view)
             return ConvertedImage("png", content, view.canvas, {}, view)
@@ -296,6 +309,7 @@ class _Conversion:
 
     def _kept(self, proven: bool) -> ConvertedImage:
         """Check an image that is stored as it is; as JPEG, it may be recoded without loss."""
+        _check_size(self.size)
         stored = self.field, self.data
         if self.field == "jpg" and (coding := self.recipe.coding):
             stored = self._recoded(coding)

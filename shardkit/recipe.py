@@ -15,6 +15,7 @@ from PIL import ImageColor
 
 from shardkit.codecs.image import FILTERS, WHITE, Coding, Color, ImageInfo, coding_of
 from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType
+from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.errors import UsageError, setting
 from shardkit.options import (
     changed,
@@ -59,6 +60,8 @@ CHECK_NOTES = frozenset(("damaged", "odd"))
 """The `NOTES` that result from decoding an image."""
 
 RE_ENCODE = "which cannot be stored as it is; --encode jpeg, png or webp re-encodes it"
+
+MORE_PIXELS = "--max-pixels raises it for --resize"
 
 TOLERATE = "--tolerate-damage stores it with the pixels that Pillow decodes"
 
@@ -154,6 +157,15 @@ class RecipeOptions:
     )
     enlarge: bool = option(
         False, help="Allow images to become larger than they are.", requires="resize"
+    )
+    max_pixels: int | None = option(
+        None,
+        help="Read images of up to N pixels, if memory allows.",
+        metavar="N",
+        minimum=MAX_PIXELS,
+        shown=f"{MAX_PIXELS}",
+        requires="resize",
+        left_out=True,
     )
     encode: str = option(
         "keep",

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 from PIL import Image
 
 from shardkit.errors import BadImage
+from shardkit.system.formatting import size as in_words
+from shardkit.system.machine import free_memory
 from shardkit.system.turns import in_turn
 
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 """Pixel limit, as in Pillow: larger images count as decompression bombs."""
 
-MAX_BYTES = 5 * MAX_PIXELS
-"""Limit of a compressed image's decoded bytes. Decoding has three copies at most, which are 15
-bytes for each of `MAX_PIXELS`."""
+_PIXEL_BYTES = 5
+"""Decoded bytes for each pixel of the limit, of which decoding has three copies at most."""
+
+_most_pixels = ContextVar("most pixels", default=MAX_PIXELS)
+"""The limit in this thread: see `pixels_up_to`."""
 
 LARGE_PIXELS = 64_000_000
 """Larger images are decoded one at a time over all workers: a WebP of 6 KB takes up to 2.7 GB."""
@@ -43,6 +49,23 @@ TIFF_RATIOS = {
 12 bits), deflate, PackBits, LZMA and Zstandard. Others have no limit."""
 
 
+class TooManyPixels(BadImage):
+    """An image that states more pixels than the limit, which a user may raise."""
+
+
+@contextlib.contextmanager
+def pixels_up_to(most: int | None) -> Iterator[None]:
+    """Decode images of up to ``most`` pixels in this thread, if memory allows; None: `MAX_PIXELS`.
+
+    Only for files that a user converts: datasets have no images over `MAX_PIXELS`.
+    """
+    token = _most_pixels.set(most or MAX_PIXELS)
+    try:
+        yield
+    finally:
+        _most_pixels.reset(token)
+
+
 def check_size(
     width: int,
     height: int,
@@ -65,10 +88,13 @@ def check_size(
     """
     pixels = width * height
     size = f"it states {width} x {height} pixels"
-    if pixels > MAX_PIXELS:
-        raise BadImage(f"{size}, over the limit of {MAX_PIXELS}")
-    if pixels * pixel_bytes > MAX_BYTES:
-        raise BadImage(f"{size} of {pixel_bytes} bytes, over the limit of {MAX_BYTES} bytes")
+    most = _most_pixels.get()
+    if pixels > most:
+        raise TooManyPixels(f"{size}, over the limit of {most}")
+    if pixels * pixel_bytes > _PIXEL_BYTES * most:
+        raise BadImage(
+            f"{size} of {pixel_bytes} bytes, over the limit of {_PIXEL_BYTES * most} bytes"
+        )
     if pixels * pixel_bytes > _SMALL_BYTES and pixels * least_packed > packed:
         raise BadImage(f"{size}, which do not fit in its {packed} bytes: it is damaged")
 
@@ -79,7 +105,21 @@ def in_turn_if_large(
     """Return a context in which no other thread or process decodes an image as large as this one.
 
     It can be nested, so that a caller can use the pixels there, too.
+
+    Raises:
+        MemoryError: On entry, if it is over `MAX_PIXELS` and needs more memory than is free.
     """
     pixels = width * height
+    if MAX_PIXELS < pixels <= _most_pixels.get():
+        return _in_turn_with_memory(pixels * max(_PIXEL_BYTES, pixel_bytes))
     is_large = pixels > LARGE_PIXELS or pixels * pixel_bytes > _LARGE_BYTES
     return in_turn() if is_large else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _in_turn_with_memory(size: int) -> Iterator[None]:
+    """Take a turn, and require memory for three copies of some bytes."""
+    with in_turn():
+        if 3 * size > (free := free_memory()):
+            raise MemoryError(f"it needs {in_words(3 * size)} to decode; {in_words(free)} are free")
+        yield

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardkit.codecs.image_type import RGB, ImageType
+from shardkit.codecs.limits import pixels_up_to
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.conversion.plan import software_of
@@ -319,8 +320,11 @@ def _prepare(chunk: _Chunk) -> _Prepared:
                 record, notes = ordinary[row] or _read(chunk, row)
             except BadImage as error:
                 tally.bad.append(Problem(path=source.entries[row].path, reason=str(error)))
-            except MemoryError:  # the image is not to blame, and must not be left out for it
-                raise ConversionFailed(f"memory ran out at {source.locate(row)}. {FEWER}") from None
+            except MemoryError as error:  # the image is not to blame, and must not be left out
+                why = f" ({error})" if str(error) else ""
+                raise ConversionFailed(
+                    f"memory ran out at {source.locate(row)}{why}. {FEWER}"
+                ) from None
             else:
                 records.append(record)
                 rows.append(row)
@@ -350,7 +354,8 @@ def _named_failures() -> Iterator[None]:
 
 def _read(chunk: _Chunk, row: int) -> Prepared:
     """Read, check and convert one record."""
-    (record,) = chunk.source.read([row])
+    with pixels_up_to(chunk.recipe.max_pixels):  # sources compare annotations with the image's size
+        (record,) = chunk.source.read([row])
     return convert_record(chunk.recipe, record, chunk.schema)
 
 

@@ -451,7 +451,7 @@ def _try(source: Images, recipe: Recipe, row: int, schema: Schema) -> int:
     try:
         (record,) = source.read([row])
         stored = convert_record(recipe, record, schema).record
-    except BadImage:
+    except (BadImage, MemoryError):
         return 0  # reported when its shard is built
     if IMAGE in schema and schema.keys() <= {IMAGE, LABEL}:
         return len(stored.fields[stored.image_field or ""])

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardkit.codecs.image import Pixels, decode_mask
 from shardkit.codecs.image_type import RGB, ImageType
+from shardkit.codecs.limits import pixels_up_to
 from shardkit.contracts import Entry, Source
 from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.located import EncodedImage
@@ -105,7 +106,8 @@ class RecordComparison:
         if entry is None:
             return "the source does not contain its file"
         try:
-            original, comparison = self._against.source.read_given(self._against.split, entry)
+            with pixels_up_to(self._recipe.max_pixels):
+                original, comparison = self._against.source.read_given(self._against.split, entry)
             checked = record.meta.keys() & CHECK_NOTES
             recipe = self._against.recipe if checked else self._recipe
             expected = convert_record(recipe, original, self._against.schema).record
