@@ -30,7 +30,7 @@ from shardkit.sources.places import why_left_out
 from shardkit.system.files import as_name, as_text, read_small
 from shardkit.system.formatting import amount
 from shardkit.system.late import load
-from shardkit.system.text import quoted
+from shardkit.system.text import quoted, shell
 
 if TYPE_CHECKING:
     from shardkit.sources.recognize import Overview
@@ -122,9 +122,14 @@ class Yolo(AnnotatedSource):
                 else:
                     listing.add_file(label, image, NO_LABEL, number, values)
         if total == len(found.bare) and total:
+            image = found.bare[0]
+            folders = [name for name in image.split("/")[:-1] if not is_split_name(name)]
             raise UsageError(
-                f"{self}: none of {total:,} images has labels: {found.bare[0]} needs "
-                f"{_label_of(found.bare[0])}"
+                f"{self}: none of {total:,} images has labels: {image} needs {_label_of(image)}",
+                remedy=f"if folders such as {folders[0]} are classes, run shardkit convert "
+                f"{shell('imagefolder', self.root, 'DST', '--to', 'lmdb')}"
+                if folders and "images" not in folders
+                else None,
             )
         if found.bare:
             self.notes.append(

@@ -267,3 +267,10 @@ def test_classes_may_be_given(tmp_path: Path) -> None:
 def test_png_images_work(tmp_path: Path) -> None:
     files = {"images/a.png": png(40, 20), "labels/a.txt": ROW}
     assert boxes(scan(make_tree(tmp_path, files)), "") == [[BOX]]
+
+
+def test_folders_of_classes_are_another_source(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "src", {"train/cat/1.jpg": JPEG, "val/dog/1.jpg": JPEG})
+    command = f"shardkit convert imagefolder {source} DST"
+    with refused(UsageError, "train/cat/1.jpg", "folders such as cat", command):
+        scan(source)
