@@ -108,7 +108,7 @@ class Pairs(NamedSource):
         if layout is None:
             raise UsageError(
                 f"{path} has no folders of images and masks",
-                remedy=f"name them with {setting('images')} and masks=",
+                remedy=f"name them with {setting('images')} and {setting('masks')}",
             )
         self._layout = layout
         self.splits = layout.tops

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, AnyStr, Generic, NamedTuple
 
-from shardkit.errors import ConversionFailed, UsageError
+from shardkit.errors import ConversionFailed, UsageError, setting
 from shardkit.system.files import open_regular
 from shardkit.system.formatting import size
 from shardkit.system.text import quoted
@@ -217,8 +217,8 @@ def _encoding_of(path: str) -> str:
         return _UTF8  # rows with other bytes are bad
     if any(map(_NOT_WESTERN.search, _chunks(path))):
         raise UsageError(
-            f"{path} is not in UTF-8, UTF-16 or cp1252: state its encoding=, such as gbk, cp1251 "
-            "or mac_roman"
+            f"{path} is not in UTF-8, UTF-16 or cp1252",
+            remedy=f"state it with {setting('encoding')}, such as gbk, cp1251 or mac_roman",
         )
     return "cp1252"
 

@@ -90,6 +90,8 @@ class Yolo(AnnotatedSource):
 
     def __init__(self, path: str | Path, options: YoloOptions) -> None:
         super().__init__(path, replace(options, annotated=options.annotated or UPRIGHT))
+        if not os.path.exists(self.path):
+            raise UsageError(f"{path} does not exist")
         self.description = _NOTHING
         file = self.path if os.path.isfile(self.path) else _description_in(self.root)
         if file is not None:

@@ -243,6 +243,8 @@ def test_wrong_descriptions_are_refused(tmp_path: Path) -> None:
         file.write_bytes(description(train="images", **values))
         with refused(UsageError, file):
             scan(file)
+    with refused(UsageError, tmp_path / "absent"):
+        scan(tmp_path / "absent")  # not the folder that it would be in
     file.write_bytes(description(train="images", val="missing/images"))
     with refused(UsageError, "val", "missing/images"):
         scan(tmp_path)
