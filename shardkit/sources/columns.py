@@ -20,12 +20,24 @@ from shardkit.system.text import name_list, quoted
 NONE = "none"
 _USUAL_IMAGES = ("image", "images", "img", "jpg", "jpeg", "png", "x")
 _USUAL_LABELS = ("label", "labels", "class", "cls", "target", "targets", "y")
+_LABEL = re.compile(
+    r"(class_?)?labels?|class(es|_?names?|_?ids?)?|cls|categor(y|ies)|targets?|diagnosis|dx|breed|"
+    r"species|y",
+    re.IGNORECASE,
+)
 _LONGEST = 32
 """Characters of a field's name."""
 _LABELS = ("integer", "text", "float")
 """What columns of labels hold."""
 PARSED = ("text", "json", "bytes")
 """What columns hold whose bytes can be read as other kinds."""
+
+
+def usual_label(names: Iterable[str]) -> str:
+    """Return the column called label, or the only one with a usual name; "" if there is none."""
+    usual = [name for name in names if _LABEL.fullmatch(name)]
+    called = [name for name in usual if name.lower() == "label"]
+    return (called or usual)[0] if 1 in (len(called), len(usual)) else ""
 
 
 def as_is(data: bytes) -> bytes:

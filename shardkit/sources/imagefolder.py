@@ -58,7 +58,7 @@ _SPLIT = re.compile(
 
 
 _OTHERS = re.compile(
-    r"im(age|g)|mask|label|annot|gt|seg|voc|blobs|\.(json|jsonl|csv|tsv|parquet|ya?ml|txt|xml|tar|tgz|zip)",
+    r"im(age|g)|mask|label|annot|gt|seg|voc|blobs|\.(json|jsonl|csv|tsv|parquet|xlsx?|ods|mat|pkl|lst|ya?ml|txt|xml|tar|tgz|zip)",
     re.IGNORECASE,
 )
 """Parts of names in other layouts of images."""

@@ -22,7 +22,10 @@ from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.images import has_image_suffix
 from shardkit.sources.places import why_left_out
 from shardkit.system.files import as_text
+from shardkit.system.late import load
 from shardkit.system.text import shell
+
+_REFUSE_UNREAD = "shardkit.sources.table_layout:refuse_unread_lists"
 
 _MOST = 10_000
 """Names to look at in a folder."""
@@ -172,6 +175,16 @@ def _unwrapped(seen: Overview, folder: str, depth: int = 4) -> str:
     return _unwrapped(seen, inside, depth - 1)
 
 
+def _classes_beside(seen: Overview) -> Iterator[Recognition]:
+    """Yield the splits with class folders if others have none."""
+    folders = [name for name in seen.folders() if is_split_name(name)]
+    classed = [top for top in folders if any(seen.images(f"{top}/{n}") for n in seen.folders(top))]
+    if any(seen.images(name) and not name.lower().startswith("test") for name in folders):
+        for name in classed:
+            if not seen.images(name):
+                yield Recognition(f"class folders in {name}/", inside=name)
+
+
 def _folder_inside(seen: Overview) -> str | None:
     """Return the only folder that has data, if there is one."""
     folders = seen.folders()
@@ -242,8 +255,8 @@ class Recognized(NamedTuple):
 def recognized(path: str | Path | Overview) -> list[Recognized]:
     """Return the kinds that recognize a path or its overview, certain ones first.
 
-    Folders of images are recognized only where no other kind is certain, also in the only folder
-    that has data.
+    Where another kind is certain, also in the only folder that has data, folders of images are
+    recognized only as a split of classes next to others.
     """
     overview = path if isinstance(path, Overview) else Overview(path)
     kinds = []
@@ -258,6 +271,7 @@ def recognized(path: str | Path | Overview) -> list[Recognized]:
         kinds += [kind.below(folder) for kind in inner if _is_certainly_other(kind)]
     if any(map(_is_certainly_other, kinds)):
         kinds = [kind for kind in kinds if kind.kind != DEFAULT_SOURCE]
+        kinds += [Recognized(DEFAULT_SOURCE, by) for by in _classes_beside(overview)]
     return sorted(kinds, key=lambda kind: not kind.by.certain)
 
 
@@ -318,6 +332,7 @@ def refuse_other_kinds(
             "class",
             remedy=f"{as_they_are * os.path.isdir(path)}run {_commands(kinds, path, rest)}",
         )
+    load(_REFUSE_UNREAD)(Overview(path))
 
 
 def _commands(kinds: Sequence[Recognized], path: str | Path, rest: Sequence[str]) -> str:

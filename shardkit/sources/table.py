@@ -34,6 +34,7 @@ from shardkit.sources.named_files import (
     NamedSource,
     Names,
     corners,
+    images_below,
 )
 from shardkit.sources.table_layout import recognize_table
 from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
@@ -178,6 +179,8 @@ class Table(NamedSource):
                 f"{setting('labels', options.labels)} and keep='label_value={options.label}'",
             )
         self._image = options.image
+        self._nested: dict[str, str] = {}
+        """The path of each file in a subfolder by its name, if the table names files by that."""
         self._label = _column(options.label, "label")
         self._labels = _column(options.labels, "labels")
         order = _BOXES.match(options.boxes) if options.boxes else None
@@ -235,7 +238,8 @@ class Table(NamedSource):
         if not isinstance(row, str):
             name = self._file_name(row.get(self._image), self.options.suffix)
         if scan.rows == 1 and isinstance(name, str):
-            self._suggest_suffix(name)
+            self._look_for_first(name)
+            name = self._nested.get(name, name)
         try:
             if isinstance(row, str):
                 raise BadImage(row)
@@ -256,10 +260,11 @@ class Table(NamedSource):
             name = name.replace("\\", "/")
         for folder in self._tops:
             name = name.removeprefix(folder)
-        return name if name.endswith(suffix or "") else f"{name}{suffix}"
+        name = name if name.endswith(suffix or "") else f"{name}{suffix}"
+        return self._nested.get(name, name)
 
-    def _suggest_suffix(self, name: str) -> None:
-        """Refuse names without the suffix of their files."""
+    def _look_for_first(self, name: str) -> None:
+        """Refuse names without the suffix of their files, and find files in subfolders."""
         names = Names(self.root)
         for suffix in ("", *_SUFFIXES):
             with suppress(BadImage):
@@ -271,6 +276,10 @@ class Table(NamedSource):
                     f"{quoted(name + suffix)}",
                     remedy=f"add the suffix with suffix={suffix!r}",
                 )
+        paths = [path for path in images_below(self.root, "") if "/" in path]
+        count = Counter(path.rpartition("/")[2] for path in paths)
+        by_name = {path.rpartition("/")[2]: path for path in paths}
+        self._nested = {of: path for of, path in by_name.items() if count[of] == 1}
 
     def _values_of(
         self, row: Mapping[str, Any], text: bool, scan: _Scan

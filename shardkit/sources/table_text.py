@@ -258,6 +258,24 @@ def _delimiter_of(path: str, encoding: str) -> str:
             sample += line
             if len(sample) >= _SAMPLE:
                 break
+    return _delimiter_in(sample, path)
+
+
+def first_rows(data: bytes, path: str) -> list[list[str]]:
+    """Return the rows at the start of a table of text; none if they cannot be parsed."""
+    lines = data.decode(_wide(data) or _UTF8, "replace").splitlines(keepends=True)
+    text = "".join(lines[: -1 if len(data) >= _SAMPLE else None])
+    try:
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter_in(text, path))
+        return [
+            [*map(str.strip, row)] for row in rows if row and not _SEPARATOR.match("".join(row))
+        ]
+    except csv.Error:
+        return []
+
+
+def _delimiter_in(sample: str, path: str) -> str:
+    """Return the delimiter of the start of a table."""
     match = _SEPARATOR.match(sample[: sample.find("\n") + 1])
     if match and match[1]:
         return match[1]

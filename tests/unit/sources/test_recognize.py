@@ -211,6 +211,103 @@ def test_folders_with_class_folders_in_a_folder_are_no_classes(tmp_path: Path, n
     assert open_dataset(tmp_path / "one").classes == ["forest", "sea"]
 
 
+TABLES: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
+    "names with their folder": (
+        {
+            "images/a.jpg": JPEG,
+            "images/b.jpg": JPEG,
+            "labels.csv": b"file,label\nimages/b.jpg,dog\nimages/a.jpg,cat\n",
+        },
+        {"images/a.jpg": "cat", "images/b.jpg": "dog"},
+    ),
+    "semicolons": (
+        {
+            "images/a.jpg": JPEG,
+            "images/b.jpg": JPEG,
+            "labels.csv": b"file;label\nb.jpg;dog\na.jpg;cat\n",
+        },
+        {"a.jpg": "cat", "b.jpg": "dog"},
+    ),
+    "numbers that the images of a test have, too": (
+        {f"{split}/{n}.jpg": of for split, of in (("test", MASK), ("train", JPEG)) for n in (1, 2)}
+        | {"trainLabels.csv": b"id,label\n1,frog\n2,cat\n"},
+        {"1.jpg": "frog", "2.jpg": "cat"},
+    ),
+    "a folder with a part of the rows": (
+        {
+            "img_a/1.jpg": JPEG,
+            "img_b/1.jpg": JPEG,
+            "img_b/2.jpg": JPEG,
+            "all.csv": b"id,label\n1,x\n2,y\n",
+        },
+        {"1.jpg": "x", "2.jpg": "y"},
+    ),
+    "parts": (
+        {
+            "images_1/a.jpg": JPEG,
+            "images_2/b.jpg": JPEG,
+            "HAM_metadata.csv": b"n,image_id,dx\n0,a,nv\n1,b,mel\n",
+        },
+        {"images_1/a.jpg": "nv", "images_2/b.jpg": "mel"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_next_to_folders_of_images_labels_them(tmp_path: Path, name: str) -> None:
+    files, expected = TABLES[name]
+    source = make_tree(tmp_path / "src", files)
+    done = run_main("convert", source, tmp_path / "out", "--to", "lmdb", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    made = open_dataset(tmp_path / "out", decode="bytes")
+    samples = [(path, *made[row]) for row, path in enumerate(made.paths)]
+    assert {path: (made.classes or [])[label] for path, _, label in samples} == expected
+    assert {bytes(image) for _, image, _ in samples} == {JPEG}
+
+
+SEVERAL: dict[str, tuple[dict[str, bytes], list[str]]] = {
+    "folders that a table may mean": (
+        {"test/1.jpg": JPEG, "train/1.jpg": JPEG, "labels.csv": b"id,label\n1,frog\n"},
+        ["--root SRC/test", "--root SRC/train"],
+    ),
+    "class folders next to a split in a table": (
+        {
+            "train/n01/1.jpg": JPEG,
+            "val/v1.jpg": JPEG,
+            "LOC_val_solution.csv": b"ImageId,Prediction\nv1,n01 1 2 9 9 \n",
+        },
+        ["imagefolder SRC/train", "table SRC/LOC_val_solution.csv"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_what_may_be_meant_is_listed(tmp_path: Path, name: str) -> None:
+    files, commands = SEVERAL[name]
+    source = make_tree(tmp_path / "src", files)
+    facts = tuple(command.replace("SRC", str(source)) for command in commands)
+    refuses(2, "convert", source, tmp_path / "out", "--to", "lmdb", facts=facts)
+
+
+UNREAD: dict[str, dict[str, bytes]] = {
+    "labels.xlsx": {"images/1.jpg": JPEG, "labels.xlsx": b"PK"},
+    "labels.json": {"images/p1.jpg": JPEG, "labels.json": b'{"p1": "cat"}'},
+    "captions.txt": {"images/1.jpg": JPEG, "captions.txt": b"image|caption\n1.jpg|a cat\n"},
+    "train.csv": {"train/001.jpg": JPEG, "train.csv": b"id,label\n1.0,cat\n"},
+    "list.csv": {"001.jpg": JPEG, "list.csv": b"id,label\n1,cat\n"},
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_images_without_classes_next_to_an_unread_list_are_refused(
+    tmp_path: Path, name: str
+) -> None:
+    source = make_tree(tmp_path / "src", UNREAD[name])
+    with refused(UsageError, name, "convert table", "classes=True"):
+        convert(source, tmp_path / "out", to="lmdb")
+    refuses(2, "convert", source, tmp_path / "out", "--to", "lmdb", facts=(name, "--classes"))
+
+
 FOLDERS = {
     "names like those of masks": {"cat/1_mask.jpg": JPEG, "dog/2.jpg": JPEG, "dog/mask.jpg": JPEG},
     "one class in splits": {"train/cat/1.jpg": JPEG, "val/cat/1.jpg": JPEG},

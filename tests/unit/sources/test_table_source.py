@@ -356,8 +356,18 @@ def test_the_exit_code_states_whose_fault_it_is(root: Path, tmp_path: Path) -> N
     assert run_main("verify", tmp_path / "made", "--against", f"{path}@{root}").returncode == 0
 
 
+def test_files_in_subfolders_are_found_by_a_name_that_is_unique(tmp_path: Path) -> None:
+    """As HAM10000, whose table names images of two folders."""
+    root = make_tree(tmp_path, {"one/a.png": IMAGES[0], "two/b.png": IMAGES[1]})
+    make_tree(root, {"one/twice.png": IMAGES[2], "two/twice.png": IMAGES[2]})
+    path = write_table(root / "t.csv", [{"path": name} for name in ("b", "a", "twice")])
+    found = scan(path, image="path", suffix=".png")
+    assert [entry.path for entry in found.splits[""].entries] == ["two/b.png", "one/a.png"]
+    assert problems(found).keys() == {"twice.png"}
+
+
 def test_nothing_is_left_if_every_row_is_bad(root: Path, tmp_path: Path) -> None:
-    path = write_table(tmp_path / "t.csv", [{"path": "0.png"}, {"path": "1.png"}])
+    path = write_table(tmp_path / "t.csv", [{"path": "b/0.png"}, {"path": "b/1.png"}])
     source = open_source("table", path, root=root, image="path")
     with refused(BadImages, "2"):
         convert(source, tmp_path / "made", to="lmdb")
