@@ -444,7 +444,8 @@ def open_local(
     """Open one dataset of this machine; see `open_one`."""
     if fetching != LOCAL:
         raise UsageError(
-            f"{path} is local; {setting('cache')} and {setting('cache_limit')} are for object stores"
+            f"{path} is local; {setting('cache')} and {setting('cache_limit')} are for object "
+            "stores"
         )
     place = Path(as_local(path))
     opened = OpenedDataset(
