@@ -294,7 +294,7 @@ class _Conversion:
         if view is None:
             upright = self.info.upright
             view = Geometry(self.size, self.info.orientation, *recipe.geometry(*upright))
-        if self.size != view.stored and not (view.is_identity and recipe.keeps_bytes):
+        if self.size != view.stored:
             raise BadImage(
                 f"the mask is {self.size[0]} x {self.size[1]} pixels; its image is "
                 f"{view.stored[0]} x {view.stored[1]}"

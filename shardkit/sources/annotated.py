@@ -1,4 +1,4 @@
-"""Annotated pictures: boxes and points whose source states, or implies, the size of the picture.
+"""Annotated pictures: boxes, points and masks whose source states, or implies, a picture's size.
 
 Some tools annotate the pixels as stored, and others the upright picture, after the orientation in
 EXIF. A stated size that is the file's swapped one shows which. Fields are stored in pixels of the
@@ -8,19 +8,20 @@ file, so that `--orient` turns them together with the image.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 
-from shardkit.codecs.geometry import Geometry
-from shardkit.codecs.image import ImageInfo, image_field_of, inspect
+from shardkit.codecs.geometry import Geometry, turn
+from shardkit.codecs.image import ImageInfo, decode_mask, encode_mask, image_field_of, inspect
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Schema
 from shardkit.options import option
 from shardkit.record import Record
+from shardkit.sources.kept import Kept
 from shardkit.sources.named_files import NamedOptions, NamedSource
 
 SIZE = "size"
@@ -43,8 +44,8 @@ class AnnotatedOptions(NamedOptions):
 
     annotated: str | None = option(
         None,
-        help="Pixels that annotations refer to, where EXIF has an orientation: as stored in the "
-        "file, or upright.",
+        help="Pixels that annotations and masks refer to, where EXIF has an orientation: as stored "
+        "in the file, or upright.",
         metavar="stored|upright",
         shown="what stated sizes show",
     )
@@ -55,7 +56,7 @@ class AnnotatedOptions(NamedOptions):
 
 
 class AnnotatedSource(NamedSource):
-    """Images with boxes or points, in pixels of a picture of a stated size."""
+    """Images with boxes, points or masks, in pixels of a picture of a stated size."""
 
     options: AnnotatedOptions
 
@@ -64,7 +65,7 @@ class AnnotatedSource(NamedSource):
         self._probed = 0
         self._outside = 0
 
-    def probe(self, name: str, size: Sequence[int] | None) -> None:
+    def probe(self, name: str, size: Sequence[int] | Callable[[], Sequence[int]] | None) -> None:
         """Learn from the stated size of an image which pixels annotations refer to.
 
         All images of a dataset follow one rule, also those whose size does not show it, such as
@@ -73,15 +74,22 @@ class AnnotatedSource(NamedSource):
         if self.options.annotated or size is None or self._probed >= _PROBED:
             return
         self._probed += 1
-        with (
-            contextlib.suppress(BadImage, OSError, ValueError),
-            open(self._path(name), "rb") as file,
-        ):
-            head = file.read(_HEAD)
-            info = inspect(head, image_field_of(BytesIO(head)))
+        with contextlib.suppress(BadImage, OSError, ValueError):
+            info = self.info_of(name)
             rules = {(info.width, info.height): STORED, info.upright: UPRIGHT}
-            if len(rules) == 2 and tuple(size) in rules:
-                self.settle(annotated=rules[(size[0], size[1])])
+            if len(rules) == 2:
+                width, height = size() if callable(size) else size
+                self.settle(annotated=rules.get((width, height)))
+
+    def info_of(self, name: str) -> ImageInfo:
+        """Return what the header of an image file states.
+
+        Raises:
+            BadImage, OSError, ValueError: If it cannot be read.
+        """
+        with open(self._path(name), "rb") as file:
+            head = file.read(_HEAD)
+        return inspect(head, image_field_of(BytesIO(head)))
 
     def count_outside(self, boxes: Sequence[Sequence[float]], size: Sequence[float] | None) -> None:
         """Count the boxes that reach outside of a picture, for a note."""
@@ -121,6 +129,21 @@ class AnnotatedSource(NamedSource):
                 if name in values
             }
         return values
+
+    def value_of(self, kept: Kept, content: bytes, record: Record) -> Any:
+        """Return the value in a file; a mask in stored pixels."""
+        field = record.image_field
+        if field is None or self.schema[kept.name].kind != "mask":
+            return super().value_of(kept, content, record)
+        info = inspect(record.fields[field], field)
+        if info.orientation == 1:
+            return content
+        kind = image_field_of(BytesIO(content))
+        mask = inspect(content, kind)
+        if not self._is_upright((mask.width, mask.height), info):
+            return content
+        inverse = _INVERSE.get(info.orientation, info.orientation)
+        return encode_mask(turn(decode_mask(content, kind), inverse))
 
     def _is_upright(self, stated: tuple[int, int] | None, info: ImageInfo) -> bool:
         """Return whether annotations refer to the upright picture."""

@@ -151,7 +151,7 @@ class NamedSource(ListedSource):
             if kept.name in files:
                 name, size, stamp = files[kept.name]
                 content = read_file(self._path(name), size, stamp, image=False)
-                values[kept.name] = value_of(kept, self.schema[kept.name], content)
+                values[kept.name] = self.value_of(kept, content, record)
         return with_fields(record, self.schema, values)
 
     def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
@@ -161,6 +161,14 @@ class NamedSource(ListedSource):
             BadImage: If they do not.
         """
         return values
+
+    def value_of(self, kept: Kept, content: bytes, record: Record) -> Any:
+        """Return the value in a file of a record's image.
+
+        Raises:
+            BadImage: If it is no value of the field, or does not fit the image.
+        """
+        return value_of(kept, self.schema[kept.name], content)
 
     def _values(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the value of each field from those of an entry, with labels for codes."""

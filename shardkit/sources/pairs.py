@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,13 +14,12 @@ from shardkit.contracts import Recognition, SourceKind
 from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.options import option
 from shardkit.record import NO_LABEL
+from shardkit.sources.annotated import AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
 from shardkit.sources.imagefolder import FOLDERS_TRIED, MASK_NAME, is_split_name
 from shardkit.sources.kept import Kept, parse_keep
 from shardkit.sources.named_files import (
     NamedListing,
-    NamedOptions,
-    NamedSource,
     Names,
     images_below,
 )
@@ -36,7 +36,7 @@ _TRIED = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairsOptions(NamedOptions):
+class PairsOptions(AnnotatedOptions):
     """The options of this source."""
 
     images: str | None = option(
@@ -82,7 +82,7 @@ class _Layout(NamedTuple):
         return f"{before}{name}{after}"
 
 
-class Pairs(NamedSource):
+class Pairs(AnnotatedSource):
     """Images with masks of the same or similar names, in sibling folders or next to them.
 
     A record has the image and a field for each folder or suffix of masks. Splits are folders with
@@ -219,6 +219,8 @@ class Pairs(NamedSource):
                     known.add(image)
                 else:
                     there = {name: value for name, value in values.items() if value}
+                    if mask := next(iter(there.values()), None):
+                        self.probe(image, partial(self._size_of, str(mask[0])))
                     label = self._label(listings[split], stem)
                     listing.add_file(image, image, label, number, there)
             used = {
@@ -236,6 +238,10 @@ class Pairs(NamedSource):
         unused = [problem for problem in names.unused([]) if problem.path not in known]
         next(iter(listings.values())).ignored += [*alone, *unused]
         return {**understood, **{name: str(field) for name, field in self.schema.items()}}
+
+    def _size_of(self, mask: str) -> tuple[int, int]:
+        info = self.info_of(mask)
+        return info.width, info.height
 
     def _partner(
         self, names: Names, kept: Kept, masks: Mapping[str, str], stem: str

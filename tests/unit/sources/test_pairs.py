@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,63 @@ def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
     make_tree(source, {"masks/a.png": MASK, "masks/a.gif": MASK})
     with refused(UsageError, "masks/a.gif", "masks/a.png"):
         scan(source)
+
+
+def photo(width: int, height: int, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = BytesIO()
+    Image.new("RGB", (width, height), (9, 99, 199)).save(file, "JPEG", exif=exif)
+    return file.getvalue()
+
+
+def mask_of(width: int, height: int) -> tuple[bytes, np.ndarray]:
+    values = np.arange(width * height, dtype=np.uint8).reshape(height, width) % 7
+    file = BytesIO()
+    Image.fromarray(values).save(file, "PNG")
+    return file.getvalue(), values
+
+
+def test_masks_of_upright_photos_are_stored_as_their_files_are(tmp_path: Path) -> None:
+    """By one rule, also where the photo is square: a turn to the left undoes orientation 6."""
+    tall, of_tall = mask_of(16, 24)
+    square, of_square = mask_of(16, 16)
+    files = {
+        "images/a.jpg": photo(16, 16, 6),
+        "masks/a.png": square,
+        "images/b.jpg": photo(24, 16, 6),
+        "masks/b.png": tall,
+        "images/c.jpg": photo(16, 24, 1),
+        "masks/c.png": tall,
+    }
+    source = make_tree(tmp_path / "src", files)
+    made = tmp_path / "made"
+    convert(open_source("pairs", source), made, to="lmdb", shuffle=False)
+    masks = [row[0] for row in open_dataset(made, fields=["mask"])]
+    expected = [np.rot90(of_square), np.rot90(of_tall), of_tall]
+    assert all(map(np.array_equal, masks, expected))
+    assert verify(made, against=source).findings == []
+    convert(
+        open_source("pairs", source), tmp_path / "turned", to="lmdb", shuffle=False, orient=True
+    )
+    masks = [row[0] for row in open_dataset(tmp_path / "turned", fields=["mask"])]
+    assert all(map(np.array_equal, masks, [of_square, of_tall, of_tall]))
+    with pytest.raises(BadImages) as caught:
+        convert(open_source("pairs", source, annotated="stored"), tmp_path / "b", to="lmdb")
+    assert [problem.path for problem in caught.value.problems] == ["images/b.jpg"]
+    assert "16 x 24" in caught.value.problems[0].reason
+
+
+@pytest.mark.parametrize("options", [{}, {"resize": "8"}])
+def test_a_mask_of_another_size_is_bad(tmp_path: Path, options: dict[str, Any]) -> None:
+    half, _ = mask_of(12, 8)
+    files = {"images/a.jpg": JPEG, "masks/a.png": half, "images/b.jpg": JPEG, "masks/b.png": MASK}
+    source = make_tree(tmp_path / "src", files)
+    with pytest.raises(BadImages) as caught:
+        convert(open_source("pairs", source), tmp_path / "made", to="lmdb", **options)
+    (problem,) = caught.value.problems
+    assert problem.path == "images/a.jpg"
+    assert all(size in problem.reason for size in ("12 x 8", "24 x 16"))
 
 
 def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
