@@ -18,6 +18,7 @@ from shardkit.contracts import (
     Images,
     Located,
     Range,
+    Recognition,
     Source,
     SourceKind,
 )
@@ -44,10 +45,11 @@ from shardkit.sources.labels import Value, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.located import located_in
 from shardkit.sources.npy_files import read_array
-from shardkit.sources.recognize import having
+from shardkit.sources.recognize import Overview, having
 from shardkit.system.text import name_list
 
 _CHUNK = 256
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 class Hdf5(FileSource, AttachableSource):
@@ -326,14 +328,22 @@ def _open(pattern: str | Path, options: Hdf5Options) -> Source:
     return Hdf5Images(pattern, options) if is_each else Hdf5(pattern, options)
 
 
+def _recognize(seen: Overview) -> Iterator[Recognition]:
+    """Yield what shows HDF5 files; only files of MATLAB 7.3 or later are such."""
+    if seen.path.suffix.lower() != ".mat":
+        yield from having(suffixes=(".h5", ".hdf5"))(seen)
+    elif _SIGNATURE in seen.ends(size=1024):
+        yield Recognition("a file .mat of HDF5")
+
+
 SOURCE = SourceKind(
     name=Hdf5.kind,
     title="Convert HDF5 files of other programs.",
     help="""Convert a dataset of images in HDF5 files to a dataset in DST.
 
-    SRC is a file, a folder of .h5 or .hdf5 files, or quoted names with {000..999}, * or ?. The
-    images are arrays (uint8, which become PNG files), or bytes of encoded images. h5py reads them,
-    in a separate process, so that a damaged file cannot crash the conversion. Links to other files
+    SRC is a file, a folder of .h5, .hdf5 or .mat files (MATLAB 7.3), or quoted names with
+    {000..999}, * or ?. The images are arrays (uint8, which become PNG files), or bytes of
+    encoded images. h5py reads them, in a separate process, so that a damaged file cannot crash the conversion. Links to other files
     are not followed. If each dataset is one image, its group is the class; --images '*/image'
     --labels '*/label' names datasets of images and of their labels.
 
@@ -357,6 +367,6 @@ SOURCE = SourceKind(
           shardkit attach hdf5 camelyon.h5 camelyon-index --images x --labels y
         """,
     ),
-    recognize=having(suffixes=(".h5", ".hdf5")),
+    recognize=_recognize,
     source=_open,
 )

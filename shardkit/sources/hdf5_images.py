@@ -32,7 +32,7 @@ from shardkit.sources.labels import Value, classes_option, label_of, read_classe
 from shardkit.sources.library_process import call
 from shardkit.sources.npy_files import read_array
 
-SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
+SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5", ".mat")
 _ANY = "*"
 _FOLDER = "folder"
 _NONE = "none"

@@ -54,8 +54,21 @@ def _open(path: str, stamp: int) -> Any:
 
 
 def datasets(path: str, stamp: int) -> dict[str, tuple[list[int], str]]:
-    """Return shape and type of each dataset of the file."""
-    return {name: (list(data.shape or ()), _type(data)) for name, data in _walk(_open(path, stamp))}
+    """Return shape and type of each dataset of the file; of MATLAB's, as MATLAB states it.
+
+    Except for its first axis, that of rows: it is MATLAB's last one.
+    """
+    return {name: (_shape(data), _type(data)) for name, data in _walk(_open(path, stamp))}
+
+
+def _is_matlab(data: Any) -> bool:
+    """Return whether MATLAB wrote a dataset: in memory, its first axis changes fastest."""
+    return "MATLAB_class" in data.attrs
+
+
+def _shape(data: Any) -> list[int]:
+    shape = list(data.shape or ())
+    return [*shape[:1], *reversed(shape[1:])] if _is_matlab(data) else shape
 
 
 def sizes(path: str, stamp: int, name: str, start: int, count: int) -> list[int]:
@@ -68,11 +81,13 @@ def sizes(path: str, stamp: int, name: str, start: int, count: int) -> list[int]
 def labels(path: str, stamp: int, name: str, count: int, some: Range) -> list[Value]:
     """Return the labels of some of ``count`` rows: integers or texts."""
     data = _dataset(path, stamp, name)
-    if data.shape[0] != count:
+    is_row = len(data.shape) == 2 and data.shape == (1, count) and count != 1
+    if data.shape[0] != count and not is_row:
         raise BadImage(f"it has {count} images, but {data.shape[0]} labels")
-    if math.prod(data.shape[1:]) != 1:
+    if math.prod(data.shape[1:]) != 1 and not is_row:
         raise BadImage(f"{name} has the shape {data.shape}, not one label for each image")
-    rows = slice(some.offset, some.offset + some.length)
+    part = slice(some.offset, some.offset + some.length)
+    rows = (0, part) if is_row else part
     if data.dtype.kind in "iubf":
         return [label_of(value, name) for value in data[rows].reshape(-1).tolist()]
     if h5py.check_string_dtype(data.dtype) is None:
@@ -88,7 +103,7 @@ def read(path: str, stamp: int, name: str, row: int) -> bytes:
     data = _dataset(path, stamp, name)
     if not 0 <= row < data.shape[0]:
         raise BadImage(f"{name} has only {data.shape[0]} rows")
-    value = data[row]
+    value = data[row].T if _is_matlab(data) and data.ndim > 1 else data[row]
     return np.ascontiguousarray(value).tobytes() if data.ndim > 1 else _encoded(value)
 
 
@@ -102,6 +117,8 @@ def offsets(path: str, stamp: int, name: str, rows: list[int]) -> list[int | Non
         BadImage: If its chunks do not have the bytes of rows.
     """
     data = _dataset(path, stamp, name)
+    if _is_matlab(data) and data.ndim > 2:
+        raise BadImage("MATLAB stores its pixels column by column")
     width = data.id.get_type().get_size() * math.prod(data.shape[1:])
     starts = _chunks(data) if data.chunks else None
     in_heap = h5py.check_vlen_dtype(data.dtype) is not None or (
@@ -226,7 +243,8 @@ def _value(data: Any, row: Any, is_one: bool) -> bytes:
     if is_one and _type(data) == "bytes":
         return b"B" + _encoded(data[row])
     file = io.BytesIO()
-    np.save(file, np.asarray(data[row]), allow_pickle=False)
+    array = np.asarray(data[row])
+    np.save(file, array.T if _is_matlab(data) else array, allow_pickle=False)
     return b"N" + file.getvalue()
 
 

@@ -12,7 +12,7 @@ from foreign import pixels_of
 from helpers import png
 from refusals import refused
 
-from shardkit import Field, UsageError, convert, open_dataset, open_source, verify
+from shardkit import Field, UsageError, attach, convert, open_dataset, open_source, verify
 
 PICTURES = [png(8, 6, seed) for seed in range(3)]
 PIXELS = np.stack([pixels_of(data) for data in PICTURES])
@@ -176,3 +176,32 @@ def test_datasets_that_cannot_be_kept_are_named(
 ) -> None:
     with refused(UsageError, *reason):
         scan(more, images="x", keep=keep)
+
+
+def test_files_of_matlab_are_read_as_matlab_shows_them(tmp_path: Path) -> None:
+    """Arrays of MATLAB have their axes in reverse order: 4 x 5 x 3 x 2 and 4 x 5 x 2 here."""
+    pixels = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
+    path = tmp_path / "m.mat"
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file["images"] = pixels.transpose(0, 3, 2, 1)
+        file["masks"] = pixels[..., 0].transpose(0, 2, 1)
+        file["labels"] = np.array([[3.0, 1.0]])
+        for name in ("images", "masks"):
+            file[name].attrs["MATLAB_class"] = np.bytes_("uint8")
+    found = scan(path, images="images", labels="labels")
+    assert [pixels_of(data).tolist() for data in images(found)] == pixels.tolist()
+    assert [entry.label for entry in found.splits[""].entries] == [3, 1]
+    gray = [pixels_of(data).tolist() for data in images(scan(path, images="masks"))]
+    assert gray == pixels[..., 0].tolist()
+    convert(
+        open_source("hdf5", path, images="images", keep="mask=masks:mask"),
+        tmp_path / "made",
+        to="lmdb",
+        shuffle=False,
+    )
+    masks = [
+        np.asarray(row[0]).tolist() for row in open_dataset(tmp_path / "made", fields=["mask"])
+    ]
+    assert masks == pixels[..., 0].tolist()
+    with refused(UsageError, "m.mat", "images", "MATLAB"):
+        attach(open_source("hdf5", path, images="images"), tmp_path / "index")
