@@ -343,7 +343,8 @@ SOURCE = SourceKind(
 
     SRC is a file, a folder of .h5, .hdf5 or .mat files (MATLAB 7.3), or quoted names with
     {000..999}, * or ?. The images are arrays (uint8, which become PNG files), or bytes of
-    encoded images. h5py reads them, in a separate process, so that a damaged file cannot crash the conversion. Links to other files
+    encoded images. h5py reads them, in a separate process, so that a damaged file cannot crash the
+    conversion. Links to other files
     are not followed. If each dataset is one image, its group is the class; --images '*/image'
     --labels '*/label' names datasets of images and of their labels.
 
