@@ -38,6 +38,8 @@ from shardkit.system.text_hashes import TextHashes
 _MOST_PROBLEMS = 1 << 16
 """Maximum problems to name; a file of a few KB may unpack to millions."""
 
+_TWICE = "another row names it, too; one row must have all of its boxes and labels, as lists"
+
 
 class Row(NamedTuple):
     """One image that a source lists; see `Entry`, which the driver makes of it."""
@@ -223,7 +225,7 @@ class _Names:
         _, size, _, _, _, *named = values
         if path in self._listed or (named and path in self._blamed):
             if named:
-                self._blame_named(named[0], "another row names it, too", named[1])
+                self._blame_named(named[0], _TWICE, named[1])
             else:
                 self._blame(f"{path} (again)", "another image has the same name")
         elif size > MAX_IMAGE_BYTES:

@@ -17,7 +17,9 @@ from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.options import option
 from shardkit.record import NO_LABEL
+from shardkit.sources.columns import NONE, usual_label
 from shardkit.sources.driver import Listing
+from shardkit.sources.images import has_image_suffix
 from shardkit.sources.inputs import find_files, place, place_of
 from shardkit.sources.kept import Kept, kind_of_suffix, parse_keep, value_at
 from shardkit.sources.labels import (
@@ -90,7 +92,12 @@ class TableOptions(NamedOptions):
         None, help="Folder of the files.", metavar="DIR", shown="that of SRC", stored=""
     )
     image: str | None = option(None, help="Column of images.", metavar="COL", shown="file_name")
-    label: str | None = option(None, help="Column of the label, an integer or text.", metavar="COL")
+    label: str | None = option(
+        None,
+        help="Column of the label, an integer or text; none: no label.",
+        metavar="COL",
+        shown="label, or the only one of such a name",
+    )
     labels: str | None = option(
         None, help="Column of any number of labels: a list, or a text such as a|b.", metavar="COL"
     )
@@ -172,16 +179,19 @@ class Table(NamedSource):
                 f"{self._lists.paths[0]}",
                 remedy=f"choose the column of images with {setting('image')} from {listed}",
             )
+        self._image = options.image
+        self._require_header()
+        self._choose_label(columns)
+        options = self.options
         if options.label and options.labels:
             raise UsageError(
                 f"{setting('label')} and {setting('labels')} exclude each other;",
                 remedy="to store both, keep the label as another field: "
                 f"{setting('labels', options.labels)} and keep='label_value={options.label}'",
             )
-        self._image = options.image
         self._nested: dict[str, str] = {}
         """The path of each file in a subfolder by its name, if the table names files by that."""
-        self._label = _column(options.label, "label")
+        self._label = _column(None if options.label == NONE else options.label, "label")
         self._labels = _column(options.labels, "labels")
         order = _BOXES.match(options.boxes) if options.boxes else None
         if options.boxes and order is None:
@@ -193,6 +203,26 @@ class Table(NamedSource):
         self.kept_files = parse_keep(options.file)
         self._require_fields()
         self.class_names = read_classes(options.classes)
+
+    def _require_header(self) -> None:
+        """Refuse a table without a header: its first row names a file."""
+        name = f"{self._image}{self.options.suffix or ''}".removeprefix("./")
+        with suppress(BadImage):
+            Names(self.root).status(name if has_image_suffix(name) else "")
+            raise UsageError(
+                f"{self._lists.paths[0]} has no header: its first line names the file "
+                f"{quoted(name)};",
+                remedy="write a line with names of columns above it, such as file_name,label",
+            )
+
+    def _choose_label(self, columns: Sequence[str]) -> None:
+        """Take the column called label, unless the user chose one, or uses it otherwise."""
+        options = self.options
+        chosen = [options.label, options.labels, options.boxes, options.box_labels]
+        texts = [text for text in (*chosen, options.keep, options.file) if text]
+        label = usual_label(name for name in columns if name != self._image)
+        if label and not any(chosen) and not any(label in text for text in texts):
+            self.settle(label=label)
 
     def paths(self) -> Sequence[Path]:
         """Return the tables and the folder of images."""

@@ -177,7 +177,8 @@ def test_rows_that_cannot_be_used_are_named(root: Path, tmp_path: Path) -> None:
     leads = "it is below a link that leads out of the root folder"
     assert [entry.path for entry in found.splits[""].entries] == ["a/0.png", "inner.png"]
     for name, reason in {
-        "t.csv:3": "'a/0.png': another row names it, too",
+        "t.csv:3": "'a/0.png': another row names it, too; one row must have all of its boxes "
+        "and labels, as lists",
         "a/9.png": "it cannot be read: No such file or directory (t.csv:4)",
         "../out.png": plain,
         f"{tmp_path}/out.png": f"{plain}; name it relative to the folder (--root)",
@@ -364,6 +365,26 @@ def test_files_in_subfolders_are_found_by_a_name_that_is_unique(tmp_path: Path) 
     found = scan(path, image="path", suffix=".png")
     assert [entry.path for entry in found.splits[""].entries] == ["two/b.png", "one/a.png"]
     assert problems(found).keys() == {"twice.png"}
+
+
+def test_the_column_called_label_is_the_label(root: Path, tmp_path: Path) -> None:
+    cells: dict[str, list[Any]] = {"label": ["b", "a", "b"], "target": [7, 8, 9], "x": [1, 2, 3]}
+    path = write_table(tmp_path / "t.csv", rows(**cells))
+    found = scan(path, root=root, image="path")
+    assert (found.classes, [e.label for e in found.splits[""].entries]) == (("a", "b"), [1, 0, 1])
+    assert scan(path, root=root, image="path", label="none").classes is None
+    assert scan(path, root=root, image="path", keep="kind=label").classes is None
+    path = write_table(tmp_path / "t.jsonl", rows(category=["b", "a", "b"], x=[1, 2, 3]))
+    assert scan(path, root=root, image="path").classes == ("a", "b")
+    path = write_table(tmp_path / "t.jsonl", rows(category=["b", "a", "b"], target=["c", "d", "c"]))
+    assert scan(path, root=root, image="path").classes is None
+
+
+def test_a_table_without_a_header_is_refused(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "captions.tsv"
+    path.write_text("a/0.png\tA man\na/1.png\tA dog\n")
+    with refused(UsageError, path, "a/0.png"):
+        scan(path, root=root, image="a/0.png")
 
 
 def test_nothing_is_left_if_every_row_is_bad(root: Path, tmp_path: Path) -> None:
