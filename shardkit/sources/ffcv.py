@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from shardkit.contracts import (
     AttachableSource,
@@ -189,7 +190,8 @@ class Ffcv(FileSource, AttachableSource):
             array = np.frombuffer(content, field.dtype).reshape(field.shape)
             return array if self.schema[kept.name].type.stored_apart else array.tolist()
         if field.holds == "image":
-            return content if where["mode"] == JPEG else _pixels(where, content)
+            # An array would not tell where its channels are.
+            return content if where["mode"] == JPEG else Image.fromarray(_pixels(where, content))
         if not field.is_allocated:
             return where.item()
         if field.holds == "json":

@@ -83,7 +83,8 @@ class Overview:
         with contextlib.suppress(OSError), os.scandir(self.path / inside) as entries:
             for entry in itertools.islice(entries, _MOST):
                 if not why_left_out(entry.name):
-                    names[not entry.is_dir()].append(as_text(entry.name))
+                    # Unlike `DirEntry.is_dir`, it is no error for a link to itself.
+                    names[not os.path.isdir(entry.path)].append(as_text(entry.name))
         return sorted(names[0]), sorted(names[1])
 
 
