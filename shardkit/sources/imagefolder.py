@@ -408,8 +408,8 @@ def _require_labels(place: Place, splits: Mapping[str, Sequence[str]]) -> None:
     if any(splits.values()) and unlabeled:
         raise UsageError(
             f"{place}: {unlabeled[0]} has no class folders, so its images would have no labels. "
-            f"`shardkit convert table LIST DST --root {place.locate(unlabeled[0])}` reads "
-            "labels from a list;",
+            f"`shardkit convert table LIST.csv DST --root {place.locate(unlabeled[0])}` reads "
+            "labels from a table with the columns file_name and label;",
             remedy=f"pass {setting('classes', True)} to convert it without labels",
         )
 

@@ -118,6 +118,9 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
     by_folder = {fit.folder: fit for fit in reversed(fits) if fit.rows == most}
     for folder in _meant(file, [*reversed(by_folder)], folders):
         _, _, column, suffix = by_folder[folder]
+        others = [set(values) for name, values in columns.items() if name != column]
+        if len(others) > 1 and all(values <= {"0", "1"} for values in others):
+            return  # a column for each class, which no option reads
         words = ["--image", column]
         words += ["--root", f"{{}}/{folder}"] * (folder != file.rpartition("/")[0])
         if label := usual_label(set(header) - {column}) or _only(columns, column):
