@@ -24,7 +24,6 @@ from shardkit.sources.driver import Listing
 from shardkit.sources.inputs import reading
 from shardkit.sources.named_files import (
     NamedListing,
-    Names,
     corners,
 )
 from shardkit.system.files import as_name
@@ -73,7 +72,7 @@ class Coco(AnnotatedSource):
             UsageError: If the file cannot be read, or states wrong categories.
         """
         content = self._content()
-        listing = NamedListing(listings[""], Names(self.root))
+        listing = NamedListing(listings[""], self.names())
         for number, image in enumerate(content.images):
             row = f"{self.path.name}:images[{number}]"
             name = self._name_of(image)

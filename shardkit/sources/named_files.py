@@ -18,6 +18,7 @@ from shardkit.contracts import Entry, SourceOptions, recorded
 from shardkit.errors import BadImage, Problem, UsageError
 from shardkit.kinds.field import Schema, describe_schema, load_schema
 from shardkit.kinds.packing import with_fields
+from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.image_files import read_file, require_machine
@@ -39,6 +40,11 @@ _ELSEWHERE = "elsewhere"
 class NamedOptions(SourceOptions):
     """What sources of named files record."""
 
+    follow_links: bool = option(
+        False,
+        help="Read files also where links lead out of the folder, such as those in a cache of the "
+        "Hub.",
+    )
     place: str | None = recorded("root")
     """The folder of the images, relative to that of the list; None for that folder itself."""
     fields: Any = recorded("fields")
@@ -103,6 +109,10 @@ class NamedSource(ListedSource):
         self.numbers = dict(numbers or {})
         stored = {name: list(labels) for name, labels in self.numbers.items()}
         self.settle(fields=describe_schema(schema) or None, numbers=stored or None)
+
+    def names(self, folder: str | Path | None = None) -> Names:
+        """Return what finds the files that a list names, in the folder of images or another."""
+        return Names(str(folder or self.root), follows_links=self.options.follow_links)
 
     def known_classes(self, name: str) -> Sequence[str] | None:
         """Return the classes of a field, if an earlier scan or conversion found some."""
@@ -183,7 +193,7 @@ class NamedSource(ListedSource):
     def _path(self, name: str) -> str:
         """Return the path of a file that an entry names, perhaps that of anybody's plan."""
         if self._inside is None:
-            self._inside = Names(self.root)
+            self._inside = self.names()
         self._inside.status(name)
         return os.path.join(self.root, "") + as_name(name)
 
@@ -249,9 +259,14 @@ class Names:
     """The files below a folder that a list names, while it is scanned.
 
     Names are relative to the folder and must stay below it, also through links.
+
+    Args:
+        root: The folder.
+        follows_links: Whether links may lead out of the folder.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, follows_links: bool = False) -> None:
+        self._follows_links = follows_links
         self._prefix = os.path.join(root, "")
         self._top = os.path.realpath(root)
         self._folders: set[str] = set()
@@ -306,8 +321,11 @@ class Names:
         self._folders.add(folder)
 
     def _require_below(self, path: str) -> None:
-        if not _is_below(os.path.realpath(path), self._top):
-            raise BadImage("it is below a link that leads out of the root folder")
+        if not self._follows_links and not _is_below(os.path.realpath(path), self._top):
+            raise BadImage(
+                "it is below a link that leads out of the root folder",
+                remedy="if you trust its links, pass --follow-links (follow_links=True)",
+            )
 
     def unused(self, lists: Sequence[str]) -> Iterator[Problem]:
         """Yield all files below the folder that are not named, except for the lists."""

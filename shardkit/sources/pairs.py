@@ -193,7 +193,7 @@ class Pairs(AnnotatedSource):
         Raises:
             UsageError: If no mask has a name like its image.
         """
-        names = Names(self.root)
+        names = self.names()
         alone = list[Problem]()
         known = set[str]()
         understood = {}

@@ -34,7 +34,6 @@ from shardkit.sources.named_files import (
     NamedListing,
     NamedOptions,
     NamedSource,
-    Names,
     corners,
     images_below,
 )
@@ -208,7 +207,7 @@ class Table(NamedSource):
         """Refuse a table without a header: its first row names a file."""
         name = f"{self._image}{self.options.suffix or ''}".removeprefix("./")
         with suppress(BadImage):
-            Names(self.root).status(name if has_image_suffix(name) else "")
+            self.names().status(name if has_image_suffix(name) else "")
             raise UsageError(
                 f"{self._lists.paths[0]} has no header: its first line names the file "
                 f"{quoted(name)};",
@@ -234,7 +233,7 @@ class Table(NamedSource):
         Raises:
             UsageError: If a table cannot be read or lacks a column, or labels are out of range.
         """
-        names = Names(self.root)
+        names = self.names()
         scan = _Scan(NamedListing(listings[""], names), listings[""].labels)
         unused: dict[str, None] = {}
         for number, path in enumerate(self._lists.paths):
@@ -295,7 +294,7 @@ class Table(NamedSource):
 
     def _look_for_first(self, name: str) -> None:
         """Refuse names without the suffix of their files, and find files in subfolders."""
-        names = Names(self.root)
+        names = self.names()
         for suffix in ("", *_SUFFIXES):
             with suppress(BadImage):
                 names.status(name + suffix)

@@ -23,7 +23,7 @@ from shardkit.sources.driver import Listing
 from shardkit.sources.image_files import read_file
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.labels import LabelValues, checked_label, classes_option, read_classes
-from shardkit.sources.named_files import NamedListing, Names, images_below
+from shardkit.sources.named_files import NamedListing, images_below
 from shardkit.sources.recognize import Overview
 from shardkit.system.files import as_name, as_text, read_small
 from shardkit.system.text import quoted
@@ -86,9 +86,9 @@ class Voc(AnnotatedSource):
         Raises:
             UsageError: If a file of ``ImageSets`` cannot be read, or the classes lack one.
         """
-        images = Names(self.root)
+        images = self.names()
         is_shared = self._images == self._annotations
-        annotations = images if is_shared else Names(str(self.path / self._annotations))
+        annotations = images if is_shared else self.names(self.path / self._annotations)
         labels = LabelValues()
         by_id: dict[str, list[str]] = {}
         for path in images_below(self.root, ""):

@@ -109,7 +109,7 @@ class Yolo(AnnotatedSource):
         Raises:
             UsageError: If a list cannot be read, or no image has labels.
         """
-        names = Names(self.root)
+        names = self.names()
         found = _Found([], set(), set())
         total = 0
         for split, images in self.splits.items():
@@ -288,7 +288,7 @@ class Yolo(AnnotatedSource):
         if not place.endswith(".txt"):
             return [place]
         folder = place.rpartition("/")[0]
-        names = Names(self.root)
+        names = self.names()
         names.find(place)
         lines = read_small(Path(self.root, as_name(place))).decode("utf-8-sig").splitlines()
         return [_listed_image(self.root, folder, line.strip()) for line in lines if line.strip()]
