@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -106,7 +107,7 @@ class HuggingFace(ListedSource):
             names = split_names(options.split, tuple(files_of))
         self.splits = self._files = {ours: files_of[theirs] for ours, theirs in names.items()}
         self._columns = self._first_columns()
-        columns = map(_column, *zip(*self._columns.items(), strict=True))
+        columns = itertools.starmap(_column, self._columns.items())
         self._chosen = Columns(self.path, columns, options, eager=False)
         self.schema = self._chosen.schema
         self.settle(image=self._chosen.image, label=self._chosen.label or NONE)

@@ -21,7 +21,7 @@ from shardkit.sources.image_files import open_at_once
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.images import has_image_suffix
 from shardkit.sources.places import why_left_out
-from shardkit.system.files import as_text
+from shardkit.system.files import as_name, as_text
 from shardkit.system.late import load
 from shardkit.system.text import shell
 
@@ -61,17 +61,17 @@ class Overview:
 
     def has(self, *names: str) -> bool:
         """Return whether there are files or folders of all these names, below the path."""
-        return all((self.path / name).exists() for name in names)
+        return all((self.path / as_name(name)).exists() for name in names)
 
     def inner(self, folder: str) -> Overview:
         """Return the overview of a folder below the path."""
-        return Overview(self.path / folder)
+        return Overview(self.path / as_name(folder))
 
     def ends(self, name: str = "", size: int = 1 << 16) -> bytes:
         """Return the start of a file, and its end if it is larger."""
         with (
             contextlib.suppress(OSError),
-            open(self.path / name, "rb", opener=open_at_once) as file,
+            open(self.path / as_name(name), "rb", opener=open_at_once) as file,
         ):
             start = file.read(size)
             file.seek(max(size, os.fstat(file.fileno()).st_size - size))
@@ -80,7 +80,7 @@ class Overview:
 
     def _list(self, inside: str) -> tuple[list[str], list[str]]:
         names: tuple[list[str], list[str]] = ([], [])
-        with contextlib.suppress(OSError), os.scandir(self.path / inside) as entries:
+        with contextlib.suppress(OSError), os.scandir(self.path / as_name(inside)) as entries:
             for entry in itertools.islice(entries, _MOST):
                 if not why_left_out(entry.name):
                     # Unlike `DirEntry.is_dir`, it is no error for a link to itself.

@@ -260,4 +260,4 @@ def test_a_signal_is_an_error(inputs: Path, tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=DEADLINE)
     value = json.loads(output)
     assert (value["exit_code"], process.returncode) == (143, 143)
-    assert value["error"]["what"] == "interrupted."
+    assert value["error"]["what"] == "interrupted"
