@@ -288,8 +288,15 @@ class ImageFolder(PartedSource):
             MASK_NAME.fullmatch(file.rpartition(".")[0])
             for top in tops
             for name in self.place.inner(top).folders()[:FOLDERS_TRIED]
-            for file in self.place.inner(_below(top, name)).names()
+            for file in self._names(_below(top, name))
         )
+
+    def _names(self, folder: str) -> list[str]:
+        """Return the names in a folder; none if it cannot be read, which the scan says."""
+        try:
+            return list(self.place.inner(folder).names())
+        except PermissionError:
+            return []
 
     def list_part(self, part: SourcePart) -> PartListing:
         """List the images of some class folders, in the order of labels and paths."""

@@ -167,16 +167,16 @@ def test_a_strip_is_not_enlarged_beyond_the_limit(mode: str) -> None:
 
 
 @pytest.mark.usefixtures("without_native")  # whose limits are lower, and constants
-def test_the_limit_of_pixels_counts_for_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_pixels_counts_for_all_kinds() -> None:
     """Real bombs, small enough to be unpacked if the limit failed; just below it they are good."""
     for field, data in SAMPLES.items():
-        monkeypatch.setattr(limits, "MAX_PIXELS", 24 * 16 - 1)
-        for function in (inspect, decode):
-            with refused(BadImage, "24", "16", "383"):
-                function(data, field)
-        monkeypatch.setattr(limits, "MAX_PIXELS", 24 * 16)
-        assert inspect(data, field).upright == (24, 16)
-        assert decode(data, field).shape == (16, 24, 3)
+        with limits.pixels_up_to(24 * 16 - 1):
+            for function in (inspect, decode):
+                with refused(BadImage, "24", "16", "383"):
+                    function(data, field)
+        with limits.pixels_up_to(24 * 16):
+            assert inspect(data, field).upright == (24, 16)
+            assert decode(data, field).shape == (16, 24, 3)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA", "P", "CMYK", "I;16", "1"])

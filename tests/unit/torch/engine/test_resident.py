@@ -414,14 +414,14 @@ def test_values_that_make_no_block_are_refused(tmp_path: Path) -> None:
         {
             "image": rng.integers(0, 256, (8, 8, 3), np.uint8),
             "mask": rng.integers(0, 256, (8, 8), np.uint16 if n == 3 else np.uint8),
-            "low": rng.integers(0, 256, (4, 8), np.uint8),
+            "low": rng.integers(0, 256, (6, 8, 3), np.uint8),
             "when": np.datetime64("2026-01-01") + np.arange(2),
         }
         for n in range(5)
     ]
     samples[3]["mask"] += 300
     del samples[4]["mask"]
-    schema = {"mask": Field("mask"), "low": Field("mask")}
+    schema = {"mask": Field("mask"), "low": Field("image")}
     convert(samples, tmp_path / "data", to="lmdb", schema=schema)
 
     rows = open_dataset(tmp_path / "data").has("mask")
