@@ -147,7 +147,7 @@ def _docstring(value: Any) -> str:
 
 def _formatted(text: str) -> str:
     for command in ("check --quiet --fix --exit-zero --select I", "format"):
-        words = ["ruff", *command.split(), "--stdin-filename", str(STUB), "-"]
+        words = [sys.executable, "-m", "ruff", *command.split(), "--stdin-filename", str(STUB), "-"]
         done = subprocess.run(words, input=text, capture_output=True, text=True, check=True)
         text = done.stdout
     return text
