@@ -35,7 +35,6 @@ from shardkit.errors import UsageError
 from shardkit.options import option
 from shardkit.recipe import RecipeOptions
 from shardkit.registry import (
-    DEFAULT_SOURCE,
     get_source,
     open_source,
     source_hint,
@@ -43,8 +42,9 @@ from shardkit.registry import (
 )
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import report
+from shardkit.sources.imagefolder import ImageFolder
 from shardkit.sources.opening import DivisionOptions, Exclusion
-from shardkit.sources.recognize import refuse_other_kinds, the_kind
+from shardkit.sources.recognize import the_kind
 from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus
 from shardkit.system.urls import as_url
@@ -214,12 +214,11 @@ class _Command(Command):
         of_source = {name: words.pop(name) for name in self._of_source}
         if read_as := click.get_current_context().meta.get(_READ_AS):
             run.report(lambda: {"read_as": read_as}, lambda: say(f"read as {read_as}"))
-        if self._kind.name == DEFAULT_SOURCE and not of_source["classes"] and not as_url(src):
-            rest = [str(dst), "--to", words["to"]]
-            refuse_other_kinds(src, rest, splits=bool(of_source["splits"]))
         if self._kind.of_files:
             if "root" in of_source:
                 require_root(src, of_source["root"])
             src = copied(run, src, Copies(cache=of_source.pop("cache")))
         source = open_source(self._kind.name, src, **of_source)
+        if isinstance(source, ImageFolder):
+            source.rest = [str(dst), "--to", words["to"]]
         _convert(run, options, source, as_url(src) or src, dst, **words)

@@ -26,6 +26,7 @@ from shardkit.sources.named_files import (
     NamedListing,
     corners,
 )
+from shardkit.sources.places import below
 from shardkit.system.files import as_name
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import quoted
@@ -352,7 +353,7 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
     folders = ["", *seen.folders()[:100]]
     for folder in folders:
         for file in seen.files(folder, ".json")[:20]:
-            path = f"{folder}/{file}".lstrip("/")
+            path = below(folder, file)
             ends = seen.ends(path)
             if _is_coco(ends) and (name := re.search(rb'"file_name"\s*:\s*"([^"\\]+)"', ends)):
                 image = name[1].decode("utf-8", "replace")

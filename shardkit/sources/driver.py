@@ -270,7 +270,7 @@ class ListedSource(Source):
         self.exact_sizes = True
         """As `Scan.exact_sizes`."""
         self.notes: list[str] = []
-        """As `Scan.notes`; a scan makes them anew."""
+        """As `Scan.notes`, of the latest scan."""
 
     def __str__(self) -> str:
         return str(self.path)

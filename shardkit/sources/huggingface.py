@@ -41,6 +41,7 @@ from shardkit.sources.inputs import (
 from shardkit.sources.kept import Kept, value_of
 from shardkit.sources.labels import label_of, read_classes
 from shardkit.sources.library_process import call
+from shardkit.sources.places import below
 from shardkit.system.files import read_small
 from shardkit.system.formatting import size
 from shardkit.system.safe_paths import parts_of
@@ -316,7 +317,7 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
     else:
         for top in ("", "data"):
             if (files := seen.files(top, ".parquet")) and not seen.images(top):
-                of_hub = b"huggingface" in seen.ends(f"{top}/{files[0]}".lstrip("/"))
+                of_hub = b"huggingface" in seen.ends(below(top, files[0]))
                 yield Recognition(f"Parquet files such as {files[0]}", of_hub, top)
 
 

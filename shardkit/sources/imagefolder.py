@@ -38,6 +38,7 @@ from shardkit.sources.places import (
     UNREADABLE_FOLDER,
     Finder,
     Place,
+    below,
     claims_image,
     open_place,
     walk_order,
@@ -139,6 +140,8 @@ class ImageFolder(PartedSource):
     def __init__(self, root: str | Path, options: FolderOptions | None = None) -> None:
         self.place = open_place(root)
         self.options = options or FolderOptions()
+        self.rest: Sequence[str] = ("DST", "--to", "lmdb")
+        """What follows the source in a command, for messages that name another one."""
 
     def __str__(self) -> str:
         return str(self.place)
@@ -159,15 +162,15 @@ class ImageFolder(PartedSource):
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image file."""
         require_inside(entry.path)
-        return image_record(entry, self.place.read(entry, _below(split, entry.path)))
+        return image_record(entry, self.place.read(entry, below(split, entry.path)))
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the path or URL of an image."""
-        return self.place.locate(_below(split, entry.path))
+        return self.place.locate(below(split, entry.path))
 
     def ahead(self, split: str, entries: Sequence[Entry]) -> None:
         """Start to read images."""
-        self.place.ahead(entries, [_below(split, entry.path) for entry in entries])
+        self.place.ahead(entries, [below(split, entry.path) for entry in entries])
 
     def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
         """Return the file of each image, if they are local."""
@@ -178,7 +181,7 @@ class ImageFolder(PartedSource):
                 require_inside(entry.path)
         except BadImage:
             return None  # `read` says which
-        return self.place.paths([_below(split, entry.path) for entry in entries])
+        return self.place.paths([below(split, entry.path) for entry in entries])
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images of each split, in the order of labels and paths.
@@ -214,11 +217,11 @@ class ImageFolder(PartedSource):
                 name each class once, or ``splits`` is required.
         """
         for archive in filter(Path.is_file, self.place.local()):
-            load(_REFUSE_OTHERS)(archive)
+            load(_REFUSE_OTHERS)(archive, self.rest)
         folders = self.place.folders()
         for root in () if self.options.classes else self.place.local():
             if self._may_be_other(folders):
-                load(_REFUSE_OTHERS)(root, splits=bool(self.options.splits))
+                load(_REFUSE_OTHERS)(root, self.rest, splits=bool(self.options.splits))
         splits = self.options.splits
         splits = _are_splits(self.place, folders) if splits is None else splits
         inner = {"": folders}
@@ -288,7 +291,7 @@ class ImageFolder(PartedSource):
             MASK_NAME.fullmatch(file.rpartition(".")[0])
             for top in tops
             for name in self.place.inner(top).folders()[:FOLDERS_TRIED]
-            for file in self._names(_below(top, name))
+            for file in self._names(below(top, name))
         )
 
     def _names(self, folder: str) -> list[str]:
@@ -365,10 +368,6 @@ def _was_never_listed(problem: Problem) -> bool:
     return problem.reason in _NEVER_LISTED or problem.reason.startswith(UNREADABLE_FOLDER)
 
 
-def _below(split: str, path: str) -> str:
-    return f"{split}/{path}" if split else path
-
-
 def _are_splits(place: Place, folders: Sequence[str]) -> bool:
     named = [folder for folder in folders if is_split_name(folder)]
     if len(named) == len(folders):
@@ -393,7 +392,7 @@ def _require_distinct(splits: Mapping[str, Iterable[str]], classes: Sequence[str
     first = {_as_seen(name): name for name in classes}
     for split, names in splits.items():
         for name in sorted(set(names).difference(classes)):
-            folder = _below(split, name)
+            folder = below(split, name)
             other = first.setdefault(_as_seen(name), folder)
             if other.rpartition("/")[2] != name:
                 raise UsageError(

@@ -23,6 +23,7 @@ from shardkit.sources.named_files import (
     Names,
     images_below,
 )
+from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview
 from shardkit.system.text import quoted
 
@@ -321,8 +322,9 @@ def _layout_of(
         folders = seen.folders(top)
         image = images or next(filter(_OF_IMAGES.fullmatch, folders), None)
         if image is None:  # train and train_masks
-            both = ((a, b) for a in folders for b in folders if re.match(rf"{re.escape(a)}[_-]", b))
-            image = next((a for a, b in both if _OF_MASKS.fullmatch(b)), None)
+            marks = ((b, re.finditer("[_-]", b)) for b in folders if _OF_MASKS.fullmatch(b))
+            bases = {b[: mark.start()] for b, in_name in marks for mark in in_name}
+            image = next(filter(bases.__contains__, folders), None)
         if image is None or image not in folders:
             continue
         others = [name for name in folders if name != image]
@@ -347,7 +349,7 @@ def _next_to_images(seen: Overview) -> Iterator[Recognition]:
     """Yield why masks are next to their images, with the option that says what they are called."""
     splits = [*filter(is_split_name, seen.folders())]
     folders = [
-        f"{top}/{name}".strip("/")
+        below(top, name)
         for top in ("", *splits)
         for name in ("", *seen.folders(top)[:FOLDERS_TRIED])
     ]
@@ -361,7 +363,7 @@ def _next_to_images(seen: Overview) -> Iterator[Recognition]:
         counts.update(match["suffix"] for match in masks)
         images += len(stems) - len(masks)
         if masks and not shown:
-            shown = f"{folder}/{stems[masks[0][0]]}".lstrip("/")
+            shown = below(folder, stems[masks[0][0]])
     if counts:
         stated = [suffix + "?" * (count < images) for suffix, count in sorted(counts.items())]
         words = ("--mask-suffix", ",".join(stated))

@@ -162,6 +162,11 @@ def claims_image(path: str) -> bool:
     return (dot + suffix).lower() in IMAGE_SUFFIXES
 
 
+def below(folder: str, path: str) -> str:
+    """Return the path of what is in a folder; either may be ""."""
+    return f"{folder}/{path}" if folder and path else folder or path
+
+
 def why_left_out(name: str) -> str:
     """Return the reason if a file or folder of this name is never data; otherwise ""."""
     if name.startswith("."):

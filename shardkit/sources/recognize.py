@@ -20,7 +20,7 @@ from shardkit.registry import DATASET, DEFAULT_SOURCE, get_source, source_names
 from shardkit.sources.image_files import open_at_once
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.images import has_image_suffix
-from shardkit.sources.places import why_left_out
+from shardkit.sources.places import below, why_left_out
 from shardkit.system.files import as_name, as_text
 from shardkit.system.late import load
 from shardkit.system.text import shell
@@ -83,9 +83,16 @@ class Overview:
         with contextlib.suppress(OSError), os.scandir(self.path / as_name(inside)) as entries:
             for entry in itertools.islice(entries, _MOST):
                 if not why_left_out(entry.name):
-                    # Unlike `DirEntry.is_dir`, it is no error for a link to itself.
-                    names[not os.path.isdir(entry.path)].append(as_text(entry.name))
+                    names[not _is_folder(entry)].append(as_text(entry.name))
         return sorted(names[0]), sorted(names[1])
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder, or a link to one; it asks the disk for links alone."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def having(*names: str, suffixes: tuple[str, ...] = ()) -> Recognizer:
@@ -117,7 +124,7 @@ def having_index(part: bytes) -> Recognizer:
 
     def recognize(seen: Overview) -> Iterator[Recognition]:
         names = [name for name in ("", *seen.folders()) if "index.json" in seen.files(name)]
-        if names and part in seen.ends(f"{names[0]}/index.json".lstrip("/")):
+        if names and part in seen.ends(below(names[0], "index.json")):
             yield Recognition("index.json")
 
     return recognize
@@ -198,7 +205,7 @@ def _folder_inside(seen: Overview) -> str | None:
 
 def _folder_around(seen: Overview, top: str) -> str:
     """Return the innermost folder that has all folders of images, and no images itself."""
-    folders = [f"{top}/{name}".lstrip("/") for name in seen.folders(top)]
+    folders = [below(top, name) for name in seen.folders(top)]
     if seen.images(top) or any(map(seen.images, folders)):
         return top
     full = [folder for folder in folders if _has_images(seen, folder)]
@@ -237,7 +244,7 @@ class Recognized(NamedTuple):
         words = (
             f"{{}}/{folder}{word[2:]}" if word.startswith("{}") else word for word in self.by.words
         )
-        inside = os.path.join(folder, self.by.inside).rstrip("/")
+        inside = below(folder, self.by.inside)
         evidence = f"{self.by.evidence}, in {folder}/"
         return Recognized(
             self.kind, self.by._replace(evidence=evidence, inside=inside, words=tuple(words))
@@ -307,9 +314,7 @@ def the_kind(path: str | Path, rest: Sequence[str]) -> Recognized:
     )
 
 
-def refuse_other_kinds(
-    path: str | Path, rest: Sequence[str] = ("DST", "--to", "lmdb"), *, splits: bool = False
-) -> None:
+def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = False) -> None:
     """Refuse a folder of images that another kind of source recognizes for certain.
 
     Args:

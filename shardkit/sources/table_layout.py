@@ -15,6 +15,7 @@ from shardkit.errors import UsageError, setting
 from shardkit.sources.columns import usual_label
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.images import has_image_suffix
+from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview
 from shardkit.sources.table_rows import SUFFIXES
 from shardkit.sources.table_text import first_rows
@@ -56,11 +57,11 @@ def recognize_table(seen: Overview) -> Iterator[Recognition]:
         return
     for top in ("", *filter(is_split_name, seen.folders())):
         for file in set(_METADATA).intersection(seen.files(top)):
-            yield Recognition(_below(top, file), inside=_below(top, file))
+            yield Recognition(below(top, file), inside=below(top, file))
         folders = _folders(seen, top)
         for file in seen.files(top, (".csv", ".tsv")) if folders else ():
             if not _NO_DATA.match(file):
-                yield from _list_of(seen, _below(top, file), folders)
+                yield from _list_of(seen, below(top, file), folders)
 
 
 def refuse_unread_lists(seen: Overview) -> None:
@@ -73,7 +74,7 @@ def refuse_unread_lists(seen: Overview) -> None:
     folders = list(dict.fromkeys(folder for top in tops for folder in _folders(seen, top)))
     images = [name for folder in folders for name in seen.images(folder)[:_MOST]]
     words = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
-    for file in (_below(top, name) for top in tops for name in seen.files(top)) if images else ():
+    for file in (below(top, name) for top in tops for name in seen.files(top)) if images else ():
         name = file.lower()
         is_list = name.endswith(_LISTS) and not _NO_DATA.match(PurePath(name).name)
         if is_list or (name.endswith(_TEXTS) and words & {*_WORD.findall(seen.ends(file))}):
@@ -93,7 +94,7 @@ def _command(seen: Overview, file: str, folders: Sequence[str]) -> str:
 
 def _folders(seen: Overview, top: str) -> list[str]:
     """Return a folder and those in it with images, unless they are classes."""
-    inner = [_below(top, name) for name in seen.folders(top)]
+    inner = [below(top, name) for name in seen.folders(top)]
     full = [name for name in inner if seen.images(name)]
     nested = [f"{name}/{of}" for name in inner for of in seen.folders(name)]
     classes = {PurePath(name).name for name in (*full, *filter(seen.images, nested))}
@@ -148,7 +149,7 @@ def _has(seen: Overview, folders: Sequence[str], name: str) -> bool:
     name = name.strip().replace("\\", "/").removeprefix("./")
     with suppress(ValueError):
         parts_of(name)
-        return has_image_suffix(name) and sum(seen.has(_below(f, name)) for f in folders) == 1
+        return has_image_suffix(name) and sum(seen.has(below(f, name)) for f in folders) == 1
     return False
 
 
@@ -174,10 +175,6 @@ def _only(columns: dict[str, list[str]], image: str) -> str:
         if len(others) == 1 and not any(" " in v.strip() for v in columns[others[0]])
         else ""
     )
-
-
-def _below(top: str, name: str) -> str:
-    return f"{top}/{name}".lstrip("/")
 
 
 def _stem(name: str) -> str:

@@ -24,6 +24,7 @@ from shardkit.sources.image_files import read_file
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.labels import LabelValues, checked_label, classes_option, read_classes
 from shardkit.sources.named_files import NamedListing, images_below
+from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview
 from shardkit.system.files import as_name, as_text, read_small
 from shardkit.system.text import quoted
@@ -97,7 +98,7 @@ class Voc(AnnotatedSource):
         for split, file in self.splits.items():
             listing = NamedListing(listings[split], images)
             for number, name in enumerate(self._ids(file)):
-                row = f"{self._annotations}/{name}.xml".lstrip("/")
+                row = below(self._annotations, f"{name}.xml")
                 image = None
                 try:
                     _, status = annotations.find(f"{name}.xml")
@@ -121,7 +122,7 @@ class Voc(AnnotatedSource):
                     self.count_outside(values["boxes"], values.get(SIZE))
         folders = {self._images: images, self._annotations: annotations}
         next(iter(listings.values())).ignored += [
-            Problem(path=f"{folder}/{problem.path}".lstrip("/"), reason="in no split")
+            Problem(path=below(folder, problem.path), reason="in no split")
             for folder, names in folders.items()
             for problem in names.unused([])
         ]
@@ -253,10 +254,10 @@ def _folders_of(seen: Overview, top: str = "") -> tuple[str, str] | None:
         return _IMAGES[0], _ANNOTATIONS[0]
     for images in filter(_IMAGES.__contains__, folders):
         for of_xml in filter(_ANNOTATIONS.__contains__, folders):
-            if seen.files(f"{top}/{of_xml}".lstrip("/"), ".xml"):
+            if seen.files(below(top, of_xml), ".xml"):
                 return images, of_xml
     for inside in ("", *filter(is_split_name, folders)):
-        place = f"{top}/{inside}".strip("/")
+        place = below(top, inside)
         stems = {name.rpartition(".")[0] for name in seen.files(place, ".xml")}
         if stems & {name.rpartition(".")[0] for name in seen.images(place)}:
             return "", ""

@@ -283,7 +283,7 @@ class _ZipFolder(Place):
                 return inner.unwrapped()
         return self
 
-    def beside(self) -> Iterator[Problem]:
+    def outside(self) -> Iterator[Problem]:
         """Yield what is next to the folder and those around it."""
         around = _ZipFolder(self.path)
         for part in self.below.split("/")[:-1]:
@@ -412,7 +412,7 @@ class ZipImages(ImageFolder, AttachableSource):
         scan, parts = super().parts(most, classes)
         first = next(iter(scan.splits))
         scan.problems[first] += _directory(self.place.path).refused
-        ignored = {**scan.ignored, first: [*scan.ignored[first], *self.place.beside()]}
+        ignored = {**scan.ignored, first: [*scan.ignored[first], *self.place.outside()]}
         return replace(scan, ignored=ignored), parts
 
     def list_part(self, part: SourcePart) -> PartListing:
