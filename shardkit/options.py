@@ -378,13 +378,13 @@ def takes(*kinds: type[Any]) -> Callable[[Callable[..., _Result]], Callable[...,
 
 def _arguments_of(kinds: Iterable[type[Any]]) -> list[Option]:
     """Return the options of classes and of their groups, in order; no two have one name."""
-    found: list[Option] = []
+    items: list[Option] = []
     for kind in kinds:
-        found += [*_arguments_of(_groups(kind).values()), *options_of(kind)]
-    names = Counter(item.name for item in found)
+        items += [*_arguments_of(_groups(kind).values()), *options_of(kind)]
+    names = Counter(item.name for item in items)
     if names and (repeated := names.most_common(1)[0])[1] > 1:
         raise TypeError(f"two options have the name {repeated[0]}")
-    return found
+    return items
 
 
 def _groups(kind: type[Any]) -> dict[str, type[Any]]:

@@ -348,9 +348,9 @@ class _Conversion:
 
     def _quality(self) -> int | None:
         """Return the quality of a changed image; None to keep a lossless WebP lossless."""
-        stated = self.recipe.quality
-        kept = self.recipe.encode == "keep" and not stated and self.field == "webp"
-        return None if kept and webp_is_lossless(self.data) else stated or DEFAULT_QUALITY
+        quality = self.recipe.quality
+        kept = self.recipe.encode == "keep" and not quality and self.field == "webp"
+        return None if kept and webp_is_lossless(self.data) else quality or DEFAULT_QUALITY
 
     def _padding(self) -> int | Color:
         """Return the color around a padded image: of gray ones, its luma; of others, 0."""

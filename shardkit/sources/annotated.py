@@ -115,12 +115,12 @@ class AnnotatedSource(NamedSource):
         Raises:
             BadImage: If the file has another size than stated.
         """
-        stated = values.pop(SIZE, None)
+        size = values.pop(SIZE, None)
         field = record.image_field
-        if field is None or not (stated or self.options.annotated == UPRIGHT):
+        if field is None or not (size or self.options.annotated == UPRIGHT):
             return values
         info = inspect(record.fields[field], field)
-        if self._is_upright(stated and tuple(stated), info) and info.orientation != 1:
+        if self._is_upright(size and tuple(size), info) and info.orientation != 1:
             inverse = _INVERSE.get(info.orientation, info.orientation)
             turn = Geometry(info.upright, inverse, info.upright, info.upright)
             values |= {

@@ -509,8 +509,8 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
 
 
 def _recognize(seen: Overview) -> Iterable[Recognition]:
-    found: Iterable[Recognition] = load("shardkit.sources.recognize:recognize_folders")(seen)
-    return found
+    layouts: Iterable[Recognition] = load("shardkit.sources.recognize:recognize_folders")(seen)
+    return layouts
 
 
 SOURCE = SourceKind(

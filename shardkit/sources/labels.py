@@ -275,13 +275,13 @@ def _items(text: str, where: str) -> list[Any]:
         pass
     end = len(text) - 1
     position = 1
-    found = []
+    values = []
     while match := _ITEM.match(text, position, end):
         position = match.end()
-        found.append(ast.literal_eval(match[1]) if match[1] else match[2])
+        values.append(ast.literal_eval(match[1]) if match[1] else match[2])
     if position < end:
         raise BadImage(f"its {where} is not a list: {quoted(text)}")
-    return found
+    return values
 
 
 def classes_option(help: str = CLASSES_HELP, *, stored: str = "class_names") -> Any:  # noqa: A002

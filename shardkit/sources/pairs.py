@@ -267,12 +267,12 @@ def _by_stem(root: str, folder: str) -> dict[str, str]:
     Raises:
         UsageError: If two have one name.
     """
-    found: dict[str, str] = {}
+    by_stem: dict[str, str] = {}
     for path in images_below(root, folder):
         stem = path.removeprefix(f"{folder}/").rpartition(".")[0]
-        if found.setdefault(stem, path) != path:
-            raise UsageError(f"{root}: {found[stem]} and {path} differ only in their suffix")
-    return found
+        if by_stem.setdefault(stem, path) != path:
+            raise UsageError(f"{root}: {by_stem[stem]} and {path} differ only in their suffix")
+    return by_stem
 
 
 def _require_pattern(pattern: str) -> None:
@@ -341,8 +341,8 @@ def _layout_of(
 
 
 def _recognize(seen: Overview) -> Iterator[Recognition]:
-    found = [*_in_siblings(seen)] if seen.is_folder else []
-    yield from found or (_next_to_images(seen) if seen.is_folder else ())
+    in_siblings = [*_in_siblings(seen)] if seen.is_folder else []
+    yield from in_siblings or (_next_to_images(seen) if seen.is_folder else ())
 
 
 def _next_to_images(seen: Overview) -> Iterator[Recognition]:
@@ -365,8 +365,8 @@ def _next_to_images(seen: Overview) -> Iterator[Recognition]:
         if masks and not shown:
             shown = below(folder, stems[masks[0][0]])
     if counts:
-        stated = [suffix + "?" * (count < images) for suffix, count in sorted(counts.items())]
-        words = ("--mask-suffix", ",".join(stated))
+        suffixes = [suffix + "?" * (count < images) for suffix, count in sorted(counts.items())]
+        words = ("--mask-suffix", ",".join(suffixes))
         yield Recognition(f"masks such as {shown} next to their images", words=words)
 
 

@@ -140,8 +140,8 @@ def _fits(
         suffixes = Counter(PurePath(name).suffix for name in images)
         for suffix in ("", *suffixes):
             if any(_has(seen, group, value + suffix) for value in values[:20]):
-                found = [_has(seen, group, value + suffix) for value in values]
-                yield _Fit(sum(found), group[0], column, suffix)
+                is_there = [_has(seen, group, value + suffix) for value in values]
+                yield _Fit(sum(is_there), group[0], column, suffix)
 
 
 def _has(seen: Overview, folders: Sequence[str], name: str) -> bool:

@@ -158,9 +158,9 @@ class Yolo(AnnotatedSource):
 
     def _settle(self, found: _Found) -> Mapping[str, str]:
         """Set the fields, now that all labels are known."""
-        known = self.known_classes("boxes")
+        earlier = self.known_classes("boxes")
         count = max(found.classes, default=-1) + 1
-        names = tuple(known or self.box_names or map(str, range(count)))
+        names = tuple(earlier or self.box_names or map(str, range(count)))
         if count > len(names):
             raise UsageError(
                 f"{self}: labels have the class {count - 1}, but there are {len(names)} class names"
@@ -251,12 +251,12 @@ class Yolo(AnnotatedSource):
 
     def _choose(self) -> dict[str, list[str]]:
         """Return the images of each split, by path below the root."""
-        stated = {
+        described = {
             split: [image for entry in entries for image in self._images_of(split, entry)]
             for split, entries in self.description.splits.items()
         }
-        if any(stated.values()):
-            return {split: images for split, images in stated.items() if images}
+        if any(described.values()):
+            return {split: images for split, images in described.items() if images}
         folders = _folders(self.root, "")
         for pattern, tops in (
             ("images/{}", _folders(self.root, "images")),

@@ -234,5 +234,5 @@ def _digest(body: dict[str, Any]) -> str | None:
 
 def _software() -> dict[str, str]:
     versions = {"shardkit": __version__, "python": platform.python_version()}
-    found = {name: version_of(name) for name in _LIBRARIES}
-    return versions | {name: version for name, version in found.items() if version is not None}
+    installed = {name: version_of(name) for name in _LIBRARIES}
+    return versions | {name: version for name, version in installed.items() if version is not None}
