@@ -93,7 +93,10 @@ def _title(name: str) -> str:
 
 @click.group("convert", cls=_Sources)
 def convert_command() -> None:
-    """Create a dataset of shards. COMMAND is the source type."""
+    """Create a dataset of shards. COMMAND is the source type.
+
+    Without one, the type is recognized, and stated: shardkit convert photos dataset --to lmdb.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
