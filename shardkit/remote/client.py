@@ -1,4 +1,4 @@
-"""S3, Google Cloud Storage and Azure. Only helper processes import this."""
+"""S3, Google Cloud Storage, Azure and web servers. Only helper processes import this."""
 
 from __future__ import annotations
 
@@ -71,8 +71,17 @@ _ENDPOINT = {
 }
 """Variables with the address of another server."""
 
+_ISSUERS = "SSL_CERT_FILE"
+"""Variable with a file of certificates to trust besides the system's."""
+
 _BAD_NAME = "path segment"
 """What the client's errors about names contain, such as "contained empty path segment"."""
+
+_BAD_LIST = "invalid list response"
+
+_UNTRUSTED = "InvalidCertificate"
+
+_SIZELESS = "MissingContentLength"
 
 _NO_BUCKET = "NoSuchBucket|ContainerNotFound"
 
@@ -95,8 +104,10 @@ class ObjectStore(Store):
         super().__init__(url)
         self._untagged = 0
         self._scheme = url.partition(":")[0]
-        server = os.environ.get(_ENDPOINT[self._scheme], "")
+        server = os.environ.get(_ENDPOINT.get(self._scheme, ""), "") or url
         client: Any = {"timeout": f"{timeout()}s", "allow_http": server.startswith("http://")}
+        if issuers := os.environ.get(_ISSUERS):
+            client["root_certificate"] = _certificates(issuers)
         retry: Any = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
         more: Any = {"checksum_algorithm": "SHA256"} if self._scheme == "s3" else {}
         if self._scheme == "s3" and _is_set("AWS_REQUEST_PAYER"):
@@ -292,9 +303,10 @@ class ObjectStore(Store):
             self._repeated(name, lambda: obstore.delete(self._store, name))
 
     def _is_transient(self, error: Exception) -> bool:
-        return isinstance(error, (GenericError, JoinError)) and not re.search(
-            rf"status code: 4(?!29)|invalid list response|{_BAD_NAME}", str(error)
+        final = (
+            rf"status code: [34](?!29)|invalid list response|{_BAD_NAME}|{_UNTRUSTED}|{_SIZELESS}"
         )
+        return isinstance(error, (GenericError, JoinError)) and not re.search(final, str(error))
 
     def _is_unreachable(self, error: Exception) -> bool:
         return "kind: Connect," in str(error)
@@ -310,7 +322,7 @@ class ObjectStore(Store):
 
     def _error(self, name: str, error: Exception) -> ShardkitError:
         what = f"{self.url}/{name}".rstrip("/")
-        reason = _reason(error)
+        reason = reason_of(error)
         text = str(error)
         if re.search(f"{_BAD_NAME}|{_NO_BUCKET}", text):  # listings have no types of errors for it
             return self._wrong_name(text) if _BAD_NAME in text else self._missing(name, error)
@@ -360,6 +372,15 @@ class ObjectStore(Store):
         )
 
 
+def _certificates(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{_ISSUERS}={file} cannot be read: {error.strerror}", remedy="Correct it."
+        ) from None
+
+
 def _peak() -> int:
     """Return the largest amount of memory that this process has used, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
@@ -390,9 +411,16 @@ def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "").lower() in ("1", "true")
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return a short reason without the server's text, which may quote credentials."""
     text = str(error).partition("\nDebug source")[0]
+    if _UNTRUSTED in str(error):
+        return (
+            "its certificate is not valid; if you trust its issuer, set "
+            f"{_ISSUERS} to a file with the issuer's certificate"
+        )
+    if "redirect" in text:
+        return "it redirects to an unencrypted URL, or without an end"
     status = re.search(r"status code: ([0-9]{3}[A-Za-z ]{0,40})", text)
     code = re.search(r"<Code>([A-Za-z0-9]{1,60})</Code>", text)
     if status or code:

@@ -65,7 +65,7 @@ HEAVY = {
     "lmdb": ("formats", "sources.lmdb_reader"),
     "lightning": ("torch.lightning",),
     "pyarrow": ("exporting.parquet", "sources.arrow_reader"),
-    "obstore": ("remote.client",),
+    "obstore": ("remote.client", "remote.web"),
 }
 """Libraries that only these packages or modules import."""
 

@@ -1,15 +1,12 @@
-"""Web servers: the bytes that they have, or a named error; and no other server than the user's."""
+"""Web servers: the bytes that they have, or a named error."""
 
 from __future__ import annotations
 
 import contextlib
 import http.server
-import io
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.client import HTTPException
-from urllib.request import Request
 from zlib import crc32
 
 import pytest
@@ -19,10 +16,10 @@ from table import for_each
 
 from shardkit import ShardkitError, UsageError
 from shardkit.errors import CorruptShard
-from shardkit.remote import client, web
+from shardkit.remote import client
 from shardkit.remote import store as store_module
 from shardkit.remote.store import Missing, open_store
-from shardkit.remote.web import WebServer, _Redirects
+from shardkit.remote.web import WebServer
 
 CONTENT = bytes(range(256)) * 8
 
@@ -116,11 +113,12 @@ def test_files_are_read_despite_faults(store: WebServer, server: Server) -> None
     def dropped(handler: Handler) -> None:
         handler.close_connection = True
 
-    server.answers += [status(503), truncated, dropped, status(429)]
+    other = status(206, Content_Range="bytes 0-99/2048")
+    server.answers += [status(503), truncated, dropped, status(429), other]
 
     assert store.read("a b%#é.tar", 3, 100) == CONTENT[3:100]
     assert server.requests[-1][1] == "/data/a%20b%25%23%C3%A9.tar"
-    assert len(server.requests) == 5
+    assert len(server.requests) == 6
     assert store.get("x", 4096) == CONTENT
     assert store.get("none", 4096) is None
     assert store.version("x") == (2048, 7 * 10**9 + crc32(b'"1"') % 10**9)
@@ -131,7 +129,6 @@ def test_files_are_read_despite_faults(store: WebServer, server: Server) -> None
     ("answer", "message"),
     [
         (status(200, Content_Length="97"), ()),
-        (status(206, Content_Range="bytes 0-99/2048"), ()),
         (status(403), ("403",)),
         (status(404), ()),
         (status(400), ("400",)),
@@ -149,13 +146,18 @@ def test_what_cannot_be_read_is_named(
 
 
 def test_wrong_sizes_are_named(store: WebServer, server: Server) -> None:
+    def sizeless(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.close_connection = True
+
     with refused(CorruptShard, "2048"):
         store.read("x", 2000, 2100)
     with refused(CorruptShard, "3000"):
         store.read("x", 3000, 3100)
     with refused(ShardkitError, "2,048", "100"):
         store.get("x", 100)
-    server.answers.append(status(200, Content_Length="-1"))
+    server.answers.append(sizeless)
     with refused(UsageError):
         store.get("x", 100)
     with refused(UsageError):
@@ -199,31 +201,26 @@ def test_a_slow_answer_has_a_time_limit(
                 handler.wfile.write(b".")
 
     monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "0.3")
+    monkeypatch.setattr(client, "_RETRIES", 0)
     monkeypatch.setattr(store_module, "_DEADLINE", 0.1)
     server.answers.append(drip)
     try:
-        with pytest.raises(ShardkitError, match="TimeoutError"):
-            store.get("x", 1 << 20)
+        with refused(ShardkitError, server.address):
+            WebServer(store.url).get("x", 1 << 20)
     finally:
         over.set()
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-def test_a_redirect_to_another_server_needs_an_option(
-    store: WebServer, server: Server, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_redirects_are_followed(store: WebServer, server: Server, code: int) -> None:
     with serving() as other:
         moved = status(code, Location=f"http://{other.address}/there")
         server.answers += [moved, moved, status(code, Location="/here")]
-        with pytest.raises(UsageError, match=f"set SHARDKIT_STORE_REDIRECTS={other.address}$"):
-            store.read("x", 3, 100)
-        assert not other.requests
-
-        monkeypatch.setenv("SHARDKIT_STORE_REDIRECTS", f"example.org,{other.address}")
         assert store.version("x")[0] == 2048
-        assert [each[:2] for each in other.requests] == [("HEAD", "/there")]
         assert store.read("x", 3, 100) == CONTENT[3:100]
-        assert server.requests[-1][1:] == ("/here", server.requests[-2][2])
+        assert [each[:2] for each in other.requests] == [("HEAD", "/there"), ("GET", "/there")]
+        assert store.read("x", 3, 100) == CONTENT[3:100]
+        assert server.requests[-1][1] == "/here"
 
 
 @pytest.mark.parametrize(
@@ -240,15 +237,13 @@ def test_a_server_that_sends_a_byte_now_and_then_is_too_slow(
             while not over.wait(0.02):
                 handler.wfile.write(b"1")
 
-    def fetch() -> None:
-        with store._ask("x") as answer:
-            web._body(answer, 10)
-
     server.answers += [drip]
     monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "0.2")
+    monkeypatch.setattr(client, "_RETRIES", 0)
+    monkeypatch.setattr(store_module, "_DEADLINE", 0)
     try:
-        with pytest.raises((OSError, HTTPException)):  # `_repeated` knows these
-            fetch()
+        with refused(ShardkitError, server.address):
+            WebServer(store.url).read("x", 0, 10)
     finally:
         over.set()
 
@@ -271,39 +266,13 @@ def test_the_content_of_a_redirect_is_not_read(store: WebServer, server: Server)
         over.set()
 
 
-def test_an_endless_redirect_ends(store: WebServer, server: Server) -> None:
-    server.answers += [status(302, Location="/data/x")] * 20
-    with pytest.raises(ShardkitError, match="status 302"):
+def test_an_endless_redirect_ends(
+    store: WebServer, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_DEADLINE", 0)
+    server.answers += [status(302, Location="/data/x")] * 200
+    with refused(ShardkitError, "redirects"):
         store.read("x", 0, 10)
-
-
-@for_each(
-    ("first", "target", "message"),
-    [
-        ("https://host/x", "http://host/x", "unencrypted"),
-        ("https://host/x", "http://host:443/x", "unencrypted"),
-        ("https://host/x", "ftp://host/x", "redirects to an unencrypted or invalid URL"),
-        ("https://host/x", "https://host:8443/x", "redirects to host:8443"),
-        ("https://host/x", "https://host.example/x", "redirects to host.example"),
-        ("https://host/x", "https://user@host/x", "invalid"),
-        ("https://host/x", "https://host:x/x", "invalid"),
-        ("https://host/x", "https:///x", "invalid"),
-        ("https://host/x", "https://ho st/x", "invalid"),
-        ("https://host/x", "https://HOST:443/y", ""),
-        ("http://127.0.0.1/x", "https://127.0.0.1/x", "redirects to 127.0.0.1"),
-        ("http://127.0.0.1:8000/x", "http://169.254.169.254/x", "redirects to 169.254.169.254"),
-    ],
-)
-def test_where_a_redirect_may_lead(first: str, target: str, message: str) -> None:
-    def follow() -> object:
-        request = Request(first)
-        return _Redirects(first).redirect_request(request, io.BytesIO(), 302, "", {}, target)  # type: ignore[arg-type]
-
-    if message:
-        with pytest.raises(UsageError, match=message):
-            follow()
-    else:
-        assert follow()
 
 
 def test_missing_files_are_no_damage(store: WebServer) -> None:
