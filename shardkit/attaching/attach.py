@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -472,7 +471,7 @@ def _index_records(
                 continue
             notes.update(dict.fromkeys(noted, 1))
             records.add(record, located.offsets)
-        with closing(ShardRecords(records, task.path)) as indexed:
+        with ShardRecords(records, task.path) as indexed:
             yield join_indexed([indexed.index(range(len(records)))], task.schema)
         size = sum(entry.bytes for entry, _ in some)
         meter.add(images=len(some), size=size, bad=len(some) - len(records))

@@ -27,8 +27,7 @@ def index_command(run: Run, *, dataset: Path) -> None:
     """
     rows = dict[str, int]()
     for name, split in OpenedDirectory(dataset).splits.items():
-        rows[name] = split.manifest.rows
-        with progress_bar(run, "indexing", total=rows[name]) as tally:
-            reindex(split.path, on_progress=tally)
+        with progress_bar(run, "indexing") as tally:
+            rows[name] = reindex(split.path, on_progress=tally)
         text = f"{split.path}: index of {amount(rows[name], 'row')} rebuilt"
         run.report(lambda: {"rows": rows}, partial(say, text))

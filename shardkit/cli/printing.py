@@ -159,16 +159,15 @@ class Tally:
 
 
 @contextlib.contextmanager
-def progress_bar(run: Run, action: str, *, total: int | None = None) -> Iterator[Tally]:
+def progress_bar(run: Run, action: str) -> Iterator[Tally]:
     """Show progress within the block if standard error is a terminal.
 
     Args:
         run: The run, which may be quiet.
         action: One word for the work.
-        total: Number of images; None if the first report gives it.
     """
     hidden = run.output.quiet or None
-    with Bar(total=total, desc=action, unit="img", disable=hidden, leave=False) as bar:
+    with Bar(desc=action, unit="img", disable=hidden, leave=False) as bar:
         yield Tally(run, bar)
 
 

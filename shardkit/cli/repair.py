@@ -12,7 +12,6 @@ from shardkit.cli.printing import line, progress_bar, some
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
-from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import UsageError
 from shardkit.system.formatting import amount
 from shardkit.system.text import printable
@@ -53,8 +52,7 @@ def repair_command(
     for source in options.sources:
         _require_source(source)
     sources = [copied(run, source, copies, dataset) for source in options.sources]
-    total = OpenedDirectory(dataset).rows
-    with progress_bar(run, "repairing", total=total) as tally:
+    with progress_bar(run, "repairing") as tally:
         repaired = repair(dataset, one_or_all(sources), workers=workers.count, on_progress=tally)
     run.report(
         lambda: {"ok": repaired.ok, **asdict(repaired)},

@@ -6,9 +6,8 @@ this code.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -199,6 +198,12 @@ class ShardRecords:
     def __len__(self) -> int:
         return len(self._reader)
 
+    def __enter__(self) -> ShardRecords:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Release the shard."""
         self._file.close()
@@ -368,21 +373,12 @@ def _path(meta: dict[str, Any]) -> str:
     return path
 
 
-@contextlib.contextmanager
-def open_records(
-    storage: Format, path: Path, part: ShardPart | None = None
-) -> Iterator[ShardRecords]:
+def open_records(storage: Format, path: Path, part: ShardPart | None = None) -> ShardRecords:
     """Open the shard at ``path`` to read its records; of a part, those between its offsets.
 
     Raises:
         CorruptShard: If it is not an intact shard of its format.
     """
-    with contextlib.closing(shard_records(storage, path, part)) as records:
-        yield records
-
-
-def shard_records(storage: Format, path: Path, part: ShardPart | None = None) -> ShardRecords:
-    """Do what `open_records` does, for a caller that closes the result."""
     if part and storage.pieces:
         reader = storage.pieces.read(path, part.start, part.stop)
     else:

@@ -24,7 +24,7 @@ from shardkit.contracts import (
     SourceOptions,
     StoredEntries,
 )
-from shardkit.dataset.index_builder import IndexedRecord, difference, shard_records
+from shardkit.dataset.index_builder import IndexedRecord, difference, open_records
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.parts import CHANGED, converted_digest, with_changed
 from shardkit.dataset.selection import Mask, column_values, select
@@ -231,7 +231,7 @@ def record_of(shards: ShardSet, row: int) -> Record:
     shards.files.whole(shard)  # a missing shard is not a damaged record
     stored: IndexedRecord
     try:
-        reader = shards.files.reader(shard, partial(shard_records, storage), "records")
+        reader = shards.files.reader(shard, partial(open_records, storage), "records")
         (stored,) = reader.read([place])
         part = shards.part(np.array([row]))
         reason = difference(stored, 0, part)[0] or shards.shape_fault(stored.record)

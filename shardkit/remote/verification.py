@@ -26,13 +26,7 @@ from shardkit.system.safe_paths import (
     parts_of,
 )
 from shardkit.system.temporary import TemporaryFolder
-from shardkit.verification.shard_check import (
-    CheckedShard,
-    Checks,
-    Finding,
-    ShardCheck,
-    check_shard,
-)
+from shardkit.verification.shard_check import CheckedShard, Checks, Finding, ShardCheck
 
 _ATTEMPTS = 3
 
@@ -88,7 +82,7 @@ class RemoteChecks(Checks):
         path = task.path
         for _ in range(_ATTEMPTS):  # a fault on the way is no damage
             call(fetch.download, self.place, task.file, path)
-            checked = check_shard(task)
+            checked = super().check(task)
             if checked.sha256 == task.entry.sha256:
                 break
         size = path.stat().st_size

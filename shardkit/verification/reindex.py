@@ -37,6 +37,8 @@ def reindex(directory: str | Path, *, on_progress: Report | None = None) -> int:
     directory = Path(directory)
     with scratch_folder(directory, lambda: OpenedDataset(directory).manifest) as scratch:
         dataset = OpenedDataset(directory)
+        if on_progress:
+            on_progress(Progress(total=dataset.manifest.rows))
         for store in dataset.stores:
             rebuild_index(store, scratch, on_progress=None if store.layer else on_progress)
         return dataset.manifest.rows

@@ -16,7 +16,7 @@ from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.system.files import has_sha256, move_into, sha256_of
-from shardkit.system.pool import Meter, Report, run_tasks
+from shardkit.system.pool import Meter, Progress, Report, run_tasks
 from shardkit.verification.reindex import rebuild_index
 from shardkit.verification.shard_check import Finding
 from shardkit.verification.source_match import SourceMatch, Sources, match_rows
@@ -121,6 +121,9 @@ def _find_damage(
         for store in stores
         for entry in store.manifest.entries
     ]
+    if on_progress:
+        rows = sum(entry.rows for store in stores for entry in store.manifest.shards)
+        on_progress(Progress(total=rows))
     damaged: dict[str, list[FileEntry]] = {}
     for task, intact in run_tasks(_is_intact, tasks, workers=workers, on_progress=on_progress):
         if isinstance(intact, Finding):

@@ -19,21 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.handles import ShardFile
-from shardkit.dataset.index import (
-    HEAD,
-    ROW,
-    Index,
-    IndexPart,
-    Rows,
-    checksum,
-)
-from shardkit.dataset.index_builder import (
-    FilePiece,
-    IndexedRecord,
-    ShardRecords,
-    difference,
-    open_records,
-)
+from shardkit.dataset.index import HEAD, Index, IndexPart, checksum
+from shardkit.dataset.index_builder import FilePiece, ShardRecords, difference, open_records
 from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.kinds.field import Schema
@@ -124,6 +111,18 @@ class ShardCheck:
         """The name of the shard in findings."""
         return self.prefix + self.entry.name
 
+    def finding(
+        self, reason: str, row: int | None = None, index: IndexPart | None = None, file: str = ""
+    ) -> Finding:
+        """Return damage of the shard, or of the record at a ``row`` of ``index``."""
+        finding = Finding(file=self.prefix + (file or self.entry.name), reason=reason)
+        if row is None:
+            return finding
+        finding = replace(finding, row=self.start + row)
+        if index is None or row >= len(index.keys):
+            return finding
+        return replace(finding, key=index.keys[row], path=index.paths[row])
+
 
 class CheckedShard(NamedTuple):
     """The result of checking one shard."""
@@ -158,54 +157,129 @@ class Checks:
 
     def check(self, task: ShardCheck) -> CheckedShard:
         """Find all damage of one shard."""
-        return check_shard(task)
+        try:
+            return _check_records(task) if task.entry.holds_records else _check_attached(task)
+        except UNFIT as error:
+            finding = task.finding(f"it cannot be read: {error.strerror}")
+        except OSError as error:
+            finding = Finding.of_error(task.file, error)
+        return CheckedShard([finding], 0, task.entry.sha256, None)
 
     def stored_digests(self, tasks: Sequence[ShardCheck]) -> list[Finding]:
         """Return the shards that need not be read to see that their SHA-256 is wrong."""
         return []
 
 
-def check_shard(task: ShardCheck) -> CheckedShard:
-    """Find all damage of one shard."""
-    try:
-        return _check(task)
-    except UNFIT as error:
-        reason = f"it cannot be read: {error.strerror}"
-        return CheckedShard([_shard_finding(task, reason)], 0, task.entry.sha256, None)
-    except OSError as error:
-        finding = Finding.of_error(task.file, error)
-        return CheckedShard([finding], 0, task.entry.sha256, None)
+def _check_records(task: ShardCheck) -> CheckedShard:
+    """Find all damage of a shard of a conversion, and hash it in the same pass."""
+    index: IndexPart | None = None
+    with suppress(CorruptDataset, ValueError):  # found by the check of the index
+        index = task.index.part(slice(task.start, task.start + task.entry.rows))
+    findings = list[Finding]()
+    compared = None
+    count = 0
+    with FileSha256(task.path) as digest:
+        try:
+            with open_records(get_format(task.format), task.path) as records:
+                equal = _equal_to_index(task, records, index, digest)
+                intact = digest.hexdigest() == task.entry.sha256
+                if len(records) != task.entry.rows:
+                    reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
+                    findings.append(task.finding(reason))
+                findings += _check_meta(task, records.meta, intact=intact)
+                unknown = np.flatnonzero(~equal).tolist()
+                wrong, compared = _check_each(task, records, unknown, index, intact=intact)
+                findings += wrong
+                count = len(records)
+        except CorruptShard as error:
+            findings.append(task.finding(str(error)))
+            findings += [] if index is None else _check_ranges(task, [index])
+        return CheckedShard(findings, count, digest.hexdigest(), compared)
 
 
-def _check(task: ShardCheck) -> CheckedShard:
-    """Find all damage of one shard."""
-    path = task.path
-    if not task.entry.holds_records:
-        return _check_attached(task)
-    index = _stored_index(task)
-    passed = _pass_over(task, path, index)
-    sha256 = passed.sha256
-    intact = passed.sha256 == task.entry.sha256
-    if passed.records == task.entry.rows and len(passed.equal) and passed.equal.all():
-        return CheckedShard(
-            _check_meta(task, passed.meta, intact=intact), passed.records, sha256, None
+def _equal_to_index(
+    task: ShardCheck, records: ShardRecords, index: IndexPart | None, digest: FileSha256
+) -> npt.NDArray[np.bool_]:
+    """Return whether each record is known to be as the index says, and needs no other check.
+
+    The records are hashed first, some at a time, so that they are in the CPU cache.
+    """
+    equal = np.zeros(len(records), np.bool_)
+    count = min(len(records), task.entry.rows)
+    if index is None or task.decode or task.against or not count:
+        return equal
+    step = min(max(1, _RUN_BYTES // (int(index.rows["length"].mean()) + 1)), _RUN_ROWS)
+    meter = Meter()
+    for start in range(0, count, step):
+        rows = range(start, min(start + step, count))
+        part = slice(rows.start, rows.stop)
+        stored = index.rows[part]
+        end = int((stored["offset"] + stored["length"]).max())
+        piece = FilePiece(*digest.advance(end + _TAIL))
+        same, found = records.index_known(rows, piece, summed=False)
+        for texts, wanted in ((found.keys, index.keys[part]), (found.paths, index.paths[part])):
+            same &= np.fromiter(map(operator.eq, texts, wanted), np.bool_, len(rows))
+        # As numbers, entries are compared 20 times as fast.
+        one, other = (
+            entries.view(np.int64).reshape(len(rows), -1) for entries in (found.rows, stored)
         )
-    findings = []
+        same &= (one == other).all(axis=1)
+        equal[part] = same
+        meter.add(images=int(same.sum()), size=int(stored["length"][same].sum(dtype=np.int64)))
+    meter.flush()
+    return equal
+
+
+def _check_meta(task: ShardCheck, meta: Mapping[str, Any], *, intact: bool) -> list[Finding]:
+    """Compare the shard's metadata with the manifest, whose digest anybody can forge."""
+    wrong = [name for name, value in task.meta.items() if meta.get(name) != value]
+    if not wrong:
+        return []
+    reason = f"{task.entry.name} was made with another {', another '.join(wrong)}"
+    return [task.finding(reason, file=MANIFEST_NAME if intact else "")]
+
+
+def _check_each(
+    task: ShardCheck,
+    records: ShardRecords,
+    rows: Sequence[int],
+    index: IndexPart | None,
+    *,
+    intact: bool,
+) -> tuple[list[Finding], ComparisonResult | None]:
+    """Find all damaged or different records among ``rows``, and compare them with the source."""
+    findings = list[Finding]()
     comparison = RecordComparison(task.against) if task.against else None
-    compared = comparison.result if comparison else None
-    try:
-        with open_records(get_format(task.format), path) as records:
-            if len(records) != task.entry.rows:
-                reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
-                findings.append(_shard_finding(task, reason))
-            findings += _check_meta(task, records.meta, intact=intact)
-            findings += _Records(task, index, intact, comparison).check(records, passed.equal)
-            return CheckedShard(findings, len(records), sha256, compared)
-    except CorruptShard as error:
-        findings.append(_shard_finding(task, str(error)))
-        if index is not None:
-            findings += _check_ranges(task, [index])
-        return CheckedShard(findings, 0, sha256, compared)
+    meter = Meter()
+    with comparison.at_work() if comparison else nullcontext():
+        for row in rows:
+            file = ""
+            size = 0
+            differs = False
+            as_stored = False
+            try:
+                (indexed,) = records.read([row])
+                size = int(indexed.row["length"][0])
+                reason, index_file = difference(indexed, row, index)
+                if reason and intact:  # so it is the index that is damaged
+                    file = index_file
+                if not reason and task.decode:
+                    reason = decoding_fault(indexed.record, task.schema, task.raw_shape)
+                    as_stored = bool(reason) and (intact or index is not None)
+                if not reason and comparison and row < task.entry.rows:
+                    reason = comparison.difference(indexed.record, row)
+                    differs = bool(reason)
+            except CorruptShard as error:
+                reason = str(error)
+            if reason:
+                finding = task.finding(reason, row, index, file)
+                findings.append(replace(finding, source=differs, as_stored=as_stored))
+            if len(findings) >= MOST_FINDINGS:
+                findings.append(task.finding(_UNEXAMINED.format(row + 1)))
+                break
+            meter.add(images=1, size=size, bad=bool(reason))
+    meter.flush()
+    return findings, comparison.result if comparison else None
 
 
 def _check_attached(task: ShardCheck) -> CheckedShard:
@@ -222,140 +296,6 @@ def _check_attached(task: ShardCheck) -> CheckedShard:
 
     findings = _check_ranges(task, parts())
     return CheckedShard(findings, rows, sha256, None)
-
-
-class _Pass(NamedTuple):
-    """Result of one pass over a shard's bytes."""
-
-    sha256: str
-    equal: npt.NDArray[np.bool_]
-    """Whether each record is known to equal the index, and needs no other check; empty if it
-    cannot be known."""
-    records: int
-    meta: Mapping[str, Any]
-
-
-def _pass_over(task: ShardCheck, path: Path, index: IndexPart | None) -> _Pass:
-    """Hash a shard, and compare each part of it with the index while it is in the CPU cache."""
-    meta: Mapping[str, Any] = {}
-    count = 0
-    parts: list[npt.NDArray[np.bool_]] = [np.zeros(0, np.bool_)]
-    meter = Meter()
-    with FileSha256(path) as digest:
-        if index is not None and not task.decode and not task.against:
-            # Whatever is wrong with the shard is found again, and reported.
-            with suppress(CorruptShard), open_records(get_format(task.format), path) as records:
-                meta = dict(records.meta)
-                count = len(records)
-                parts += [
-                    _equal_to_index(records, rows, index, digest, meter)
-                    for rows in _runs(index, min(count, task.entry.rows))
-                ]
-        meter.flush()
-        return _Pass(digest.hexdigest(), np.concatenate(parts), count, meta)
-
-
-def _runs(index: IndexPart, count: int) -> Iterator[range]:
-    """Divide rows into runs whose images take about `_RUN_BYTES`."""
-    mean = int(index.rows["length"].mean()) + 1 if count else 1
-    step = min(max(1, _RUN_BYTES // mean), _RUN_ROWS)
-    for start in range(0, count, step):
-        yield range(start, min(start + step, count))
-
-
-def _equal_to_index(
-    records: ShardRecords, rows: range, index: IndexPart, digest: FileSha256, meter: Meter
-) -> npt.NDArray[np.bool_]:
-    """Return whether each record is known to be as the index says, after hashing them."""
-    part = slice(rows.start, rows.stop)
-    stored = index.rows[part]
-    end = int((stored["offset"] + stored["length"]).max())
-    piece = FilePiece(*digest.advance(end + _TAIL))
-    equal, content = records.index_known(rows, piece, summed=False)
-    for texts, indexed in ((content.keys, index.keys[part]), (content.paths, index.paths[part])):
-        equal &= np.fromiter(map(operator.eq, texts, indexed), np.bool_, len(rows))
-    same: npt.NDArray[np.bool_] = equal & (_words(content.rows) == _words(stored)).all(axis=1)
-    meter.add(images=int(same.sum()), size=int(stored["length"][same].sum(dtype=np.int64)))
-    return same
-
-
-def _stored_index(task: ShardCheck) -> IndexPart | None:
-    """Return the shard's part of the stored index, or None if the index is damaged."""
-    try:
-        return task.index.part(slice(task.start, task.start + task.entry.rows))
-    except (CorruptDataset, ValueError):
-        return None
-
-
-def _check_meta(task: ShardCheck, meta: Mapping[str, Any], *, intact: bool) -> list[Finding]:
-    """Compare the shard's metadata with the manifest, whose digest anybody can forge."""
-    wrong = [name for name, value in task.meta.items() if meta.get(name) != value]
-    if not wrong:
-        return []
-    reason = f"{task.entry.name} was made with another {', another '.join(wrong)}"
-    file = MANIFEST_NAME if intact else task.entry.name
-    return [Finding(file=task.prefix + file, reason=reason)]
-
-
-def _words(rows: Rows) -> npt.NDArray[np.int64]:
-    """Return rows as numbers, which are compared 20 times as fast."""
-    return rows.view(np.int64).reshape(len(rows), ROW.itemsize // 8)
-
-
-@dataclass(frozen=True)
-class _Records:
-    """The check of each record of a shard."""
-
-    task: ShardCheck
-    index: IndexPart | None
-    intact: bool
-    """Whether the shard is intact, so any file that differs from it is damaged."""
-    comparison: RecordComparison | None
-
-    def check(self, records: ShardRecords, equal: npt.NDArray[np.bool_]) -> list[Finding]:
-        """Find all damaged or different records, among those not known to be ``equal``."""
-        findings = []
-        meter = Meter()
-        with self.comparison.at_work() if self.comparison else nullcontext():
-            for row in range(len(records)):
-                if row < len(equal) and equal[row]:
-                    continue
-                file = self.task.entry.name
-                size = 0
-                differs = False
-                as_stored = False
-                try:
-                    (indexed,) = records.read([row])
-                    size = int(indexed.row["length"][0])
-                    file, reason = self._look(indexed, row)
-                    if not reason:
-                        if self.task.decode:
-                            reason = decoding_fault(
-                                indexed.record, self.task.schema, self.task.raw_shape
-                            )
-                        as_stored = self.intact or self.index is not None
-                    if not reason and self.comparison and row < self.task.entry.rows:
-                        reason = self.comparison.difference(indexed.record, row)
-                        differs = bool(reason)
-                except CorruptShard as error:
-                    reason = str(error)
-                if reason:
-                    finding = _record_finding(self.task, row, self.index, reason, file=file)
-                    as_stored = as_stored and not differs
-                    findings.append(replace(finding, source=differs, as_stored=as_stored))
-                if len(findings) >= MOST_FINDINGS:
-                    findings.append(_shard_finding(self.task, _UNEXAMINED.format(row + 1)))
-                    break
-                meter.add(images=1, size=size, bad=bool(reason))
-        meter.flush()
-        return findings
-
-    def _look(self, indexed: IndexedRecord, row: int) -> tuple[str, str]:
-        """Return the damaged file and the reason for a record; the reason is "" if it is intact."""
-        reason, differs_in = difference(indexed, row, self.index)
-        if reason:
-            return differs_in if self.intact else self.task.entry.name, reason
-        return self.task.entry.name, ""
 
 
 def _check_ranges(task: ShardCheck, parts: Iterable[IndexPart]) -> list[Finding]:
@@ -377,11 +317,11 @@ def _check_ranges(task: ShardCheck, parts: Iterable[IndexPart]) -> list[Finding]
         except (CorruptShard, OverflowError) as error:
             reason = str(error)
         if reason:
-            finding = _record_finding(task, row - start, part, reason)
+            finding = task.finding(reason, row - start, part)
             findings.append(replace(finding, row=task.start + row))
         meter.add(images=int(name == IMAGE), size=int(entry["length"]), bad=bool(reason))
         if len(findings) >= MOST_FINDINGS:
-            findings.append(_shard_finding(task, _UNEXAMINED.format(row + 1)))
+            findings.append(task.finding(_UNEXAMINED.format(row + 1)))
             break
     meter.flush()
     return findings
@@ -398,20 +338,3 @@ def _fields(parts: Iterable[IndexPart]) -> Iterator[tuple[int, IndexPart, int, s
 
 
 _UNEXAMINED = f"it has {MOST_FINDINGS:,} damaged records; those after record {{}} were not checked"
-
-
-def _shard_finding(task: ShardCheck, reason: str) -> Finding:
-    return Finding(file=task.file, reason=reason)
-
-
-def _record_finding(
-    task: ShardCheck, row: int, index: IndexPart | None, reason: str, *, file: str = ""
-) -> Finding:
-    known = index is not None and row < len(index.keys)
-    return Finding(
-        file=task.prefix + (file or task.entry.name),
-        reason=reason,
-        key=index.keys[row] if index and known else None,
-        path=index.paths[row] if index and known else None,
-        row=task.start + row,
-    )

@@ -15,7 +15,7 @@ from shardkit.errors import CorruptDataset, UsageError, setting
 from shardkit.options import option, require_valid, takes
 from shardkit.system.files import as_text
 from shardkit.system.late import load
-from shardkit.system.pool import Report, run_tasks
+from shardkit.system.pool import Progress, Report, run_tasks
 from shardkit.system.urls import STORES, scheme_and_place
 from shardkit.verification.file_check import check_files, check_index
 from shardkit.verification.record_comparison import ComparisonResult
@@ -131,8 +131,7 @@ def verify(options: VerifyOptions, directory: str | Path) -> Verification:
     checks: Checks = load(_CHECKS[scheme])(place, root)
     result = Verification(level=options.level)
     with checks.directory() as folder:
-        verifier = _Verifier(folder, result, options.workers, options.on_progress, checks)
-        verifier.run(options.against)
+        _Verifier(folder, options, checks, result).run()
     result.findings = sorted(
         (
             replace(finding, reason=finding.reason.replace(str(folder), checks.place))
@@ -148,36 +147,27 @@ class _Verifier:
     """A verification of the files in a directory."""
 
     directory: Path
-    result: Verification
-    workers: int
-    on_progress: Report | None
+    options: VerifyOptions
     checks: Checks
+    result: Verification
 
-    def run(self, against: Any) -> None:
-        """Check the dataset, and compare it with the sources ``against``, if there are any."""
+    def run(self) -> None:
+        """Check the dataset, and compare it with its source, if there is one."""
         result = self.result
         splits = self._splits()
-        for dataset in splits.values():
-            if against is not None:
-                dataset.manifest.require_own_shards(
-                    f"{self.directory} is attached, so it is always compared with its archives: "
-                    f"leave {setting('against')} out"
-                )
-            result.attached |= dataset.manifest.archives is not None
-            result.manifests[dataset.split] = dataset.manifest.digest
-        result.datasets = len(splits)
-        result.extras = _other_files(self.directory, splits.values()) if splits else []
-        stores = [
-            store
-            for dataset in splits.values()
-            for store in dataset.stores
-            if self._is_intact(store)
-        ]
-        tasks = [task for store in stores for task in self._check_files(store)]
+        stores = self._intact(store for dataset in splits.values() for store in dataset.stores)
+        tasks = list[ShardCheck]()
+        for store in stores:
+            findings, of_store = check_files(store, decode=result.level == "decode")
+            result.findings += findings
+            result.shards += len(store.manifest.shards)
+            result.bytes += store.manifest.bytes
+            tasks += of_store
         for dataset in splits.values():
             intact = not any(file.file.startswith(dataset.prefix) for file in result.findings)
             if intact and not dataset.is_store:
                 result.findings += check_index(dataset, intact=True)
+        against = self.options.against
         matches = list[SourceMatch]()
         if against is not None and splits:
             sources = Sources(splits, against)
@@ -188,7 +178,7 @@ class _Verifier:
         if result.level == "quick":
             result.findings += self.checks.stored_digests(tasks)
             return
-        compared = self._check_shards(tasks, {dataset.prefix for dataset in splits.values()})
+        compared = self._check_shards(tasks, splits.values())
         if against is not None and splits and result.ok:
             left_out = sum(match.left_out for match in matches)
             result.source = report_source(against, compared, left_out)
@@ -200,24 +190,38 @@ class _Verifier:
             result.replaced = sorted(names | (changed & fields.keys()))
 
     def _splits(self) -> dict[str, OpenedDataset]:
-        """Return each dataset with an intact manifest."""
+        """Return each dataset with an intact manifest, and note which they are."""
+        result = self.result
         try:
-            splits = OpenedDirectory(self.directory, root=self.checks.root).splits
+            opened = OpenedDirectory(self.directory, root=self.checks.root)
         except CorruptDataset as error:
             self._blame(MANIFEST_NAME, str(error))
             return {}
-        return {name: dataset for name, dataset in splits.items() if self._is_intact(dataset)}
+        datasets = self._intact(opened.splits.values())
+        for dataset in datasets:
+            if self.options.against is not None:
+                dataset.manifest.require_own_shards(
+                    f"{self.directory} is attached, so it is always compared with its archives: "
+                    f"leave {setting('against')} out"
+                )
+            result.attached |= dataset.manifest.archives is not None
+            result.manifests[dataset.split] = dataset.manifest.digest
+        result.datasets = len(datasets)
+        result.extras = _other_files(self.directory, datasets) if datasets else []
+        return {dataset.split: dataset for dataset in datasets}
 
-    def _is_intact(self, dataset: OpenedDataset) -> bool:
-        """Return whether a manifest is intact; otherwise, that is a finding."""
-        name = dataset.prefix + MANIFEST_NAME
-        try:
-            if not dataset.belongs:
-                self._blame(name, "it does not belong to the other splits")
-        except (CorruptDataset, UsageError) as error:
-            self._blame(name, str(error))
-            return False
-        return True
+    def _intact(self, datasets: Iterable[OpenedDataset]) -> list[OpenedDataset]:
+        """Return those with an intact manifest; any other is a finding."""
+        intact = []
+        for dataset in datasets:
+            name = dataset.prefix + MANIFEST_NAME
+            try:
+                if not dataset.belongs:
+                    self._blame(name, "it does not belong to the other splits")
+                intact.append(dataset)
+            except (CorruptDataset, UsageError) as error:
+                self._blame(name, str(error))
+        return intact
 
     def _blame(self, name: str, reason: str) -> None:
         """Note a finding; "it" stands for the path that the reason starts with."""
@@ -225,38 +229,31 @@ class _Verifier:
         reason = f"it {reason.removeprefix(path)}" if reason.startswith(path) else reason
         self.result.findings.append(Finding(file=name, reason=reason))
 
-    def _check_files(self, store: OpenedDataset) -> list[ShardCheck]:
-        """Check the files of a store; return the checks of the shards."""
-        findings, tasks = check_files(store, decode=self.result.level == "decode")
-        self.result.findings += findings
-        self.result.shards += len(store.manifest.shards)
-        self.result.bytes += store.manifest.bytes
-        return tasks
-
     def _check_shards(
-        self, tasks: list[ShardCheck], own: Collection[str]
+        self, tasks: list[ShardCheck], datasets: Collection[OpenedDataset]
     ) -> dict[str, ComparisonResult]:
-        """Check all shards; return the comparisons of those in ``own`` folders, by folder."""
+        """Check all shards; return the comparisons of those in the datasets' own folders."""
+        result = self.result
+        options = self.options
+        own = {dataset.prefix for dataset in datasets}
         twins = {task.entry.sha256: task.file for task in tasks}
         compared: dict[str, ComparisonResult] = {}
+        if options.on_progress:
+            options.on_progress(Progress(total=sum(task.entry.rows for task in tasks)))
         for task, checked in run_tasks(
-            self.checks.check, tasks, workers=self.workers, on_progress=self.on_progress
+            self.checks.check, tasks, workers=options.workers, on_progress=options.on_progress
         ):
-            self.result.findings += checked.findings
+            result.findings += checked.findings
             if checked.sha256 != task.entry.sha256:
-                self.result.findings.append(_other_content(task, twins.get(checked.sha256)))
+                reason = "its SHA-256 differs from the manifest"
+                if checked.sha256 in twins:
+                    reason += f": it has the content of {twins[checked.sha256]}"
+                result.findings.append(task.finding(reason))
             if task.prefix in own:  # a record counts once with all layers
-                self.result.records += checked.records
+                result.records += checked.records
                 if checked.compared:
                     compared.setdefault(task.prefix, ComparisonResult()).add(checked.compared)
         return compared
-
-
-def _other_content(task: ShardCheck, twin: str | None) -> Finding:
-    reason = "its SHA-256 differs from the manifest"
-    if twin is not None:
-        reason += f": it has the content of {twin}"
-    return Finding(file=task.file, reason=reason)
 
 
 def _other_files(directory: Path, datasets: Iterable[OpenedDataset]) -> list[str]:
