@@ -24,7 +24,7 @@ from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.image_files import read_file, require_machine
 from shardkit.sources.images import has_image_suffix, image_record
 from shardkit.sources.kept import Kept, value_of
-from shardkit.sources.places import why_left_out
+from shardkit.sources.places import below, why_left_out
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import quoted
@@ -230,10 +230,11 @@ def _path_below(folder: str | Path, root: str | Path) -> str | None:
     """Return the path from one folder to another below it, or None."""
     top = os.path.realpath(folder)
     real = os.path.realpath(root)
-    return as_text(os.path.relpath(real, top)) if _is_below(real, top) else None
+    return as_text(os.path.relpath(real, top)) if is_below(real, top) else None
 
 
-def _is_below(real: str, top: str) -> bool:
+def is_below(real: str, top: str) -> bool:
+    """Return whether a real path is another one, or below it."""
     return real == top or real.startswith(os.path.join(top, ""))
 
 
@@ -266,6 +267,7 @@ class Names:
     """
 
     def __init__(self, root: str, *, follows_links: bool = False) -> None:
+        self.root = root
         self._follows_links = follows_links
         self._prefix = os.path.join(root, "")
         self._top = os.path.realpath(root)
@@ -321,11 +323,49 @@ class Names:
         self._folders.add(folder)
 
     def _require_below(self, path: str) -> None:
-        if not self._follows_links and not _is_below(os.path.realpath(path), self._top):
+        if not self._follows_links and not is_below(os.path.realpath(path), self._top):
             raise BadImage(
                 "it is below a link that leads out of the root folder",
                 remedy="if you trust its links, pass --follow-links (follow_links=True)",
             )
+
+    def images(self, folder: str = "") -> Iterator[str]:
+        """Yield the images in a folder and below it, by suffix, sorted, as paths below the root.
+
+        What may not be entered is yielded itself, so that `find` says why.
+        """
+        waiting = [folder]
+        seen = set()
+        while waiting:
+            inside = waiting.pop()
+            place = self._prefix + as_name(inside)
+            try:
+                identity = os.stat(place)[1:3]
+                items = sorted(os.scandir(place), key=lambda item: item.name)
+            except OSError:
+                yield inside
+                continue
+            if identity in seen:
+                continue
+            seen.add(identity)
+            inner = []
+            for item in items:
+                name = as_text(item.name)
+                path = below(inside, name)
+                if why_left_out(name):
+                    continue
+                if os.path.isdir(item.path) if item.is_symlink() else item.is_dir():
+                    if self._may_enter(item):
+                        inner.append(path)
+                    else:
+                        yield path
+                elif has_image_suffix(name):
+                    yield path
+            waiting += reversed(inner)
+
+    def _may_enter(self, item: os.DirEntry[str]) -> bool:
+        is_inside = not item.is_symlink() or is_below(os.path.realpath(item.path), self._top)
+        return is_inside or self._follows_links
 
     def unused(self, lists: Sequence[str]) -> Iterator[Problem]:
         """Yield all files below the folder that are not named, except for the lists."""
@@ -360,20 +400,6 @@ class Names:
 
     def _leads_to_used(self, link: str) -> bool:
         return any(f"{folder}/".startswith(f"{link}/") for folder in self._folders)
-
-
-def images_below(root: str, folder: str) -> Iterator[str]:
-    """Yield the images in a folder and below it, by suffix, sorted, as paths below the root.
-
-    Links to folders are not followed.
-    """
-    top = os.path.join(root, as_name(folder)) if folder else root
-    for path, folders, files in os.walk(top):
-        folders[:] = sorted(name for name in folders if not why_left_out(as_text(name)))
-        inside = as_text(os.path.relpath(path, root))
-        for file in sorted(map(as_text, files)):
-            if has_image_suffix(file) and not why_left_out(file):
-                yield file if inside == "." else f"{inside}/{file}"
 
 
 class NamedListing:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from shardkit.contracts import Recognition, SourceKind
@@ -18,11 +18,7 @@ from shardkit.sources.annotated import AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
 from shardkit.sources.imagefolder import FOLDERS_TRIED, MASK_NAME, is_split_name
 from shardkit.sources.kept import Kept, parse_keep
-from shardkit.sources.named_files import (
-    NamedListing,
-    Names,
-    images_below,
-)
+from shardkit.sources.named_files import NamedListing, Names
 from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview
 from shardkit.system.text import quoted
@@ -145,12 +141,12 @@ class Pairs(AnnotatedSource):
         self.splits = self._layout.tops
         self.settle(mask_suffix=",".join(map(str, self.kept_files)))
 
-    def _files(self, split: str) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    def _files(self, names: Names, split: str) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         """Return the images of a split, and the masks of each field, by path without suffix."""
-        images = _by_stem(self.root, self._layout.folder(split, self._layout.images))
+        images = _by_stem(names, self._layout.folder(split, self._layout.images))
         if not self._beside:
             return images, {
-                kept.name: _by_stem(self.root, self._layout.folder(split, kept.source))
+                kept.name: _by_stem(names, self._layout.folder(split, kept.source))
                 for kept in self.kept_files
             }
         suffixes = tuple(kept.source for kept in self.kept_files)
@@ -199,7 +195,7 @@ class Pairs(AnnotatedSource):
         known = set[str]()
         understood = {}
         for split in self.splits:
-            images, masks = self._files(split)
+            images, masks = self._files(names, split)
             patterns = {}
             for kept in self.kept_files:
                 pattern = self._called(split, kept, images, masks[kept.name])
@@ -261,17 +257,19 @@ class Pairs(AnnotatedSource):
         return [plain, status.st_size, status.st_mtime_ns]
 
 
-def _by_stem(root: str, folder: str) -> dict[str, str]:
+def _by_stem(names: Names, folder: str) -> dict[str, str]:
     """Return the images below a folder by their path in it, without suffix.
 
     Raises:
         UsageError: If two have one name.
     """
     by_stem: dict[str, str] = {}
-    for path in images_below(root, folder):
-        stem = path.removeprefix(f"{folder}/").rpartition(".")[0]
+    for path in names.images(folder):
+        stem = str(PurePosixPath(path.removeprefix(f"{folder}/")).with_suffix(""))
         if by_stem.setdefault(stem, path) != path:
-            raise UsageError(f"{root}: {by_stem[stem]} and {path} differ only in their suffix")
+            raise UsageError(
+                f"{names.root}: {by_stem[stem]} and {path} differ only in their suffix"
+            )
     return by_stem
 
 

@@ -35,7 +35,6 @@ from shardkit.sources.named_files import (
     NamedOptions,
     NamedSource,
     corners,
-    images_below,
 )
 from shardkit.sources.table_layout import recognize_table
 from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
@@ -305,7 +304,7 @@ class Table(NamedSource):
                     f"{quoted(name + suffix)}",
                     remedy=f"add the suffix with suffix={suffix!r}",
                 )
-        paths = [path for path in images_below(self.root, "") if "/" in path]
+        paths = [path for path in names.images() if "/" in path]
         count = Counter(path.rpartition("/")[2] for path in paths)
         by_name = {path.rpartition("/")[2]: path for path in paths}
         self._nested = {of: path for of, path in by_name.items() if count[of] == 1}

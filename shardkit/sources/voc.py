@@ -23,7 +23,7 @@ from shardkit.sources.driver import Listing
 from shardkit.sources.image_files import read_file
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.labels import LabelValues, checked_label, classes_option, read_classes
-from shardkit.sources.named_files import NamedListing, images_below
+from shardkit.sources.named_files import NamedListing
 from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview
 from shardkit.system.files import as_name, as_text, read_small
@@ -92,7 +92,7 @@ class Voc(AnnotatedSource):
         annotations = images if is_shared else self.names(self.path / self._annotations)
         labels = LabelValues()
         by_id: dict[str, list[str]] = {}
-        for path in images_below(self.root, ""):
+        for path in images.images():
             by_id.setdefault(path.rpartition(".")[0], []).append(path)
         others = []
         for split, file in self.splits.items():

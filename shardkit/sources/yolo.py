@@ -25,7 +25,7 @@ from shardkit.sources.driver import Listing
 from shardkit.sources.image_files import read_file
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.labels import classes_option, read_classes
-from shardkit.sources.named_files import NamedListing, Names, images_below
+from shardkit.sources.named_files import NamedListing, Names, is_below
 from shardkit.sources.places import why_left_out
 from shardkit.system.files import as_name, as_text, read_small
 from shardkit.system.formatting import amount
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _SPLITS = ("train", "val", "test")
 _CLASS_FILES = ("classes.txt", "obj.names", "_darknet.labels")
 _YAML = (".yaml", ".yml")
+_DARKNET = ".data"
+"""Suffix of Darknet's descriptions, such as CVAT's obj.data: a line ``NAME = VALUE`` for each."""
 _MOST_LABELS = 16 << 20
 _OUTSIDE = 0.01
 """How far a coordinate may be outside of the picture: tools round, and Ultralytics accepts it."""
@@ -54,6 +56,8 @@ class _Description(NamedTuple):
     """What a file such as data.yaml states."""
 
     names: tuple[str, ...] | None
+    folder: str
+    """The folder of the splits, as the file names it; perhaps one of another machine."""
     splits: Mapping[str, Sequence[str]]
     """The folders, lists and files of each split, as the file names them."""
     points: tuple[str, ...]
@@ -62,7 +66,7 @@ class _Description(NamedTuple):
     """The numbers of each keypoint: 2, or 3 with a visibility."""
 
 
-_NOTHING = _Description(None, {}, (), 0)
+_NOTHING = _Description(None, "", {}, (), 0)
 
 
 class _Found(NamedTuple):
@@ -93,11 +97,11 @@ class Yolo(AnnotatedSource):
         if not os.path.exists(self.path):
             raise UsageError(f"{path} does not exist")
         self.description = _NOTHING
-        file = self.path if os.path.isfile(self.path) else _description_in(self.root)
-        if file is not None:
-            self.description = _read_description(file)
-        self._absent: list[str] = []
-        """Test splits that the description names, and that are not there."""
+        self._file = self.path if os.path.isfile(self.path) else _description_in(self.root)
+        if self._file is not None:
+            self.description = _read_description(self._file)
+        self._odd: list[str] = []
+        """What differs from the description, for notes."""
         self.splits = self._choose()
         given = read_classes(options.classes)
         named = given if isinstance(given, tuple) else None
@@ -138,7 +142,7 @@ class Yolo(AnnotatedSource):
                 f"{amount(len(found.bare), 'image')} without a file of labels, and so without "
                 f"boxes: {found.bare[0]}"
             )
-        self.notes += [f"test is {quoted(entry)}, which is not there" for entry in self._absent]
+        self.notes += self._odd
         next(iter(listings.values())).ignored += names.unused([str(self.path)])
         return self._settle(found)
 
@@ -256,6 +260,7 @@ class Yolo(AnnotatedSource):
             for split, entries in self.description.splits.items()
         }
         if any(described.values()):
+            self._note_folder()
             return {split: images for split, images in described.items() if images}
         folders = _folders(self.root, "")
         for pattern, tops in (
@@ -264,8 +269,22 @@ class Yolo(AnnotatedSource):
             ("{}", folders),
         ):
             if splits := [name for name in tops if is_split_name(name)]:
-                return {name: [*images_below(self.root, pattern.format(name))] for name in splits}
-        return {"": [*images_below(self.root, "images" if "images" in folders else "")]}
+                return {name: [*self.names().images(pattern.format(name))] for name in splits}
+        return {"": [*self.names().images("images" if "images" in folders else "")]}
+
+    def _note_folder(self) -> None:
+        """Note that the description names another folder."""
+        stated = self._stated("")
+        is_here = os.path.isdir(stated) and is_below(stated, os.path.realpath(self.root))
+        if self.description.folder and not is_here:
+            self._odd.append(
+                f"path is {quoted(self.description.folder)}; its folders were found in {self.root}"
+            )
+
+    def _stated(self, entry: str) -> str:
+        """Return the path that an entry of the description means on this machine."""
+        folder = os.path.dirname(self._file or self.path)
+        return os.path.realpath(os.path.join(folder, self.description.folder, entry))
 
     def _images_of(self, split: str, entry: str) -> list[str]:
         """Return the images of a folder, list or file that a description names for a split.
@@ -273,18 +292,16 @@ class Yolo(AnnotatedSource):
         Descriptions were written elsewhere: what exists below the root is the longest end of a
         path.
         """
-        parts = [part for part in re.split(r"[\\/]", entry) if part not in ("", ".", "..")]
+        path = os.path.join(self.description.folder, entry)
+        parts = [part for part in re.split(r"[\\/]", path) if part not in ("", ".", "..")]
         ends = ["/".join(parts[start:]) for start in range(len(parts))]
         if len(ends) > 1 and ends[-1] == "images":
             ends.pop()  # it may be that of another split
         place = next((end for end in ends if os.path.exists(f"{self.root}/{as_name(end)}")), None)
         if place is None:
-            if split == "test":
-                self._absent.append(entry)
-                return []
-            raise UsageError(f"{self}: {split} is {quoted(entry)}, which is not below {self.root}")
+            return self._without(split, entry)
         if os.path.isdir(os.path.join(self.root, as_name(place))):
-            return [*images_below(self.root, place)]
+            return [*self.names().images(place)]
         if not place.endswith(".txt"):
             return [place]
         folder = place.rpartition("/")[0]
@@ -292,6 +309,28 @@ class Yolo(AnnotatedSource):
         names.find(place)
         lines = read_small(Path(self.root, as_name(place))).decode("utf-8-sig").splitlines()
         return [_listed_image(self.root, folder, line.strip()) for line in lines if line.strip()]
+
+    def _without(self, split: str, entry: str) -> list[str]:
+        """Return no images for a test split that is not there.
+
+        Raises:
+            UsageError: If it is another split, or elsewhere on this machine.
+        """
+        stated = self._stated(entry)
+        if os.path.exists(stated):
+            root = self._stated("") if self.description.folder else stated.partition("/images")[0]
+            command = shell("yolo", f"{self._file}@{root}", "DST", "--to", "lmdb")
+            raise UsageError(
+                f"{self}: {split} is {stated}, which is not below {self.root};",
+                remedy=f"if you trust the file, run shardkit convert {command}",
+            )
+        if split != "test":
+            raise UsageError(
+                f"{self}: {split} is {quoted(entry)}, which is not below {self.root}",
+                remedy=f"remove the line from {self._file} if there is none",
+            )
+        self._odd.append(f"test is {quoted(entry)}, which is not there")
+        return []
 
     def _listed(self) -> tuple[str, ...] | None:
         """Return the class names in a file next to the images, if there is one."""
@@ -365,15 +404,17 @@ def _folders(root: str, inside: str) -> list[str]:
 
 def _description_in(root: str) -> Path | None:
     """Return the description in a folder; data.yaml before others."""
-    files = sorted(Path(root).glob("*.y*ml"), key=lambda path: (path.stem != "data", path.name))
+    files = sorted(Path(root).glob("*.*a*"), key=lambda path: (path.stem != "data", path.name))
     for path in files:
-        if path.suffix in _YAML and _looks_like_description(read_small(path)):
+        if path.suffix in (*_YAML, _DARKNET) and _looks_like_description(read_small(path)):
             return path
     return None
 
 
 def _looks_like_description(content: bytes) -> bool:
-    keys = re.findall(rb"^(names|nc|train|val|path):", content, re.MULTILINE)
+    keys = re.findall(
+        rb"^(names|nc|train|val|path|classes|valid)(?:: | *=|:$)", content, re.MULTILINE
+    )
     return len(set(keys)) >= 2
 
 
@@ -383,16 +424,19 @@ def _read_description(path: Path) -> _Description:
     Raises:
         UsageError: If it cannot be read, or states something else.
     """
-    if find_spec("yaml") is None:
+    if path.suffix != _DARKNET and find_spec("yaml") is None:
         raise UsageError(f"{path} needs pyyaml", remedy="pip install 'shardkit[yolo]'")
     try:
-        values = load("yaml:safe_load")(read_small(path))
+        values = _values_in(path)
         names = values.get("names")
+        if isinstance(names, str):
+            names = read_classes(str(path.parent / os.path.basename(names)))
         if isinstance(names, dict):
             names = [names[number] for number in range(len(names))]
         points, dimensions = _points_of(values)
         return _Description(
             names=tuple(map(str, names)) if names else None,
+            folder=str(values.get("path") or ""),
             splits={
                 split: [entry] if isinstance(entry, str) else list(map(str, entry))
                 for split in _SPLITS
@@ -401,11 +445,27 @@ def _read_description(path: Path) -> _Description:
             points=points,
             dimensions=dimensions,
         )
-    except (OSError, RecursionError, load("yaml:YAMLError")) as error:
+    except (OSError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         reason = f"does not describe images and labels of YOLO: {error!r}"
         raise UsageError(f"{path} {reason}") from error
+
+
+def _values_in(path: Path) -> Any:
+    """Return the content of a description.
+
+    Raises:
+        UsageError: If it is not YAML.
+    """
+    content = read_small(path)
+    if path.suffix == _DARKNET:
+        lines = (line.partition("=") for line in content.decode().splitlines())
+        return {name.strip(): value.strip() for name, sign, value in lines if sign}
+    try:
+        return load("yaml:safe_load")(content)
+    except load("yaml:YAMLError") as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
 
 
 def _points_of(values: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
@@ -425,10 +485,11 @@ def _points_of(values: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
 
 def _recognize(seen: Overview) -> Iterator[Recognition]:
     if not seen.is_folder:
-        if seen.path.suffix in _YAML and _looks_like_description(seen.ends()):
+        if seen.path.suffix in (*_YAML, _DARKNET) and _looks_like_description(seen.ends()):
             yield Recognition("a description of images and labels")
         return
-    yaml = [file for file in seen.files(suffix=_YAML) if _looks_like_description(seen.ends(file))]
+    files = seen.files(suffix=(*_YAML, _DARKNET))
+    described = [file for file in files if _looks_like_description(seen.ends(file))]
     for images, labels in _pairs_of_folders(seen):
         stems = {name.rpartition(".")[0] for name in seen.images(images)}
         partners = [name for name in seen.files(labels, ".txt") if name[:-4] in stems][:3]
@@ -436,10 +497,10 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
             words = f"{images}/ and {labels}/"
             if images == labels:
                 words = f"{partners[0]} next to its image"
-            yield Recognition(" and ".join([words, *yaml[:1]]))
+            yield Recognition(" and ".join([words, *described[:1]]))
             return
-    if yaml:
-        yield Recognition(yaml[0])
+    if described:
+        yield Recognition(described[0])
 
 
 def _pairs_of_folders(seen: Overview) -> Iterator[tuple[str, str]]:

@@ -253,3 +253,15 @@ def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
     for masks in ("../out", "mask=/etc"):
         with refused(UsageError):
             scan(source, masks=masks)
+
+
+def test_links_to_folders_are_followed_if_the_user_says_so(tmp_path: Path) -> None:
+    outside = make_tree(tmp_path / "out", {"images/a.jpg": JPEG, "masks/a.png": MASK})
+    source = make_tree(tmp_path / "src", {"images/b.jpg": JPEG, "masks/b.png": MASK})
+    for name in ("images", "masks"):
+        (source / name / "more").symlink_to(outside / name)
+    scanned = scan(source)
+    (problem,) = scanned.problems[""]
+    assert (problem.path, "--follow-links" in problem.reason) == ("images/more", True)
+    expected = [("images/b.jpg", *ONE), ("images/more/a.jpg", *ONE)]
+    assert pairs(scan(source, follow_links=True)) == {"": expected}

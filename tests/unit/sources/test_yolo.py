@@ -96,6 +96,16 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], dict[str, list[str]]]] = {
         },
         {"train": ["images/train/a.jpg"], "test": ["images/test/b.jpg"]},
     ),
+    "Darknet, of CVAT": (
+        {
+            "obj.data": b"classes = 2\ntrain = data/train.txt\nnames = data/obj.names\n",
+            "obj.names": b"cat\ndog\n",
+            "train.txt": b"data/obj_train_data/a.jpg\n",
+            "obj_train_data/a.jpg": JPEG,
+            "obj_train_data/a.txt": ROW,
+        },
+        {"train": ["obj_train_data/a.jpg"]},
+    ),
     "labels next to images": (
         {"train/a.jpg": JPEG, "train/a.txt": ROW, "train/_darknet.labels": b"cat\ndog"},
         {"train": ["train/a.jpg"]},
@@ -230,6 +240,51 @@ def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
     scanned = scan(root)
     assert paths(scanned) == {"": []}
     assert "leads out of" in scanned.problems[""][0].reason
+
+
+@pytest.mark.parametrize("path", ["coco8", "ABSOLUTE", "/home/me/coco8", "C:\\data\\coco8"])
+def test_the_path_of_a_description_is_searched_beside_it(tmp_path: Path, path: str) -> None:
+    """As Ultralytics writes it: relative, absolute, or that of another machine, which is noted."""
+    files = {"coco8/images/train/a.jpg": JPEG, "coco8/labels/train/a.txt": ROW}
+    files |= {"images/train/wrong.jpg": JPEG, "labels/train/wrong.txt": ROW}
+    make_tree(tmp_path, files)
+    stated = str(tmp_path / "coco8") if path == "ABSOLUTE" else path
+    (tmp_path / "coco8.yaml").write_bytes(description(path=stated, train="images/train"))
+    scanned = scan(tmp_path / "coco8.yaml")
+    assert paths(scanned) == {"train": ["coco8/images/train/a.jpg"]}
+    assert ["path is" in note for note in scanned.notes] == [True] * (path[0] in "/C")
+
+
+def test_a_description_elsewhere_needs_its_folder(tmp_path: Path) -> None:
+    make_tree(tmp_path / "data", {"images/train/a.jpg": JPEG, "labels/train/a.txt": ROW})
+    make_tree(tmp_path, {"settings/coco8.yaml": description(path="../data", train="images/train")})
+    file = tmp_path / "settings/coco8.yaml"
+    with refused(UsageError, file, f"shardkit convert yolo {file}@{tmp_path / 'data'} DST"):
+        scan(file)
+    assert paths(scan(Path(f"{file}@{tmp_path / 'data'}"))) == {"train": ["images/train/a.jpg"]}
+
+
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    """Those that lead out only if the user says so; one is never left out in silence."""
+    outside = make_tree(tmp_path / "out", {"images/b.jpg": JPEG, "labels/b.txt": ROW})
+    root = make_tree(tmp_path / "src", {"pool/a.jpg": JPEG, "pool/a.txt": ROW, "images": None})
+    (root / "images/train").symlink_to("../pool")
+    (root / "labels").mkdir()
+    (root / "labels/train").symlink_to("../pool")
+    assert boxes(scan(root), "train") == [[BOX]]
+    for name in ("images", "labels"):
+        (root / name / "train").unlink()
+        (root / name / "train").symlink_to(outside / name)
+        (root / name / "val").mkdir()
+        (root / name / "val/again").symlink_to(outside / name)
+        (root / name / "val/loop").symlink_to(".")
+    (problem, again) = [problem for some in scan(root).problems.values() for problem in some]
+    assert "--follow-links" in problem.reason
+    assert again.path == "images/val/again"
+    followed = scan(root, follow_links=True)
+    assert paths(followed)["train"] == ["images/train/b.jpg"]
+    assert boxes(followed, "train") == [[BOX]]
+    assert "images/val/again/b.jpg" in paths(followed)["val"]
 
 
 def test_wrong_descriptions_are_refused(tmp_path: Path) -> None:
