@@ -51,7 +51,7 @@ def main() -> None:
 The same samples in the same order from every format, shuffled and with random crops (samples:
 CRC-32 of all pixels and labels). Each epoch was read by threads, stopped in the middle, and went on
 from the loader's state in worker processes. Times include starting Python and the workers; the
-datasets stay in demo-output/ to look at. docs/training.md tells of the loader, docs/benchmarks.md
+datasets stay in demo-output/ to look at. docs/training.md describes the loader, docs/benchmarks.md
 has measurements."""
     )
 

@@ -1,89 +1,71 @@
-"""The chart on top of README.md: speedups over FFCV, from the tables of docs/benchmarks.md.
+"""The chart on top of README.md: images/s of each loader, from the results that the page cites.
 
-    python scripts/bench/plots.py docs/benchmarks.md docs/plots/ffcv.png
+    python scripts/bench/plots.py docs/results/amd-2026-11-26/crop.json docs/plots/loaders.png
 
 It needs matplotlib (``pip install matplotlib``).
 """
 
 from __future__ import annotations
 
-import re
+import json
+import statistics
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-MACHINES = {"AMD EPYC": "#1f6f8b", "Intel Xeon": "#e0a458"}
-"""Columns of the page, and colors."""
-
-ROWS = {
-    "JPEG, center crop, threads": ("JPEGs of 256 pixels", "exact, threads"),
-    "JPEG, center crop, processes": ("JPEGs of 256 pixels", "exact, worker processes"),
-    "JPEG, random crop from 500 x 375": ("Random crops", "500 x 375, over FFCV"),
-    "JPEG, random crop from 2000 x 1500": ("Random crops", "2000 x 1500, over FFCV"),
-    "raw 224 x 224, threads": ("Raw pixels", "threads, over FFCV"),
-    "raw 224 x 224, processes": ("Raw pixels", "worker processes, over FFCV"),
-    "float16 arrays, threads": ("Arrays", "threads, over FFCV"),
-    "float16 arrays, processes": ("Arrays", "worker processes, over FFCV"),
+CANDIDATES = {
+    "ImageFolder-like, resized files": "ImageFolder",
+    "WebDataset": "WebDataset",
+    "LitData": "LitData",
+    "MosaicML Streaming": "MosaicML Streaming",
+    "Hugging Face datasets": "Hugging Face datasets",
+    "energon": "energon",
+    "SPDL, Pillow": "SPDL (Pillow)",
+    "FFCV": "FFCV",
+    "shardkit lmdb, thread": "shardkit",
+    "shardkit lmdb, thread, planes": "shardkit, planes",
 }
-"""Bars of the chart: start of the section's heading, and first cell of the row."""
+"""Names in the results, and on the chart."""
 
-Range = tuple[float, float]
+KILOBYTES = {"shardkit, planes": 134}
+"""Mean size of an image, of 200 photographs; all others read the same JPEGs of `JPEG_KILOBYTES`."""
+
+JPEG_KILOBYTES = 30
 
 
-def speedups(page: str) -> dict[str, list[Range | str]]:
-    """Return lowest and highest speedup of each bar on each machine; other cells as they are.
+def medians(results: str) -> dict[str, float]:
+    """Return images/s of each bar, slowest first.
 
     Raises:
-        ValueError: If the page lacks a row.
+        ValueError: If the results lack a candidate.
     """
-    return {label: _row(page, section, name) for label, (section, name) in ROWS.items()}
+    rates = {result["name"]: result["rates"] for result in json.loads(results)["results"]}
+    if missing := [name for name in CANDIDATES if not rates.get(name)]:
+        raise ValueError(f"the results have no rates of {', '.join(missing)}")
+    bars = {label: statistics.median(rates[name]) for name, label in CANDIDATES.items()}
+    return dict(sorted(bars.items(), key=lambda bar: bar[1]))
 
 
-def _row(page: str, section: str, name: str) -> list[Range | str]:
-    text = next((part for part in page.split("\n## ") if part.startswith(section)), "")
-    row = re.search(rf"^\| {re.escape(name)} \|(.*?)\|(.*?)\|", text, re.MULTILINE)
-    if not row:
-        raise ValueError(f"the page has no row {name!r} in a section {section!r}")
-    return [_range(cell.strip()) for cell in row.groups()]
-
-
-def _range(cell: str) -> Range | str:
-    """Parse a cell such as "1.11 to 1.23", but not ratios of anything else."""
-    numbers = re.fullmatch(r"([\d.]+)(?: to ([\d.]+))?", cell)
-    return (float(numbers[1]), float(numbers[2] or numbers[1])) if numbers else cell
-
-
-def draw(page: str, target: Path) -> None:
+def draw(results: str, target: Path) -> None:
     """Draw the chart as a PNG file."""
     matplotlib: Any = import_module("matplotlib")
     matplotlib.use("Agg")
     pyplot: Any = import_module("matplotlib.pyplot")
-    bars = speedups(page)
-    figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
-    for column, (machine, color) in enumerate(MACHINES.items()):
-        axes.barh(0, 0, color=color, label=machine)  # for the legend
-        for row, bar in enumerate(bars.values()):
-            value, height = bar[column], row + 0.38 * column - 0.19
-            if isinstance(value, str):
-                axes.annotate(value, (0.03, height), fontsize=7, color="#777777", va="center")
-                continue
-            low, high = value
-            axes.barh(
-                height,
-                (low + high) / 2,
-                height=0.36,
-                xerr=(high - low) / 2,
-                color=color,
-                ecolor="#444444",
-                capsize=2,
-            )
-    axes.axvline(1, color="#444444", linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(bars)), list(bars))
-    axes.invert_yaxis()
-    axes.set_xlabel("speedup over FFCV, lowest to highest ratio of medians")
+    bars = medians(results)
+    figure, axes = pyplot.subplots(figsize=(8, 3.8), layout="constrained")
+    colors = ["#1f6f8b" if label.startswith("shardkit") else "#a9b7bf" for label in bars]
+    drawn = axes.barh(list(bars), list(bars.values()), color=colors, height=0.7)
+    texts = [
+        f"{rate:,.0f}   ({KILOBYTES.get(label, JPEG_KILOBYTES)} KB per image)"
+        for label, rate in bars.items()
+    ]
+    axes.bar_label(drawn, texts, padding=4, fontsize=8)
+    axes.set_xlim(0, max(bars.values()) * 1.35)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel("images/s, center crops of 256-pixel JPEGs; 2 cores of AMD EPYC, 2 workers")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(title="2 cores, 2 workers", loc="lower right", frameon=False)
+    axes.tick_params(axis="y", length=0)
     figure.savefig(target, dpi=120)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
 import re
 import runpy
 import shlex
@@ -11,6 +12,8 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import NamedTuple
@@ -25,6 +28,9 @@ import shardkit
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+PAGES_SEED = os.environ.get("SHARDKIT_CAMPAIGN_SEED") or f"{datetime.now(UTC):%Y%m%d}"
+"""What the order depends on in which pages are followed: the date."""
+
 EXAMPLES = {"lmdb": "read_lmdb.py", "hdf5": "read_hdf5.py", "webdataset": "read_webdataset.py"}
 
 _BLOCK = re.compile(
@@ -57,6 +63,15 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which somebody follows all pages, in a random order."""
+    folder = tmp_path_factory.mktemp("reader")
+    shutil.copytree(ROOT / "sample_data", folder / "sample_data")
+    sys.stdout.write(f"order of the pages: SHARDKIT_CAMPAIGN_SEED={PAGES_SEED}\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which ``shardkit`` and ``python`` are the ones under test."""
     folder = tmp_path_factory.mktemp("bin")
@@ -69,31 +84,30 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, **own}
 
 
+def _in_random_order(pages: Iterable[Path]) -> list[Path]:
+    run = [page for page in pages if any(block.kind in _RUN_KINDS for block in blocks_of(page))]
+    return random.Random(PAGES_SEED).sample(run, len(run))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name != "README.md"))
-        for page in PAGES
-        if any(block.kind in _RUN_KINDS for block in blocks_of(page))
-    ],
-)
-def test_each_code_block_runs_or_is_excused(
-    page: Path, place: Path, environment: dict[str, str], request: pytest.FixtureRequest
+@pytest.mark.parametrize("page", _in_random_order(PAGES), ids=lambda page: page.name)
+def test_pages_run_in_any_order_in_one_folder(
+    page: Path, reader: Path, environment: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
+    """Each code block runs, or is excused; each page makes its own files."""
     if page.name in ("clusters.md", "stores.md"):
         environment = {**environment, **request.getfixturevalue("bucket").environment}
     for block in blocks_of(page):
         if block.kind not in _RUN_KINDS or block.mark.startswith(("not run: ", "file: ")):
             continue
         if block.kind == "python":
-            script = place / "block.py"
+            script = reader / "block.py"
             script.write_text(block.body, "utf-8")
-            done = run_forked(run_script, [script], environment, place, merged=True)
+            done = run_forked(run_script, [script], environment, reader, merged=True)
             assert done.returncode == 0, f"{block.body}\n{done.stdout}"
             script.unlink()
         else:
-            run_console(block, place, environment)
+            run_console(block, reader, environment)
 
 
 @pytest.mark.slow
@@ -141,8 +155,12 @@ def run(command: str, place: Path, environment: dict[str, str]) -> subprocess.Co
     """Run a command: plain ones of shardkit in a fork, which has imported torch; others in bash."""
     command = command.replace("\\\n", " ")
     unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
-    if command.startswith("shardkit ") and not re.search(r"[|&;<>$*?{~`]", unquoted):
-        return run_forked(run_shardkit, shlex.split(command), environment, place, merged=True)
+    if command.startswith("shardkit ") and not re.search(
+        r"[|&;<>$*?{~`]", unquoted.partition(" #")[0]
+    ):
+        return run_forked(
+            run_shardkit, shlex.split(command, comments=True), environment, place, merged=True
+        )
     return subprocess.run(
         ["bash", "-c", command],
         cwd=place,

@@ -60,7 +60,7 @@ class Adapter(adapter.Adapter):
         elif not turbo.available():
             raise RuntimeError(
                 f"TurboJPEG 3 is not installed, or {turbo.VARIABLE} does not name it: see "
-                "docs/training.md, Faster still"
+                "docs/faster.md, TurboJPEG 3"
             )
         recipe = Recipe(check="none")
         if kind == "raw":
