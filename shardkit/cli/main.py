@@ -124,7 +124,7 @@ def _memory_of_libraries() -> Iterator[None]:
     help="Show the version and whether the compiled module is used.",
 )
 def cli() -> None:
-    """Convert image folders to open shards, prove every byte, and train at full hardware speed.
+    """Convert image folders to open shards, prove every byte, and train from them repeatably.
 
     \b
     Start with:
