@@ -29,6 +29,8 @@ from shardkit.torch.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
+PAGES = ("training.md", "resuming.md", "faster.md")
+
 
 WRONG: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "engine": (("threads", None), ENGINES),
@@ -76,11 +78,9 @@ def test_options_are_keyword_only() -> None:
 
 def test_every_option_is_documented() -> None:
     docs = Path(__file__).parents[4] / "docs"
-    text = "".join((docs / name).read_text("utf-8") for name in ("training.md", "faster.md"))
+    text = "".join((docs / name).read_text("utf-8") for name in PAGES)
     for field in dataclasses.fields(LoaderOptions):
-        assert re.search(rf"\b{field.name}\b", text), (
-            f"docs/training.md and docs/faster.md do not mention {field.name}"
-        )
+        assert re.search(rf"\b{field.name}\b", text), f"{PAGES} do not mention {field.name}"
 
 
 def test_missing_options_get_defaults() -> None:
