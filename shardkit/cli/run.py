@@ -14,6 +14,7 @@ import click
 
 from shardkit.cli.console import emit
 from shardkit.options import option
+from shardkit.system.text import shell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ def flags_of(ctx: click.Context) -> Callable[[str, str], str]:
         if name not in flags or value[:1] in _OF_PYTHON:
             return plain
         shown = "" if value == "True" else value.strip(_QUOTES)
-        return f"{flags[name]} {shown}".rstrip()
+        return f"{flags[name]} {shell(shown)}" if shown else flags[name]
 
     return spell
 

@@ -174,6 +174,7 @@ class ColumnShards(ListedSource, AttachableSource):
                 listing.blame_rest(shard.name, reason)
         image = self._columns[self._chosen.image]
         self.exact_sizes = not image.why
+        self.notes += self._chosen.notes
         count = sum(shard.rows for shard in self._shards)
         return {
             "shards": f"{len(self._shards):,} of {self.format}, with {count:,} samples",
@@ -291,11 +292,10 @@ class ColumnShards(ListedSource, AttachableSource):
         """Return the value of a column to keep."""
         column = self._columns[kept.source]
         field = self.schema[kept.name]
-        parsed = kept.pointer is not None or field.kind != column.field.kind
-        if parsed and column.holds in (*PARSED, "image"):
+        if column.holds in PARSED and (kept.pointer is not None or field != column.field):
             return value_of(kept, field, data)
         value = _decoded(column, data)
-        return value.tolist() if isinstance(value, np.ndarray) and parsed else value
+        return value if field == column.field else self._chosen.value(kept, value)
 
 
 def whole_number(value: Any, what: str) -> int:

@@ -2,42 +2,82 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from shardkit.contracts import SourceOptions
-from shardkit.errors import UsageError, setting
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field, check_schema
 from shardkit.options import option
 from shardkit.sources.images import AS_ARRAYS
-from shardkit.sources.kept import Kept, parse_keep
-from shardkit.sources.labels import classes_option
+from shardkit.sources.kept import Kept, parse_keep, value_of
+from shardkit.sources.labels import Value, classes_option
 from shardkit.system.text import name_list, quoted
 
 NONE = "none"
 _USUAL_IMAGES = ("image", "images", "img", "jpg", "jpeg", "png", "x")
-_USUAL_LABELS = ("label", "labels", "class", "cls", "target", "targets", "y")
 _LABEL = re.compile(
-    r"(class_?)?labels?|class(es|_?names?|_?ids?)?|cls|categor(y|ies)|targets?|diagnosis|dx|breed|"
-    r"species|y",
-    re.IGNORECASE,
+    r"(class_?)?labels?|label_class|class(es|_?names?|_?ids?)?|cls|categor(y|ies)|targets?|"
+    r"diagnosis|dx|breed|species|y"
 )
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _LONGEST = 32
 """Characters of a field's name."""
 _LABELS = ("integer", "text", "float")
 """What columns of labels hold."""
+_OF_ARRAYS = ("json", "boxes", "keypoints", "mask")
+"""Kinds of fields that an array can be."""
 PARSED = ("text", "json", "bytes")
 """What columns hold whose bytes can be read as other kinds."""
 
 
-def usual_label(names: Iterable[str]) -> str:
-    """Return the column called label, or the only one with a usual name; "" if there is none."""
-    usual = [name for name in names if _LABEL.fullmatch(name)]
-    called = [name for name in usual if name.lower() == "label"]
-    return (called or usual)[0] if 1 in (len(called), len(usual)) else ""
+def usual_label(names: Iterable[str], image: str = "") -> str:
+    """Return the column called label, or the only one with a usual name; "" if there is none.
+
+    Args:
+        names: The columns.
+        image: That of the images. Words of its name do not count: ``train_y`` goes with
+            ``train_x``.
+    """
+    usual = {name: is_ for name in names if (is_ := _as_label(name, image))}
+    called = [name for name, is_ in usual.items() if is_ == "label"]
+    return (called or [*usual])[0] if 1 in (len(called), len(usual)) else ""
+
+
+def _as_label(name: str, image: str) -> str:
+    """Return a usual name of labels that a column has, perhaps among words of ``image``."""
+    words = [word.lower() for word in _WORD.findall(image)]
+    own = "_".join(word for word in map(str.lower, _WORD.findall(name)) if word not in words)
+    return next((text for text in (name.lower(), own) if _LABEL.fullmatch(text)), "")
+
+
+_REMEDIES = {
+    "text": "; for a table of paths, use `shardkit convert table`",
+    "array": f"; for arrays without images, {AS_ARRAYS}",
+}
+
+
+def one_hot(rows: npt.NDArray[Any], where: str) -> list[Value]:
+    """Return the position of the only 1 in each row.
+
+    Raises:
+        BadImage: If a row has another value than 0, several 1 or none.
+    """
+    bad = ~(((rows == 0) | (rows == 1)).all(1) & (rows.sum(1) == 1))
+    if bad.any():
+        raise BadImage(
+            f"a row of {where} is {quoted(rows[bad.argmax()].tolist())}, not 0 but for one 1",
+            remedy=f"keep it as an array with {setting('keep', where)} and "
+            f"{setting('label', 'none')}",
+        )
+    return [*rows.argmax(1).tolist()]
 
 
 def as_is(data: bytes) -> bytes:
@@ -66,6 +106,8 @@ class Column(NamedTuple):
     """Bytes of each value if samples do not state them."""
     why: str = ""
     """Why it cannot be stored, or what becomes of it."""
+    rows: int = 0
+    """Its values, if columns may differ in their number."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.type})"
@@ -124,10 +166,13 @@ class Columns:
         self._images = images
         self._columns = {column.name: column for column in columns}
         self.image = self._choose_image(options.image)
+        self._require_rows(self._columns[self.image].rows)
         self.label = "" if options.label == NONE else self._choose_label(options.label)
         """"" if there is none."""
         self.keep = self._kept(options.keep)
         self.schema = {kept.name: self._field(kept) for kept in self.keep}
+        self.notes = [] if options.label else self._lost_labels()
+        """Columns that may be labels, but are not used."""
 
     def describe(self, image: str, name: str | None = None) -> dict[str, str]:
         """Return how columns are used, for `Scan.understood`.
@@ -142,11 +187,48 @@ class Columns:
             "image": f"{self.image}: {image}",
             "label": self.label or "no column",
             **{
-                kept.name: f"{self._columns[kept.source]}: {self.schema[kept.name]}"
-                for kept in self.keep
+                name: f"{self._columns.get(source, source)}: {self.schema[name]}"
+                for name, source, *_ in self.keep
             },
             "unused": ", ".join(unused) or "no column",
         }
+
+    def value(self, kept: Kept, value: Any) -> Any:
+        """Return what a field stores for a value: bytes, text, JSON or an array.
+
+        Raises:
+            BadImage: If it is not a value of the field.
+        """
+        field = self.schema[kept.name]
+        if isinstance(value, np.ndarray):
+            return value if field.kind in ("array", "mask") else value.tolist()
+        if (
+            kept.pointer is not None
+            or (isinstance(value, bytes) and field.kind != "bytes")
+            or (isinstance(value, str) and field.kind not in ("text", "label", "bytes"))
+        ):
+            content = value if isinstance(value, bytes) else _as_text(value).encode()
+            return value_of(kept, field, content)
+        if field.kind == "array":
+            return np.array(value)
+        return _as_text(value) if field.kind == "text" else value
+
+    def _require_rows(self, rows: int) -> None:
+        """Rule out columns of another length."""
+        for name, column in self._columns.items():
+            if column.rows != rows:
+                why = f"it has {column.rows:,} values for {rows:,} images"
+                self._columns[name] = column._replace(holds="", why=why)
+
+    def _lost_labels(self) -> list[str]:
+        used = {self.image, self.label, *(kept.source for kept in self.keep)}
+        left = [column for column in self._columns.values() if column.name not in used]
+        integers = [column.name for column in left if column.holds == "integer"]
+        names = [column.name for column in left if _as_label(column.name, self.image)]
+        names = names or integers * (len(integers) == 1)
+        if self.label or not names:
+            return []
+        return [f"no labels, but {name_list(names)} may hold them: set label to one, or to none"]
 
     @property
     def _listed(self) -> str:
@@ -159,8 +241,8 @@ class Columns:
         )
         if name is not None:
             if name not in files + others:
-                is_text = name in self._columns and self._columns[name].holds == "text"
-                remedy = "; for a table of paths, use `shardkit convert table`" if is_text else ""
+                holds = self._columns[name].holds if name in self._columns else ""
+                remedy = _REMEDIES.get(holds, "")
                 raise UsageError(
                     f"{self._path} has no column {quoted(name)} of images; it has {self._listed}"
                     f"{remedy}"
@@ -184,17 +266,21 @@ class Columns:
         """Return the column of labels; "" if the user named none and there is none."""
         columns = self._columns.values()
         if name is not None:
-            if name not in self._columns or self._columns[name].holds not in _LABELS:
+            column = self._columns.get(name)
+            if column is None or not self._may_be_labels(column):
+                why = f", as {column.why}" if column and column.why else ""
                 raise UsageError(
-                    f"{self._path} has no column {quoted(name)} of integers or text; it has "
+                    f"{self._path} has no column {quoted(name)} of integers or text{why}; it has "
                     f"{self._listed}"
                 )
             return name
         named = [column.name for column in columns if column.field.kind == "label"]
         if len(named) == 1:
             return named[0]
-        usable = named or [column.name for column in columns if column.holds in _LABELS[:2]]
-        usual = next((known for known in _USUAL_LABELS if known in usable), "")
+        usable = [*filter(self._may_be_labels, columns)]
+        if self._eager:  # what is not the label is kept as what it is
+            usable = [column for column in usable if column.holds in _LABELS[:2]]
+        usual = usual_label(named or [column.name for column in usable], self.image)
         if named and not usual:
             raise UsageError(
                 f"{self._path}",
@@ -203,6 +289,11 @@ class Columns:
         integers = [column.name for column in columns if column.holds == "integer"]
         return usual or (integers[0] if self._eager and len(integers) == 1 else "")
 
+    def _may_be_labels(self, column: Column) -> bool:
+        """Return whether a column holds one value, or several of which one may be 1."""
+        is_row = column.holds == "array" and len(column.field.shape or ()) == 1
+        return column.name != self.image and (column.holds in _LABELS or is_row)
+
     def _kept(self, keep: str | None) -> list[Kept]:
         """Return the columns to keep; by default all but image and label."""
         if keep == NONE or (keep is None and not self._eager):
@@ -210,7 +301,7 @@ class Columns:
         if keep is not None:
             kept = parse_keep(keep)
             for one in kept:
-                if one.source not in self._columns:
+                if one.source not in self._columns and not (one.optional and one.kind):
                     raise UsageError(
                         f"{self._path} has no column {quoted(one.source)}; it has {self._listed}"
                     )
@@ -227,7 +318,9 @@ class Columns:
         return [Kept(*pair, None, None, False) for pair in zip(names, others, strict=True)]
 
     def _field(self, kept: Kept) -> Field:
-        column = self._columns[kept.source]
+        column = self._columns.get(kept.source)
+        if column is None:
+            return kept.field("")
         if not column.holds:
             raise UsageError(
                 f"{self._path}: the column {quoted(column.name)} ({column.type}) cannot be "
@@ -242,7 +335,7 @@ class Columns:
         field = kept.field(column.field.kind)
         others = column.holds in ("integer", "float") and field.kind in ("number", "json")
         others |= column.holds == "image" and column.decode is as_is and field.kind == "mask"
-        others |= column.holds == "array" and field.kind in ("json", "boxes", "keypoints")
+        others |= column.field.kind == "array" and field.kind in _OF_ARRAYS
         if column.holds not in PARSED and not others:
             raise UsageError(
                 f"{setting('keep', str(kept))}: the column {column} becomes {column.field}"
@@ -258,3 +351,7 @@ def _field_name(column: str) -> str:
     except ValueError:
         return f"column_{name}"[:_LONGEST]
     return name
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

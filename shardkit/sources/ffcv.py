@@ -216,6 +216,7 @@ class Ffcv(FileSource, AttachableSource):
         require_rows(self._path, self._beton.rows)
         if reason := scanning(self._path, lambda view: self._list(listing, view)):
             raise UsageError(f"{self._path}: {reason}")
+        self.notes += self._chosen.notes
         modes = self._modes[self._chosen.image]
         self.exact_sizes = all(mode == JPEG for mode, *_ in modes)
         return {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,25 +24,24 @@ from shardkit.contracts import (
     Source,
     SourceKind,
 )
-from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError, setting
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
 from shardkit.record import Record
 from shardkit.sources import hdf5_reader
+from shardkit.sources.columns import NONE, Column, Columns, usual_label
 from shardkit.sources.driver import FileSource, Listing, Row
 from shardkit.sources.hdf5_images import SUFFIXES, Hdf5Images, Hdf5Options, datasets_of
 from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import (
-    AS_ARRAYS,
     image_axes,
     image_record,
-    is_image,
     pixel_record,
     raw_record,
     require_pixels,
 )
 from shardkit.sources.inputs import file_at, place, place_of, require_rows, stamp_of, stem
-from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of
+from shardkit.sources.kept import Kept, kind_of_bytes
 from shardkit.sources.labels import Value, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.located import located_in
@@ -61,8 +62,8 @@ class Hdf5(FileSource, AttachableSource):
 
     Args:
         pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
-        options: The options. ``images`` names a dataset such as ``train/x``, and is required if
-            there are several; kept numbers, texts and arrays keep their types.
+        options: The options. ``image`` names a dataset such as ``train/x``; kept numbers, texts and
+            arrays keep their types.
     """
 
     kind = "hdf5"
@@ -70,16 +71,73 @@ class Hdf5(FileSource, AttachableSource):
     def __init__(self, pattern: str | Path, options: Hdf5Options) -> None:
         super().__init__(pattern, options, SUFFIXES)
         self.class_names = read_classes(options.classes)
-        self._labels = options.labels
-        self._keep = parse_keep(options.keep)
-        self._others = {
-            name.strip("/") for name in (self._labels or "", *(kept.source for kept in self._keep))
-        }
-        """Datasets other than images that are used."""
-        self._images, self._shape = self._choose(options.images)
+        path = self.inputs.paths[0]
+        try:
+            datasets = datasets_of(path)
+            columns = _columns(path, datasets)
+            self._label_file, label = self._in_sibling(options.label, datasets)
+            if options.image is None:
+                _require_no_image_each(path, columns)
+            given = replace(
+                options,
+                image=_plain(options.image),
+                label=NONE if self._label_file else label,
+                keep=_plain(options.keep),
+            )
+            self._chosen = Columns(path, columns, given, eager=False)
+            self._image = self._chosen.image
+            shape, kind = datasets[self._image]
+            self._shape = tuple(shape[1:])
+            """Sides of arrays; none for encoded images."""
+            if kind != "bytes":
+                require_pixels(shape[1:])
+        except BadImage as error:
+            raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
+        self._label = label if self._label_file else self._chosen.label
+        if not self._label and options.label is None:
+            self._refuse_sibling()
+        self._keep = self._chosen.keep
+        self.schema = self._chosen.schema
         self.exact_sizes = not self._shape
-        self.settle(images=self._images)
-        self.schema = self._fields()
+        where = f"{self._label_file}:" if self._label_file else ""
+        self.settle(image=self._image, label=where + (self._label or NONE))
+
+    def _in_sibling(
+        self, label: str | None, datasets: Mapping[str, object]
+    ) -> tuple[str, str | None]:
+        """Return the file of the labels, if it is another one, and the name of their dataset."""
+        file, colon, name = (label or "").rpartition(":")
+        if not colon or _plain(label) in datasets:
+            return "", _plain(label)
+        folder = os.path.dirname(self.inputs.paths[0])
+        others = {"", os.path.abspath(folder)}
+        if len(self.inputs.paths) > 1:
+            raise UsageError(
+                f"{setting('label', label)} is in one file, but {self.path} names "
+                f"{len(self.inputs.paths)} files",
+                remedy="convert each by itself",
+            )
+        if os.path.dirname(file) and os.path.abspath(os.path.dirname(file)) not in others:
+            raise UsageError(f"{file} is not in the folder of {self.inputs.paths[0]}")
+        file = os.path.basename(file)
+        if not name or not os.path.isfile(os.path.join(folder, file)):
+            raise UsageError(f"{setting('label', label)} is neither a dataset nor FILE:DATASET")
+        return file, name.strip("/")
+
+    def _refuse_sibling(self) -> None:
+        """Refuse images without labels next to a file that may have these, as PCam's has."""
+        path = Path(self.inputs.paths[0])
+        names = [name for name in os.listdir(path.parent or ".") if name.endswith(SUFFIXES)]
+        stems = {stem(name, SUFFIXES): name for name in sorted(names)}
+        found = usual_label(stems.keys() - {path.stem}, path.stem)
+        if found:
+            datasets = datasets_of(str(path.parent / stems[found]))
+            name = next(iter(datasets)) if len(datasets) == 1 else "DATASET"
+            raise UsageError(
+                f"{path} has no labels, but {stems[found]} next to it may have them",
+                remedy=f"pass {setting('label', f'{stems[found]}:{name}')}, or "
+                f"{setting('label', NONE)} to convert without labels",
+            )
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
@@ -89,7 +147,7 @@ class Hdf5(FileSource, AttachableSource):
         path, row = file_at(self.inputs.paths, entry.place)
         if stamp_of(path) != entry.stamp:
             raise BadImage(CHANGED)
-        data = call(hdf5_reader.read, os.path.abspath(path), entry.stamp, self._images, row)
+        data = call(hdf5_reader.read, os.path.abspath(path), entry.stamp, self._image, row)
         record = record_of(entry, data)
         if not self._keep:
             return record
@@ -114,7 +172,7 @@ class Hdf5(FileSource, AttachableSource):
         remedy = "cannot be read in place: use `shardkit convert`"
         if self._shape and (len(self._shape) != 3 or self._shape[2] != 3):
             raise UsageError(
-                f"{self._images} has rows of {'x'.join(map(str, self._shape))}; arrays other than "
+                f"{self._image} has rows of {'x'.join(map(str, self._shape))}; arrays other than "
                 f"height x width x 3 {remedy}"
             )
         for name, field in self.schema.items():
@@ -124,10 +182,10 @@ class Hdf5(FileSource, AttachableSource):
                 )
         for path in self.inputs.paths:
             try:
-                call(hdf5_reader.offsets, os.path.abspath(path), stamp_of(path), self._images, [])
+                call(hdf5_reader.offsets, os.path.abspath(path), stamp_of(path), self._image, [])
             except BadImage as error:
                 raise UsageError(
-                    f"{path}: {self._images} {remedy}; {error.problem}", remedy=error.remedy
+                    f"{path}: {self._image} {remedy}; {error.problem}", remedy=error.remedy
                 ) from error
         return super().by_file(images)
 
@@ -139,7 +197,7 @@ class Hdf5(FileSource, AttachableSource):
 
         def offsets(part: Sequence[Entry]) -> list[int | None]:
             rows = [place_of(entry.place)[1] for entry in part]
-            return call(hdf5_reader.offsets, path, part[0].stamp, self._images, rows)
+            return call(hdf5_reader.offsets, path, part[0].stamp, self._image, rows)
 
         return located_in(path, entries, offsets, partial(self._as_stored, split))
 
@@ -163,19 +221,17 @@ class Hdf5(FileSource, AttachableSource):
 
     def _value(self, kept: Kept, path: str, stamp: int, row: int) -> Any:
         """Return the value of a field to keep, or None if the file lacks the dataset."""
-        name = kept.source.strip("/")
+        name = kept.source
         data = call(hdf5_reader.value, os.path.abspath(path), stamp, name, row, kept.optional)
         if not data:
             return None
-        if data[:1] == b"B":
-            return value_of(kept, self.schema[kept.name], data[1:])
-        array = read_array(data[1:])
-        return array.tolist() if self.schema[kept.name].kind == "json" else array
+        value = data[1:] if data[:1] == b"B" else read_array(data[1:])
+        return self._chosen.value(kept, value)
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return file, dataset and row of an image."""
         number, row = place_of(entry.place)
-        return f"{self.inputs.paths[number]}: {self._images} at row {row}"
+        return f"{self.inputs.paths[number]}: {self._image} at row {row}"
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the rows of all files, in order.
@@ -190,136 +246,99 @@ class Hdf5(FileSource, AttachableSource):
                 self._list(listing, number, path)
             except BadImage as error:
                 raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
+        self.notes += self._chosen.notes
         kind = f"uint8 {'x'.join(map(str, self._shape))}" if self._shape else "encoded images"
-        return {
-            "files": f"{len(self.inputs.paths):,}, with {len(listing):,} rows",
-            "images": f"{self._images}: {kind}",
-            "label": self._labels or "no dataset",
-            **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
-        }
-
-    def _choose(self, images: str | None) -> tuple[str, tuple[int, ...]]:
-        """Return name and row shape of the dataset of images; no shape for encoded ones."""
-        path = self.inputs.paths[0]
-        try:
-            datasets = datasets_of(path)
-        except BadImage as error:
-            raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
-        usable = [
-            name
-            for name, (shape, kind) in datasets.items()
-            if _is_images(shape, kind) and name not in self._others
-        ]
-        if images is None and len(usable) > 1:
-            usable = [name for name in usable if _holds_images(path, name, *datasets[name])]
-        if images is None and len(usable) == 1:
-            images = usable[0]
-        listed = name_list(f"{name} ({kind} {shape})" for name, (shape, kind) in datasets.items())
-        if images is None or images.strip("/") not in datasets:
-            what = (
-                f"no dataset {images}" if images else f"{len(usable)} datasets that may be images"
-            )
-            remedy = "" if images or usable else f"; for arrays without images, {AS_ARRAYS}"
-            if len(usable) > 1 and len(ends := {name.rpartition("/")[2] for name in usable}) == 1:
-                remedy = f"; if each is one image, choose images='*/{ends.pop()}'"
-            raise UsageError(
-                f"{path} has {what};",
-                remedy=f"choose with {setting('images')} from {listed or 'none'}{remedy}",
-            )
-        shape, kind = datasets[images.strip("/")]
-        if not _is_images(shape, kind):
-            raise UsageError(
-                f"{path}: {images} is {kind} {shape}: images are uint8 with 1, 3 or 4 channels, "
-                "or bytes;",
-                remedy=f"keep other arrays next to images with {setting('keep')}, or {AS_ARRAYS}",
-            )
-        if kind != "bytes":
-            try:
-                require_pixels(shape[1:])
-            except BadImage as error:
-                raise ConversionFailed(
-                    f"{path}: {images}: {error.problem}", remedy=error.remedy
-                ) from error
-        return images.strip("/"), tuple(shape[1:])
-
-    def _fields(self) -> dict[str, Field]:
-        """Return the fields to keep, with the types of their datasets in the first file."""
-        path = self.inputs.paths[0]
-        datasets = datasets_of(path) if self._keep else {}
-        fields = {}
-        for kept in self._keep:
-            if kept.pointer is not None:
-                raise UsageError(f"{setting('keep', str(kept))}: a dataset has no parts in JSON")
-            name = kept.source.strip("/")
-            if name not in datasets and (not kept.optional or kept.kind is None):
-                names = name_list(datasets) or "none"
-                raise UsageError(f"{path} has no dataset {kept.source}; it has {names}")
-            shape, kind = datasets.get(name, ([0], "bytes"))
-            if kind == "other" or not shape:
-                raise UsageError(f"{path}: {kept.source} is not a dataset of rows of plain values")
-            if kept.kind is not None:
-                fields[kept.name] = kept.field(kept.kind)
-            elif kind == "bytes":
-                first = call(hdf5_reader.value, os.path.abspath(path), stamp_of(path), name, 0)
-                fields[kept.name] = Field(kind_of_bytes(first[1:]))
-            elif shape[1:]:
-                fields[kept.name] = Field("array", kind, None if 0 in shape else shape[1:])
-            else:
-                fields[kept.name] = Field("number", kind)
-        return fields
+        understood = self._chosen.describe(kind)
+        if self._label_file:
+            understood["label"] = f"{self._label_file}:{self._label}"
+        return {"files": f"{len(self.inputs.paths):,}, with {len(listing):,} rows", **understood}
 
     def _list(self, listing: Listing, number: int, path: str) -> None:
         stamp = stamp_of(path)
         full = os.path.abspath(path)
+        file = os.path.join(os.path.dirname(full), self._label_file) if self._label_file else full
         datasets = datasets_of(path)
-        if self._images not in datasets:
-            raise BadImage(f"there is no dataset {self._images}")
-        shape, kind = datasets[self._images]
-        if tuple(shape[1:]) != self._shape or not _is_images(shape, kind):
-            raise BadImage(f"{self._images} is {kind} {shape}, unlike in the first file")
+        if self._image not in datasets:
+            raise BadImage(f"there is no dataset {self._image}")
+        shape, kind = datasets[self._image]
+        if tuple(shape[1:]) != self._shape or (kind == "bytes") == bool(shape[1:]):
+            raise BadImage(f"{self._image} is {kind} {shape}, unlike in the first file")
         require_rows(path, shape[0])
         for kept in self._keep:
-            rows, _ = datasets.get(kept.source.strip("/"), ([shape[0]] * kept.optional, ""))
+            rows, _ = datasets.get(kept.source, ([shape[0]] * kept.optional, ""))
             if rows[:1] != shape[:1]:
                 count = rows[0] if rows else "no"
                 raise BadImage(f"it has {shape[0]} images, but {count} values of {kept.source}")
-        listing.ignored += [
-            Problem(path=f"{self.inputs.names[number]}:{name}", reason="a dataset that is not used")
-            for name in datasets
-            if name not in (self._images, *self._others)
-        ]
         folder = stem(self.inputs.names[number], SUFFIXES)
         for start in range(0, shape[0] or 1, _CHUNK):  # also checks the labels of no images
             count = min(_CHUNK, shape[0] - start)
             sizes = [math.prod(self._shape)] * count
             if not self._shape:
-                sizes = call(hdf5_reader.sizes, full, stamp, self._images, start, count)
+                sizes = call(hdf5_reader.sizes, full, stamp, self._image, start, count)
             labels: Sequence[Value | None] = [None] * count
-            if self._labels is not None:
-                some = Range(start, count)
-                labels = call(hdf5_reader.labels, full, stamp, self._labels, shape[0], some)
+            if self._label:
+                part = Range(start, count)
+                labels = call(hdf5_reader.labels, file, stamp_of(file), self._label, shape[0], part)
             for row, (size, label) in enumerate(zip(sizes, labels, strict=True), start):
                 code = listing.code(label)
                 name = f"{folder}/{row:08d}{'.png' if self._shape else ''}"
                 listing.add(Row(name, code, size, stamp, place(number, row)))
 
 
-def _is_images(shape: Sequence[int], kind: str) -> bool:
+def _plain(text: str | None) -> str | None:
+    """Return names of datasets, perhaps of several, without a slash in front."""
+    return text and re.sub(r"(^|[,=])/", r"\1", text)
+
+
+def _columns(path: str, datasets: Mapping[str, tuple[Sequence[int], str]]) -> list[Column]:
+    """Return the datasets of a file as columns."""
+    found = [_column(path, name, *dataset) for name, dataset in datasets.items()]
+    counts = {column.rows for column in found if column.holds == "image"}
+    for number, column in enumerate(found):
+        shape, _ = datasets[column.name]
+        if len(shape) == 2 and shape[0] == 1 not in counts and shape[1] in counts:  # of MATLAB
+            holds = "float" if "float" in column.type else "integer"
+            found[number] = column._replace(holds=holds, rows=shape[1])
+    return found
+
+
+def _column(path: str, name: str, shape: Sequence[int], kind: str) -> Column:
+    """Return a dataset as a column."""
+    sides = "x".join(map(str, shape))
+    column = Column(name, f"{kind} {sides}", "", rows=(*shape, 0)[0])
+    if kind in hdf5_reader.OTHERS or not shape or (kind == "bytes" and shape[1:]):
+        return column._replace(why="it is not a dataset of rows of plain values")
     if kind == "bytes":
-        return len(shape) == 1
+        first = b" "
+        if shape[0]:
+            first = call(hdf5_reader.value, os.path.abspath(path), stamp_of(path), name, 0)
+        kind = kind_of_bytes(first[1:])
+        return column._replace(type=f"{kind} {sides}", holds=kind, field=Field(kind))
+    field = Field("number", kind)
+    if shape[1:]:
+        field = Field("array", kind, None if 0 in shape else tuple(shape[1:]))
+    holds = "image" if _is_image(shape[1:], kind) else "array"
+    if math.prod(shape[1:]) == 1:
+        holds = "float" if kind.startswith("float") else "integer"
+    return column._replace(holds=holds, field=field)
+
+
+def _is_image(shape: Sequence[int], kind: str) -> bool:
     try:
-        image_axes(np.dtype(kind), shape[1:])
+        return bool(image_axes(kind, shape))
     except (BadImage, TypeError):
         return False
-    return True
 
 
-def _holds_images(path: str, name: str, shape: Sequence[int], kind: str) -> bool:
-    """Return whether a dataset that may be images is no column of labels or texts."""
-    if kind != "bytes":
-        return math.prod(shape[1:]) > 1
-    data = call(hdf5_reader.value, os.path.abspath(path), stamp_of(path), name, 0)
-    return is_image(data[1:])
+def _require_no_image_each(path: str, columns: Iterable[Column]) -> None:
+    """Refuse datasets of one name in many groups, which may be one image each."""
+    names = [column.name for column in columns if column.holds == "image"]
+    if len(names) > 1 and len(ends := {name.rpartition("/")[2] for name in names}) == 1:
+        raise UsageError(
+            f"{path} has {len(names)} datasets that may be images",
+            remedy=f"choose with {setting('image')} from {name_list(names)}; if each is one image, "
+            f"pass {setting('image', f'*/{ends.pop()}')}",
+        )
 
 
 def _open(pattern: str | Path, options: Hdf5Options) -> Source:
@@ -345,13 +364,13 @@ SOURCE = SourceKind(
     {000..999}, * or ?. The images are arrays (uint8, which become PNG files), or bytes of
     encoded images. h5py reads them, in a separate process, so that a damaged file cannot crash the
     conversion. Links to other files
-    are not followed. If each dataset is one image, its group is the class; --images '*/image'
-    --labels '*/label' names datasets of images and of their labels.
+    are not followed. If each dataset is one image, its group is the class; --image '*/image'
+    --label '*/label' names datasets of images and of their labels.
 
     \b
     Examples:
-      shardkit convert hdf5 camelyon.h5 dataset --to lmdb --images x --labels y
-      shardkit convert hdf5 'part-*.h5' dataset --to webdataset --images train/jpeg --dry-run
+      shardkit convert hdf5 camelyon.h5 dataset --to lmdb --image x --label y
+      shardkit convert hdf5 'part-*.h5' dataset --to webdataset --image train/jpeg --dry-run
     """,
     options=Hdf5Options,
     of_files=True,
@@ -365,7 +384,7 @@ SOURCE = SourceKind(
 
         \b
         Example:
-          shardkit attach hdf5 camelyon.h5 camelyon-index --images x --labels y
+          shardkit attach hdf5 camelyon.h5 camelyon-index --image x --label y
         """,
     ),
     recognize=_recognize,

@@ -6,16 +6,18 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from shardkit.contracts import Entry, SourceOptions
+from shardkit.contracts import Entry
 from shardkit.errors import BadImage, Problem, UsageError, setting
-from shardkit.options import option
+from shardkit.options import same_option
 from shardkit.record import Record
 from shardkit.sources import hdf5_reader
+from shardkit.sources.columns import NONE, ColumnOptions
 from shardkit.sources.driver import FileSource, Listing, Row
 from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import has_image_suffix, image_record, pixel_record, require_pixels
@@ -28,42 +30,46 @@ from shardkit.sources.inputs import (
     stamp_of,
     stem,
 )
-from shardkit.sources.labels import Value, classes_option, label_of, read_classes
+from shardkit.sources.labels import Value, label_of, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.npy_files import read_array
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5", ".mat")
 _ANY = "*"
 _FOLDER = "folder"
-_NONE = "none"
+
+
+def _option(name: str, **details: Any) -> Any:
+    """Return an option of columns; the command also takes the plural, as files name datasets."""
+    item = same_option(ColumnOptions, name, **details)
+    flags = [f"--{name}s", f"--{name}"]
+    return field(default=item.default, metadata={**item.metadata, "click": {"flags": flags}})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hdf5Options(SourceOptions):
+class Hdf5Options(ColumnOptions):
     """The options of this source."""
 
-    images: str | None = option(
-        None,
+    image: str | None = _option(
+        "image",
         help="Dataset of images; with *, datasets that are one image each.",
-        metavar="NAME",
-        stored="image_dataset",
-        shown="the only candidate",
+        shown="the only candidate, or one of a usual name",
     )
-    labels: str | None = option(
-        None,
-        help="Dataset of labels, integers or texts; with *, the group (folder), none, or "
-        "datasets of one label each.",
-        metavar="NAME",
-        stored="label_dataset",
-        shown="no labels",
+    label: str | None = _option(
+        "label",
+        help="Dataset of labels: integers, texts, or rows in which one value is 1; none: no "
+        "labels. FILE:DATASET is in another file of the same folder. With *, datasets of one label "
+        "each, or folder for the group.",
+        shown="one of a usual name, such as y",
     )
-    keep: str | None = option(
-        None,
+    keep: str | None = same_option(
+        ColumnOptions,
+        "keep",
         help="More datasets to keep, such as age,mask=masks:mask,boxes=train/boxes:boxes. "
         "Files may lack those with ?.",
         metavar="[NAME=]DATASET[:KIND][?],...",
+        shown="none",
     )
-    classes: str | None = classes_option()
 
 
 class Hdf5Images(FileSource):
@@ -71,9 +77,9 @@ class Hdf5Images(FileSource):
 
     Args:
         pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
-        options: The options. ``images`` is a pattern such as ``train/*``; without, all datasets are
-            images. ``labels`` is ``folder``, for the group of an image; ``none``; or a pattern of
-            datasets with one label each, in which ``*`` stands for the same text as in ``images``.
+        options: The options. ``image`` is a pattern such as ``train/*``; without, all datasets are
+            images. ``label`` is ``folder``, for the group of an image; ``none``; or a pattern of
+            datasets with one label each, in which ``*`` stands for the same text as in ``image``.
             Without, it is ``folder`` if there are groups.
     """
 
@@ -82,33 +88,33 @@ class Hdf5Images(FileSource):
     @staticmethod
     def fits(pattern: str | Path, options: Hdf5Options) -> bool:
         """Return whether files are of this kind: the user says so, or each dataset is an image."""
-        if options.images is not None:
-            return _ANY in options.images
+        if options.image is not None:
+            return _ANY in options.image
         path = find_files(pattern, SUFFIXES).paths[0]
         try:
             shapes = datasets_of(path).values()
         except BadImage as error:
             raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
-        return options.labels is None and len(shapes) > 1 and all(_is_image(*one) for one in shapes)
+        return options.label is None and len(shapes) > 1 and all(_is_image(*one) for one in shapes)
 
     def __init__(self, pattern: str | Path, options: Hdf5Options) -> None:
         super().__init__(pattern, options, SUFFIXES)
         self.class_names = read_classes(options.classes)
         if options.keep:
             raise UsageError(f"{setting('keep')} needs one dataset of all images, not one for each")
-        self._images = images = options.images or _ANY
-        if images.count(_ANY) != 1 or (options.labels or _ANY).count(_ANY) > 1:
+        self._images = images = options.image or _ANY
+        if images.count(_ANY) != 1 or (options.label or _ANY).count(_ANY) > 1:
             raise UsageError(
-                f"{setting('images', images)} and {setting('labels')} may have one * each"
+                f"{setting('image', images)} and {setting('label')} may have one * each"
             )
         before, _, after = map(re.escape, images.strip("/").partition(_ANY))
         self._pattern = re.compile(f"{before}(.+){after}\\Z", re.DOTALL)
-        self._labels = options.labels or self._infer_labels()
-        self.settle(images=images, labels=self._labels)
+        self._labels = options.label or self._infer_labels()
+        self.settle(image=images, label=self._labels)
 
     def _infer_labels(self) -> str:
         names = filter(self._pattern.match, datasets_of(self.inputs.paths[0]))
-        return _FOLDER if all("/" in name for name in names) else _NONE
+        return _FOLDER if all("/" in name for name in names) else NONE
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image; of an array, as a PNG file."""
@@ -141,7 +147,7 @@ class Hdf5Images(FileSource):
                 raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
         return {
             "files": f"{len(self.inputs.paths):,}, with {len(listing):,} datasets",
-            "images": f"{self._images}: one dataset each",
+            "image": f"{self._images}: one dataset each",
             "label": "the group" if self._labels == _FOLDER else self._labels,
         }
 
@@ -176,13 +182,13 @@ class Hdf5Images(FileSource):
 
     def _label_of(self, part: str, path: str, stamp: int) -> Value | None:
         """Return the label of the image whose name has ``part`` in place of the asterisk."""
-        if self._labels == _NONE:
+        if self._labels == NONE:
             return None
         if self._labels == _FOLDER:
             if "/" not in part:
                 raise BadImage(
                     "it is in no group;",
-                    remedy=f"{setting('labels', 'none')} converts without labels",
+                    remedy=f"{setting('label', NONE)} converts without labels",
                 )
             return part.rpartition("/")[0]
         name = self._labels.strip("/").replace(_ANY, part)

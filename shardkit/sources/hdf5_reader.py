@@ -13,6 +13,7 @@ import numpy as np
 
 from shardkit.contracts import Range
 from shardkit.errors import BadImage, ConversionFailed
+from shardkit.sources.columns import one_hot
 from shardkit.sources.labels import Value, label_of
 from shardkit.system.formatting import size
 from shardkit.system.helper import Library
@@ -21,6 +22,9 @@ h5py = Library("h5py")
 
 MAX_PIECE = 1 << 30
 """Maximum bytes of one row, and of one chunk, which HDF5 reads as one."""
+
+OTHERS = ("lists", "compounds", "references", "others")
+"""Types of values that cannot be stored."""
 
 _REFERENCE = struct.Struct("<IQI")
 """A value of variable length in a dataset: its length, its heap, and its number in that."""
@@ -84,15 +88,17 @@ def labels(path: str, stamp: int, name: str, count: int, some: Range) -> list[Va
     is_row = len(data.shape) == 2 and data.shape == (1, count) and count != 1
     if data.shape[0] != count and not is_row:
         raise BadImage(f"it has {count} images, but {data.shape[0]} labels")
+    part = slice(some.offset, some.offset + some.length)
+    if data.ndim == 2 and data.shape[1] > 1 and not is_row and data.dtype.kind in "iubf":
+        return one_hot(data[part], name)
     if math.prod(data.shape[1:]) != 1 and not is_row:
         raise BadImage(f"{name} has the shape {data.shape}, not one label for each image")
-    part = slice(some.offset, some.offset + some.length)
     rows = (0, part) if is_row else part
     if data.dtype.kind in "iubf":
         return [label_of(value, name) for value in data[rows].reshape(-1).tolist()]
     if h5py.check_string_dtype(data.dtype) is None:
         raise BadImage(
-            f"{name} has {_values(data)} as labels", remedy="store one integer or text per image"
+            f"{name} has {_type(data)} as labels", remedy="store one integer or text per image"
         )
     texts = data[rows].reshape(-1)
     return [label_of(value.decode("utf-8", "surrogateescape"), name) for value in texts]
@@ -258,23 +264,19 @@ def _encoded(value: Any) -> bytes:
 
 
 def _type(data: Any) -> str:
-    """Return ``bytes`` for values of encoded images, or the name of a type of numbers."""
+    """Return ``bytes``, also for texts, the name of a type of numbers, or one of `OTHERS`."""
     of_items = h5py.check_vlen_dtype(data.dtype)
     if of_items is not None and np.dtype(of_items).itemsize == 1:
         return "bytes"
-    if h5py.check_string_dtype(data.dtype) is not None or data.dtype.kind == "V":
-        return "bytes" if not data.dtype.names else "other"
-    return str(data.dtype) if data.dtype.kind in "iufb" else "other"
-
-
-def _values(data: Any) -> str:
-    """Return the type of values that are not labels, for an error."""
-    if h5py.check_vlen_dtype(data.dtype) is not None:
-        return "lists of variable length"
-    if h5py.check_ref_dtype(data.dtype) is not None:
-        return "references"
-    kind = _type(data)
-    return "compound values" if data.dtype.names else f"values of the type {kind}"
+    if h5py.check_string_dtype(data.dtype) is not None:
+        return "bytes"
+    if of_items is not None:
+        return "lists"
+    if data.dtype.names or h5py.check_ref_dtype(data.dtype) is not None:
+        return "compounds" if data.dtype.names else "references"
+    if data.dtype.kind == "V":
+        return "bytes"
+    return str(data.dtype) if data.dtype.kind in "iufb" else "others"
 
 
 def _walk(

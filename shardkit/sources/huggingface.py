@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from shardkit.contracts import (
     Entry,
     Recognition,
@@ -38,7 +36,7 @@ from shardkit.sources.inputs import (
     require_rows,
     stamp_of,
 )
-from shardkit.sources.kept import Kept, value_of
+from shardkit.sources.kept import Kept
 from shardkit.sources.labels import label_of, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.places import below
@@ -160,17 +158,7 @@ class HuggingFace(ListedSource):
         """Return the value of a field to keep."""
         if value is None:
             raise BadImage(f"its row has no {kept.source}; {kept.source}? accepts it")
-        field = self.schema[kept.name]
-        if (
-            kept.pointer is not None
-            or (isinstance(value, bytes) and field.kind != "bytes")
-            or (isinstance(value, str) and field.kind not in ("text", "label", "bytes"))
-        ):
-            content = value if isinstance(value, bytes) else _as_text(value).encode()
-            return value_of(kept, field, content)
-        if field.kind == "array":
-            return np.array(value)
-        return _as_text(value) if field.kind == "text" else value
+        return self._chosen.value(kept, value)
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the rows of all files, in order."""
@@ -181,6 +169,7 @@ class HuggingFace(ListedSource):
                     groups += self._list(listings[split], number, path)
                 except BadImage as error:
                     listings[split].blame_rest(files.names[number], str(error))
+        self.notes += self._chosen.notes
         count = sum(map(len, listings.values()))
         understood = {
             "files": f"{sum(len(f.paths) for f in self._files.values()):,}, with {count:,} images",
@@ -302,10 +291,6 @@ def _column(name: str, stored: _Column) -> Column:
         return Column(name, kind, kind, field=Field(kind))
     holds = "float" if kind.startswith("float") else "integer"
     return Column(name, kind, holds, field=Field("number", kind))
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _recognize(seen: Overview) -> Iterator[Recognition]:

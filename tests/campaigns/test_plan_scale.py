@@ -123,7 +123,7 @@ def make_hdf5(folder: Path, count: int) -> tuple[Path, dict[str, object]]:
     with h5py.File(folder / "x.h5", "w") as file:
         file.create_dataset("x", (count, 4, 4, 3), "u1", chunks=(4096, 4, 4, 3))
         file["y"] = np.arange(count) % 100
-    return folder / "x.h5", {"labels": "y"}
+    return folder / "x.h5", {"label": "y"}
 
 
 def make_lmdb(folder: Path, count: int) -> tuple[Path, dict[str, object]]:

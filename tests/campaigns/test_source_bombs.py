@@ -52,7 +52,7 @@ def hdf5(path: Path, shape: Sequence[int], chunk: Sequence[int]) -> list[object]
     with h5py.File(path, "w") as file:
         file.create_dataset("x", shape, "u1", chunks=tuple(chunk))
     assert path.stat().st_size < 4096
-    return ["hdf5", path, "--images", "x"]
+    return ["hdf5", path, "--image", "x"]
 
 
 def hdf5_of_one_chunk(path: Path) -> list[object]:
@@ -60,7 +60,7 @@ def hdf5_of_one_chunk(path: Path) -> list[object]:
         sides = (29, 12_000, 12_000)
         data = file.create_dataset("x", sides, "u1", chunks=sides)
         data.id.write_direct_chunk((0, 0, 0), b"a few bytes", filter_mask=0)
-    return ["hdf5", path, "--images", "x"]
+    return ["hdf5", path, "--image", "x"]
 
 
 def idx(path: Path, count: int, height: int, width: int) -> list[object]:

@@ -587,9 +587,9 @@ MAKERS = {
     "dataset": Maker("dataset", make_stored, spoil_stored, _SMALL),
     "webdataset": Maker("webdataset", make_tar, spoil_tar, _SMALL),
     "lmdb": Maker("lmdb", make_lmdb, spoil_lmdb, _SMALL, {"label": "folder"}),
-    "hdf5": Maker("hdf5", make_hdf5, spoil_hdf5, _SMALL, {"labels": "label", "images": "jpeg"}),
+    "hdf5": Maker("hdf5", make_hdf5, spoil_hdf5, _SMALL, {"label": "label", "image": "jpeg"}),
     "hdf5 arrays": Maker(
-        "hdf5", make_hdf5_arrays, spoil_hdf5, _SMALL, {"labels": "y"}, pixels=True, in_place=False
+        "hdf5", make_hdf5_arrays, spoil_hdf5, _SMALL, {"label": "y"}, pixels=True, in_place=False
     ),
     "ffcv": Maker("ffcv", make_beton, spoil_beton, _NUMBERED),
     "ffcv raw": Maker("ffcv", partial(make_beton, raw=True), spoil_beton, _NUMBERED, pixels=True),

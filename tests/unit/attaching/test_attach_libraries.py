@@ -145,7 +145,7 @@ def test_hdf5_in_all_layouts(userblock: int, tmp_path: Path) -> None:
     path = hdf5_of(tmp_path / "x.h5", userblock=userblock)
     before = path.read_bytes(), stat_of(path)
     for name in ("vlen", "vlen_chunks", "void", "x", "chunks"):
-        source = get_source("hdf5").open(path, images=name, labels="y", keep="age")
+        source = get_source("hdf5").open(path, image=name, label="y", keep="age")
         index = tmp_path / name
         made = attach(source, index).manifest
         dataset = open_dataset(index, decode="numpy", fields=("image", "label", "age"))
@@ -156,7 +156,7 @@ def test_hdf5_in_all_layouts(userblock: int, tmp_path: Path) -> None:
         assert verify(index, "decode").ok
         assert made.raw_shape == (None if name[0] == "v" else (6, 8, 3))
     convert(
-        get_source("hdf5").open(path, images="vlen", labels="y", keep="age"),
+        get_source("hdf5").open(path, image="vlen", label="y", keep="age"),
         tmp_path / "made",
         to="webdataset",
         shuffle=False,
@@ -178,10 +178,10 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
     path = hdf5_of(tmp_path / "x.h5")
     index = tmp_path / "index"
     for options, message in (
-        ({"images": "gzip"}, "gzip cannot be read in place.*compressed or filtered"),
-        ({"images": "parts"}, "its chunks have parts of rows"),
-        ({"images": "gray"}, "rows of 6x8; arrays other than height x width x 3"),
-        ({"images": "x", "keep": "emb"}, "keep='emb': a field of the kind array"),
+        ({"image": "gzip"}, "gzip cannot be read in place.*compressed or filtered"),
+        ({"image": "parts"}, "its chunks have parts of rows"),
+        ({"image": "gray"}, "rows of 6x8; arrays other than height x width x 3"),
+        ({"image": "x", "keep": "emb"}, "keep='emb': a field of the kind array"),
     ):
         with pytest.raises(UsageError, match=message):
             attach(get_source("hdf5").open(path, **options), index)
@@ -201,7 +201,7 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_changes_after_the_scan_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = get_source("hdf5").open(hdf5_of(tmp_path / "x.h5"), images="x")
+    source = get_source("hdf5").open(hdf5_of(tmp_path / "x.h5"), image="x")
     scan = source.scan()
     monkeypatch.setattr(source, "scan", lambda _: scan)
     os.utime(tmp_path / "x.h5")
@@ -217,10 +217,10 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "3 images in 1 file" in done.output
     assert open_dataset("index").manifest.folder == "../source"  # type: ignore[attr-defined]
     hdf5_of(tmp_path / "x.h5")
-    done = invoke("attach", "hdf5", "x.h5", "other", "--images", "x", "--labels", "y")
+    done = invoke("attach", "hdf5", "x.h5", "other", "--image", "x", "--label", "y")
     assert "5 images in 1 file" in done.output
     assert "cannot be read in place" in str(
-        invoke("attach", "hdf5", "x.h5", "new", "--images", "gzip").exception
+        invoke("attach", "hdf5", "x.h5", "new", "--image", "gzip").exception
     )
     for name in ("index", "other"):
         assert invoke("verify", name, "--workers", 1).exit_code == 0

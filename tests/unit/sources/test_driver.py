@@ -139,7 +139,7 @@ def test_a_long_list_is_that_in_memory(
         if kind == "dataset":
             return get_source(kind).open(tmp_path / "dataset").scan()
         if kind == "hdf5":
-            return get_source(kind).open(tmp_path / "x.h5", labels="y").scan()
+            return get_source(kind).open(tmp_path / "x.h5", label="y").scan()
         return get_source(kind).open(tmp_path / "in/list.csv", label="label").scan()
 
     whole = scanned()

@@ -46,17 +46,16 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["train/vlen", "train/void", "x", "/x", "chw"])
 def test_arrays_and_encoded_images_are_read(name: str, path: Path) -> None:
-    found = scan(path, images=name, labels="y")
+    found = scan(path, image=name, label="y")
     assert [pixels_of(data).tolist() for data in images(found)] == PIXELS.tolist()
     assert found.classes == ("0", "1", "2")
     assert [entry.label for entry in found.splits[""].entries] == [2, 0, 1]
-    ignored = {problem.path for problem in found.ignored[""]}
-    assert "x.h5:float" in ignored
-    assert "x.h5:y" not in ignored
+    assert "float" in found.understood["unused"]
+    assert " y (" not in found.understood["unused"]
 
 
 def test_labels_may_be_texts_and_images_gray(path: Path) -> None:
-    found = scan(path, images="gray", labels="train/strings")
+    found = scan(path, image="gray", label="train/strings")
     assert found.classes == ("class 0", "class 1")
     assert [pixels_of(data).tolist() for data in images(found)] == PIXELS[..., 0].tolist()
 
@@ -71,31 +70,30 @@ def test_labels_of_another_type_are_refused(path: Path) -> None:
         file["pairs"] = np.zeros(3, [("a", "i4")])
         file["opaque"] = np.zeros(3, "V2")
     for name, what in (
-        ("lists", "lists of variable length"),
-        ("train/vlen", "lists of variable length"),
-        ("references", "references"),
-        ("regions", "references"),
-        ("pairs", "compound values"),
-        ("opaque", "values of the type bytes"),
+        ("lists", "(lists 3)"),
+        ("train/vlen", "(image 3)"),
+        ("references", "(references 3)"),
+        ("regions", "(references 3)"),
+        ("pairs", "(compounds 3)"),
+        ("opaque", "bytes"),
     ):
         with refused(UsageError, name, what):
-            scan(path, images="x", labels=name)
+            scan(path, image="x", label=name)
 
 
 def test_wrong_datasets_are_named(path: Path, tmp_path: Path) -> None:
     for options, reason in (
-        ({}, "5 datasets that may be images; choose with images= from chw"),
-        ({"images": "none"}, "no dataset none; choose with images= from chw"),
-        ({"images": "float"}, "float is float32 .*: images are uint8.*schema={'x': 'array'}"),
-        ({"images": "x", "labels": "z"}, "there is no dataset z"),
-        ({"images": "x", "labels": "float"}, "not one label for each image"),
+        ({"image": "none"}, "no column 'none' of images; it has chw"),
+        ({"image": "float"}, "no column 'float' of images.*schema={'x': 'array'}"),
+        ({"image": "x", "label": "z"}, "no column 'z' of integers"),
+        ({"image": "x", "label": "float"}, "no column 'float' of integers"),
     ):
         with pytest.raises(UsageError, match=reason):
             scan(path, **options)
     with h5py.File(path, "r+") as file:
         file["short"] = [1, 2]
-    with pytest.raises(UsageError, match="it has 3 images, but 2 labels"):
-        scan(path, images="x", labels="short")
+    with pytest.raises(UsageError, match="it has 2 values for 3 images"):
+        scan(path, image="x", label="short")
     (tmp_path / "bad.h5").write_bytes(b"not hdf5")
     with pytest.raises(UsageError, match=r"bad\.h5"):
         scan(tmp_path / "bad.h5")
@@ -117,10 +115,10 @@ def test_other_files_are_never_read(path: Path, tmp_path: Path) -> None:
             external=[(str(tmp_path / "raw"), 0, h5py.h5f.UNLIMITED)],
         )
     for name in ("external", "soft"):
-        with pytest.raises(UsageError, match=f"no dataset {name}"):
-            scan(tmp_path / "y.h5", images=name)
+        with pytest.raises(UsageError, match=f"no column '{name}'"):
+            scan(tmp_path / "y.h5", image=name)
     for name in ("virtual", "storage"):
-        found = scan(tmp_path / "y.h5", images=name)
+        found = scan(tmp_path / "y.h5", image=name)
         with refused(ValueError, name):
             images(found)
 
@@ -143,7 +141,7 @@ def more(path: Path) -> Path:
 
 def test_more_datasets_are_kept(more: Path, tmp_path: Path) -> None:
     keep = "mask=mask:mask,text,age,score,latent,boxes=found:boxes,list=latent:json,no=none:text?"
-    source = open_source("hdf5", more, images="x", labels="y", keep=keep)
+    source = open_source("hdf5", more, image="x", label="y", keep=keep)
     convert(source, tmp_path / "made", to="lmdb", shuffle=False)
     assert verify(tmp_path / "made", against=more).findings == []
     dataset = open_dataset(tmp_path / "made", decode="bytes")
@@ -158,8 +156,8 @@ def test_more_datasets_are_kept(more: Path, tmp_path: Path) -> None:
             assert record.meta["boxes"] == [[1, 2, 3, 4]]
             assert record.meta["list"] == file["latent"][row].tolist()
     understood = source.scan().understood
-    assert understood["latent"] == "latent: array of float16, 2 x 2"
-    assert understood["age"] == "age: number of int64"
+    assert understood["latent"] == "latent (float16 3x2x2): array of float16, 2 x 2"
+    assert understood["age"] == "age (int64 3): number of int64"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +173,7 @@ def test_datasets_that_cannot_be_kept_are_named(
     keep: str, reason: tuple[str, ...], more: Path
 ) -> None:
     with refused(UsageError, *reason):
-        scan(more, images="x", keep=keep)
+        scan(more, image="x", keep=keep)
 
 
 def test_files_of_matlab_are_read_as_matlab_shows_them(tmp_path: Path) -> None:
@@ -188,13 +186,13 @@ def test_files_of_matlab_are_read_as_matlab_shows_them(tmp_path: Path) -> None:
         file["labels"] = np.array([[3.0, 1.0]])
         for name in ("images", "masks"):
             file[name].attrs["MATLAB_class"] = np.bytes_("uint8")
-    found = scan(path, images="images", labels="labels")
+    found = scan(path, image="images", label="labels")
     assert [pixels_of(data).tolist() for data in images(found)] == pixels.tolist()
     assert [entry.label for entry in found.splits[""].entries] == [3, 1]
-    gray = [pixels_of(data).tolist() for data in images(scan(path, images="masks"))]
+    gray = [pixels_of(data).tolist() for data in images(scan(path, image="masks"))]
     assert gray == pixels[..., 0].tolist()
     convert(
-        open_source("hdf5", path, images="images", keep="mask=masks:mask"),
+        open_source("hdf5", path, image="images", keep="mask=masks:mask"),
         tmp_path / "made",
         to="lmdb",
         shuffle=False,
@@ -204,4 +202,4 @@ def test_files_of_matlab_are_read_as_matlab_shows_them(tmp_path: Path) -> None:
     ]
     assert masks == pixels[..., 0].tolist()
     with refused(UsageError, "m.mat", "images", "MATLAB"):
-        attach(open_source("hdf5", path, images="images"), tmp_path / "index")
+        attach(open_source("hdf5", path, image="images"), tmp_path / "index")

@@ -51,7 +51,7 @@ def in_hdf5(folder: Path, labels: Sequence[Any]) -> tuple[str, Path, dict[str, A
             file["y"] = ["" if label is None else str(label) for label in labels]
         else:
             file["y"] = np.array([NAN if label is None else label for label in labels])
-    return "hdf5", folder / "x.h5", {"images": "x", "labels": "y"}
+    return "hdf5", folder / "x.h5", {"image": "x", "label": "y"}
 
 
 def in_arrays(folder: Path, labels: Sequence[Any]) -> tuple[str, Path, dict[str, Any]]:

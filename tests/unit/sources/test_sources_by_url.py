@@ -34,8 +34,8 @@ CASES: dict[str, tuple[Make, str, tuple[str, ...]]] = {
     "webdataset": (make_tar, "webdataset", ()),
     "tfrecord": (make_tfrecord, "tfrecord", ()),
     "ffcv": (make_beton, "ffcv", ()),
-    "hdf5": (make_hdf5, "hdf5", ("--images", "jpeg", "--labels", "label")),
-    "hdf5, arrays": (make_hdf5_arrays, "hdf5", ("--images", "x", "--labels", "y")),
+    "hdf5": (make_hdf5, "hdf5", ("--image", "jpeg", "--label", "label")),
+    "hdf5, arrays": (make_hdf5_arrays, "hdf5", ("--image", "x", "--label", "y")),
     "parquet": (make_parquet, "huggingface", ("--name", "image")),
     **{
         f"table, {suffix}": (
