@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -127,12 +128,16 @@ class Hdf5(FileSource, AttachableSource):
     def _refuse_sibling(self) -> None:
         """Refuse images without labels next to a file that may have these, as PCam's has."""
         path = Path(self.inputs.paths[0])
-        names = [name for name in os.listdir(path.parent or ".") if name.endswith(SUFFIXES)]
+        names: list[str] = []
+        with suppress(OSError):
+            names = [name for name in os.listdir(path.parent) if name.endswith(SUFFIXES)]
         stems = {stem(name, SUFFIXES): name for name in sorted(names)}
         found = usual_label(stems.keys() - {path.stem}, path.stem)
         if found:
-            datasets = datasets_of(str(path.parent / stems[found]))
-            name = next(iter(datasets)) if len(datasets) == 1 else "DATASET"
+            name = "DATASET"
+            with suppress(BadImage):
+                datasets = [*datasets_of(str(path.parent / stems[found]))]
+                name = datasets[0] if len(datasets) == 1 else name
             raise UsageError(
                 f"{path} has no labels, but {stems[found]} next to it may have them",
                 remedy=f"pass {setting('label', f'{stems[found]}:{name}')}, or "
