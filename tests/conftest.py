@@ -18,7 +18,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from shardkit.codecs import turbo
 from shardkit.system import compiled, native
 
 pytest_plugins = ["campaign", "cpu", "refusals"]
@@ -77,15 +76,6 @@ def with_native() -> None:
     """Skip a test where there is no compiled module."""
     if not compiled.is_available():
         pytest.skip("no compiled module")
-
-
-@pytest.fixture
-def without_turbojpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No TurboJPEG 3, which not all machines have."""
-    monkeypatch.setenv(turbo.VARIABLE, "off")
-    turbo._library.cache_clear()
-    yield
-    turbo._library.cache_clear()
 
 
 @pytest.fixture

@@ -1,17 +1,9 @@
-"""Compare regions of mutated JPEGs, decoded by a TurboJPEG library, with the full decode.
-
-    python -m scripts.fuzzing.pieces LIBRARY COUNT
-
-A crash, a pixel that differs from the full decode, or a piece of an image that the full decode
-refuses is a failure.
-"""
+"""Compare regions of mutated JPEGs with the full decode."""
 
 from __future__ import annotations
 
 import io
-import os
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -19,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import Decoding, decode, inspect
 from shardkit.codecs.reduced import reduced_side, sufficient_eighths
-from shardkit.codecs.turbo import VARIABLE, Region, decode_region
 from shardkit.errors import BadImage
 
 _MOST = 1 << 20
@@ -29,10 +21,10 @@ _MOST = 1 << 20
 
 
 Decoder = Callable[[bytes, tuple[int, int], int, Region], npt.NDArray[np.uint8] | None]
-"""Decodes a piece; the arguments are those of `decode_region`."""
+"""Decodes a region of a JPEG, given its size and the scale in eighths, or returns None."""
 
 
-def compare(numbers: Iterable[int], decoder: Decoder = decode_region) -> Counter[str]:
+def compare(numbers: Iterable[int], decoder: Decoder) -> Counter[str]:
     """Decode a piece of one mutated JPEG for each number, and count the outcomes."""
     return Counter(_outcome(random.Random(number), decoder) for number in numbers)
 
@@ -107,10 +99,3 @@ def _mutated(data: bytes, source: random.Random) -> bytes:
 def _region(source: random.Random, width: int, height: int) -> Region:
     left, top = source.randrange(width), source.randrange(height)
     return Region(left, top, source.randint(1, width - left), source.randint(1, height - top))
-
-
-if __name__ == "__main__":
-    os.environ[VARIABLE] = sys.argv[1]
-    outcomes = compare(range(int(sys.argv[2])))
-    print(", ".join(f"{name}: {count:,}" for name, count in sorted(outcomes.items())))
-    sys.exit(bool(outcomes["different"]))

@@ -27,6 +27,15 @@ Mask = npt.NDArray[Any]
 """A value for each pixel: shape (height, width), or (height, width, channels)."""
 
 
+class Region(NamedTuple):
+    """A rectangle of an image, in pixels."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
 _TURNS: dict[int, Callable[[Mask], Mask]] = {
     1: lambda pixels: pixels,
     2: np.fliplr,

@@ -30,7 +30,7 @@ from PIL import (
 from shardkit.codecs import libjpeg
 from shardkit.codecs.decode_errors import as_bad_image, raise_interruption, require_memory
 from shardkit.codecs.foreign import identify, open_foreign
-from shardkit.codecs.geometry import Mask
+from shardkit.codecs.geometry import Mask, Region
 from shardkit.codecs.image_type import RGB, ImageType, TypedPixels
 from shardkit.codecs.jpeg_faults import is_warning, jpeg_loss
 from shardkit.codecs.libjpeg import JpegError
@@ -49,7 +49,6 @@ from shardkit.codecs.structure import (
     tiff_frames,
     webp_size,
 )
-from shardkit.codecs.turbo import Region
 from shardkit.codecs.unread import refuse_unread
 from shardkit.errors import BadImage
 from shardkit.record import ARRAY_IMAGE, FOREIGN_FIELD, PLANES

@@ -17,10 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs import turbo
+from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import Coding
 from shardkit.codecs.structure import jpeg_coefficient_bytes
-from shardkit.codecs.turbo import Region
 from shardkit.errors import BadImage, UsageError, setting
 from shardkit.system import compiled
 
@@ -124,26 +123,16 @@ def decode(
     return out
 
 
-def can_read_jpegs() -> bool:
-    """Return whether something can read the planes of JPEGs: the compiled module or TurboJPEG.
-
-    Raises:
-        UsageError: If an environment variable does not name a TurboJPEG library.
-    """
-    return compiled.is_available() or turbo.available()
-
-
 def require_jpeg_planes() -> None:
-    """Refuse to store planes if nothing can read those of a JPEG.
+    """Refuse to store planes without the compiled module, which alone reads those of a JPEG.
 
     Raises:
-        UsageError: If so, or if an environment variable does not name a TurboJPEG library.
+        UsageError: If it is missing.
     """
-    if not can_read_jpegs():
+    if not compiled.is_available():
         raise UsageError(
-            f"{setting('encode', 'planes')} requires the compiled module or TurboJPEG, and both "
-            "are missing",
-            remedy="pip install 'shardkit[turbo]'",
+            f"{setting('encode', 'planes')} requires the compiled module, which is missing",
+            remedy="`shardkit --version` says why",
         )
 
 
@@ -160,8 +149,7 @@ def from_jpeg(data: bytes) -> bytes | None:
     require_jpeg_planes()
     if jpeg_coefficient_bytes(data) > _MOST_COEFFICIENTS:
         return None
-    read = compiled.jpeg_planes if compiled.is_available() else turbo.decode_planes
-    planes = read(data)
+    planes = compiled.jpeg_planes(data)
     if planes is None:
         return None
     width, height, sampling, content = planes

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import (
     EXACT,
     Decoding,
@@ -19,9 +20,7 @@ from shardkit.codecs.image import (
     stated_size,
 )
 from shardkit.codecs.image_type import ImageType, TypedPixels
-from shardkit.codecs.limits import MAX_PIXELS
-from shardkit.codecs.reduced import reduced_side, reduction, sufficient_eighths
-from shardkit.codecs.turbo import Region, available, decode_region
+from shardkit.codecs.reduced import reduction
 from shardkit.dataset.located import EncodedImage
 
 
@@ -140,7 +139,6 @@ def decode_part(image: EncodedImage, region: Region, how: Decoding) -> DecodedPa
         WrongSizeError: If the size differs from the index.
         BadImage: If the image cannot be decoded.
     """
-    size = image.width, image.height
     if image.field == "raw":
         # torch.from_numpy warns about read-only memory.
         raw = _raw(image)
@@ -151,14 +149,6 @@ def decode_part(image: EncodedImage, region: Region, how: Decoding) -> DecodedPa
         require_stated_size(image)
         pixels = coding.decode(image.data, region, None)
         return DecodedPart(pixels, region.left, region.top, 1.0)
-    # For tiny images several scales give one size, and simplejpeg would choose another of them.
-    usual = min(size) >= 8 and image.width * image.height <= MAX_PIXELS
-    if image.field == "jpg" and usual and (region.width, region.height) != size and available():
-        eighths = sufficient_eighths(size, how.at_least)
-        inside = region if eighths == 8 else _reduced_region(region, size, eighths)
-        piece = decode_region(image.data, size, eighths, inside)
-        if piece is not None:
-            return DecodedPart(piece, inside.left, inside.top, eighths / 8)
     pixels = decode_stored(image, how)
     return DecodedPart(pixels, 0, 0, reduction(pixels.shape, (image.height, image.width)) or 1.0)
 
@@ -185,8 +175,3 @@ def _raw(image: EncodedImage) -> TypedPixels:
     if len(image.data) != math.prod(shape) * kind.values.itemsize:
         raise WrongSizeError(f"it has {len(image.data)} bytes of raw pixels, not shape {shape}")
     return np.frombuffer(image.data, kind.values).reshape(shape).astype(kind.dtype, copy=False)
-
-
-def _reduced_region(region: Region, size: tuple[int, int], eighths: int) -> Region:
-    reduced = reduced_side(size[0], eighths), reduced_side(size[1], eighths)
-    return enclosing(region, reduced, eighths / 8)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from helpers import Pixels
 
+from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import EXACT, Decoding
-from shardkit.codecs.turbo import Region
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.index import pack_row
 from shardkit.dataset.located import EncodedImage, LocatedRows

@@ -2,9 +2,8 @@
 
 Options of a task: ``format``; ``engine`` (thread or process); ``loader``, more options of
 `make_loader`; ``dataset``, more arguments of `open_dataset`; ``plain``, to read without a loader;
-``planes``, to store JPEGs as planes; ``turbo``, to decode crops alone with TurboJPEG 3, which is
-off otherwise; ``native``, whether the compiled module is used: required if true, off if false, and
-where it is built by default.
+``planes``, to store JPEGs as planes; ``native``, whether the compiled module is used: required if
+true, off if false, and where it is built by default.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from shardkit import (
     make_loader,
     open_dataset,
 )
-from shardkit.codecs import turbo
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.recipe import Recipe
@@ -55,13 +53,6 @@ class Adapter(adapter.Adapter):
         options, kind = self.task.options, self.task.kind
         if "native" in options:
             os.environ[native.VARIABLE] = "on" if options["native"] else "off"
-        if not options.get("turbo"):
-            os.environ[turbo.VARIABLE] = "off"
-        elif not turbo.available():
-            raise RuntimeError(
-                f"TurboJPEG 3 is not installed, or {turbo.VARIABLE} does not name it: see "
-                "docs/faster.md, TurboJPEG 3"
-            )
         recipe = Recipe(check="none")
         if kind == "raw":
             recipe = Recipe(resize=(SIDE, SIDE), resize_mode="crop", encode="raw", check="none")

@@ -28,7 +28,6 @@ def run(bench: Bench) -> list[Table]:
         rows.ffcv(),
         *rows.every_format(),
         *rows.planes(),
-        *rows.pieces_alone(),
     ]
     table = Table(
         name="crop",

@@ -26,7 +26,6 @@ def _table(bench: Bench, folder: str, words: str) -> Table:
         rows.ffcv(),
         *(rows.shardkit(f"lmdb, {engine}", format="lmdb", engine=engine) for engine in ENGINES),
         *special,
-        *rows.pieces_alone("lmdb"),
     ]
     table = Table(
         name=f"random-{folder}",

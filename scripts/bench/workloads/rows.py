@@ -57,11 +57,6 @@ class Rows:
         """Return rows of shardkit that store the planes of JPEGs."""
         return self.every_format(", planes", planes=True)
 
-    def pieces_alone(self, *formats: str, **options: Any) -> list[Contender]:
-        """Return rows of shardkit that decode the crop alone."""
-        rows = self.every_format(", TurboJPEG 3", turbo=True, **options)
-        return [row for row in rows if row.options["format"] in (formats or format_names())]
-
     def other(self, name: str, adapter: str, **options: Any) -> Contender:
         """Return a row of something that shardkit's own environment has."""
         return Contender(

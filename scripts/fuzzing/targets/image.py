@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import zlib
 from pathlib import Path
@@ -10,10 +9,10 @@ from pathlib import Path
 from scripts.fuzzing.material import pictures
 from scripts.fuzzing.pngs import outcome, random_png
 from scripts.fuzzing.target import Target, broken
+from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import Decoding, ImageInfo, decode, inspect, sniff
 from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.codecs.reduced import reduction
-from shardkit.codecs.turbo import VARIABLE, Region, available
 from shardkit.dataset.decode import decode_part
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
@@ -75,10 +74,6 @@ class ImageTarget(Target):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        libraries = Path(__file__).parents[3].glob(".venv/turbojpeg/*.libs/libturbojpeg*")
-        for library in libraries:
-            os.environ.setdefault(VARIABLE, str(library))
-        available()  # it is loaded now, and not under guard
         for number, kind in enumerate(_KINDS):
             for place, image in enumerate(pictures()[kind]):
                 self.seeds.append(bytes((number, place)) + image)

@@ -22,7 +22,6 @@ from shardkit.codecs.image import EXACT, Pixels, inspect
 from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.codecs.planes import from_rgb
 from shardkit.codecs.quiet import silence_libtiff
-from shardkit.codecs.turbo import available
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.index import HEAD, ROW, checksum, pack_row, row_check
 from shardkit.dataset.located import EncodedImage, LocatedRows
@@ -73,7 +72,6 @@ class NativeTarget(Target):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        available()  # libraries are loaded now, and not under guard
         silence_libtiff()
         height, width, _ = RAW_SHAPE
         raw = bytes(range(3 * width * height))

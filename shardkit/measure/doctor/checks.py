@@ -10,7 +10,6 @@ from pathlib import Path
 
 from PIL import features
 
-from shardkit.codecs import turbo
 from shardkit.measure.doctor.pipeline import Loading, Pipeline
 from shardkit.measure.runner.environment import library_versions
 from shardkit.measure.runner.session import Session
@@ -166,18 +165,17 @@ def _file_system(plan: Plan) -> Checked:
 
 
 def _libraries(_: Plan) -> Checked:
-    crops = turbo.available()
     compiled = native.describe()
     fast = bool(features.check("libjpeg_turbo"))
     evidence = ", ".join(f"{name} {version or '?'}" for name, version in library_versions().items())
     evidence += f"; libjpeg-turbo in Pillow: {'yes' if fast else 'no'}"
-    evidence += f"; TurboJPEG 3: {'yes' if crops else 'no'}; compiled module: {compiled}"
+    evidence += f"; compiled module: {compiled}"
     slow = "Pillow lacks libjpeg-turbo, the fast JPEG decoder"
-    lacks = not crops and "libjpeg-turbo" not in compiled  # the compiled module crops, too
-    what = "no TurboJPEG 3, which decodes only the cropped part of a JPEG"
+    lacks = "libjpeg-turbo" not in compiled
+    what = "no compiled module, which decodes only the cropped part of a JPEG"
     return evidence, [
         (not fast, "warning", slow, "pip install --force-reinstall pillow"),
-        (lacks, "note", what, "pip install 'shardkit[turbo]'"),
+        (lacks, "note", what, "`shardkit --version` says why"),
     ]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from shardkit.codecs import planes
 from shardkit.measure.doctor.checks import fits_in_memory
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import MATTERS, OWN_CODE, WAITS, Profile
 from shardkit.recipe import Recipe
+from shardkit.system import compiled
 from shardkit.system.formatting import plural, size
 from shardkit.system.priority import priority_problem
 from shardkit.torch.engine.options import ENGINE_KINDS
@@ -134,7 +134,7 @@ def conversions(profile: Profile) -> Iterator[Remedy]:
         )
         recipe = Recipe(encode="jpeg", resize=side or None)
         yield Remedy(name=name, recipe=recipe, price="lossy")
-    if profile.kind == "jpg" and planes.can_read_jpegs():
+    if profile.kind == "jpg" and compiled.is_available():
         name = "planes instead of JPEGs" + f" with shorter side {side}" * bool(side)
         kept = (side / profile.side) ** 2 if side else 1.0
         times = kept * _PLANES_BYTES * profile.pixels / profile.stored_bytes

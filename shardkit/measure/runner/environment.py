@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from shardkit._version import __version__
-from shardkit.codecs import turbo
 from shardkit.system import native
 from shardkit.system.machine import memory_limit, usable_cpus
 
@@ -33,7 +32,6 @@ def environment() -> dict[str, Any]:
             "shardkit": __version__,
             **library_versions(),
             "compiled module": native.describe(),
-            "TurboJPEG 3": "found" if turbo.available() else "not found",
         },
     }
 

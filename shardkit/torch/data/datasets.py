@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import Dataset
 
 from shardkit.codecs.image import WHITE, Decoding
-from shardkit.codecs.turbo import available
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import Fetching
 from shardkit.dataset.shardset import ShardSet, as_array, open_shards, resolve_rows
@@ -229,8 +228,6 @@ class ShardDataset(Dataset[Sample]):
         self._check_options()
         self.view = check_integer("view", options.view, 0)
         self._epoch = EpochCell()
-        if any(isinstance(decode, ImageOp) for decode in self._decodes()):
-            available()  # report a wrong setting now, not with the first batch
 
     @property
     def options(self) -> ReaderOptions:

@@ -16,12 +16,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeGuard, get_args
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.geometry import crop_or_pad
+from shardkit.codecs.geometry import Region, crop_or_pad
 from shardkit.codecs.image import Box, Decoding, pixel_codec, resize
 from shardkit.codecs.image_type import TypedPixels
 from shardkit.codecs.reduced import same_scale
 from shardkit.codecs.scaling import scale
-from shardkit.codecs.turbo import Region
 from shardkit.dataset.decode import DecodedPart, decode_part, enclosing
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import UsageError, setting

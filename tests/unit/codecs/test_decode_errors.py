@@ -129,7 +129,7 @@ def test_a_lack_of_memory_passes_through(
 
 
 @pytest.mark.parametrize("reason", ["Insufficient memory (case 4)", "Memory allocation failure"])
-def test_turbojpeg_out_of_memory_messages_are_recognized(
+def test_simplejpeg_s_out_of_memory_messages_are_recognized(
     monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     monkeypatch.setattr("simplejpeg.decode_jpeg", fail(ValueError(reason)))

@@ -5,11 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import math
-import os
 import random
 import runpy
-import subprocess
-import sys
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -25,8 +22,8 @@ from table import for_each
 
 from shardkit import UsageError
 from shardkit.codecs import planes
+from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import decode
-from shardkit.codecs.turbo import Region
 from shardkit.errors import BadImage
 from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
@@ -34,7 +31,7 @@ from shardkit.record import Record
 from shardkit.system import compiled, native
 
 ROOT = Path(__file__).parents[3]
-LIBRARIES = sorted((ROOT / ".venv/turbojpeg").glob("*.libs/libturbojpeg*"))
+
 
 SIDES = [(1, 1), (2, 1), (1, 2), (3, 3), (4, 5), (5, 4), (7, 9), (16, 16), (17, 15), (31, 33)]
 """Widths and heights around blocks, and where libjpeg does not interpolate chroma."""
@@ -290,50 +287,10 @@ def test_the_module_refuses_regions_outside(region: tuple[int, int, int, int]) -
     assert not compiled.finish_planes(record, (20, 10), region, out)
 
 
-def test_nothing_reads_planes_without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_reads_planes_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "is_available", lambda: False)
-    monkeypatch.setattr("shardkit.codecs.turbo.available", lambda: False)
-    with pytest.raises(UsageError, match=r"pip install 'shardkit\[turbo\]'"):
+    with refused(UsageError, "encode"):
         planes.from_jpeg(jpeg(noise(8, 8)))
-
-
-_PRINT = """
-import sys, zlib
-from pathlib import Path
-from shardkit.codecs import planes
-for path in sorted(Path(sys.argv[1]).iterdir()):
-    record = planes.from_jpeg(path.read_bytes())
-    print(path.name, record and (len(record), zlib.crc32(record)))
-"""
-
-
-@needs_module
-@pytest.mark.skipif(not LIBRARIES, reason="TurboJPEG is not installed")
-def test_turbojpeg_gives_the_same_records(tmp_path: Path) -> None:
-    for number, side in enumerate(SIDES):
-        for sampling in ("4:4:4", "4:2:2", "4:2:0"):
-            data = jpeg(noise(*side), subsampling=sampling, progressive=number % 2 == 1)
-            (tmp_path / f"{number}-{sampling}").write_bytes(data)
-        (tmp_path / f"{number}-gray").write_bytes(jpeg(noise(*side)[:, :, 0]))
-    Image.fromarray(noise(9, 9)).convert("CMYK").save(tmp_path / "cmyk", "JPEG")
-    Image.fromarray(noise(9, 9)).save(tmp_path / "rgb", "JPEG", keep_rgb=True)
-    (tmp_path / "cut").write_bytes(jpeg(noise(40, 40))[:-200])
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", _PRINT, str(tmp_path)],
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        ).stdout
-        for variables in (
-            {"SHARDKIT_NATIVE": "on"},
-            {"SHARDKIT_NATIVE": "off", "SHARDKIT_TURBOJPEG": str(LIBRARIES[0])},
-        )
-    ]
-    assert printed[0] == printed[1]
-    assert printed[0].count("None") == 3
 
 
 @for_each("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray"])

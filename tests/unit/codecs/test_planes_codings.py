@@ -1,13 +1,9 @@
-"""Planes of JPEGs in rare codings: equal with the compiled module and with TurboJPEG."""
+"""Planes of JPEGs in rare codings give Pillow's pixels."""
 
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,57 +13,20 @@ from PIL import Image, ImageFile
 from table import for_each
 
 from shardkit.codecs import planes
+from shardkit.codecs.geometry import Region
 from shardkit.codecs.structure import jpeg_coefficient_bytes
-from shardkit.codecs.turbo import Region
 from shardkit.system import compiled
 
 ROOT = Path(__file__).parents[3]
 ARITHMETIC = sorted((ROOT / "tests/support/arithmetic").glob("*.jpg"))
 """A drawing of 37 x 19 pixels, compressed with `cjpeg -arithmetic`, which Pillow cannot write."""
-LIBRARIES = sorted((ROOT / ".venv/turbojpeg").glob("*.libs/libturbojpeg*"))
+
 
 needs_module = pytest.mark.skipif(not compiled.is_available(), reason="the module is not built")
-
-_PRINT = """
-import sys, zlib
-from pathlib import Path
-from shardkit.codecs import planes
-if sys.argv[2:]:
-    planes._MOST_COEFFICIENTS = int(sys.argv[2])
-for path in sorted(Path(sys.argv[1]).iterdir()):
-    record = planes.from_jpeg(path.read_bytes())
-    print(path.name, record and (len(record), zlib.crc32(record)))
-"""
 
 
 def pillow(data: bytes) -> npt.NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-
-
-def records(folder: Path, *, turbo: bool, limit: int | None = None) -> list[str]:
-    """Return name, length and CRC-32 of the record of each file, read by one implementation."""
-    variables = {"SHARDKIT_NATIVE": "on"}
-    if turbo:
-        variables = {"SHARDKIT_NATIVE": "off", "SHARDKIT_TURBOJPEG": str(LIBRARIES[0])}
-    done = subprocess.run(
-        [sys.executable, "-c", _PRINT, str(folder), *([] if limit is None else [str(limit)])],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    return done.stdout.splitlines()
-
-
-@pytest.fixture(params=[False, True], ids=["module", "turbo"])
-def turbo(request: Any) -> bool:
-    """Whether to read JPEGs with TurboJPEG."""
-    if request.param and not LIBRARIES:
-        pytest.skip("TurboJPEG is not installed")
-    if not request.param and not compiled.is_available():
-        pytest.skip("the module is not built")
-    return bool(request.param)
 
 
 @needs_module
@@ -83,35 +42,23 @@ def test_arithmetic_coding_gives_pillow_s_pixels(path: Path) -> None:
     np.testing.assert_array_equal(planes._finish(record, layout, everything), pillow(data))
 
 
-def test_turbojpeg_reads_the_same_arithmetic_codings() -> None:
-    assert len(ARITHMETIC) == 4
-    if LIBRARIES and compiled.is_available():
-        folder = ARITHMETIC[0].parent
-        assert records(folder, turbo=True) == records(folder, turbo=False)
-
-
 @pytest.mark.slow
 @needs_module
-@pytest.mark.skipif(not LIBRARIES, reason="TurboJPEG is not installed")
-def test_the_longest_sides_and_restarts_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_longest_sides_and_restarts_give_pillow_s_pixels(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ImageFile, "MAXBLOCK", 1 << 24)
     for size in ((65500, 3), (3, 65500)):
         for subsampling in range(3):
             for coding in ({}, {"progressive": True}, {"restart_marker_blocks": 7}):
-                name = f"{size[0]}-{subsampling}-{'-'.join(coding)}"
                 data = jpeg(*size, subsampling=subsampling, **coding)
-                (tmp_path / name).write_bytes(data)
                 record = planes.from_jpeg(data)
                 assert record is not None
                 np.testing.assert_array_equal(planes.decode(record), pillow(data))
         gray = encoded(picture(*size, mode="L"))
-        (tmp_path / f"{size[0]}-gray").write_bytes(gray)
         record = planes.from_jpeg(gray)
         assert record is not None
         np.testing.assert_array_equal(planes.decode(record), pillow(gray))
-    assert records(tmp_path, turbo=True) == records(tmp_path, turbo=False)
 
 
 @needs_module
@@ -159,15 +106,14 @@ def test_damaged_headers_need_none() -> None:
         jpeg_coefficient_bytes(data[: frame + 11] + bytes([factors]) + data[frame + 12 :])
 
 
-def test_jpegs_that_need_more_memory_keep_their_bytes(tmp_path: Path, turbo: bool) -> None:
-    for name, data in {
+@needs_module
+def test_jpegs_that_need_more_memory_keep_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
         "baseline": jpeg(300, 200),
         "gray": encoded(picture(160, 160, mode="L"), progressive=True),
         "progressive": jpeg(160, 160, progressive=True),
-    }.items():
-        (tmp_path / name).write_bytes(data)
-    limit = 400 * 128  # the blocks of 160 x 160 gray pixels
-    lines = records(tmp_path, turbo=turbo, limit=limit)
-    assert [line.split()[0] for line in lines if line.endswith("None")] == ["progressive"]
-    below = records(tmp_path, turbo=turbo, limit=limit - 1)
-    assert [line.split()[0] for line in below if line.endswith("None")] == ["gray", "progressive"]
+    }
+    blocks = 400  # of 160 x 160 gray pixels
+    for less, kept in ((0, ["progressive"]), (1, ["gray", "progressive"])):
+        monkeypatch.setattr(planes, "_MOST_COEFFICIENTS", 128 * blocks - less)
+        assert [name for name, data in files.items() if planes.from_jpeg(data) is None] == kept

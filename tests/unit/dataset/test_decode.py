@@ -13,11 +13,10 @@ from helpers import encoded, jpeg, jpeg_of_scans, opened, picture, pixels, png
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import EXACT, Decoding, Pixels, WrongSizeError
 from shardkit.codecs.image_type import ImageType
 from shardkit.codecs.reduced import reduction, sufficient_eighths
-from shardkit.codecs.turbo import Region
-from shardkit.dataset import decode as decoding
 from shardkit.dataset.decode import decode_part, decode_stored, enclosing
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
@@ -181,59 +180,6 @@ def test_the_enclosing_region_is_minimal(data: st.DataObject) -> None:
 
 
 # Parts.
-
-
-@pytest.fixture(params=[False, True], ids=["whole", "piece"])
-def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Records the calls to a library that decodes nothing, or regions of zeros."""
-    calls: list[Any] = []
-
-    def decode(data: bytes, size: tuple[int, int], eighths: int, region: Region) -> Pixels | None:
-        calls.append((size, eighths, region))
-        return np.zeros((region.height, region.width, 3), np.uint8) if request.param else None
-
-    monkeypatch.setattr(decoding, "decode_region", decode)
-    monkeypatch.setattr(decoding, "available", lambda: True)
-    return calls
-
-
-def test_turbojpeg_decodes_only_the_required_pixels(asked: list[Any]) -> None:
-    image = stored(jpeg(97, 61), "jpg", 97, 61)
-    for at_least, eighths, region in (
-        ((0, 0), 8, (9, 6, 30, 21)),
-        ((49, 31), 4, (4, 3, 16, 11)),
-        ((30, 20), 3, (3, 2, 12, 9)),
-    ):
-        part = decode_part(image, Region(9, 6, 30, 21), Decoding(at_least=at_least))
-        assert asked.pop() == ((97, 61), eighths, region)
-        assert part.scale == eighths / 8
-        if not part.pixels.any():
-            assert (part.left, part.top) == region[:2]
-            assert part.pixels.shape == (region[3], region[2], 3)
-        else:
-            assert (part.left, part.top) == (0, 0)
-            np.testing.assert_array_equal(
-                part.pixels, decode_stored(image, Decoding(at_least=at_least))
-            )
-    assert asked == []
-
-
-def test_turbojpeg_is_not_used_for_full_images_and_other_types(asked: list[Any]) -> None:
-    contents = {
-        "jpg": jpeg(),
-        "png": png(),
-        "webp": encoded(kind="WEBP"),
-        "raw": pixels().tobytes(),
-    }
-    inside, whole = Region(3, 2, 9, 7), Region(0, 0, 24, 16)
-    for (field, data), region in itertools.product(contents.items(), (inside, whole)):
-        if (field, region) == ("jpg", inside):
-            continue
-        image = stored(data, field)
-        part = decode_part(image, region, EXACT)
-        assert part[1:] == (0, 0, 1.0)
-        np.testing.assert_array_equal(part.pixels, decode_stored(image))
-    assert asked == []
 
 
 def test_a_part_of_raw_pixels_may_be_written_to() -> None:

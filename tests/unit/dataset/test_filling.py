@@ -29,8 +29,8 @@ from refusals import refused
 from scripts.fuzzing.pieces import compare
 from shardkit import CenterCrop, RandomCrop, RandomResizedCrop, Resize, make_loader, open_dataset
 from shardkit.codecs import planes
+from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import EXACT, Decoding, stated_size
-from shardkit.codecs.turbo import Region
 from shardkit.dataset.decode import decode_stored
 from shardkit.errors import BadImage, CorruptRecord
 from shardkit.record import PLANES

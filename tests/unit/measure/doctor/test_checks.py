@@ -22,8 +22,7 @@ MACHINE: dict[str, Any] = {
     "preflight.shared_memory": (16 * GB, 16 * GB),
     "preflight.open_files_limit": 65536,
     "features.check": True,
-    "turbo.available": True,
-    "native.describe": "not built",
+    "native.describe": "libjpeg-turbo",
     "os.cpu_count": 8,
 }
 """What a machine without faults returns."""
@@ -40,7 +39,7 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"machine.filesystem": ("fuse.gcsfuse", "/data")}, "file system", "note", "fuse.gcsfuse"),
     ({"machine.filesystem": ("overlay", "/")}, "file system", "note", "overlay"),
     ({"features.check": False}, "libraries", "warning", "libjpeg-turbo in Pillow: no"),
-    ({"turbo.available": False}, "libraries", "note", "TurboJPEG 3: no"),
+    ({"native.describe": "not built"}, "libraries", "note", "compiled module: not built"),
 ]
 
 
@@ -89,7 +88,7 @@ def test_a_machine_without_faults_passes_all_checks(found: Any) -> None:
 
 def test_the_worst_comes_first(found: Any) -> None:
     planted = {
-        "turbo.available": False,
+        "native.describe": "not built",
         "machine.affinity": 2,
         "features.check": False,
         "preflight.open_files_limit": 99,

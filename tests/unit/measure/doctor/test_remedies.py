@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from diagnoses import profile, setup, stage
 
-from shardkit.codecs import planes
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
 from shardkit.measure.doctor.remedies import loop_changes, propose
+from shardkit.system import compiled
 
 SMALLER, RAW = "smaller images with shorter side 256", "raw pixels of 256x256"
 PLANES = "planes instead of JPEGs with shorter side 256"
@@ -23,11 +23,11 @@ OWN: dict[str, Any] = {"transform": stage(50), "held": 0.9}
 @pytest.fixture(autouse=True)
 def _libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the planes of JPEGs, as far as the rules know."""
-    monkeypatch.setattr(planes, "can_read_jpegs", lambda: True)
+    monkeypatch.setattr(compiled, "is_available", lambda: True)
 
 
 def test_planes_are_not_proposed_without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planes, "can_read_jpegs", lambda: False)
+    monkeypatch.setattr(compiled, "is_available", lambda: False)
     assert {remedy.name for remedy in propose(profile())} == {SMALLER, RAW}
 
 

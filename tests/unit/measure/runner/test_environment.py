@@ -17,5 +17,5 @@ def test_machine_and_versions_are_reported() -> None:
     assert where["processors"] == usable_cpus()
     assert where["memory"] > 1 << 20
     assert where["versions"]["shardkit"] == shardkit.__version__
-    assert set(where["versions"]) > {*LIBRARIES, "TurboJPEG 3"}
+    assert set(where["versions"]) > {*LIBRARIES, "compiled module"}
     assert all(where["versions"].values())

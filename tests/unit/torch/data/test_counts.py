@@ -34,7 +34,7 @@ import shardkit
 from shardkit import CenterCrop, RandomResizedCrop, ShardDataset, collate, make_loader, open_dataset
 
 pytestmark = [
-    pytest.mark.usefixtures("without_native", "without_turbojpeg"),  # Python's calls are counted
+    pytest.mark.usefixtures("without_native"),  # Python's calls are counted
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]

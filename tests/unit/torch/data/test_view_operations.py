@@ -235,7 +235,7 @@ def test_one_operation_is_a_tuple_of_one(path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("without_native", "without_turbojpeg")
+@pytest.mark.usefixtures("without_native")
 def test_python_decodes_once_for_each_scale(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By Pillow, or by simplejpeg where it is installed."""
     decoded: list[Any] = []
