@@ -50,7 +50,6 @@ from shardkit.torch.data.crops import CenterCrop as CenterCrop
 from shardkit.torch.data.crops import RandomCrop as RandomCrop
 from shardkit.torch.data.crops import RandomResizedCrop as RandomResizedCrop
 from shardkit.torch.data.crops import Resize as Resize
-from shardkit.torch.data.datasets import Function, Transforms
 from shardkit.torch.data.datasets import HDF5Dataset as _HDF5Dataset
 from shardkit.torch.data.datasets import LMDBDataset as _LMDBDataset
 from shardkit.torch.data.datasets import ShardDataset as _ShardDataset
@@ -62,6 +61,7 @@ from shardkit.torch.data.iterable import IterableShardDataset as _IterableShardD
 from shardkit.torch.data.iterable import IterableTarDataset as _IterableTarDataset
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import with_rng as with_rng
+from shardkit.torch.data.reader_options import Function, Transforms
 from shardkit.torch.lightning import ShardDataModule as _ShardDataModule
 from shardkit.torch.loader import Loader
 from shardkit.torch.monitor import ThroughputMonitor as ThroughputMonitor

@@ -210,18 +210,13 @@ class ShardSet:
 
     def _require(self, name: str, *, apart: bool) -> Field:
         """Return a field, which must exist, and have either bytes of its own or a column."""
-        field = self.schema.get(name)
-        if field is None:
-            raise UsageError(
-                f"{self.place} has no field {quoted(name)}; it has {name_list(self.schema)}"
-            )
+        field = require_field(self.schema, name, self.place)
         if field.type.stored_apart != apart:
-            reason = (
-                "has no bytes of its own: it has a column"
-                if apart
-                else "has no column: it is stored in the records"
+            reason = "no bytes of its own" if apart else "no column: its values are in the records"
+            raise UsageError(
+                f"the field {quoted(name)} ({field.kind}) of {self.place} has {reason}",
+                remedy=None if apart else f"Read them with fields=({name!r},)",
             )
-            raise UsageError(f"the field {quoted(name)} of {self.place} {reason}")
         return field
 
     @property
@@ -420,6 +415,18 @@ def open_shards(
     return ShardSet(open_one(path, split, root=root, fetching=fetching), verify=verify)
 
 
+def require_field(schema: Schema, name: str, place: str) -> Field:
+    """Return a field of the dataset at ``place``.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if name not in schema:
+        fields = name_list(f"{other} ({field.kind})" for other, field in schema.items())
+        raise UsageError(f"{place} has no field {quoted(name)}; it has {fields}")
+    return schema[name]
+
+
 def as_array(rows: object) -> npt.NDArray[Any]:
     """Return rows, or a mask, as an array.
 
@@ -459,6 +466,43 @@ def resolve_rows(
         raise IndexError(f"row {int(array[wrong][0])} is not in {what}, which has {count} rows")
     array = array.astype(np.int64).reshape(-1)
     return np.where(array < 0, array + count, array)
+
+
+def selected_rows(rows: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """Return rows as an array, given rows or a mask of a dataset of ``count`` rows.
+
+    Raises:
+        IndexError: If a mask does not have one value for each row.
+        UsageError: If ``rows`` are texts.
+    """
+    array = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else as_array(rows)
+    if array.dtype.kind == "U":
+        raise UsageError(
+            f"select({quoted(rows)}): rows are numbers or a mask",
+            remedy='Compare a column with a value, as in select(dataset.column("label") == '
+            'dataset.class_to_idx["cat"])',
+        )
+    if array.dtype != np.bool_:
+        return array
+    if array.shape != (count,):
+        raise IndexError(f"the mask has the shape {array.shape}; this dataset has {count} rows")
+    return np.flatnonzero(array)
+
+
+class SelectedTexts(Sequence[str]):
+    """The texts of some rows, such as their keys, which are read when needed."""
+
+    def __init__(self, texts: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
+        self._texts = texts
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self._texts[stored] for stored in self._rows[row].tolist()]
+        return self._texts[int(self._rows[row])]
 
 
 def _reopen(

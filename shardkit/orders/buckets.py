@@ -19,10 +19,14 @@ from shardkit.orders.bucket_order import (
 )
 from shardkit.orders.weighted import check_weights
 from shardkit.sampling.order import Draws, Order, Positions
+from shardkit.torch.data.batch_rows import describe_row
 from shardkit.torch.data.crops import check_probability
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.ops import Crop, Filter, ImageOp
 from shardkit.torch.data.order_options import OrderOptions, OrderSampler
+
+_ENTRIES_AT_ONCE = 1 << 18
+"""Entries of the index to read at once, which bounds memory."""
 
 _KNOWN = {"crop": ("random", "center"), "leftovers": ("drop", "carry")}
 
@@ -214,12 +218,23 @@ def _image_sizes(dataset: Any) -> Positions:
             f"{dataset.path} has raw pixels of one size, {height}x{width}, and so one bucket",
             remedy="convert it without --encode raw",
         )
-    sizes = dataset.stored_sizes()
-    unknown = np.flatnonzero((sizes == 0).any(axis=1))
+    sizes = _sizes_in_index(dataset)
+    unknown = dataset.stored_rows(np.flatnonzero((sizes == 0).any(axis=1)))
     if len(unknown):
         raise UsageError(
             "Buckets needs the size of every image, and the index has none for "
-            f"{dataset.describe_row(int(unknown[0]))}",
+            f"{describe_row(dataset.shards, int(unknown[0]))}",
             remedy="select the rows with images of known size",
         )
+    return sizes
+
+
+def _sizes_in_index(dataset: ShardDataset) -> Positions:
+    """Return the size of each row's image; 0 where a row lacks it, or its header was not read."""
+    sizes = np.empty((len(dataset), 2), np.int64)
+    entries = dataset.shards.entries
+    for start in range(0, len(dataset), _ENTRIES_AT_ONCE):
+        rows = np.arange(start, min(start + _ENTRIES_AT_ONCE, len(dataset)))
+        read = entries.read(dataset.stored_rows(rows))
+        sizes[rows, 0], sizes[rows, 1] = read["height"], read["width"]
     return sizes

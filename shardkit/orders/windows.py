@@ -115,7 +115,9 @@ class _Reader:
                     "numbers, texts or labels;",
                     remedy=f"choose from {name_list(named) or 'none'}",
                 )
-        self._offsets = {name: tuple(offsets) for name, offsets in windows.fields.items()}
+        self.fields: Mapping[str, tuple[int, ...]] = {
+            name: tuple(offsets) for name, offsets in windows.fields.items()
+        }
         self._neighbors = Neighbors(
             shards.column(windows.by),
             shards.column(windows.order),
@@ -125,18 +127,18 @@ class _Reader:
 
     def frames(self, name: str) -> int:
         """Return the number of frames of a field; 1 without a window."""
-        return len(self._offsets.get(name, (0,)))
+        return len(self.fields.get(name, (0,)))
 
     def padding(self, name: str, batch: BatchRows) -> Values:
         """Return which frames of each window are padded: bool of shape (N, frames)."""
-        padded = torch.from_numpy(self._neighbors.of(batch.array, self._offsets[name])[1])
+        padded = torch.from_numpy(self._neighbors.of(batch.array, self.fields[name])[1])
         return Values(padded, padded)
 
     def read(
         self, name: str, batch: BatchRows, read: Callable[[BatchRows], Values], *, drawn: bool
     ) -> Values:
         """Return the windows of a field. A frame of several windows is read once unless drawn."""
-        rows = self._neighbors.of(batch.array, self._offsets[name])[0]
+        rows = self._neighbors.of(batch.array, self.fields[name])[0]
         flat = rows.reshape(-1)
         places = np.arange(rows.size)
         if drawn:

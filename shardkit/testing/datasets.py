@@ -60,7 +60,7 @@ class DatasetConformance:
         for shard in dataset.manifest.shards:
             data = (target / shard.name).read_bytes()
             for _ in range(shard.rows):
-                offset, length = (int(dataset._shards.rows[n][row]) for n in ("offset", "length"))
+                offset, length = (int(dataset.shards.rows[n][row]) for n in ("offset", "length"))
                 source = (tmp_path / "source" / dataset.paths[row]).read_bytes()
                 assert length == len(source)
                 assert offset == -1 or data[offset : offset + length] == source

@@ -18,6 +18,7 @@ from shardkit.system.late import load
 from shardkit.system.priority import priority_problem
 from shardkit.torch.data import nested
 from shardkit.torch.data.collate import collate
+from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.order_options import OrderedDataset, OrderOptions
 from shardkit.torch.data.resume import ResumeState
 from shardkit.torch.data.schedule import BatchSchedule
@@ -93,7 +94,8 @@ def make_loader(
             "torch.utils.data.DataLoader",
         )
     schedule = order.schedule(dataset, batch_size)
-    schedule.lookahead = getattr(dataset, "lookahead", 0)
+    if isinstance(dataset, ShardDataset):
+        schedule.lookahead = dataset.shards.files.lookahead
     fetch = reader(
         dataset,
         options.collate_fn or collate,

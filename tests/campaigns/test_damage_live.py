@@ -26,6 +26,7 @@ from shardkit.dataset import index_reader
 from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.testing.tools import call_in
+from shardkit.torch.engine.preflight import sample_bytes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -171,10 +172,10 @@ def test_columns_of_an_index_damaged_after_it_was_opened_kill_nobody(
 def read_columns(damage: str, name: str, place: Path) -> str:
     dataset = open_dataset(place, decode="numpy")
     expected = [label for _, label in dataset[:]]
-    dataset.mean_pixels(ROWS)
+    sample_bytes(dataset)
     DAMAGES[damage](place / f"index/{name}.npy")
     try:
-        dataset.mean_pixels(ROWS)
+        sample_bytes(dataset)
         right = dataset.targets.tolist() == expected == [label for _, label in dataset[:]]
     except CorruptDataset:
         return "refused"

@@ -150,7 +150,7 @@ def test_a_batch_brings_its_own_rows_into_memory_and_not_the_index(tmp_path: Pat
 def test_what_is_pickled_is_small_whatever_the_size_and_whatever_was_asked(tmp_path: Path) -> None:
     dataset = open_dataset(sparse(tmp_path / "many", MANY, [0]), decode="torch")
     assert dataset[0][1] == 0
-    assert len(dataset._shards.rows) == MANY
+    assert len(dataset.shards.rows) == MANY
     assert len(pickle.dumps(dataset)) < 2000
     used = open_dataset(make_images(tmp_path))
     assert len(used.keys) == len(used.targets) == len(used.samples) == IMAGES

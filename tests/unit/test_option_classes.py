@@ -42,8 +42,8 @@ from shardkit.options import (
     words,
 )
 from shardkit.recipe import Recipe
-from shardkit.torch.data.datasets import ReaderOptions
 from shardkit.torch.data.order_options import OrderOptions
+from shardkit.torch.data.reader_options import ReaderOptions
 from shardkit.torch.engine.options import LoaderOptions
 
 

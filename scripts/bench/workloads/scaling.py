@@ -16,6 +16,7 @@ from workloads.rows import Bench
 from shardkit import CenterCrop, ShardDataset, make_loader
 from shardkit.system.compiled import fill, fill_values
 from shardkit.torch.data.ops import as_crop_table
+from shardkit.torch.engine.preflight import sample_bytes
 
 _FOLDERS = {"crop": "jpeg256", "raw": "pixels224", "latent": "latents"}
 """Kinds of tasks, and what they read."""
@@ -69,10 +70,10 @@ def _fill_rows(
     dataset: ShardDataset, kind: str, rows: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> None:
     op = CenterCrop(SIDE)
-    size = dataset.sample_bytes(1) if kind == "latent" else 0
+    size = sample_bytes(dataset) if kind == "latent" else 0
     block = np.empty((BATCH, size) if size else (BATCH, SIDE, SIDE, 3), np.uint8)
     for start in range(0, len(rows), BATCH):
-        found = dataset._shards.find(rows[start : start + BATCH], dataset.fields[0])
+        found = dataset.shards.find(rows[start : start + BATCH], dataset.fields[0])
         out = block[: len(found)]
         if size:
             left = fill_values(found, out)

@@ -24,7 +24,8 @@ from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, PLANES
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.machine import usable_cpus
-from shardkit.torch.data.datasets import ReaderOptions, ShardDataset
+from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.reader_options import ReaderOptions
 
 FORMAT = "lmdb"
 """Format of the samples, and of what a folder is converted to."""

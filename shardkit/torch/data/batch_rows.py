@@ -214,6 +214,9 @@ class RowWindows:
 class WindowReader(Protocol):
     """Reads the windows of a batch."""
 
+    fields: Mapping[str, tuple[int, ...]]
+    """Offsets of the rows of each field with windows."""
+
     def frames(self, name: str) -> int:
         """Return the number of rows in a window of a field; 1 without windows."""
 

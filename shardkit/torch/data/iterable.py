@@ -19,7 +19,6 @@ from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import (
     HDF5Dataset,
     LMDBDataset,
-    ReaderOptions,
     ShardDataset,
     TarDataset,
     open_dataset,
@@ -27,6 +26,7 @@ from shardkit.torch.data.datasets import (
 from shardkit.torch.data.nested import row_repeats
 from shardkit.torch.data.order_options import OrderedDataset, OrderOptions, RowOrder
 from shardkit.torch.data.read_context import ReadContext, read_at_once
+from shardkit.torch.data.reader_options import ReaderOptions
 from shardkit.torch.data.resume import ResumeState, Run, is_count
 from shardkit.torch.data.schedule import BatchSchedule, Request
 
@@ -96,7 +96,7 @@ class IterableShardDataset(OrderedDataset):
             self.rank,
             repeats=row_repeats(self.dataset),
         )
-        self._schedule.lookahead = self.dataset.lookahead
+        self._schedule.lookahead = self.dataset.shards.files.lookahead
         self._resume = ResumeState(self.dataset, self._schedule)
         self._loaded: Mapping[str, Any] | None = None
         self._started: _Start | None = None

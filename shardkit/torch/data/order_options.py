@@ -212,7 +212,7 @@ class OrderOptions(RowOrder):
             return
         for part in nested.leaves(dataset):
             if isinstance(part, ShardDataset):
-                part.with_decode(first)
+                part.reader.with_op(first)
             elif self.ops and not nested.has_shards(part):
                 raise UsageError(
                     "views= sets the operation of each view for datasets of shardkit, not "

@@ -29,6 +29,7 @@ from shardkit.torch.data.read_context import (
 )
 from shardkit.torch.data.schedule import BatchSchedule, Request
 from shardkit.torch.engine.options import LoaderOptions, Settings
+from shardkit.torch.engine.preflight import sample_bytes
 
 _AT_ONCE_BYTES = 8 << 20
 _COPIED_BYTES = 20 << 20
@@ -36,9 +37,6 @@ _MOST_AT_ONCE = 16
 """Batches to read at once: their bytes, their bytes if nothing is decoded, and their number.
 Looking up a batch, filling it and handing it over takes Python 0.2 ms, as long as copying 1 MiB,
 and other threads wait for the GIL meanwhile. A message from a worker takes 1 ms."""
-
-_SAMPLED_ROWS = 64
-"""Rows whose mean size estimates that of a sample."""
 
 
 class Fetch:
@@ -104,10 +102,14 @@ class Fetch:
     def batches_at_once(self, batch_size: int) -> int:
         """Return how many batches to read at once: several if they are small."""
         dataset = self.dataset
-        if self.ops or self.op or not _reads_together(dataset) or dataset.functions():
+        if self.ops or self.op or not _reads_together(dataset):
             return 1
-        size: int = batch_size * dataset.sample_bytes(_SAMPLED_ROWS)
-        most = _COPIED_BYTES if dataset.stores_samples else _AT_ONCE_BYTES
+        reader = dataset.reader
+        if reader.transforms.named:
+            return 1
+        decodes = reader.fields.pictures and dataset.manifest.raw_shape is None
+        most = _AT_ONCE_BYTES if decodes else _COPIED_BYTES
+        size = batch_size * sample_bytes(dataset)
         return max(1, min(_MOST_AT_ONCE, most // max(1, size)))
 
     def read_several(

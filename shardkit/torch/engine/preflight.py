@@ -1,4 +1,4 @@
-"""Resources of this machine for a loader: CPUs, shared memory and file descriptors."""
+"""Resources of this machine, and the engine and the memory that a dataset needs of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import resource
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from shardkit.system.machine import usable_cpus
 from shardkit.torch.data.datasets import ShardDataset
@@ -35,7 +37,7 @@ def why_processes(dataset: Any) -> str | None:
     for part in inner_datasets(dataset):
         if not isinstance(part, ShardDataset):
             return f"{type(part).__name__} is not a dataset of shardkit and may hold the GIL"
-        for name, function in part.functions().items():
+        for name, function in part.reader.transforms.named.items():
             if not getattr(function, "takes_rng", False):
                 called = getattr(function, "__name__", type(function).__name__)
                 return f"the {name} {called} may hold the GIL"
@@ -74,9 +76,40 @@ def batch_bytes(dataset: Any, batch_size: int, views: Sequence[ImageOp | None] =
     for part in inner_datasets(dataset):
         if not isinstance(part, ShardDataset) or not len(part):
             return None
-        datasets = [part if op is None else part.with_decode(op) for op in views or (None,)]
-        sizes.append(sum(view.sample_bytes(_SAMPLED_ROWS) for view in datasets))
+        sizes.append(sum(sample_bytes(part, op) for op in views or (None,)))
     return batch_size * max(sizes, default=0)
+
+
+def sample_bytes(dataset: ShardDataset, op: ImageOp | None = None) -> int:
+    """Return the estimated bytes of a sample, given the mean size of the first images.
+
+    A transform is assumed to return float32 of the same number of pixels.
+
+    Args:
+        dataset: The dataset.
+        op: The operation that a view sets for images, if any.
+    """
+    reader = dataset.reader if op is None else dataset.reader.with_op(op)
+    total = 0
+    for name, kind in reader.fields.kinds.items():
+        frames = 1 if reader.windows is None else reader.windows.frames(name)
+        field = dataset.schema.get(name)
+        if field is not None and kind.is_picture:
+            decode = reader.decode_of(name)
+            fixed = decode.fixed_size if isinstance(decode, ImageOp) else None
+            pixels = fixed[0] * fixed[1] if fixed else _mean_pixels(dataset, name)
+            size = pixels * (1 if kind.follows else field.image_type.bytes)
+            total += size * frames * (4 if reader.transforms.change(name) else 1)
+        elif field is not None and field.is_uniform:
+            total += field.bytes * frames
+    return total
+
+
+def _mean_pixels(dataset: ShardDataset, name: str) -> int:
+    """Return the mean number of pixels of the first images of a field."""
+    rows = dataset.stored_rows(np.arange(min(_SAMPLED_ROWS, len(dataset))))
+    sizes = dataset.shards.entries_of(name).read(rows)
+    return int((sizes["width"].astype(np.int64) * sizes["height"]).mean()) if len(sizes) else 0
 
 
 def shared_memory() -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from shardkit.errors import UsageError, setting
-from shardkit.sampling.order import BatchDraws, Positions, sample_number
+from shardkit.sampling.order import BatchDraws, Draws, Positions, sample_number
 from shardkit.sampling.ranks import Rank
 from shardkit.system import formatting
 from shardkit.system.machine import free_memory
@@ -180,8 +180,6 @@ def resident_bytes(dataset: Any) -> int:
 
 def _parts(dataset: Any, device: torch.device) -> Iterator[tuple[nested.Portion, _Part, Positions]]:
     """Yield the datasets that have rows of a dataset, and the places of its rows in each."""
-    if any(getattr(part, "windows", None) for part in nested.leaves(dataset)):
-        raise UsageError("resident= holds rows, not windows of them", remedy="leave resident= out")
     for portion in nested.portions(dataset, list(range(len(dataset)))):
         if portion.rows:
             rows, places = np.unique(portion.rows, return_inverse=True)
@@ -195,7 +193,11 @@ class _Part:
         """Determine the memory of each field; `fill` allocates and fills it."""
         _require_tensors(dataset)
         self.dataset: ShardDataset = dataset
-        self._whole, crops = dataset.select(rows).without_crops()
+        decodes = dataset.reader.decodes
+        crops = {n: op for n, op in decodes.items() if isinstance(op, RandomCrop) and op.random}
+        self._whole = dataset.select(rows)
+        if crops:
+            self._whole.decode = decodes | dict.fromkeys(crops, "torch")
         _require_one_size(self._whole, crops if isinstance(dataset.decode, ImageOp) else ())
         assert self._whole.selected is not None
         self._stored: Positions = self._whole.selected
@@ -224,7 +226,7 @@ class _Part:
         row = sum(field.row_bytes for field in self.fields.values())
         at_once = min(len(self._whole), _FILL_BYTES // max(1, row) + 1)
         schedule = OrderOptions(rank=Rank(rank=0, world_size=1)).schedule(self._whole, at_once)
-        schedule.lookahead = self._whole.lookahead
+        schedule.lookahead = self._whole.shards.files.lookahead
         settings = LoaderOptions().resolved(default_workers(), pinned=False)
         engine = ThreadEngine(Fetch(self._whole, collate, with_rows=False), settings)
         start = 0
@@ -432,12 +434,14 @@ def _require_tensors(dataset: Any) -> None:
             f"resident= reads datasets of shardkit, not {type(dataset).__name__}",
             remedy="leave it out",
         )
-    for name, function in dataset.functions().items():
+    for name, function in dataset.reader.transforms.named.items():
         called = getattr(function, "__name__", type(function).__name__)
         raise UsageError(
             f"resident= decodes each sample once, so the {name} {called} cannot run for each "
             "epoch: apply it to the batches, or leave resident= out"
         )
+    if dataset.reader.windows is not None:
+        raise UsageError("resident= holds rows, not windows of them", remedy="leave resident= out")
     for name in dataset.fields:
         if name in dataset.layout.listed:
             raise UsageError(
@@ -445,11 +449,11 @@ def _require_tensors(dataset: Any) -> None:
                 "differ in shape",
                 remedy="leave the field out with fields=",
             )
-    for decode in dataset.picture_decodes.values():
-        if isinstance(decode, ImageOp) and decode.random and dataset.follow:
+    follow = dataset.reader.fields.follow
+    for decode in dataset.reader.decodes.values():
+        if isinstance(decode, ImageOp) and decode.random and follow:
             raise UsageError(
-                f"resident= draws crops of images alone, and {', '.join(dataset.follow)} follow "
-                "them",
+                f"resident= draws crops of images alone, and {', '.join(follow)} follow them",
                 remedy="leave resident= or follow= out",
             )
         if not isinstance(decode, ImageOp) and decode not in ("torch", "numpy"):
@@ -467,7 +471,7 @@ def _require_tensors(dataset: Any) -> None:
 def _require_one_size(dataset: ShardDataset, same: Iterable[str]) -> None:
     """Refuse images of several sizes."""
     size_of = {}
-    for name in dataset.picture_decodes:
+    for name in dataset.reader.decodes:
         missing = len(dataset) - int(dataset.has(name).sum())
         if missing:
             raise UsageError(
@@ -475,7 +479,7 @@ def _require_one_size(dataset: ShardDataset, same: Iterable[str]) -> None:
                 f"of {dataset.path} lack it",
                 remedy=f"use dataset.select(dataset.has({name!r}))",
             )
-        sizes = dataset.sample_sizes(name)
+        sizes = _sample_sizes(dataset, name)
         if len(sizes) > 1:
             shown = " and ".join(f"{width} x {height}" for height, width in sizes[:2])
             raise UsageError(
@@ -492,6 +496,16 @@ def _require_one_size(dataset: ShardDataset, same: Iterable[str]) -> None:
                 f"{first!r} and {name!r} differ in size, so no crop fits both",
                 remedy=f"set decode={{{first!r}: ..., {name!r}: ...}} to treat them separately",
             )
+
+
+def _sample_sizes(dataset: ShardDataset, name: str) -> list[tuple[int, int]]:
+    """Return the height and width of all samples of a field of images, each once, ascending."""
+    entries = dataset.shards.entries_of(name).read(dataset.stored_rows(np.arange(len(dataset))))
+    stored = np.unique(np.stack([entries["height"], entries["width"]], axis=1), axis=0).tolist()
+    decode = dataset.reader.decode_of(name)
+    if not isinstance(decode, ImageOp):
+        return [(height, width) for height, width in stored]
+    return sorted({decode.crop(width, height, Draws(0, 0)).size for height, width in stored})
 
 
 def _require_same_fields(parts: list[_Part]) -> None:

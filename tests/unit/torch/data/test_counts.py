@@ -116,7 +116,7 @@ def address(buffer: memoryview) -> int:
 
 
 def lengths_of(dataset: ShardDataset) -> list[int]:
-    lengths: list[int] = dataset.stored_bytes(np.arange(ROWS)).tolist()
+    lengths: list[int] = dataset.shards.entries.read(np.arange(ROWS))["length"].tolist()
     return lengths
 
 

@@ -135,7 +135,7 @@ class Size(Dataset[int]):
 
     def __getitem__(self, row: int) -> int:
         self.dataset[:]
-        assert isinstance(self.dataset._shards.rows.base, np.memmap)
+        assert isinstance(self.dataset.shards.rows.base, np.memmap)
         return len(pickle.dumps(self.dataset))
 
 

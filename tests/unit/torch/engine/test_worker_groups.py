@@ -14,7 +14,7 @@ from loading import prints_of
 
 from shardkit import collate, make_loader, open_dataset
 from shardkit.torch.data.read_context import NumberedRows, ReadContext
-from shardkit.torch.engine import preflight
+from shardkit.torch.engine import fetch, preflight
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.engine.processes import ProcessEngine
@@ -91,11 +91,13 @@ def test_workers_read_as_much_at_once_as_memory_and_prefetch_factor_allow(
     assert ProcessEngine.at_once(fetch, settings) == expected
 
 
-def test_stored_samples_are_read_in_larger_groups(images: Path) -> None:
+def test_stored_samples_are_read_in_larger_groups(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = 5 << 20
     for fields, expected in ((("image", "label"), 1), (("label",), 4)):
         dataset = open_dataset(images, decode="torch", fields=fields)
-        dataset.sample_bytes = lambda rows: size  # type: ignore[method-assign]
+        monkeypatch.setattr(fetch, "sample_bytes", lambda dataset: size)
         assert Fetch(dataset, collate, with_rows=False).batches_at_once(1) == expected
 
 
