@@ -2,112 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
 from shardkit.changes.combine import Shape, common_schema, link_stores, shape_of
-from shardkit.changes.layers import joined, needed_stores, plan_layers
-from shardkit.contracts import Images, Original, Scan
+from shardkit.changes.layers import Publication, joined, needed_stores, plan_layers
+from shardkit.changes.provided import Provided, scan_of_base
+from shardkit.contracts import Images, Scan
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.engine import Work, build, parts_of, prepare, require_good, run
-from shardkit.conversion.plan import ConvertOptions, Plan
+from shardkit.conversion.fingerprint import COMMAND
+from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
 from shardkit.conversion.staging import StagingDirectory
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.dataset.parts import with_changed
 from shardkit.kinds.field import Field, Schema
-from shardkit.pipeline import at_work, convert_record
-from shardkit.recipe import Recipe
-from shardkit.record import LABEL, LABEL_FIELD, NO_LABEL, Record
-from shardkit.sources.wrapper import SomeFields
-
-
-class Provided(SomeFields):
-    """The fields of new images that a dataset, or one of its layers, has.
-
-    Args:
-        scan: The scan of the images.
-        names: The names of the wanted fields.
-        splits: The split of the images for each of this one's, if they differ.
-        recipe: What to do with the images first, since wanted fields follow them.
-        labels: The new label of each label; None keeps them.
-    """
-
-    def __init__(
-        self,
-        scan: Scan,
-        names: Collection[str],
-        splits: Mapping[str, str] | None = None,
-        recipe: Recipe | None = None,
-        labels: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(scan, names)
-        self._splits = splits
-        self._recipe = recipe
-        self._labels = labels
-
-    def inner(self, split: str) -> str:
-        """Return the split of the source that has the images of a split."""
-        return split if self._splits is None else self._splits[split]
-
-    def describe(self, split: str) -> Mapping[str, Any]:
-        """Return the description of the source, with the names of the other fields."""
-        return with_changed(super().describe(split), self.schema.keys() - self.names, "")
-
-    def narrow(self, record: Record) -> Record:
-        """Return a record with the wanted fields alone, and with its new label.
-
-        Raises:
-            BadImage: If the recipe cannot be applied.
-        """
-        if self._recipe is not None:
-            with at_work(self._recipe):
-                record = convert_record(self._recipe, record, self.schema).record
-        record = super().narrow(record)
-        if self._labels is None or record.label == NO_LABEL:
-            return record
-        label = b"%d" % self._labels[record.label]
-        return Record(record.key, {**record.fields, LABEL_FIELD: label})
-
-    @classmethod
-    def of_base(cls, scan: Scan, names: Collection[str], labels: Sequence[int] | None) -> Scan:
-        """Return a scan with the fields of a dataset without its layers."""
-        others = scan.schema.keys() - names
-        originals = {split: _without(its, others) for split, its in scan.originals.items()}
-        return replace(cls(scan, names, labels=labels).narrowed(scan), originals=originals)
-
-
-def _without(original: Original, names: Collection[str]) -> Original:
-    """Return what a dataset states of its conversion, for a copy without some fields."""
-    parts = [part._replace(source=with_changed(part.source, names, "")) for part in original.parts]
-    return original._replace(parts=parts)
-
-
-def scan_of_base(scan: Scan, manifest: Manifest) -> Scan:
-    """Return a scan with the fields that the shards of a dataset have, not its layers.
-
-    Args:
-        scan: The new images.
-        manifest: The manifest of the dataset.
-    """
-    fields = dict(manifest.base.fields_by_name)
-    classes = manifest.base.classes
-    labels = None
-    if LABEL in fields and scan.classes is not None:
-        joint = dict.fromkeys([*(classes or ()), *scan.classes])
-        numbers = {name: label for label, name in enumerate(joint)}
-        labels = [numbers[name] for name in scan.classes]
-        classes = tuple(joint)
-        fields[LABEL] = Field("label", classes=classes)
-    if scan.schema.keys() <= fields.keys() and labels in (None, [*range(len(labels or ()))]):
-        return replace(scan, fields=fields, classes=classes)
-    return replace(
-        Provided.of_base(scan, scan.schema.keys() & fields.keys(), labels),
-        fields=fields,
-        classes=classes,
-    )
+from shardkit.record import LABEL
+from shardkit.system.pool import Progress
 
 
 def joint_schema(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> Schema:
@@ -149,7 +62,47 @@ class Extension:
     """The images with all fields."""
     builder: Builder
 
-    def make(self, staging: StagingDirectory) -> dict[str, Manifest]:
+    @classmethod
+    def planned(
+        cls,
+        datasets: Mapping[str, OpenedDataset],
+        scan: Scan,
+        options: ConvertOptions,
+        builder: Builder,
+    ) -> Extension:
+        """Return the extension by the images of a scan, converted like the dataset.
+
+        Args:
+            datasets: The dataset of each split.
+            scan: The images, with the splits and fields of the dataset.
+            options: The options of the new shards, but for recipe and order.
+            builder: Builds them.
+        """
+        first = next(iter(datasets.values()))
+        of_base = scan_of_base(scan, first.manifest)
+        if not of_base.originals:
+            seed = first.parts[0].manifest.source.get("seed")
+            recipe = first.manifest.made_with
+            options = replace(options, recipe=recipe, shuffle=seed is not None, seed=seed or 0)
+        return cls(datasets, _without_empty_shards(make_plan(of_base, options)), scan, builder)
+
+    def publish(self, directory: Path, *, force: bool) -> None:
+        """Replace the dataset in a directory by the longer one.
+
+        Args:
+            directory: The directory.
+            force: Whether to discard another unfinished run.
+        """
+        if self.builder.on_progress:
+            images = sum(map(len, self.scan.splits.values()))
+            self.builder.on_progress(Progress(total=images))
+        planned = self.plan.fingerprint()
+        digests = [dataset.manifest.digest for dataset in self.datasets.values()]
+        settings = {**planned.settings, COMMAND: "append", "the dataset": digests}
+        request = replace(planned, settings=settings)
+        Publication(directory, self.datasets, request, force).run(self._make)
+
+    def _make(self, staging: StagingDirectory) -> dict[str, Manifest]:
         """Build the new shards, link the others, and return the manifest of each split."""
         old = {split: dataset.base for split, dataset in self.datasets.items()}
         works = [
@@ -219,10 +172,10 @@ class Extension:
             records=True,
             exact_sizes=False,
         )
-        return without_empty_shards(plan_layers(layer_scan, ConvertOptions(to=layer.format)))
+        return _without_empty_shards(plan_layers(layer_scan, ConvertOptions(to=layer.format)))
 
 
-def without_empty_shards(plan: Plan) -> Plan:
+def _without_empty_shards(plan: Plan) -> Plan:
     """Return a plan without shards for splits that get no images."""
     return replace(
         plan,

@@ -21,7 +21,7 @@ from shardkit.cluster.jobs import (
     send_plan,
 )
 from shardkit.cluster.ledger import local_folder, open_ledger
-from shardkit.contracts import PartedSource, Source
+from shardkit.contracts import Source
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import (
@@ -29,12 +29,12 @@ from shardkit.conversion.convert import (
     Converted,
     Request,
     open_target,
-    plan_in_parts,
+    plan_source,
     publish_plan,
 )
 from shardkit.conversion.engine import Work, require_good
 from shardkit.conversion.fingerprint import saved_digest
-from shardkit.conversion.plan import Plan, make_plan
+from shardkit.conversion.plan import Plan
 from shardkit.conversion.staging import (
     StagingDirectory,
     finish_interrupted,
@@ -88,12 +88,7 @@ def plan_jobs(
 
 def _write_plan(request: Request, target: Path) -> Converted:
     source, options, builder, placement = request
-    make: Callable[[Path], Plan]
-    if isinstance(source, PartedSource):
-        make = partial(plan_in_parts, source, options, builder)
-    else:
-        scan = source.scan()
-        make = lambda _: make_plan(scan, options)  # noqa: E731
+    make = partial(plan_source, source, options, builder)
     return write_plan(source, target, make, force=placement.force)
 
 

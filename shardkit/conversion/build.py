@@ -8,7 +8,7 @@ import itertools
 import math
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,11 +146,6 @@ class _Tally:
         self.observed: list[Observed] = []
         """What an observer found, chunk by chunk."""
 
-    def count(self, record: Record, notes: Iterable[str]) -> None:
-        self.keys.append(record.key)
-        for name in notes:
-            self.notes[name] += 1
-
     def add(self, other: _Tally) -> None:
         self.bad += other.bad
         self.notes.update(other.notes)
@@ -227,11 +222,9 @@ def _write_records(
     pieces = get_format(task.format).pieces
     starts: list[_Start] = []
     meter = Meter()
-    prepare = _prepare_apart
     if task.workers == 1:
         task.source.ahead()
-        prepare = _prepare
-    for chunk, prepared in zip(chunks, workers.map_in_order(prepare, chunks), strict=True):
+    for chunk, prepared in zip(chunks, workers.map_in_order(_prepare, chunks), strict=True):
         if task.keep or not (tally.bad or prepared.tally.bad):
             with _named_failures():
                 for record in prepared.records:
@@ -261,6 +254,8 @@ class _Chunk(NamedTuple):
     schema: Schema
     format: str
     observer: str
+    is_apart: bool
+    """Whether its process does not know the next one."""
 
     @property
     def spec(self) -> ShardSpec:
@@ -281,30 +276,27 @@ class _Prepared(NamedTuple):
 def _chunks(task: ShardTask) -> Iterator[_Chunk]:
     """Divide the images of a shard into chunks; a single image may exceed the limit."""
     raw_bytes = math.prod(task.recipe.raw_shape or (0,))
-    most = _CHUNK_BYTES if task.workers == 1 else task.source.source.chunk_bytes
+    is_apart = task.workers > 1
+    most = task.source.source.chunk_bytes if is_apart else _CHUNK_BYTES
     source = task.source.of(list(task.source.entries))  # unpacked once
-    start = size = 0
+    starts = [0]
+    size = 0
     for row, entry in enumerate(source.entries):
         size += max(entry.bytes, raw_bytes)
-        if row > start and (size > most or row - start == _CHUNK_ROWS):
-            part = source.take(range(start, row))
-            yield _Chunk(part, task.recipe, task.schema, task.format, task.observer)
-            start = row
+        if row > starts[-1] and (size > most or row - starts[-1] == _CHUNK_ROWS):
+            starts.append(row)
             size = max(entry.bytes, raw_bytes)
-    rest = source.take(range(start, len(source)))
-    yield _Chunk(rest, task.recipe, task.schema, task.format, task.observer)
-
-
-def _prepare_apart(chunk: _Chunk) -> _Prepared:
-    """Prepare a chunk in a process that does not know the next one."""
-    chunk.source.ahead()
-    return _prepare(chunk)
+    for start, stop in itertools.pairwise([*starts, len(source)]):
+        part = source.take(range(start, stop))
+        yield _Chunk(part, task.recipe, task.schema, task.format, task.observer, is_apart)
 
 
 def _prepare(chunk: _Chunk) -> _Prepared:
     """Read, check and convert the images of a chunk."""
     source = chunk.source
     recipe = chunk.recipe
+    if chunk.is_apart:
+        source.ahead()
     records: list[Record] = []
     rows: list[int] = []
     observer = get_observer(chunk.observer) if chunk.observer else None
@@ -328,7 +320,8 @@ def _prepare(chunk: _Chunk) -> _Prepared:
             else:
                 records.append(record)
                 rows.append(row)
-                tally.count(record, notes)
+                tally.keys.append(record.key)
+                tally.notes.update([*notes])  # not their values
     tally.checksums += checksums(records)
     if observer is not None and measuring is not None:
         pixels = chunk.schema[IMAGE].image_type if IMAGE in chunk.schema else RGB

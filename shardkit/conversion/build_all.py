@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from shardkit.conversion.parted_scan import Listed, ListTask, list_part
+from shardkit.contracts import PartedSource, Scan, Source
+from shardkit.conversion.parted_scan import Listed, ListTask, list_part, scan_in_parts
 from shardkit.conversion.task import Built, Task, carry_out
 from shardkit.options import option, require_valid
 from shardkit.system.pool import Progress, Report, run_on, run_tasks
@@ -72,7 +74,26 @@ class Builder(Processes):
                 self.on_progress(Progress(len(task.source), size, len(built.result.bad)))
             yield task, built
 
-    def list_parts(self, tasks: Sequence[ListTask]) -> Iterator[tuple[ListTask, Listed]]:
+    def scan(
+        self,
+        source: Source,
+        folder: Path,
+        classes: Sequence[str] | None = None,
+        seed_of: Callable[[Scan], int | None] = lambda _: None,
+    ) -> Scan:
+        """Return the scan of a source: if it has parts, as `scan_in_parts` does.
+
+        Args:
+            source: The source.
+            folder: An empty folder for files, which must remain while the scan is used.
+            classes: As for `shardkit.contracts.Source.scan`.
+            seed_of: Returns the seed of the stored order of parts; None keeps that of the source.
+        """
+        if not isinstance(source, PartedSource):
+            return source.scan(classes)
+        return scan_in_parts(source, folder, seed_of, self._list_parts, classes)
+
+    def _list_parts(self, tasks: Sequence[ListTask]) -> Iterator[tuple[ListTask, Listed]]:
         """List the parts of a source; the first here, since other processes take time to start."""
         done = images = 0
         for task, listed in run_tasks(list_part, tasks, workers=1, on_progress=self.on_progress):

@@ -12,7 +12,6 @@ from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.engine import Build, build, finish, prepare, publishing, save_observed
 from shardkit.conversion.finished import finished
-from shardkit.conversion.parted_scan import scan_in_parts
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan, seed_of
 from shardkit.conversion.staging import (
     StagingDirectory,
@@ -170,7 +169,10 @@ def plan_conversion(
     """
     request = asked.open(source, recipe)
     folder = open_target(target, request.placement).folder
-    return plan_scan(request.source.scan(), folder, request.options, force=request.placement.force)
+    scan = request.source.scan()
+    refuse_overlap(scan.source, folder)
+    check_target(folder, force=request.placement.force)
+    return make_plan(scan, request.options)
 
 
 def open_target(target: str | Path, placement: Placement) -> Target:
@@ -211,33 +213,19 @@ class Request(NamedTuple):
     placement: Placement
 
 
-def plan_in_parts(
-    source: PartedSource, options: ConvertOptions, builder: Builder, folder: Path
-) -> Plan:
-    """Return the plan for a source that is listed in parts: no process holds all of its images.
+def plan_source(source: Source, options: ConvertOptions, builder: Builder, folder: Path) -> Plan:
+    """Return the plan of a conversion.
 
     Args:
-        source: The source.
+        source: The source. If it has parts, no process holds all of its images.
         options: The options.
         builder: Lists the parts.
         folder: An empty folder for files, which must remain while the plan is used.
     """
-    order = (lambda _: None) if source.in_order else partial(seed_of, options=options)
-    scan = scan_in_parts(source, folder, order, builder.list_parts)
-    return make_plan(scan, options, sorted_already=not source.in_order)
-
-
-def plan_scan(
-    scan: Scan, target: str | Path, options: ConvertOptions, *, force: bool = False
-) -> Plan:
-    """Check the target and return the plan that `convert_scan` would carry out; read no image.
-
-    Raises:
-        UsageError: If ``target`` cannot be used.
-    """
-    refuse_overlap(scan.source, Path(target))
-    check_target(Path(target), force=force)
-    return make_plan(scan, options)
+    if not isinstance(source, PartedSource) or source.in_order:
+        return make_plan(builder.scan(source, folder), options)
+    scan = builder.scan(source, folder, seed_of=partial(seed_of, options=options))
+    return make_plan(scan, options, sorted_already=True)
 
 
 def convert_scan(
@@ -267,7 +255,7 @@ def _convert(request: Request, target: Path) -> Converted:
         return convert_scan(source.scan(), target, options, builder, force=force)
     refuse_overlap(source, target)
     lister = replace(builder, on_progress=None)
-    make = partial(plan_in_parts, source, options)
+    make = partial(plan_source, source, options)
     if is_file(target, MANIFEST_NAME) and not force:
         # A finished run is recognized without writing to the target. Other machines cannot list
         # into a temporary folder of this one.

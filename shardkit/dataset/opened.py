@@ -26,7 +26,7 @@ from shardkit.dataset.manifest import (
     load_manifest,
 )
 from shardkit.dataset.parts import Part, dataset_parts
-from shardkit.dataset.reports import IGNORED, StoredReport
+from shardkit.dataset.reports import IGNORED, StoredReport, excluded_paths
 from shardkit.dataset.shard_files import LOCAL_FILES, Access
 from shardkit.errors import CorruptDataset, Problem, UsageError, setting
 from shardkit.record import DATASET_FILE
@@ -217,6 +217,11 @@ class OpenedDataset:
         """The ignored files that the report lists, read while they are iterated."""
         count = sum(self.manifest.ignored.values())
         return StoredReport(self.path / IGNORED, count, self.path) if count else ()
+
+    @property
+    def excluded(self) -> set[str] | None:
+        """Paths of images that were left out on request; None if the report is damaged."""
+        return excluded_paths(self.path, self.manifest.files)
 
     @property
     def index(self) -> Index:

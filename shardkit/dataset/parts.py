@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardkit.dataset.manifest import FORMAT_VERSION, PARTS, Manifest, PartEntry
+from shardkit.errors import CorruptDataset
 from shardkit.kinds.field import describe_schema
+from shardkit.recipe import Recipe
 from shardkit.record import dump_json, load_json
 
 REPEATED = ("format", "classes", "schema", "raw_shape", "recipe", "source")
@@ -27,7 +29,8 @@ def changed_fields(source: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of fields that did not come from a source: they were changed later."""
     changed = source.get(CHANGED)
     names = changed.get("fields") if isinstance(changed, dict) else None
-    return frozenset(filter(_is_text, names if isinstance(names, list) else ()))
+    texts = names if isinstance(names, list) else ()
+    return frozenset(name for name in texts if isinstance(name, str))
 
 
 def with_changed(source: Mapping[str, Any], fields: Collection[str], digest: str) -> dict[str, Any]:
@@ -52,8 +55,19 @@ def converted_digest(manifest: Manifest) -> str:
     return digest if isinstance(digest, str) else manifest.base.content_digest
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
+    """Return recipe, seed and limit of a conversion.
+
+    Raises:
+        CorruptDataset: If the manifest does not state them, or names no source.
+    """
+    lacking = {"name", "order", "seed", "limit"} - manifest.source.keys()
+    if lacking:
+        raise CorruptDataset(
+            "the manifest does not state how the dataset was made: its source has no "
+            f"{', '.join(sorted(lacking))}"
+        )
+    return manifest.made_with, manifest.source["seed"], manifest.source["limit"]
 
 
 @dataclass(frozen=True, kw_only=True)

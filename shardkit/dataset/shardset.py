@@ -302,17 +302,6 @@ class ShardSet:
         rows = np.unique(rows)
         self.files.announce(self.files.numbers(rows), self.entries_of(field).read(rows))
 
-    def require_shards(self) -> None:
-        """Check that every shard is there, and was not replaced.
-
-        Raises:
-            CorruptShard: If one is missing, or another file.
-        """
-        for store in self.dataset.stores:
-            files = store.access.files(store)
-            for shard in range(len(store.manifest.shards)):
-                files.open([shard])
-
     def verifies(self, name: str = IMAGE) -> bool:
         """Return whether each read of a field compares its checksum."""
         if self._verify_option is not None:

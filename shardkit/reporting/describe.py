@@ -15,6 +15,7 @@ from shardkit.cluster.jobs import progress_of
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import Fetching, OpenedDataset, OpenedDirectory, open_one
+from shardkit.dataset.parts import how_made
 from shardkit.errors import NotPublished, UsageError
 from shardkit.orders.bucket_order import BucketSizes, parse_buckets
 from shardkit.record import ABSENT, STORED_KINDS
@@ -22,7 +23,6 @@ from shardkit.remote.dataset import fetch_splits
 from shardkit.system.temporary import TemporaryFolder
 from shardkit.system.text import as_command
 from shardkit.system.urls import as_url
-from shardkit.verification.source_match import how_made
 
 Numbers = npt.NDArray[np.integer[Any]]
 

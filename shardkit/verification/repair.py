@@ -17,9 +17,10 @@ from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.system.files import has_sha256, move_into, sha256_of
 from shardkit.system.pool import Meter, Progress, Report, run_tasks
+from shardkit.verification.named_sources import Sources
 from shardkit.verification.reindex import rebuild_index
 from shardkit.verification.shard_check import Finding
-from shardkit.verification.source_match import SourceMatch, Sources, match_rows
+from shardkit.verification.source_match import SourceMatch, match_rows
 
 _NAMED = 3
 """Maximum source files that a message names; it counts all."""

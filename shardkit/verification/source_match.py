@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Protocol
 
 from shardkit.contracts import Entry, Images, Scan
 from shardkit.conversion.plan import as_stored, copying, software_of
 from shardkit.dataset.index import string_files
-from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
-from shardkit.dataset.opened import OpenedDataset, OpenedDirectory, is_dataset
-from shardkit.dataset.parts import Part, changed_fields
-from shardkit.dataset.reports import EXCLUDED, excluded_paths
+from shardkit.dataset.manifest import MANIFEST_NAME
+from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
+from shardkit.dataset.parts import Part, changed_fields, how_made
+from shardkit.dataset.reports import EXCLUDED
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.kinds.field import Schema
 from shardkit.recipe import Recipe
 from shardkit.record import LABEL
-from shardkit.registry import DATASET, get_format, open_source
-from shardkit.sources.opening import reopen
-from shardkit.sources.wrapper import SomeFields
-from shardkit.system.files import has_sha256, overlap
-from shardkit.system.late import load
-from shardkit.system.text import is_within, quoted
+from shardkit.registry import get_format
+from shardkit.system.files import has_sha256
+from shardkit.system.text import is_within
 from shardkit.verification.shard_check import Finding
 
 
@@ -66,165 +60,6 @@ class SourceMatch:
     """Problems of the source as a whole."""
 
 
-def scan_source(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
-    """Scan the source that the manifests of a dataset, or of its splits, describe.
-
-    Args:
-        root: The path of the source, or the samples.
-        manifests: The manifest of each split, by name.
-
-    Raises:
-        UsageError: If ``root`` cannot be their source.
-    """
-    for manifest in manifests.values():
-        how_made(manifest)
-    kinds = {manifest.source["kind"] for manifest in manifests.values()}
-    classes = [manifest.classes for manifest in manifests.values() if manifest.classes]
-    if len(kinds) != 1:
-        raise UsageError(f"the splits come from sources of different kinds: {sorted(kinds)}")
-    (kind,) = kinds
-    if is_dataset(root) and kind != DATASET:  # one with the same records
-        return open_source(DATASET, root).scan(classes[0] if classes else ())
-    described = {split: manifest.source for split, manifest in manifests.items()}
-    schema = next(iter(manifests.values())).fields_by_name
-    source = reopen(kind, root, described, schema)
-    return _unchanged(source.scan(classes[0] if classes else ()), described)
-
-
-def _unchanged(scan: Scan, described: Mapping[str, Mapping[str, Any]]) -> Scan:
-    """Return a scan without the fields that were changed after the conversion."""
-    changed = changed_fields(next(iter(described.values())))
-    if changed.isdisjoint(scan.schema):
-        return scan
-    return SomeFields(scan, scan.schema.keys() - changed).narrowed(scan)
-
-
-_READERS = {"fields": "shardkit.changes.layer_source:LayerFile"}
-"""What reads the source of a layer, by the kind that the manifest of the layer states.
-
-It gets a source that a user named, a dataset with the layer, and the description of the source.
-"""
-
-
-class NamedSource(Protocol):
-    """A source that a user named, which may be that of a layer."""
-
-    def is_source(self) -> bool:
-        """Return whether it is, without reading it."""
-
-    def scan(self, datasets: Mapping[str, OpenedDataset]) -> Scan:
-        """Return the rows of the layer, given the dataset of each split, by that of the layer.
-
-        Raises:
-            UsageError: If it cannot be read, or lacks a column.
-            CorruptDataset: If the description is damaged.
-        """
-
-
-class Sources:
-    """The sources that a user named, divided by what was made from them.
-
-    Args:
-        splits: The dataset of each split, by name ("" without splits).
-        named: A source, or a list of these.
-    """
-
-    def __init__(self, splits: Mapping[str, OpenedDataset], named: Any) -> None:
-        self._splits = splits
-        self._layers = dict[str, NamedSource]()
-        self._scans = dict[str, Scan]()
-        items = list(named) if isinstance(named, (list, tuple)) else [named]
-        others = [item for item in items if not self._is_of_layer(item)]
-        self.base = named if len(others) == len(items) else _one_or_all(others)
-        """Those of the conversion; None without any."""
-
-    def _is_of_layer(self, item: Any) -> bool:
-        """Return whether an item is the source of layers, and note of which."""
-        dataset = next(iter(self._splits.values()))
-        sources = dict[str, NamedSource]()
-        for store in dataset.stores[1:]:
-            with suppress(CorruptDataset, UsageError):  # found by the check of its manifest
-                described = store.manifest.source
-                if described["kind"] in _READERS:
-                    source = load(_READERS[described["kind"]])(item, dataset, described)
-                    if source.is_source():
-                        sources[store.folder] = source
-        self._layers |= sources
-        return bool(sources)
-
-    def of(self, store: OpenedDataset) -> list[SourceMatch]:
-        """Find what the parts of a store were made from, as far as the user named it.
-
-        Raises:
-            CorruptDataset: If a manifest does not state how its dataset was made.
-            UsageError: If a source cannot be read, or is another one.
-        """
-        folder = store.folder
-        if not folder:
-            return [match for match in self._matches if match.store.split == store.split]
-        if folder not in self._layers:
-            return []
-        if folder not in self._scans:
-            datasets = {f"{item.prefix}{folder}": item for item in self._splits.values()}
-            self._scans[folder] = self._layers[folder].scan(datasets)
-        nothing = StoredPart(None, None, frozenset())  # its rows are in order, whatever their paths
-        return [_match_part(store, 0, self._scans[folder], [nothing], ())]
-
-    @cached_property
-    def _matches(self) -> list[SourceMatch]:
-        bases = {split: dataset.base for split, dataset in self._splits.items()}
-        return [] if self.base is None else match_sources(bases, self.base)
-
-
-def _one_or_all(items: list[Any]) -> Any:
-    return items if len(items) > 1 else next(iter(items), None)
-
-
-def match_sources(splits: Mapping[str, OpenedDataset], source: Any) -> list[SourceMatch]:
-    """Find the source files of each part of a dataset, or of its splits.
-
-    Args:
-        splits: The store of the conversion of each split, by name ("" without splits).
-        source: The source; for several parts, a source for each, or one path for all.
-
-    Raises:
-        CorruptDataset: If a manifest does not state how its dataset was made.
-        UsageError: If there are more or fewer sources than parts, or one cannot be the source.
-    """
-    first = next(iter(splits.values()))
-    count = max(len(dataset.parts) for dataset in splits.values())
-    sources = [source]
-    names = [part.manifest.source.get("name") for part in first.parts]
-    remedy = (
-        f"{first.top} has {count} parts, made from {', '.join(map(quoted, names))}: give one "
-        "source for each, in this order (in a command, repeat the option), or a single one for all"
-    )
-    if count > 1:
-        is_one = isinstance(source, (str, Path))
-        sources = [source] * count if is_one else list(source)
-        if len(sources) != count:
-            raise UsageError(f"{remedy}; not {len(sources)}")
-    stored = {split: stored_parts(dataset) for split, dataset in splits.items()}
-    matches = list[SourceMatch]()
-    for number, root in enumerate(sources):
-        if is_dataset(root) and overlap(Path(root), first.top):
-            raise UsageError(f"{root} is the dataset itself", remedy="name what it was made from")
-        stores = [dataset for dataset in splits.values() if number < len(dataset.parts)]
-        scan = scan_source(root, {store.split: store.parts[number].manifest for store in stores})
-        same = [other for other, source in enumerate(sources) if _is_same(source, root)]
-        try:
-            here = [_match_part(store, number, scan, stored[store.split], same) for store in stores]
-            _require_files(here, scan)
-        except UsageError as error:
-            if count == 1:
-                raise
-            raise UsageError(
-                f"{remedy}. For part {number + 1}: {error.problem}", remedy=error.remedy
-            ) from error
-        matches += here
-    return matches
-
-
 @dataclass(frozen=True)
 class StoredPart:
     """What the rows of a part are made from."""
@@ -254,20 +89,25 @@ class StoredPart:
 
 def stored_parts(dataset: OpenedDataset) -> list[StoredPart]:
     """Return what the rows of each part of a dataset are made from."""
-    paths, keys = (_stored_texts(dataset, name) for name in ("paths", "keys"))
+    place = dataset.path
+    texts = list[list[list[str] | None]]()
+    for name in ("paths", "keys"):
+        files = [entry for entry in dataset.manifest.files if entry.name in string_files(name)]
+        of_parts: list[list[str] | None] = [None] * len(dataset.parts)
+        with suppress(CorruptDataset, ValueError):
+            if files and all(has_sha256(place / file.name, file.sha256, place) for file in files):
+                rows = dataset.index.paths() if name == "paths" else dataset.index.keys()
+                of_parts = [
+                    rows[part.start : part.start + part.manifest.rows] for part in dataset.parts
+                ]
+        texts.append(of_parts)
     return [
-        StoredPart(of_part, its_keys, frozenset(bad.path for bad in part.manifest.skipped))
-        for of_part, its_keys, part in zip(paths, keys, dataset.parts, strict=True)
+        StoredPart(paths, keys, frozenset(bad.path for bad in part.manifest.skipped))
+        for paths, keys, part in zip(*texts, dataset.parts, strict=True)
     ]
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, (str, Path)) and isinstance(other, (str, Path)):
-        return os.path.realpath(one) == os.path.realpath(other)
-    return one is other
-
-
-def _require_files(matches: Sequence[SourceMatch], scan: Scan) -> None:
+def require_files(matches: Sequence[SourceMatch], scan: Scan) -> None:
     """Refuse a source with none of the files; note splits that the dataset does not have."""
     known = [match for match in matches if match.stored]
     top = matches[0].store.top
@@ -293,7 +133,7 @@ def _require_files(matches: Sequence[SourceMatch], scan: Scan) -> None:
     )
 
 
-def _match_part(
+def match_part(
     store: OpenedDataset,
     number: int,
     scan: Scan,
@@ -352,7 +192,7 @@ def _match_part(
             for row, entry in enumerate(listed.entries)
             if entry.path in here.path_set or not any(texts.has(entry) for texts in stored[:number])
         )
-    excluded = _excluded(store.path, manifest, listed.paths(), here.paths)
+    excluded = _excluded(store, listed.paths(), here.paths)
     if excluded:
         listed = _only(listed, lambda path: path not in excluded)
     if not scan.whole and here.paths is not None:
@@ -395,50 +235,22 @@ def _only(images: Images, is_wanted: Callable[[str], bool]) -> Images:
 
 
 def _excluded(
-    place: Path, manifest: Manifest, listed: Sequence[str], stored: Collection[str] | None
+    store: OpenedDataset, listed: Sequence[str], stored: Collection[str] | None
 ) -> dict[str, None]:
     """Return the paths of a source's images that its conversion excluded, in order.
 
     If the report that names them is damaged, these are all that are not stored, if their number is
     right.
     """
-    count = manifest.ignored.get(EXCLUDED, 0)
+    count = store.manifest.ignored.get(EXCLUDED, 0)
     if not count:
         return {}
     there = set(stored or ())
-    named = excluded_paths(place, manifest.files)
+    named = store.excluded
     if named is None:
         excluded = dict.fromkeys(path for path in listed if path not in there)
         return excluded if stored is not None and len(excluded) == count else {}
     return dict.fromkeys(path for path in listed if path in named and path not in there)
-
-
-def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
-    """Return recipe, seed and limit of a conversion.
-
-    Raises:
-        CorruptDataset: If the manifest does not state them, or names no source.
-    """
-    lacking = {"name", "order", "seed", "limit"} - manifest.source.keys()
-    if lacking:
-        raise CorruptDataset(
-            "the manifest does not state how the dataset was made: its source has no "
-            f"{', '.join(sorted(lacking))}"
-        )
-    return manifest.made_with, manifest.source["seed"], manifest.source["limit"]
-
-
-def _stored_texts(dataset: OpenedDataset, name: str) -> Sequence[list[str] | None]:
-    """Return the key or path of each row, by part; None if these files differ from the manifest."""
-    files = [entry for entry in dataset.manifest.files if entry.name in string_files(name)]
-    place = dataset.path
-    if not files or not all(has_sha256(place / file.name, file.sha256, place) for file in files):
-        return [None] * len(dataset.parts)
-    try:
-        texts = dataset.index.paths() if name == "paths" else dataset.index.keys()
-        return [texts[part.start : part.start + part.manifest.rows] for part in dataset.parts]
-    except (CorruptDataset, ValueError):
-        return [None] * len(dataset.parts)
 
 
 def match_rows(match: SourceMatch) -> tuple[list[Entry | None], list[Finding]]:

@@ -18,6 +18,7 @@ from shardkit.system.late import load
 from shardkit.system.pool import Progress, Report, run_tasks
 from shardkit.system.urls import STORES, scheme_and_place
 from shardkit.verification.file_check import check_files, check_index
+from shardkit.verification.named_sources import Sources
 from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.shard_check import Checks, Finding, ShardCheck
 from shardkit.verification.source_comparison import (
@@ -25,7 +26,7 @@ from shardkit.verification.source_comparison import (
     compared_with_source,
     report_source,
 )
-from shardkit.verification.source_match import SourceMatch, Sources
+from shardkit.verification.source_match import SourceMatch
 
 LEVELS = ("quick", "full", "decode")
 

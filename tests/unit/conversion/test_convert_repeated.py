@@ -25,7 +25,7 @@ from shardkit.conversion import build
 from shardkit.conversion import disk as space_module
 from shardkit.conversion import staging as staging_module
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.convert import convert_scan, plan_scan
+from shardkit.conversion.convert import convert_scan, plan_conversion
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import DiskFull
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
@@ -81,7 +81,7 @@ def test_a_disk_too_small_for_a_few_large_files_names_them(
 def test_hdf5_temporarily_needs_twice_the_space_of_a_shard(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, enough: bool
 ) -> None:
-    plan = plan_scan(scan_imagefolder(folder), tmp_path / "out", ConvertOptions(to=to))
+    plan = plan_conversion(folder, tmp_path / "out", to=to)
     room = plan.splits[0].estimated_bytes * 3 // 2
     monkeypatch.setattr(space_module, "free_bytes", lambda _: room)
     with contextlib.nullcontext() if enough else pytest.raises(DiskFull, match="temporarily"):
@@ -100,7 +100,7 @@ def test_a_full_disk_reports_the_space_needed_and_a_rerun_resumes(
             raise OSError(errno.ENOSPC, "No space left on device")
         return read(source, split, entry)
 
-    plan = plan_scan(scan_imagefolder(folder), tmp_path / "out", ConvertOptions(to="webdataset"))
+    plan = plan_conversion(folder, tmp_path / "out", to="webdataset")
     with monkeypatch.context() as patch:
         patch.setattr(ImageFolder, "read", fail)
         with refused(DiskFull, "0.0 MiB"):

@@ -22,7 +22,7 @@ from shardkit.cluster.work import commit, plan_jobs, write_plan
 from shardkit.contracts import Scan
 from shardkit.conversion import build_all, parted_scan, stored_order
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.convert import convert_scan, plan_in_parts
+from shardkit.conversion.convert import convert_scan, plan_source
 from shardkit.conversion.exclude import exclude_listed
 from shardkit.conversion.plan import ConvertOptions, make_plan
 from shardkit.errors import BadImages, DiskFull
@@ -80,7 +80,7 @@ def plan(source: ImageFolder | Any, target: Path, builder: Builder, **given: Any
     if isinstance(source, Scan):
         write_plan(source.source, target, lambda _: make_plan(source, options), force=False)
     else:
-        write_plan(source, target, partial(plan_in_parts, source, options, builder), force=False)
+        write_plan(source, target, partial(plan_source, source, options, builder), force=False)
 
 
 HERE = Builder()

@@ -18,9 +18,10 @@ from shardkit.dataset.opened import OpenedDirectory
 from shardkit.reporting.describe import _spread
 from shardkit.system.files import sha256_of
 from shardkit.verification import diff as diffing
+from shardkit.verification.named_sources import Sources
 from shardkit.verification.receipt import check_receipt, load_receipt, save_receipt
 from shardkit.verification.record_comparison import ComparisonResult
-from shardkit.verification.source_match import match_rows, match_sources
+from shardkit.verification.source_match import match_rows
 
 
 def test_the_spread_of_numbers_in_parts_is_that_of_all() -> None:
@@ -80,7 +81,8 @@ def test_forged_paths_that_are_no_index_leave_the_order_of_the_source(
         return replace(manifest, files=tuple(files))
 
     restate(place, change)
-    (match,) = match_sources(OpenedDirectory(place).splits, folder)
+    splits = OpenedDirectory(place).splits
+    (match,) = Sources(splits, folder).of(splits[""])
     assert match.stored is None
     assert match.keys is not None
     rows, findings = match_rows(match)

@@ -1,0 +1,175 @@
+"""The sources that a user named, as `verify --against` and `repair` take them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from shardkit.contracts import Scan
+from shardkit.dataset.manifest import Manifest
+from shardkit.dataset.opened import OpenedDataset, is_dataset
+from shardkit.dataset.parts import changed_fields, how_made
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.registry import DATASET, open_source
+from shardkit.sources.opening import reopen
+from shardkit.sources.wrapper import SomeFields
+from shardkit.system.files import overlap
+from shardkit.system.late import load
+from shardkit.system.text import quoted
+from shardkit.verification.source_match import (
+    SourceMatch,
+    StoredPart,
+    match_part,
+    require_files,
+    stored_parts,
+)
+
+_READERS = {"fields": "shardkit.changes.layer_source:LayerFile"}
+"""What reads the source of a layer, by the kind that the manifest of the layer states.
+
+It gets a source that a user named, a dataset with the layer, and the description of the source.
+"""
+
+
+class NamedSource(Protocol):
+    """A source that a user named, which may be that of a layer."""
+
+    def is_source(self) -> bool:
+        """Return whether it is, without reading it."""
+
+    def scan(self, datasets: Mapping[str, OpenedDataset]) -> Scan:
+        """Return the rows of the layer, given the dataset of each split, by that of the layer.
+
+        Raises:
+            UsageError: If it cannot be read, or lacks a column.
+            CorruptDataset: If the description is damaged.
+        """
+
+
+class Sources:
+    """The sources that a user named, divided by what was made from them.
+
+    Args:
+        splits: The dataset of each split, by name ("" without splits).
+        named: A source, or a list of these.
+    """
+
+    def __init__(self, splits: Mapping[str, OpenedDataset], named: Any) -> None:
+        self._splits = splits
+        self._layers = dict[str, NamedSource]()
+        self._scans = dict[str, Scan]()
+        items = list(named) if isinstance(named, (list, tuple)) else [named]
+        others = [item for item in items if not self._is_of_layer(item)]
+        self.base: Any = named
+        """Those of the conversion; None without any."""
+        if len(others) < len(items):
+            self.base = others if len(others) > 1 else next(iter(others), None)
+
+    def _is_of_layer(self, item: Any) -> bool:
+        """Return whether an item is the source of layers, and note of which."""
+        dataset = next(iter(self._splits.values()))
+        sources = dict[str, NamedSource]()
+        for store in dataset.stores[1:]:
+            with suppress(CorruptDataset, UsageError):  # found by the check of its manifest
+                described = store.manifest.source
+                if described["kind"] in _READERS:
+                    source = load(_READERS[described["kind"]])(item, dataset, described)
+                    if source.is_source():
+                        sources[store.folder] = source
+        self._layers |= sources
+        return bool(sources)
+
+    def of(self, store: OpenedDataset) -> list[SourceMatch]:
+        """Find what the parts of a store were made from, as far as the user named it.
+
+        Raises:
+            CorruptDataset: If a manifest does not state how its dataset was made.
+            UsageError: If a source cannot be read, or is another one.
+        """
+        folder = store.folder
+        if not folder:
+            return [match for match in self._matches if match.store.split == store.split]
+        if folder not in self._layers:
+            return []
+        if folder not in self._scans:
+            datasets = {f"{item.prefix}{folder}": item for item in self._splits.values()}
+            self._scans[folder] = self._layers[folder].scan(datasets)
+        nothing = StoredPart(None, None, frozenset())  # its rows are in order, whatever their paths
+        return [match_part(store, 0, self._scans[folder], [nothing], ())]
+
+    @cached_property
+    def _matches(self) -> list[SourceMatch]:
+        """The matches of all parts of the stores of the conversion.
+
+        Several parts have one source each, in order, or one path for all.
+        """
+        if self.base is None:
+            return []
+        bases = {split: dataset.base for split, dataset in self._splits.items()}
+        first = next(iter(bases.values()))
+        count = max(len(dataset.parts) for dataset in bases.values())
+        sources = [self.base]
+        names = [part.manifest.source.get("name") for part in first.parts]
+        remedy = (
+            f"{first.top} has {count} parts, made from {', '.join(map(quoted, names))}: give one "
+            "source for each, in this order (in a command, repeat the option), or a single one "
+            "for all"
+        )
+        if count > 1:
+            is_one = isinstance(self.base, (str, Path))
+            sources = [self.base] * count if is_one else list(self.base)
+            if len(sources) != count:
+                raise UsageError(f"{remedy}; not {len(sources)}")
+        stored = {split: stored_parts(dataset) for split, dataset in bases.items()}
+        matches = list[SourceMatch]()
+        for number, root in enumerate(sources):
+            if is_dataset(root) and overlap(Path(root), first.top):
+                raise UsageError(
+                    f"{root} is the dataset itself", remedy="name what it was made from"
+                )
+            stores = [dataset for dataset in bases.values() if number < len(dataset.parts)]
+            scan = _scan(root, {store.split: store.parts[number].manifest for store in stores})
+            same = [other for other, source in enumerate(sources) if _is_same(source, root)]
+            try:
+                here = [
+                    match_part(store, number, scan, stored[store.split], same) for store in stores
+                ]
+                require_files(here, scan)
+            except UsageError as error:
+                if count == 1:
+                    raise
+                raise UsageError(
+                    f"{remedy}. For part {number + 1}: {error.problem}", remedy=error.remedy
+                ) from error
+            matches += here
+        return matches
+
+
+def _scan(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
+    """Scan the source that the manifests of splits describe, less the fields changed since."""
+    for manifest in manifests.values():
+        how_made(manifest)
+    kinds = {manifest.source["kind"] for manifest in manifests.values()}
+    classes = [manifest.classes for manifest in manifests.values() if manifest.classes]
+    if len(kinds) != 1:
+        raise UsageError(f"the splits come from sources of different kinds: {sorted(kinds)}")
+    (kind,) = kinds
+    if is_dataset(root) and kind != DATASET:  # one with the same records
+        return open_source(DATASET, root).scan(classes[0] if classes else ())
+    described = {split: manifest.source for split, manifest in manifests.items()}
+    schema = next(iter(manifests.values())).fields_by_name
+    scan = reopen(kind, root, described, schema).scan(classes[0] if classes else ())
+    changed = changed_fields(next(iter(described.values())))
+    if changed.isdisjoint(scan.schema):
+        return scan
+    return SomeFields(scan, scan.schema.keys() - changed).narrowed(scan)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, (str, Path)) and isinstance(other, (str, Path)):
+        return os.path.realpath(one) == os.path.realpath(other)
+    return one is other
