@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +78,34 @@ def one_hot(rows: npt.NDArray[Any], where: str) -> list[Value]:
             f"{setting('label', 'none')}",
         )
     return [*rows.argmax(1).tolist()]
+
+
+def lost_labels(unused: Iterable[str], image: str, others: Sequence[str] = ()) -> str:
+    """Return that columns of a usual name, or others, may be labels; "" if there are none."""
+    names = [name for name in unused if _as_label(name, image)]
+    names = names or [",".join(others)] * bool(others)
+    listed = " or ".join(names)
+    return f"no labels, but {listed} may hold them: set label to it, or to none" if names else ""
+
+
+_BITS = {0: False, 1: True, "0": False, "1": True, "0.0": False, "1.0": True}
+
+
+def bit_of(value: object) -> bool | None:
+    """Return whether a cell is 1; None if it is neither that nor 0."""
+    value = value.strip() if isinstance(value, str) else value
+    return _BITS.get(value) if isinstance(value, (str, int, float)) else None
+
+
+def ones_of(columns: Mapping[str, Sequence[object]]) -> tuple[list[str], bool]:
+    """Return the columns of 0 and 1, and whether just one is 1 in each row.
+
+    There are none if it is only one column, or a row has no 1.
+    """
+    bits = {name: [*map(bit_of, cells)] for name, cells in columns.items()}
+    bits = {name: cells for name, cells in bits.items() if None not in cells}
+    counts = [sum(map(bool, row)) for row in zip(*bits.values(), strict=True)]
+    return [*bits] if len(bits) > 1 and all(counts) else [], counts == [1] * len(counts)
 
 
 def as_is(data: bytes) -> bytes:
@@ -224,11 +252,9 @@ class Columns:
         used = {self.image, self.label, *(kept.source for kept in self.keep)}
         left = [column for column in self._columns.values() if column.name not in used]
         integers = [column.name for column in left if column.holds == "integer"]
-        names = [column.name for column in left if _as_label(column.name, self.image)]
-        names = names or integers * (len(integers) == 1)
-        if self.label or not names:
-            return []
-        return [f"no labels, but {name_list(names)} may hold them: set label to one, or to none"]
+        only = integers * (len(integers) == 1)
+        note = lost_labels([column.name for column in left], self.image, only)
+        return [note] if note and not self.label else []
 
     @property
     def _listed(self) -> str:

@@ -38,7 +38,10 @@ from shardkit.system.text_hashes import TextHashes
 _MOST_PROBLEMS = 1 << 16
 """Maximum problems to name; a file of a few KB may unpack to millions."""
 
-_TWICE = "another row names it, too; one row must have all of its boxes and labels, as lists"
+_TWICE = (
+    "another row names it, too; one row must have all of its boxes, labels and captions, as lists, "
+    "such as of pandas' groupby(...).agg(list)"
+)
 
 
 class Row(NamedTuple):

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,14 @@ from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.options import option
 from shardkit.record import NO_LABEL
-from shardkit.sources.columns import NONE, usual_label
+from shardkit.sources.columns import NONE, bit_of, lost_labels, ones_of, usual_label
 from shardkit.sources.driver import Listing
 from shardkit.sources.images import has_image_suffix
 from shardkit.sources.inputs import find_files, place, place_of
 from shardkit.sources.kept import Kept, kind_of_suffix, parse_keep, value_at
 from shardkit.sources.labels import (
     LabelValues,
+    Value,
     checked_label,
     classes_option,
     label_of,
@@ -54,15 +56,20 @@ _ANY_TEXT = "any text"
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")
 """Suffixes to try if names have none."""
 
+_FIRST = 1000
+"""Rows that show whether columns may be labels."""
+
 _IN_FILES = ("image", "mask", "bytes")
 """Kinds of fields that are files of their own."""
 
 
 class _Column(NamedTuple):
-    """A column, or a part of the JSON in one."""
+    """A column, a part of the JSON in one, or columns that are 1 for a class and 0 for others."""
 
     source: str
     pointer: str | None
+    classes: Sequence[str] = ()
+    """The columns, if there are several."""
 
 
 class _Scan:
@@ -92,12 +99,16 @@ class TableOptions(NamedOptions):
     image: str | None = option(None, help="Column of images.", metavar="COL", shown="file_name")
     label: str | None = option(
         None,
-        help="Column of the label, an integer or text; none: no label.",
+        help="Column of the label, an integer or text, or a column for each class, such as "
+        "cat,dog, of which one is 1 in each row; none: no label.",
         metavar="COL",
         shown="label, or the only one of such a name",
     )
     labels: str | None = option(
-        None, help="Column of any number of labels: a list, or a text such as a|b.", metavar="COL"
+        None,
+        help="Column of any number of labels: a list, or a text such as a|b; or a column of 0 and "
+        "1 for each class.",
+        metavar="COL",
     )
     separator: str = option("|", help="Text between labels.", metavar="TEXT")
     boxes: str | None = option(
@@ -189,8 +200,9 @@ class Table(NamedSource):
             )
         self._nested: dict[str, str] = {}
         """The path of each file in a subfolder by its name, if the table names files by that."""
-        self._label = _column(None if options.label == NONE else options.label, "label")
-        self._labels = _column(options.labels, "labels")
+        label = None if options.label == NONE else options.label
+        self._label = _column(label, "label", columns)
+        self._labels = _column(options.labels, "labels", columns)
         order = _BOXES.match(options.boxes) if options.boxes else None
         if options.boxes and order is None:
             raise UsageError(f"{setting('boxes', options.boxes)} is not COLUMN:xyxy or COLUMN:xywh")
@@ -200,7 +212,21 @@ class Table(NamedSource):
         self._keep = parse_keep(options.keep)
         self.kept_files = parse_keep(options.file)
         self._require_fields()
-        self.class_names = read_classes(options.classes)
+        named = self._label or self._labels
+        self.class_names = read_classes(options.classes) or (named and named.classes) or None
+        self._note = "" if options.label or options.labels else self._lost_labels(columns)
+
+    def _lost_labels(self, columns: Sequence[str]) -> str:
+        """Return which unused columns may be labels, or ""."""
+        options = self.options
+        texts = [options.boxes, options.box_labels, options.keep, options.file, self._image]
+        left = [name for name in columns if not any(name in text for text in texts if text)]
+        rows = islice(rows_of(self._lists.paths[0], columns, self._dialect), _FIRST)
+        with suppress(UsageError):  # columns of bytes
+            first = [row for _, row in rows if isinstance(row, dict)]
+            ones, _ = ones_of({name: [row.get(name) for row in first] for name in left})
+            return lost_labels(left, self._image, ones)
+        return ""
 
     def _require_header(self) -> None:
         """Refuse a table without a header: its first row names a file."""
@@ -243,9 +269,10 @@ class Table(NamedSource):
                 self._list(scan, place(number, line), row, is_text(path))
         listings[""].ignored += [*self._lists.others, *names.unused(self._lists.paths)]
         self._complete(scan)
+        self.notes += [self._note] * bool(self._note)
         dialects = [dialect_of(path, self._dialect) for path in self._lists.paths if is_text(path)]
         notes = map(Dialect.note, dialects, self._lists.paths)
-        self.notes = [*dict.fromkeys(filter(None, notes))]
+        self.notes += dict.fromkeys(filter(None, notes))
         return {
             "rows": f"{scan.rows:,}",
             "image": f"{self._image}, below {self.root}",
@@ -316,11 +343,9 @@ class Table(NamedSource):
         code = NO_LABEL
         values: dict[str, Any] = {}
         if self._label:
-            label = label_of(cell(row, self._label, text), _name(self._label))
-            code = scan.labels["label"].code(label)
+            code = scan.labels["label"].code(_label_in(row, self._label, text))
         if self._labels:
-            where = _name(self._labels)
-            labels = labels_of(cell(row, self._labels, text), where, self.options.separator)
+            labels = _labels_in(row, self._labels, text, self.options.separator)
             values["labels"] = list(map(scan.labels["labels"].code, labels))
         if self._boxes:
             values["boxes"] = self._boxes_of(row, text, scan.labels["boxes"])
@@ -418,7 +443,9 @@ class Table(NamedSource):
     def _used(self, columns: Sequence[str], path: str) -> list[str]:
         """Return the columns that are used."""
         named = [self._label, self._labels, self._boxes, self._box_labels]
-        required = [self._image, *(column.source for column in named if column)]
+        required = [self._image]
+        for column in filter(None, named):
+            required += column.classes or [column.source]
         fields = (*self.kept_files, *self._keep)
         required += [kept.source for kept in fields if not kept.optional]
         lacking = [name for name in required if name not in columns]
@@ -435,15 +462,55 @@ class Table(NamedSource):
         return f"{'files of ' if kept in self.kept_files else ''}{_name(kept)}"
 
 
-def _column(text: str | None, option: str) -> _Column | None:
+def _column(text: str | None, option: str, columns: Sequence[str] = ()) -> _Column | None:
     if text is None:
         return None
+    if "," in text and text not in columns:
+        return _Column(text, None, [name.strip() for name in text.split(",")])
     match = _COLUMN.match(text)
     if match is None:
         raise UsageError(
             f"{setting(option, text)} is not a column, or COLUMN:/PATH for a part of its JSON"
         )
     return _Column(match[1], match[2])
+
+
+def _ones(row: Mapping[str, Any], classes: Sequence[str]) -> list[int]:
+    """Return the positions of columns that are 1.
+
+    Raises:
+        BadImage: If one is neither 0 nor 1.
+    """
+    values = [bit_of(row.get(name)) for name in classes]
+    if None in values:
+        name = classes[values.index(None)]
+        raise BadImage(
+            f"its {name} is {quoted(row.get(name))}, not 0 or 1",
+            remedy=f"keep such columns as fields with {setting('keep')}",
+        )
+    return [position for position, value in enumerate(values) if value]
+
+
+def _label_in(row: Mapping[str, Any], column: _Column, text: bool) -> Value:
+    """Return the label of a row: of several columns, the position of the only one that is 1."""
+    if not column.classes:
+        return label_of(cell(row, column, text), _name(column))
+    ones = _ones(row, column.classes)
+    if len(ones) != 1:
+        raise BadImage(
+            f"{len(ones)} of its columns of classes are 1, not one",
+            remedy=f"read any number with {setting('labels', ','.join(column.classes))}",
+        )
+    return ones[0]
+
+
+def _labels_in(
+    row: Mapping[str, Any], column: _Column, text: bool, separator: str
+) -> Sequence[Value]:
+    """Return any number of labels of a row."""
+    if column.classes:
+        return _ones(row, column.classes)
+    return labels_of(cell(row, column, text), _name(column), separator)
 
 
 def _name(column: _Column | Kept | None) -> str:
@@ -557,7 +624,8 @@ SOURCE = SourceKind(
     title="Convert image files that a CSV, TSV, JSONL or Parquet table lists.",
     help="""Convert the images that the table SRC lists to a dataset in DST.
 
-    SRC is a .csv, .tsv, .jsonl or .parquet file, or a folder of them. File names are relative to
+    SRC is a .csv, .tsv, .jsonl or .parquet file, or a folder of them; or a .txt file of that kind,
+    or a .json file with a list of objects. File names are relative to
     --root and must stay below it. Hugging Face's metadata files need no options: file_name is the
     image, and columns such as mask_file_name are files, too. Missing files, repeated rows and rows
     that cannot be read are reported, and so are files below --root that the table does not list.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shardkit.contracts import Recognition
 from shardkit.errors import UsageError, setting
-from shardkit.sources.columns import usual_label
+from shardkit.sources.columns import ones_of, usual_label
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.images import has_image_suffix
 from shardkit.sources.places import below
@@ -119,13 +119,13 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
     by_folder = {fit.folder: fit for fit in reversed(fits) if fit.rows == most}
     for folder in _meant(file, [*reversed(by_folder)], folders):
         _, _, column, suffix = by_folder[folder]
-        others = [set(values) for name, values in columns.items() if name != column]
-        if len(others) > 1 and all(values <= {"0", "1"} for values in others):
-            return  # a column for each class, which no option reads
+        ones, is_one = ones_of({name: cells for name, cells in columns.items() if name != column})
         words = ["--image", column]
         words += ["--root", f"{{}}/{folder}"] * (folder != file.rpartition("/")[0])
         if label := usual_label(set(header) - {column}) or _only(columns, column):
             words += ["--label", label]
+        elif ones:
+            words += ["--label" if is_one else "--labels", ",".join(ones)]
         words += ["--suffix", suffix] * bool(suffix)
         evidence = f"{file}, which lists the images in {folder or 'it'}"
         yield Recognition(evidence, inside=file, words=tuple(words))

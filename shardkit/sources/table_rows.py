@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from shardkit.contracts import Range
@@ -16,12 +17,18 @@ from shardkit.sources import arrow_reader
 from shardkit.sources.inputs import require_rows
 from shardkit.sources.library_process import call
 from shardkit.sources.table_text import DETECTED, Dialect, Lines, dialect_of, opened, rows_of_text
+from shardkit.system.files import read_small
 from shardkit.system.text import quoted
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+"""Suffixes of tables in a folder."""
+_NAMED = (*SUFFIXES, ".txt", ".json")
+"""Suffixes of tables that a user names."""
+_SHEETS = (".xlsx", ".xls", ".ods")
+_MOST_JSON = 1 << 28
 
 Row = tuple[int, dict[str, Any] | str]
 """A row's line (its number, in Parquet), and its values by column, or what is wrong with it."""
@@ -32,7 +39,7 @@ _ROWS = 10_000
 
 def is_text(path: str) -> bool:
     """Return whether all values of a table are texts."""
-    return path.endswith((".csv", ".tsv"))
+    return path.endswith((".csv", ".tsv", ".txt"))
 
 
 def columns_of(path: str, given: Dialect = DETECTED) -> list[str]:
@@ -42,9 +49,12 @@ def columns_of(path: str, given: Dialect = DETECTED) -> list[str]:
         UsageError: If it cannot be read, or has no columns.
     """
     columns: Sequence[str]
-    if not path.endswith(SUFFIXES):
+    if not path.endswith(_NAMED):
+        csv_file = os.path.splitext(path)[0] + ".csv"
+        as_csv = f"save it as CSV, such as with pandas.read_excel({path!r}).to_csv({csv_file!r})"
         raise UsageError(
-            f"{path} is not a table: its name must end in one of {', '.join(SUFFIXES)}"
+            f"{path} is not a table: its name must end in one of {', '.join(_NAMED)}",
+            remedy=as_csv if path.endswith(_SHEETS) else None,
         )
     if path.endswith(".parquet"):
         if find_spec("pyarrow") is None:
@@ -103,7 +113,29 @@ def _text_rows(path: str, given: Dialect) -> Iterator[Row]:
         yield line, f"{reason}; this and all later rows are not read"
 
 
+def _records(path: str) -> Iterator[Row]:
+    """Yield the objects in a list, the whole of a JSON file."""
+    try:
+        rows = json.loads(read_small(Path(path).resolve(), _MOST_JSON))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}", remedy="write it as JSON lines, and end it in .jsonl"
+        ) from error
+    if not isinstance(rows, list):
+        raise UsageError(
+            f"{path} is not a list of objects",
+            remedy="write one object for each image, such as with pandas' "
+            "to_json(path, orient='records')",
+        )
+    require_rows(path, len(rows))
+    for number, row in enumerate(rows, 1):
+        yield number, row if isinstance(row, dict) else "it is not a JSON object"
+
+
 def _json_rows(path: str) -> Iterator[Row]:
+    if path.endswith(".json"):
+        yield from _records(path)
+        return
     with opened(path) as file:
         lines = Lines(path, cast("IO[bytes]", file.buffer))
         for number, line in enumerate(lines, 1):

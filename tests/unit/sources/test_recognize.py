@@ -294,10 +294,6 @@ UNREAD: dict[str, dict[str, bytes]] = {
     "labels.json": {"images/p1.jpg": JPEG, "labels.json": b'{"p1": "cat"}'},
     "captions.txt": {"images/1.jpg": JPEG, "captions.txt": b"image|caption\n1.jpg|a cat\n"},
     "train.csv": {"train/001.jpg": JPEG, "train.csv": b"id,label\n1.0,cat\n"},
-    "_classes.csv": {
-        "train/1.jpg": JPEG,
-        "train/_classes.csv": b"filename, cat, dog\n1.jpg, 0, 1\n",
-    },
     "list.csv": {"001.jpg": JPEG, "list.csv": b"id,label\n1,cat\n"},
 }
 

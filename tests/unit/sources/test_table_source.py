@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 from datetime import date
 from pathlib import Path
@@ -177,8 +178,8 @@ def test_rows_that_cannot_be_used_are_named(root: Path, tmp_path: Path) -> None:
     leads = "it is below a link that leads out of the root folder"
     assert [entry.path for entry in found.splits[""].entries] == ["a/0.png", "inner.png"]
     for name, reason in {
-        "t.csv:3": "'a/0.png': another row names it, too; one row must have all of its boxes "
-        "and labels, as lists",
+        "t.csv:3": "'a/0.png': another row names it, too; one row must have all of its boxes, "
+        "labels and captions, as lists",
         "a/9.png": "it cannot be read: No such file or directory (t.csv:4)",
         "../out.png": plain,
         f"{tmp_path}/out.png": f"{plain}; name it relative to the folder (--root)",
@@ -239,7 +240,7 @@ def test_wrong_options_and_tables_are_named(root: Path, tmp_path: Path) -> None:
         ("bad.jsonl", b'\n{"a": 1,}\n7\n', r"bad\.jsonl:2: it is not JSON: "),
         ("d.csv", b"a,a\n", "has two columns 'a'"),
         ("p.parquet", b"PAR1 nothing PAR1", r"p\.parquet: .*[Pp]arquet"),
-        ("x.txt", b"", "its name must end in one of .csv, .tsv"),
+        ("x.dat", b"", "its name must end in one of .csv, .tsv"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UsageError, match=reason):
@@ -463,3 +464,97 @@ def test_a_row_may_lack_all_kept_values(tmp_path: Path) -> None:
     source = open_source("table", tmp_path / "list.csv", keep="age?")
     records = source.scan().splits[""].read([0, 1])
     assert [record.meta.get("age") for record in records] == [3, None]
+
+
+ONE_HOT = {"cat": [0, 1, 0], "dog": [1, 0, 0], "2": [0, 0, 1]}
+"""The classes of the images are dog, cat and 2."""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "spell"),
+    [
+        ("csv", str),
+        ("csv", " {}".format),
+        ("csv", "{}.0".format),
+        ("parquet", int),
+        ("jsonl", bool),
+    ],
+)
+def test_a_column_for_each_class_is_one_label(
+    suffix: str, spell: Any, root: Path, tmp_path: Path
+) -> None:
+    cells = {name: [spell(value) for value in values] for name, values in ONE_HOT.items()}
+    path = write_table(tmp_path / f"t.{suffix}", rows(**cells))
+    source = open_source("table", path, root=root, image="path", label="cat,dog,2")
+    convert(source, tmp_path / "made", to="lmdb", shuffle=False)
+    dataset = open_dataset(tmp_path / "made")
+    assert dataset.classes == ["cat", "dog", "2"]
+    assert list(dataset.targets) == [1, 0, 2]
+    assert verify(tmp_path / "made", against=f"{path}@{root}").ok
+    found = scan(path, root=root, image="path")
+    assert "cat,dog,2" in found.notes[0]
+    assert found.classes is None
+
+
+@pytest.mark.parametrize("odd", [[1, 1, 1], [0, 0, 0], ["0.5", 1, 0], ["", 1, 0]])
+def test_rows_without_just_one_class_are_bad_or_have_several_labels(
+    odd: list[Any], root: Path, tmp_path: Path
+) -> None:
+    cells = {name: [*ONE_HOT[name][:2], cell] for name, cell in zip(ONE_HOT, odd, strict=True)}
+    path = write_table(tmp_path / "t.csv", rows(**cells))
+    (reason,) = problems(scan(path, root=root, image="path", label="cat,dog,2")).values()
+    if odd[0] not in (0, 1):
+        assert "keep=" in reason
+        return
+    assert "labels='cat,dog,2'" in reason
+    found = scan(path, root=root, image="path", labels="cat,dog,2")
+    labels = [record.meta["labels"] for record in found.splits[""].read(range(3))]
+    assert labels == [[1], [0], [0, 1, 2] if odd[0] else []]
+    assert found.schema["labels"].classes == ("cat", "dog", "2")
+
+
+@pytest.mark.parametrize(("third", "option"), [(0, "--label"), (1, "--labels")])
+def test_the_classes_of_roboflow_are_recognized(third: int, option: str, tmp_path: Path) -> None:
+    lines = ["filename, cat, dog", "0.png, 0, 1", f"1.png, 1, {third}"]
+    files = {f"src/{number}.png": IMAGES[number] for number in range(2)}
+    make_tree(tmp_path, {**files, "src/_classes.csv": "\n".join(lines).encode()})
+    done = invoke("convert", tmp_path / "src", tmp_path / "made", "--to", "lmdb", "--no-shuffle")
+    assert done.exit_code == 0, done.output
+    dataset = open_dataset(tmp_path / "made")
+    if option == "--label":
+        assert (dataset.classes, [*dataset.targets]) == (["cat", "dog"], [1, 0])
+    else:
+        assert [*map(list, dataset.column("labels"))] == [[1], [0, 1]]
+
+
+def test_tables_with_other_suffixes_are_read_or_refused_with_a_way_out(
+    root: Path, tmp_path: Path
+) -> None:
+    captions = ["a cat, asleep", 'a "dog"', "größe"]
+    table = rows(caption=captions)
+    text = write_table(tmp_path / "t.csv", table).rename(tmp_path / "captions.txt")
+    (tmp_path / "list.json").write_text(json.dumps(table))
+    for path in text, tmp_path / "list.json":
+        found = scan(path, root=root, image="path", keep="caption")
+        assert [
+            record.fields["caption.txt"].decode() for record in found.splits[""].read(range(3))
+        ] == captions
+    (tmp_path / "columns.json").write_text(json.dumps({"path": ["a/0.png"]}))
+    (tmp_path / "bad.json").write_text("[")
+    (tmp_path / "t.xlsx").write_bytes(b"PK")
+    for name, fact in (
+        ("columns.json", "orient='records'"),
+        ("bad.json", ".jsonl"),
+        ("t.xlsx", f"to_csv('{tmp_path}/t.csv')"),
+    ):
+        with refused(UsageError, tmp_path / name, fact):
+            scan(tmp_path / name, root=root, image="path")
+
+
+def test_columns_that_may_be_labels_are_noted(root: Path, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", rows(class_id=[1, 2, 1], class_name=["a", "b", "a"]))
+    (note,) = scan(path, root=root, image="path").notes
+    assert "class_id" in note
+    assert "class_name" in note
+    assert scan(path, root=root, image="path", label="none").notes == []
+    assert scan(path, root=root, image="path", keep="class_id,class_name").notes == []

@@ -92,7 +92,7 @@ def test_wrong_annotations_are_named(voc: Path, tmp_path: Path) -> None:
         "3.png": "its box of 'dog' is ['1', 'one', '2', '2']",
         "../Annotations/9.xml": "is not a plain path below the root folder",
         "Annotations/0.xml": "'0.png': another row names it, too; one row must have all of its "
-        "boxes and labels, as lists",
+        "boxes, labels and captions, as lists",
     }.items():
         assert reason in reasons.pop(path), path
     assert reasons == {}
