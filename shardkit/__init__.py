@@ -44,6 +44,7 @@ _PUBLIC = {
     "torch.monitor": "ThroughputMonitor",
     "torch.prefetch": "DevicePrefetcher Normalize",
     "torch.sampler": "EpochBatchSampler",
+    "torch.web_pipeline": "to_webdataset",
     "remote.download": "download",
     "remote.upload": "upload",
     "reporting.describe": "describe",
@@ -56,12 +57,13 @@ _PUBLIC = {
 
 _WHERE = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
-_EXTRAS = ("lightning",)
+_EXTRAS = ("lightning", "webdataset")
 """Optional packages, each installed by the extra of its name."""
 
 __all__ = sorted([*_WHERE, "__version__"])  # noqa: PLE0605 - type checkers read __init__.pyi
-if find_spec("lightning") is None:  # else `from shardkit import *` would fail
-    __all__.remove("ShardDataModule")
+for _extra, _name in (("lightning", "ShardDataModule"), ("webdataset", "to_webdataset")):
+    if find_spec(_extra) is None:  # else `from shardkit import *` would fail
+        __all__.remove(_name)
 
 
 def __getattr__(name: str) -> Any:

@@ -64,6 +64,7 @@ HEAVY = {
     "h5py": ("formats", "sources.hdf5_reader"),
     "lmdb": ("formats", "sources.lmdb_reader"),
     "lightning": ("torch.lightning",),
+    "webdataset": ("torch.web_pipeline",),
     "pyarrow": ("exporting.parquet", "sources.arrow_reader"),
     "obstore": ("remote.client", "remote.web"),
 }
@@ -93,7 +94,7 @@ RINGS = {
     "facts": "codecs.measures codecs.properties",
     "engines": "torch.engine.resident torch.engine.helper system.helper torch.tuned",
     "outer": "reporting exporting measure cli testing torch.lightning torch.batch_size "
-    "torch.monitor torch.prefetch verification.diff verification.receipt",
+    "torch.web_pipeline torch.monitor torch.prefetch verification.diff verification.receipt",
 }
 """Packages and modules around the core, in which one may import another."""
 
