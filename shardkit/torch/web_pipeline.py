@@ -13,9 +13,9 @@ from webdataset.compat import FluidInterface
 from shardkit.codecs.image import SNIFF_BYTES, sniff
 from shardkit.options import takes
 from shardkit.record import IMAGE, LABEL
-from shardkit.torch.data.datasets import ReaderOptions
 from shardkit.torch.data.iterable import IterableShardDataset
 from shardkit.torch.data.order_options import RowOrder
+from shardkit.torch.data.reader_options import ReaderOptions
 from shardkit.torch.data.schedule import Request
 
 
