@@ -460,7 +460,8 @@ def attach(
             the folder in the name. Default: cls, or none.
         keep: More fields to keep, such as caption=txt,age=json:/age:int64,mask=mask.png:mask.
             Samples may lack those with ?.
-        classes: Class names, one per line: of label 0, 1, ..., or in the order of labels.
+        classes: Class names, one per line: of label 0, 1, ..., or in the order of labels; or a
+            folder with class folders.
         check: Depth of image validation. One of ``header``, ``decode``.
         on_error: fail: list all findings and write nothing. skip: leave bad samples out and record
             each. One of ``fail``, ``skip``.

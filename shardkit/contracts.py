@@ -720,12 +720,12 @@ class Recognition(NamedTuple):
     inside: str = ""
     """The source below the path; "" for the path itself."""
     words: tuple[str, ...] = ()
-    """Options that the command needs. ``{}`` at the start of one stands for the path."""
+    """Options that the command needs. ``{}/`` at the start of one stands for the path."""
 
     def options(self, path: Path) -> list[str]:
         """Return the options for a path."""
         return [
-            str(path / word[2:].lstrip("/")) if word.startswith("{}") else word
+            str(path / word[2:].lstrip("/")) if word.startswith("{}/") else word
             for word in self.words
         ]
 

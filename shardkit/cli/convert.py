@@ -21,7 +21,7 @@ from shardkit.cli.convert_report import (
     show_planned,
 )
 from shardkit.cli.options import argument, click_options
-from shardkit.cli.printing import line, progress_bar
+from shardkit.cli.printing import line, progress_bar, some
 from shardkit.cli.run import Run, hinted
 from shardkit.cli.runner import Command
 from shardkit.cli.url_source import Copies, copied, require_root
@@ -44,13 +44,14 @@ from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import report
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.sources.opening import DivisionOptions, Exclusion
-from shardkit.sources.recognize import the_kind
+from shardkit.sources.recognize import Overview, the_kind
 from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus
 from shardkit.system.urls import as_url
 
 _READ_AS = "shardkit.read_as"
-"""Entry of `click.Context.meta`: how a source without a name of its kind was recognized."""
+"""Entry of `click.Context.meta`: how a source without a name of its kind was recognized, and what
+is left out."""
 
 
 class _Sources(click.Group):
@@ -76,7 +77,7 @@ class _Sources(click.Group):
         if args and args[0] not in self.list_commands(ctx) and os.path.exists(args[0]):
             source, *rest = args
             kind = the_kind(source, rest)
-            ctx.meta[_READ_AS] = str(kind)
+            ctx.meta[_READ_AS] = str(kind), kind.left_out(Overview(source))
             args = [*kind.arguments(source), *rest, *kind.by.options(Path(source))]
         try:
             return super().resolve_command(ctx, args)
@@ -215,8 +216,13 @@ class _Command(Command):
     ) -> None:
         """Open the source with its own options, then convert it."""
         of_source = {name: words.pop(name) for name in self._of_source}
-        if read_as := click.get_current_context().meta.get(_READ_AS):
-            run.report(lambda: {"read_as": read_as}, lambda: say(f"read as {read_as}"))
+        if recognized := click.get_current_context().meta.get(_READ_AS):
+            read_as, others = recognized
+            unread = f"; next to it, not read: {some(others)}" if others else ""
+            run.report(
+                lambda: {"read_as": read_as, "not_read": others},
+                lambda: say(f"read as {read_as}{unread}"),
+            )
         if self._kind.of_files:
             if "root" in of_source:
                 require_root(src, of_source["root"])

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _SPLIT = re.compile(
     r"(?:train|training|val|valid|validation|test|testing|dev|eval)"
-    r"(?:[_ -]?(?:set|data|images?|imgs?|\d{4}))?",
+    r"(?:[_ -]?(?:set|data|images?|imgs?|\d{1,4}))?",
     re.IGNORECASE,
 )
 
@@ -74,6 +74,11 @@ MASK_NAME = re.compile(
 
 FOLDERS_TRIED = 20
 """Class folders that are searched for masks."""
+
+_NUMBERED = re.compile(r"([A-Za-z]+)[._ -]?\d+\.\w+")
+"""The name of an image that starts with a word, and has a number."""
+
+_NAMES_TRIED = 1000
 
 _PACKED = (".zip", ".rar", ".7z")
 
@@ -261,16 +266,28 @@ class ImageFolder(PartedSource):
             classes=ordered if class_names else None,
             ignored=ignored,
             problems={name: [] for name in names},
-            notes=[*_notes(ordered if classes is None else ())],
+            notes=[*_notes(ordered if classes is None else ()), *self._named_classes(inner)],
         )
         return scan, parts
+
+    def _named_classes(self, splits: Mapping[str, Sequence[str]]) -> Iterator[str]:
+        """Yield a note on images without labels whose names state classes, such as cat.0.jpg."""
+        for split in (name for name, classes in splits.items() if not classes):
+            names = filter(claims_image, self._names(split)[:_NAMES_TRIED])
+            words = Counter(match[1] for match in map(_NUMBERED.fullmatch, names) if match)
+            if len(words) > 1 and min(words.values()) > 1:
+                first = ", ".join(sorted(words)[:3])
+                yield (
+                    f"names may state classes ({first}), but only folders label images: move each "
+                    "class to a folder of its own"
+                )
 
     def _may_be_other(self, folders: Sequence[str]) -> bool:
         """Return whether names suggest another layout, so that other kinds should have a look."""
         inside = ["", *filter(is_split_name, folders)]
         names = [name for top in inside for name in self.place.inner(top).names()]
         suggested = (
-            (len(folders) < 3 and not all(map(self._has_image, folders)))
+            (len(folders) < FOLDERS_TRIED and not all(map(self._has_image, folders)))
             or any(len(self.place.inner(top).folders()) == 1 for top in inside)
             or any(map(_OTHERS.search, names))
             or self._may_have_masks(inside)
@@ -420,12 +437,18 @@ def _require_labels(place: Place, splits: Mapping[str, Sequence[str]]) -> None:
         )
 
 
+_COPY = re.compile(r"( -)? copy( \(?\d+\)?)?\Z")
+
+
 def _as_seen(name: str) -> str:
-    return unicodedata.normalize("NFKC", name).casefold()
+    """Return a name without case, accents' form, and what Finder and Explorer add to copies."""
+    return _COPY.sub("", unicodedata.normalize("NFKC", name).casefold())
 
 
 def _notes(classes: Sequence[str]) -> Iterator[str]:
-    """Yield what may surprise: the order of numbers."""
+    """Yield what may surprise: the order of numbers, and a single class."""
+    if len(classes) == 1:
+        yield f"all images have the label {classes[0]}, as that is the only folder"
     by_value = sorted(classes, key=natural)
     if all(name.isdecimal() for name in classes) and by_value != [*classes]:
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
 import re
 from array import array
 from collections import Counter
@@ -15,11 +16,15 @@ from typing import Any, NamedTuple
 from shardkit.errors import BadImage, UsageError, setting
 from shardkit.options import option
 from shardkit.record import NO_LABEL
-from shardkit.system.files import read_small
+from shardkit.sources.places import why_left_out
+from shardkit.system.files import as_text, read_small
 from shardkit.system.formatting import amount
 from shardkit.system.text import quoted
 
-CLASSES_HELP = "Class names, one per line: of label 0, 1, ..., or in the order of labels."
+CLASSES_HELP = (
+    "Class names, one per line: of label 0, 1, ..., or in the order of labels; or a folder with "
+    "class folders."
+)
 
 MAX_LABEL = (1 << 20) - 1
 """Maximum number that is a label itself; larger ones are most likely identifiers."""
@@ -290,10 +295,10 @@ def classes_option(help: str = CLASSES_HELP, *, stored: str = "class_names") -> 
 
 
 def read_classes(path: str | bool | None) -> tuple[str, ...] | bool | None:
-    """Return the class names in a text file, one in each line.
+    """Return the class names in a text file, one in each line, or those of folders, sorted.
 
     Args:
-        path: The file; None for none. True, from a description, is returned as it is.
+        path: The file or folder; None for none. True, from a description, is returned as it is.
 
     Raises:
         UsageError: If it cannot be read, or names a class twice.
@@ -301,6 +306,9 @@ def read_classes(path: str | bool | None) -> tuple[str, ...] | bool | None:
     if path is None or isinstance(path, bool):
         return path
     try:
+        if os.path.isdir(path):
+            folders = [entry.name for entry in os.scandir(path) if entry.is_dir()]
+            return tuple(sorted(as_text(name) for name in folders if not why_left_out(name)))
         content = read_small(Path(path).resolve())
         lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:

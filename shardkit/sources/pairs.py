@@ -25,9 +25,12 @@ from shardkit.system.text import quoted
 
 _OF_IMAGES = re.compile(r"im(age|g)s?|photos?|pictures?|jpegimages|leftimg8bit|inputs?", re.I)
 _OF_MASKS = re.compile(
-    r".*mask.*|labels?|annotations?|annots?|seg\w*|gt\w*|ground[_ -]?truths?|targets?|trimaps?",
+    r".*mask.*|(.*[_-])?(labels?|annotations?|annots?|seg\w*|gt\w*|ground[_ -]?truths?|targets?|"
+    r"trimaps?)",
     re.I,
 )
+_SPLIT = re.compile(r"(?<![a-z])(train|val|test)[a-z]*", re.I)
+_END = re.compile(r"[_-][^_-]+\Z")
 _TRIED = 50
 """Images whose names are compared with those of masks, to find what masks are called."""
 
@@ -68,6 +71,7 @@ class _Layout(NamedTuple):
     """What is before and after the name of a folder in its path, by split."""
     images: str
     masks: Sequence[str]
+    """Names of folders, with {} for that of the split."""
 
     def __str__(self) -> str:
         """Return the folders."""
@@ -76,7 +80,7 @@ class _Layout(NamedTuple):
     def folder(self, split: str, name: str) -> str:
         """Return the path of a folder of images or masks in a split."""
         before, after = self.tops[split]
-        return f"{before}{name}{after}"
+        return f"{before}{name.replace('{}', split)}{after}"
 
 
 class Pairs(AnnotatedSource):
@@ -164,15 +168,20 @@ class Pairs(AnnotatedSource):
         """
         if self._beside:
             return f"{{}}{kept.source}"
-        pattern = self.options.pattern or _pattern(images, masks)
-        if pattern is None:
-            folder = self._layout.folder(split, kept.source)
+        patterns = [self.options.pattern] if self.options.pattern else _patterns(images, masks)
+        folder = self._layout.folder(split, kept.source)
+        if not patterns:
             raise UsageError(
                 f"{self}: no mask in {folder} has a name like an image in "
                 f"{self._layout.folder(split, self._layout.images)}: state what they are called "
                 "with pattern="
             )
-        return pattern
+        if len(patterns) > 1:
+            raise UsageError(
+                f"{self}: {folder} has several masks of each image;",
+                remedy=f"choose one with {setting('pattern')}: {', '.join(map(quoted, patterns))}",
+            )
+        return patterns[0]
 
     @property
     def _beside(self) -> bool:
@@ -294,16 +303,27 @@ def _applied(pattern: str, stem: str) -> str:
     return f"{folder}{slash}{of_mask.replace('{}', name)}"
 
 
-def _pattern(images: Mapping[str, str], masks: Mapping[str, str]) -> str | None:
-    """Return what most masks are called, where ``{}`` is the name of the image."""
-    counts = Counter[str]()
-    for stem in [*images][:_TRIED]:
-        folder, slash, name = stem.rpartition("/")
-        inside = folder + slash
-        for mask in masks:
-            if mask.startswith(inside) and name in mask[len(inside) :]:
-                counts[mask[len(inside) :].replace(name, "{}", 1)] += 1
-    return max(counts, key=lambda pattern: (counts[pattern], pattern == "{}"), default=None)
+def _patterns(images: Mapping[str, str], masks: Mapping[str, str]) -> list[str]:
+    """Return what most masks are called, where ``{}`` is the name of the image; several if equal.
+
+    If no mask has the names of images, all these may have a common end.
+    """
+    tried = [*images][:_TRIED]
+    ends = {match[0] if (match := _END.search(stem)) else "" for stem in tried}
+    for end in ("", *ends) if len(ends) == 1 else ("",):
+        counts = Counter[str]()
+        for stem in tried:
+            folder, slash, name = stem.removesuffix(end).rpartition("/")
+            inside = folder + slash
+            for mask in masks:
+                if mask.startswith(inside) and name in mask[len(inside) :]:
+                    counts[mask[len(inside) :].replace(name, "{}", 1)] += 1
+        most = max(counts.values(), default=0)
+        patterns = sorted(pattern for pattern, count in counts.items() if count == most)
+        if patterns:
+            patterns = ["{}"] if "{}" in patterns else patterns
+            return [f"{{}}{end}:{pattern}" if end else pattern for pattern in patterns]
+    return []
 
 
 def _field_name(folder: str) -> str:
@@ -316,6 +336,18 @@ def _layout_of(
 ) -> _Layout | None:
     """Return where images and masks are, or None."""
     splits = [name for name in seen.folders() if is_split_name(name)]
+    named = None if images or masks else _named_by_split(seen)
+    pattern, *of_masks = named or (images or "", *(masks or ()))
+    if "{}" in pattern:
+        before, after = pattern.split("{}", 1)
+        words = [name[len(before) : len(name) - len(after)] for name in seen.folders()]
+        tops = {
+            word: ("", "")
+            for word in filter(is_split_name, words)
+            if seen.has(*(name.replace("{}", word) for name in (pattern, *of_masks)))
+        }
+        if of_masks and tops and (pattern != "{}" or len(tops) > 1):
+            return _Layout(tops, pattern, of_masks)
     for top in ("", *splits):
         folders = seen.folders(top)
         image = images or next(filter(_OF_IMAGES.fullmatch, folders), None)
@@ -326,7 +358,7 @@ def _layout_of(
         if image is None or image not in folders:
             continue
         others = [name for name in folders if name != image]
-        of_masks = masks or [name for name in others if _OF_MASKS.fullmatch(name)]
+        of_masks = [*(masks or filter(_OF_MASKS.fullmatch, others))]
         if top:
             tops = {s: (f"{s}/", "") for s in splits if {image, *of_masks} <= {*seen.folders(s)}}
         else:
@@ -335,6 +367,18 @@ def _layout_of(
         layout = _Layout(tops, image, of_masks)
         if of_masks and tops:
             return layout
+    return None
+
+
+def _named_by_split(seen: Overview) -> tuple[str, str] | None:
+    """Return the folders of images and masks whose names contain that of the split, as {}."""
+    folders = seen.folders()
+    of_masks = [name for name in folders if _OF_MASKS.fullmatch(name)]
+    for mask in of_masks:
+        for split in (match[0] for match in _SPLIT.finditer(mask)):
+            for image in (name for name in folders if split in name and name not in of_masks):
+                if _patterns(_stems_in(seen, image), _stems_in(seen, mask)):
+                    return image.replace(split, "{}", 1), mask.replace(split, "{}", 1)
     return None
 
 
@@ -374,20 +418,22 @@ def _in_siblings(seen: Overview) -> Iterator[Recognition]:
     if layout is None:
         return
     split = next(iter(layout.tops))
-    stems = [
-        {name.rpartition(".")[0]: name for name in _images_in(seen, layout.folder(split, name))}
-        for name in (layout.images, *layout.masks)
-    ]
-    patterns = [_pattern(stems[0], masks) for masks in stems[1:]]
+    stems = [_stems_in(seen, layout.folder(split, name)) for name in (layout.images, *layout.masks)]
+    patterns = [_patterns(stems[0], masks) for masks in stems[1:]]
     if stems[0] and all(patterns):
-        yield Recognition(f"{layout}, with images such as {next(iter(stems[0].values()))} in both")
+        evidence = f"{layout}, with images such as {next(iter(stems[0].values()))} in both"
+        if max(map(len, patterns)) == 1:
+            yield Recognition(evidence)
+        for pattern in patterns[0] if len(patterns) == 1 < len(patterns[0]) else ():
+            yield Recognition(f"{evidence}, masks {pattern}", words=("--pattern", pattern))
 
 
-def _images_in(seen: Overview, folder: str) -> list[str]:
-    """Return the images in a folder, or in the first one below it."""
-    return seen.images(folder) or [
+def _stems_in(seen: Overview, folder: str) -> dict[str, str]:
+    """Return the images in a folder, or in the first one below it, by name without suffix."""
+    images = seen.images(folder) or [
         image for inner in seen.folders(folder)[:1] for image in seen.images(f"{folder}/{inner}")
     ]
+    return {name.rpartition(".")[0]: name for name in images}
 
 
 SOURCE = SourceKind(

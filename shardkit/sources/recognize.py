@@ -183,14 +183,16 @@ def _unwrapped(seen: Overview, folder: str, depth: int = 4) -> str:
     return _unwrapped(seen, inside, depth - 1)
 
 
-def _classes_beside(seen: Overview) -> Iterator[Recognition]:
-    """Yield the splits with class folders if others have none."""
-    folders = [name for name in seen.folders() if is_split_name(name)]
-    classed = [top for top in folders if any(seen.images(f"{top}/{n}") for n in seen.folders(top))]
-    if any(seen.images(name) and not name.lower().startswith("test") for name in folders):
-        for name in classed:
-            if not seen.images(name):
-                yield Recognition(f"class folders in {name}/", inside=name)
+def _classes_beside(seen: Overview, others: Sequence[Recognized]) -> Iterator[Recognition]:
+    """Yield the splits with class folders if others, of files, are of other splits."""
+    if not all(kind.by.inside for kind in others):
+        return
+    places = {part for kind in others for word in kind.places for part in word.split("/")}
+    for name in filter(is_split_name, seen.folders()):
+        classes = [inner for inner in seen.folders(name) if _has_images(seen, f"{name}/{inner}")]
+        if classes and name not in places and not seen.images(name):
+            inside = name if len(classes) > 1 else _unwrapped(seen, name)
+            yield Recognition(f"folders of images in {inside}/", inside=inside)
 
 
 def _folder_inside(seen: Overview) -> str | None:
@@ -233,6 +235,27 @@ class Recognized(NamedTuple):
         return f"{self.kind}: {self.by.evidence}"
 
     @property
+    def places(self) -> list[str]:
+        """What is read, below the path: a folder, or a file and the folder of its images."""
+        options = itertools.pairwise(self.by.words)
+        roots = [place[3:] for option, place in options if option == "--root"]
+        file = self.by.inside.rpartition("/")
+        return [self.by.inside, *(roots or [file[0]] * ("." in file[2]))]
+
+    def left_out(self, seen: Overview) -> list[str]:
+        """Return what is next to what is read; folders end with a slash."""
+        found = []
+        waiting = [""] * ("" not in self.places)
+        for top in waiting:
+            for name in (*seen.folders(top), *seen.files(top)):
+                place = below(top, name)
+                if any(read.startswith(f"{place}/") for read in self.places):
+                    waiting.append(place)
+                elif place not in self.places:
+                    found.append(place + "/" * (name in seen.folders(top)))
+        return found
+
+    @property
     def name(self) -> str:
         """A name of the source among others of the path: that of its split or file, or its kind."""
         folder, _, file = self.by.inside.rpartition("/")
@@ -242,7 +265,7 @@ class Recognized(NamedTuple):
     def below(self, folder: str) -> Recognized:
         """Return the same as it is seen from around the folder."""
         words = (
-            f"{{}}/{folder}{word[2:]}" if word.startswith("{}") else word for word in self.by.words
+            f"{{}}/{folder}{word[2:]}" if word.startswith("{}/") else word for word in self.by.words
         )
         inside = below(folder, self.by.inside)
         evidence = f"{self.by.evidence}, in {folder}/"
@@ -279,7 +302,7 @@ def recognized(path: str | Path | Overview) -> list[Recognized]:
         kinds += [kind.below(folder) for kind in inner if _is_certainly_other(kind)]
     if any(map(_is_certainly_other, kinds)):
         kinds = [kind for kind in kinds if kind.kind != DEFAULT_SOURCE]
-        kinds += [Recognized(DEFAULT_SOURCE, by) for by in _classes_beside(overview)]
+        kinds += [Recognized(DEFAULT_SOURCE, by) for by in _classes_beside(overview, kinds)]
     return sorted(kinds, key=lambda kind: not kind.by.certain)
 
 
@@ -344,7 +367,7 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = 
 def _commands(kinds: Sequence[Recognized], path: str | Path, rest: Sequence[str]) -> str:
     """Return the commands; several get datasets of their own."""
     target, *options = rest or ("DST",)
-    several = len(kinds) > 1
+    several = len({(kind.kind, kind.by.inside) for kind in kinds}) > 1
     names = [kind.name for kind in kinds]
     if len(set(names)) < len(names):
         names = [kind.by.inside or kind.kind for kind in kinds]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from itertools import product
 from pathlib import PurePath
@@ -18,7 +19,7 @@ from shardkit.sources.images import has_image_suffix
 from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview
 from shardkit.sources.table_rows import SUFFIXES
-from shardkit.sources.table_text import first_rows
+from shardkit.sources.table_text import LISTS, first_rows
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import shell
 
@@ -35,6 +36,14 @@ _LISTS = (*SUFFIXES, ".xlsx", ".xls", ".ods", ".mat", ".pkl")
 _TEXTS = (".txt", ".json", ".xml", ".lst")
 """Suffixes of what is a list if it names an image."""
 _WORD = re.compile(rb"[\w.-]+")
+_NUMBERS = re.compile(rb"(?:\d+\r?\n)+\d*\s*")
+"""A list of labels alone, in the order of the names of the images."""
+_BOXED = re.compile(r"n\d{8}( -?\d+){4}.*")
+"""The class of an image of ImageNet at Kaggle, with boxes."""
+_KEPT = re.compile(r"[a-z][a-z0-9_]*")
+_MOST_LISTS = 20
+_FEW = 2
+"""Names of images that show that a text in a folder lists them."""
 
 
 class _Fit(NamedTuple):
@@ -59,9 +68,15 @@ def recognize_table(seen: Overview) -> Iterator[Recognition]:
         for file in set(_METADATA).intersection(seen.files(top)):
             yield Recognition(below(top, file), inside=below(top, file))
         folders = _folders(seen, top)
-        for file in seen.files(top, (".csv", ".tsv")) if folders else ():
+        for file in (*seen.files(top, (".csv", ".tsv")), *_lists(seen, top)) if folders else ():
             if not _NO_DATA.match(file):
                 yield from _list_of(seen, below(top, file), folders)
+
+
+def _lists(seen: Overview, top: str) -> list[str]:
+    """Return the lists in a folder that are not of one image."""
+    stems = {*map(_stem, seen.images(top))}
+    return [file for file in seen.files(top, LISTS) if _stem(file) not in stems][:_MOST_LISTS]
 
 
 def refuse_unread_lists(seen: Overview) -> None:
@@ -72,33 +87,71 @@ def refuse_unread_lists(seen: Overview) -> None:
     """
     tops = ["", *filter(is_split_name, seen.folders())]
     folders = list(dict.fromkeys(folder for top in tops for folder in _folders(seen, top)))
-    images = [name for folder in folders for name in seen.images(folder)[:_MOST]]
-    words = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
-    for file in (below(top, name) for top in tops for name in seen.files(top)) if images else ():
-        name = file.lower()
-        is_list = name.endswith(_LISTS) and not _NO_DATA.match(PurePath(name).name)
-        if is_list or (name.endswith(_TEXTS) and words & {*_WORD.findall(seen.ends(file))}):
-            raise UsageError(
-                f"{seen.path}: {file} may list the labels of its images, which folders do not have",
-                remedy=f"run {_command(seen, file, folders)} if it is a table, or else write one "
-                "with the columns file_name and label. "
-                f"Pass {setting('classes', True)} to take the folders as they are",
-            )
-
-
-def _command(seen: Overview, file: str, folders: Sequence[str]) -> str:
     full = [folder for folder in folders if seen.images(folder)]
-    words = [str(seen.path / file), "DST", "--to", "lmdb", "--root", str(seen.path / full[0])]
-    return f"shardkit convert {shell('table', *words, '--image', 'COLUMN')}"
+    if not full:
+        return
+    images = [name for folder in full for name in seen.images(folder)[:_MOST]]
+    words = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
+    for top in dict.fromkeys([*tops, *_beside(seen)]):
+        for file in (below(top, name) for name in seen.files(top)):
+            if way := _way(seen, file, full, words):
+                raise UsageError(
+                    f"{seen.path}: {file} may list the labels of its images, which folders do not "
+                    "have",
+                    remedy=f"run {way}. Pass {setting('classes', True)} to take the folders as "
+                    "they are",
+                )
+
+
+def _beside(seen: Overview) -> list[str]:
+    """Return folders next to the images, and those in them without images."""
+    folders = seen.folders()[:_MOST_LISTS]
+    inner = [below(top, name) for top in folders for name in seen.folders(top)[:_MOST_LISTS]]
+    return [*folders, *(name for name in inner if not seen.images(name))]
+
+
+def _way(seen: Overview, file: str, folders: Sequence[str], names: Set[bytes]) -> str:
+    """Return the command for images whose labels may be in a file; "" if none are."""
+    name = PurePath(file).name.lower()
+    content = seen.ends(file) if name.endswith((*_TEXTS, ".csv")) else b""
+    split = _split_of(name) or "labels"
+    root = next((folder for folder in folders if _split_of(folder) == split), folders[0])
+    words = ["DST", "--to", "lmdb", "--root", seen.path / root]
+    table = f"> {split}.csv; shardkit convert {shell('table', f'{split}.csv', *words)}"
+    path = shell(seen.path / file)
+    if b"\n" in content and _NUMBERS.fullmatch(content):
+        return (
+            f"(echo file_name,label; LC_ALL=C ls {shell(words[-1])} | paste -d, - {path}) {table}"
+        )
+    boxed = re.findall(r"(?<=,)(n\d+)((?: -?\d+){4}.*)", content[:_START].decode("latin-1"))
+    if any(_BOXED.fullmatch(name + rest) for name, rest in boxed):
+        pattern = "1s/.*/file_name,label/; s/^([^,]*),(n[0-9]+) .*/\\1.JPEG,\\2/"
+        options = [seen.path / o[3:] if o[0] == "{" else o for o in _classes(seen, [boxed[0][0]])]
+        return f"sed -E {shell(pattern)} {path} {table} {shell(*options)}".rstrip()
+    is_list = name.endswith(_LISTS) and not _NO_DATA.match(name)
+    found = {*_WORD.findall(content)} & names if name.endswith(_TEXTS) else set()
+    if "/" in file and len(found) < _FEW:
+        found = set()  # a text that may be about anything
+    if name.endswith(LISTS) and found:
+        suffixes = {PurePath(image).suffix for image in seen.images(root)[:1]}
+        needed = [f"--suffix={suffix}" for suffix in suffixes if not any(b"." in n for n in found)]
+        command = shell("table", seen.path / file, *words, "--image", "1", "--label", "2", *needed)
+        return f"shardkit convert {command} if its lines are NAME LABEL"
+    if is_list or found:
+        return (
+            f"shardkit convert {shell('table', seen.path / file, *words)} --image COLUMN if it is "
+            "a table, or else write one with the columns file_name and label"
+        )
+    return ""
 
 
 def _folders(seen: Overview, top: str) -> list[str]:
     """Return a folder and those in it with images, unless they are classes."""
     inner = [below(top, name) for name in seen.folders(top)]
     full = [name for name in inner if seen.images(name)]
-    nested = [f"{name}/{of}" for name in inner for of in seen.folders(name)]
+    nested = [f"{n}/{of}" for n in inner if not is_split_name(n) for of in seen.folders(n)]
     classes = {PurePath(name).name for name in (*full, *filter(seen.images, nested))}
-    if sum(not (is_split_name(name) or _OF_IMAGES.search(name)) for name in classes) > 1:
+    if sum(not (_split_of(name) or _OF_IMAGES.search(name)) for name in classes) > 1:
         return []
     return [top, *full]
 
@@ -119,16 +172,46 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
     by_folder = {fit.folder: fit for fit in reversed(fits) if fit.rows == most}
     for folder in _meant(file, [*reversed(by_folder)], folders):
         _, _, column, suffix = by_folder[folder]
-        ones, is_one = ones_of({name: cells for name, cells in columns.items() if name != column})
+        is_list = file.endswith(LISTS)
+        if is_list and (column != "1" or suffix or header[1:2] != ["2"]):
+            return  # of names alone, or something else
+        others = {name: columns[name] for name in columns if name not in ("", column)}
+        if any(map(_BOXED.fullmatch, itertools.chain(*others.values()))):
+            return  # no option reads the class alone
+        ones, is_one = ones_of(others)
         words = ["--image", column]
         words += ["--root", f"{{}}/{folder}"] * (folder != file.rpartition("/")[0])
-        if label := usual_label(set(header) - {column}) or _only(columns, column):
-            words += ["--label", label]
+        if label := usual_label(others) or _only(columns, column) or "2" * is_list:
+            words += ["--label", label, *_classes(seen, columns[label])]
         elif ones:
             words += ["--label" if is_one else "--labels", ",".join(ones)]
+        elif others:
+            kept = [_kept(name, values) for name, values in others.items()]
+            words += ["--keep", ",".join(filter(None, kept))]
         words += ["--suffix", suffix] * bool(suffix)
         evidence = f"{file}, which lists the images in {folder or 'it'}"
-        yield Recognition(evidence, inside=file, words=tuple(words))
+        top = file.rpartition("/")[0]
+        known = columns[column][0].encode("utf-8", "replace")
+        more = (below(top, name) for name in _lists(seen, top)) if is_list else ()
+        certain = not any(known in seen.ends(other) for other in more if other != file)
+        yield Recognition(evidence, certain=certain, inside=file, words=tuple(words))
+
+
+def _classes(seen: Overview, names: Sequence[str]) -> list[str]:
+    """Return the option that gives labels as in a split with folders of these classes."""
+    splits = filter(is_split_name, seen.folders())
+    split = next((split for split in splits if {*names} <= {*seen.folders(split)}), "")
+    return ["--classes", f"{{}}/{split}"] if split else []
+
+
+def _kept(name: str, values: Sequence[str]) -> str:
+    """Return what keeps a column; "" if no option can name it."""
+    if {*name} & {*":,?="}:
+        return ""
+    field = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    called = "" if _KEPT.fullmatch(name) else f"{field if field[:1].isalpha() else f'n_{field}'}="
+    kind = ":int64" * ({*values} <= {"0", "1"})
+    return f"{called}{name}{kind}{'?' * ('' in values)}"
 
 
 def _fits(

@@ -16,7 +16,15 @@ from shardkit.errors import BadImage, UsageError
 from shardkit.sources import arrow_reader
 from shardkit.sources.inputs import require_rows
 from shardkit.sources.library_process import call
-from shardkit.sources.table_text import DETECTED, Dialect, Lines, dialect_of, opened, rows_of_text
+from shardkit.sources.table_text import (
+    DETECTED,
+    LISTS,
+    Dialect,
+    Lines,
+    dialect_of,
+    opened,
+    rows_of_text,
+)
 from shardkit.system.files import read_small
 from shardkit.system.text import quoted
 
@@ -25,7 +33,7 @@ _R = TypeVar("_R")
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 """Suffixes of tables in a folder."""
-_NAMED = (*SUFFIXES, ".txt", ".json")
+_NAMED = (*SUFFIXES, *LISTS, ".json")
 """Suffixes of tables that a user names."""
 _SHEETS = (".xlsx", ".xls", ".ods")
 _MOST_JSON = 1 << 28
@@ -39,7 +47,7 @@ _ROWS = 10_000
 
 def is_text(path: str) -> bool:
     """Return whether all values of a table are texts."""
-    return path.endswith((".csv", ".tsv", ".txt"))
+    return path.endswith((".csv", ".tsv", *LISTS))
 
 
 def columns_of(path: str, given: Dialect = DETECTED) -> list[str]:

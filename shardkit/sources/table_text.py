@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import IO, Any, AnyStr, Generic, NamedTuple
 
 from shardkit.errors import ConversionFailed, UsageError, setting
+from shardkit.sources.images import has_image_suffix
 from shardkit.system.files import open_regular
 from shardkit.system.formatting import size
 from shardkit.system.text import quoted
 
 _UTF8 = "utf-8-sig"
-_DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+_DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "spaces"}
+LISTS = (".txt", ".lst")
+"""Suffixes of tables that may be lists without a header, such as Caffe's."""
 _SPELLED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";"}
 _MOST_LINE = 16 << 20
 """Maximum characters of a row, or bytes of a line of JSON."""
@@ -50,12 +53,16 @@ class Dialect(NamedTuple):
     encoding: str | None = None
     quotes: bool | None = None
     """Whether quotation marks enclose values; otherwise they are text."""
+    header: bool = True
+    """Whether the first line names columns. Otherwise they are 1, 2, ..., and only the values of
+    the last one may contain the delimiter."""
 
     def describe(self) -> str:
         """Return it in words: ``commas, UTF-8``."""
         delimiter = _DELIMITERS.get(self.delimiter or "", quoted(self.delimiter))
         encoding = "UTF-8" if self.encoding == _UTF8 else str(self.encoding)
-        return f"{delimiter}, {encoding}{'' if self.quotes else ', quotation marks are text'}"
+        quotes = "" if self.quotes else ", quotation marks are text"
+        return f"{delimiter}, {encoding}{quotes}{'' if self.header else ', no header'}"
 
     def note(self, path: str) -> str:
         """Return what is unusual for a file, or ""."""
@@ -102,7 +109,11 @@ def dialect_of(path: str, given: Dialect = DETECTED) -> Dialect:
 @lru_cache(maxsize=64)
 def _detect(path: str, given: Dialect, _: object) -> Dialect:
     encoding = given.encoding or _encoding_of(path)
-    delimiter = given.delimiter or _delimiter_of(path, encoding)
+    sample = _sample_of(path, encoding)
+    header = _has_header(sample, path)
+    delimiter = given.delimiter or _delimiter_in(sample, path, header)
+    if not header:
+        return Dialect(delimiter, encoding, True, header)
     quotes = _is_quoted(path, encoding, delimiter) if given.quotes is None else given.quotes
     return Dialect(delimiter, encoding, quotes)
 
@@ -114,6 +125,9 @@ def rows_of_text(path: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]
         csv.Error: If a row cannot be parsed; its second argument is the line.
         ConversionFailed: If a row is too long to be one.
     """
+    if not dialect.header:
+        yield from _rows_of_list(path, dialect)
+        return
     quoting: Any = csv.QUOTE_MINIMAL if dialect.quotes else csv.QUOTE_NONE
     delimiter = dialect.delimiter or ","
     with opened(path, dialect.encoding) as file:
@@ -123,6 +137,33 @@ def rows_of_text(path: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]
             yield from _with_whole_header(_filled(rows, lines))
         except csv.Error as error:
             raise csv.Error(str(error), rows.line_num) from error
+
+
+def _rows_of_list(path: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
+    width = min((len(values) for _, values in _split_lines(path, dialect)), default=0)
+    yield 0, _numbered(width)
+    yield from _split_lines(path, dialect, width - 1)
+
+
+def _split_lines(path: str, dialect: Dialect, most: int = -1) -> Iterator[tuple[int, list[str]]]:
+    """Yield line and values of each row of a list."""
+    with opened(path, dialect.encoding) as file:
+        lines = Lines(path, file)
+        for number, line in enumerate(lines, 1):
+            lines.row = 0
+            if values := _split(line, dialect.delimiter, most):
+                yield number, values
+
+
+def _split(line: str, delimiter: str | None, most: int = -1) -> list[str]:
+    """Return the values in a line of a list; none of a comment."""
+    if not line.strip() or line.startswith("#"):
+        return []
+    return [*map(str.strip, line.strip().split(delimiter if delimiter != " " else None, most))]
+
+
+def _numbered(width: int) -> list[str]:
+    return [str(number) for number in range(1, width + 1)]
 
 
 def _filled(rows: Any, lines: Lines[str]) -> Iterator[tuple[int, list[str]]]:
@@ -248,8 +289,8 @@ def _is_utf8(path: str) -> bool:
     return True
 
 
-def _delimiter_of(path: str, encoding: str) -> str:
-    """Return the delimiter: the usual one, unless another one makes rows of one length."""
+def _sample_of(path: str, encoding: str) -> str:
+    """Return the start of a file."""
     sample = ""
     with opened(path, encoding) as file:
         lines = Lines(path, file)
@@ -258,15 +299,29 @@ def _delimiter_of(path: str, encoding: str) -> str:
             sample += line
             if len(sample) >= _SAMPLE:
                 break
-    return _delimiter_in(sample, path)
+    return sample
+
+
+def _has_header(sample: str, path: str) -> bool:
+    """Return whether the first line names columns, and not an image."""
+    first = next(filter(None, map(str.strip, sample.splitlines())), "")
+    is_row = first.startswith("#") or has_image_suffix(re.split(r"[\s,;|]", first)[0])
+    return not (path.endswith(LISTS) and (is_row or path.endswith(LISTS[1])))
 
 
 def first_rows(data: bytes, path: str) -> list[list[str]]:
     """Return the rows at the start of a table of text; none if they cannot be parsed."""
     lines = data.decode(_wide(data) or _UTF8, "replace").splitlines(keepends=True)
     text = "".join(lines[: -1 if len(data) >= _SAMPLE else None])
+    if not _has_header(text, path):
+        mark = _delimiter_in(text, path, header=False)
+        width = min(map(len, filter(None, (_split(line, mark) for line in lines))), default=0)
+        listed = (_split(line, mark, width - 1) for line in text.splitlines())
+        return [_numbered(width), *filter(None, listed)]
     try:
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter_in(text, path))
+        rows = csv.reader(
+            io.StringIO(text, newline=""), delimiter=_delimiter_in(text, path, header=True)
+        )
         return [
             [*map(str.strip, row)] for row in rows if row and not _SEPARATOR.match("".join(row))
         ]
@@ -274,8 +329,11 @@ def first_rows(data: bytes, path: str) -> list[list[str]]:
         return []
 
 
-def _delimiter_in(sample: str, path: str) -> str:
-    """Return the delimiter of the start of a table."""
+def _delimiter_in(sample: str, path: str, header: bool) -> str:
+    """Return the delimiter of the start of a table; of a list, what is in each line."""
+    if not header:
+        lines = [line for line in sample.splitlines() if _split(line, None)]
+        return next((mark for mark in "\t;,|" if all(mark in line for line in lines)), " ")
     match = _SEPARATOR.match(sample[: sample.find("\n") + 1])
     if match and match[1]:
         return match[1]

@@ -126,6 +126,12 @@ class Voc(AnnotatedSource):
             for folder, names in folders.items()
             for problem in names.unused([])
         ]
+        read = {*folders, _SPLITS.partition("/")[0]}
+        next(iter(listings.values())).ignored += [
+            Problem(path=f"{name}/", reason="not read")
+            for name in Overview(self.path).folders()
+            if name not in read and not is_shared
+        ]
         if others:
             self.notes.append(
                 f"{len(others):,} annotations name another image than the one of their ID, which "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,43 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
     "VOC": (
         {"VOC2012/JPEGImages/1.jpg": JPEG, "VOC2012/Annotations/1.xml": XML},
         ["voc", "SRC/VOC2012"],
+    ),
+    "masks of CamVid": (
+        {"train/1.png": MASK, "train_labels/1_L.png": MASK}
+        | {"val/2.png": MASK, "val_labels/2_L.png": MASK},
+        ["pairs", "SRC"],
+    ),
+    "masks of ISIC": (
+        {
+            "ISIC_Task1-2_Training_Input/1.jpg": JPEG,
+            "ISIC_Task1_Training_GroundTruth/1_segmentation.png": MASK,
+        },
+        ["pairs", "SRC"],
+    ),
+    "masks of Cityscapes": (
+        {
+            f"{top}/train/bonn/bonn_{n}_{end}.png": MASK
+            for top, end in (("leftImg8bit", "leftImg8bit"), ("gtFine", "gtFine_labelIds"))
+            for n in (1, 2)
+        },
+        ["pairs", "SRC"],
+    ),
+    "a table of numbers": (
+        {"train/1.jpg": JPEG, "train.csv": b"filename,cat,my dog\n1.jpg,0.5,1\n"},
+        [
+            "table",
+            "SRC/train.csv",
+            "--image",
+            "filename",
+            "--root",
+            "SRC/train",
+            "--keep",
+            "cat,my_dog=my dog:int64",
+        ],
+    ),
+    "a list": (
+        {"val/1.jpg": JPEG, "val.txt": b"1.jpg n02\n"},
+        ["table", "SRC/val.txt", "--image", "1", "--root", "SRC/val", "--label", "2"],
     ),
     "a table": (
         {
@@ -294,8 +333,73 @@ UNREAD: dict[str, dict[str, bytes]] = {
     "labels.json": {"images/p1.jpg": JPEG, "labels.json": b'{"p1": "cat"}'},
     "captions.txt": {"images/1.jpg": JPEG, "captions.txt": b"image|caption\n1.jpg|a cat\n"},
     "train.csv": {"train/001.jpg": JPEG, "train.csv": b"id,label\n1.0,cat\n"},
+    "ground_truth.txt": {
+        "val/1.JPEG": JPEG,
+        "val/2.JPEG": JPEG,
+        "train/n01/1.JPEG": JPEG,
+        "devkit/data/ground_truth.txt": b"490\n361\n",
+    },
+    "cars_annos.mat": {
+        "cars_train/1.jpg": JPEG,
+        "cars_test/1.jpg": JPEG,
+        "devkit/cars_annos.mat": b"MATLAB",
+    },
+    "list.jsonl": {"dataset/1.jpg": JPEG, "dataset/list.jsonl": b'{"image": "1.jpg"}'},
+    "attributes.txt": {
+        "img/1.jpg": JPEG,
+        "attributes.txt": b"1\nsmiling young\n1.jpg -1 1",
+        "partition.txt": b"1.jpg 0",
+    },
     "list.csv": {"001.jpg": JPEG, "list.csv": b"id,label\n1,cat\n"},
 }
+
+
+def test_labels_alone_are_read_by_the_commands_of_the_message(tmp_path: Path) -> None:
+    """As ImageNet's validation images come, with a label in each line, or with boxes at Kaggle."""
+    images = {f"val/v{n}.JPEG": jpeg(seed=n) for n in (1, 2, 10)}
+    solution = b"ImageId,PredictionString\nv2,n02110341 1 2 3 4 n02110341 5 6 7 8 \n"
+    solution += b"v1,n01440764 1 2 3 4 \nv10,n02110341 1 2 3 4 \n"
+    for name, content, expected in (
+        ("ILSVRC2012_validation_ground_truth.txt", b"490\n361\n171\n", ["490", "361", "171"]),
+        ("LOC_val_solution.csv", solution, ["n01440764", "n02110341", "n02110341"]),
+    ):
+        source = make_tree(tmp_path / name[:3] / "src", {**images, name: content})
+        done = refuses(2, "convert", source, "DST", "--to", "lmdb", facts=(name, "--classes"))
+        script, command = done.stderr.split("run ", 1)[1].split(". Pass ")[0].split("; shardkit ")
+        subprocess.run(["bash", "-ec", script], cwd=source, check=True)
+        with contextlib.chdir(source):
+            assert run_main(*shlex.split(command), "--no-shuffle").returncode == 0
+            made = open_dataset("DST", decode="bytes")
+            classes = made.classes or []
+            labels = {path: classes[made[row][1]] for row, path in enumerate(made.paths)}
+        assert [labels[f"v{n}.JPEG"] for n in (1, 10, 2)] == expected  # as names are sorted
+
+
+def test_what_is_next_to_the_source_is_named(tmp_path: Path) -> None:
+    files = {"train/1.jpg": JPEG, "other/9.jpg": JPEG, "train.csv": b"name,label\n1.jpg,cat\n"}
+    source = make_tree(tmp_path / "src", {**files, "sample_submission.csv": b"name,label\n"})
+    done = run_main("convert", source, tmp_path / "out", "--to", "lmdb", "--json")
+    assert json.loads(done.stdout)["not_read"] == ["other/", "sample_submission.csv"]
+    done = run_main("convert", source, tmp_path / "out2", "--to", "lmdb")
+    assert "not read: other/, sample_submission.csv" in done.stdout.splitlines()[0]
+
+
+def test_names_that_state_classes_are_noted(tmp_path: Path) -> None:
+    """As at Kaggle's dogs versus cats: `test1` is a split, and no class."""
+    files = {f"train/{name}.{n}.jpg": JPEG for name in ("cat", "dog") for n in (0, 1)}
+    scanned = open_source("imagefolder", make_tree(tmp_path, {**files, "test1/1.jpg": JPEG})).scan()
+    assert (scanned.classes, [*scanned.splits]) == (None, ["test1", "train"])
+    (note,) = scanned.notes
+    assert "cat, dog" in note
+
+
+def test_several_masks_of_each_image_need_a_choice(tmp_path: Path) -> None:
+    files = {f"images/{n}.jpg": JPEG for n in (1, 2)}
+    files |= {f"masks/{n}_{part}.png": MASK for n in (1, 2) for part in ("left", "right")}
+    source = make_tree(tmp_path / "src", files)
+    facts = ("--pattern '{}_left'", "--pattern '{}_right'")
+    refuses(2, "convert", source, tmp_path / "out", "--to", "lmdb", facts=facts)
+    refuses(2, "convert", "pairs", source, tmp_path / "out", "--to", "lmdb", facts=("{}_right",))
 
 
 @pytest.mark.parametrize("name", UNREAD)

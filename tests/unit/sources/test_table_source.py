@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from foreign import pixels_of, write_table
-from helpers import invoke, make_tree, png, run_main
+from helpers import invoke, jpeg, make_tree, png, run_main
 from refusals import refused
 
 from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
@@ -558,3 +558,36 @@ def test_columns_that_may_be_labels_are_noted(root: Path, tmp_path: Path) -> Non
     assert "class_name" in note
     assert scan(path, root=root, image="path", label="none").notes == []
     assert scan(path, root=root, image="path", keep="class_id,class_name").notes == []
+
+
+LISTS = {
+    "Caffe's": (b"b.jpg 7\r\na.jpg 0\n", {"a.jpg": "0", "b.jpg": "7"}),
+    "with tabs": (b"a.jpg\tn01\t0 9\nb.jpg\tn02\t4 5\n", {"a.jpg": "n01", "b.jpg": "n02"}),
+    "with commas": (b"a.jpg, cat\nb.jpg, a dog\n", {"a.jpg": "cat", "b.jpg": "a dog"}),
+    "with comments": (b"# NAME CLASS ID\na.jpg x 1\n\nb.jpg y 2\n", {"a.jpg": "x", "b.jpg": "y"}),
+    "with spaces in labels": (
+        b"a.jpg 707-320\nb.jpg A 300 B4\n",
+        {"a.jpg": "707-320", "b.jpg": "A 300 B4"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_have_no_header(tmp_path: Path, name: str) -> None:
+    content, expected = LISTS[name]
+    make_tree(tmp_path, {"a.jpg": jpeg(), "b.jpg": jpeg(), "val.txt": content})
+    scanned = scan(tmp_path / "val.txt", image="1", label="2")
+    labels = {entry.path: entry.label for entry in scanned.splits[""].entries}
+    assert {path: scanned.classes[label] for path, label in labels.items()} == expected
+    assert not scanned.problems[""]
+
+
+def test_class_names_may_be_those_of_folders(tmp_path: Path) -> None:
+    """So that labels are those of another split, with class folders."""
+    make_tree(tmp_path, {"val/a.jpg": jpeg(), "val.csv": b"file_name,label\na.jpg,n02\n"})
+    make_tree(
+        tmp_path, {"train/n01": None, "train/n02": None, "train/.git": None, "train/x.txt": b""}
+    )
+    scanned = scan(tmp_path / "val.csv", root=tmp_path / "val", classes=str(tmp_path / "train"))
+    assert scanned.classes == ("n01", "n02")
+    assert [entry.label for entry in scanned.splits[""].entries] == [1]
