@@ -292,7 +292,7 @@ class ShardDataModule(_ShardDataModule):
         sharing_strategy: str | None = None,
         batch_size: int = 64,
     ) -> None:
-        """Create a data module; the options are those of `shardkit.make_loader`.
+        """Create a data module, with the options of `shardkit.make_loader`.
 
         Args:
             train: A dataset for `make_loader`; or its directory, which is opened with
@@ -400,7 +400,7 @@ class EpochBatchSampler(_EpochBatchSampler):
         views: int | Sequence[ImageOp] = 1,
         endless: bool = False,
     ) -> None:
-        """Create a sampler; its options are those of `shardkit.make_loader`.
+        """Create a sampler, with the options of `shardkit.make_loader`.
 
         Args:
             dataset: The dataset of the ``DataLoader``.

@@ -89,7 +89,7 @@ class PackedEntries(Sequence[Entry]):
     def take(self, rows: Iterable[int]) -> PackedEntries:
         """Return the entries of ``rows``, in that order."""
         taken = PackedEntries(())
-        vars(taken).update(vars(self))
+        vars(taken).update(vars(self))  # shares text and arrays; only the rows differ
         taken._rows = array("q", map(self._rows.__getitem__, rows))
         return taken
 
@@ -186,7 +186,9 @@ class StoredEntries(Sequence[Entry]):
     def __getitem__(self, row: int | slice) -> Entry | StoredEntries:
         if isinstance(row, slice):
             taken = object.__new__(StoredEntries)  # not copy.copy, which makes a list of entries
-            vars(taken).update(vars(self), _rows=self._rows[row])
+            taken._load = self._load
+            taken._cuts = self._cuts
+            taken._rows = self._rows[row]
             return taken
         position = self._rows[row]
         piece = self._piece(position)
@@ -379,11 +381,11 @@ class SourcePart(NamedTuple):
     split: str
     """The split to which its problems and ignored files belong."""
     place: Any
-    """What the part contains, for the source's own use; it can be pickled and hashed."""
+    """Identifies the images, for the source's own use; it can be pickled and hashed."""
 
 
 class PartListing(NamedTuple):
-    """What a part of a source contains."""
+    """The content of a part of a source."""
 
     entries: Iterator[tuple[str, Entry]]
     """Split and entry of each image; the lists are complete after the last one."""
@@ -563,7 +565,7 @@ class OriginalPart(NamedTuple):
 
 
 class Original(NamedTuple):
-    """What a dataset states about its conversion, and so does a copy of all its records."""
+    """The conversion of a dataset, as it and a copy of all its records describe it."""
 
     content_digest: str
     """Digest of the dataset's records."""
@@ -714,7 +716,7 @@ class Recognition(NamedTuple):
     """Why a path may be a source of some kind."""
 
     evidence: str
-    """What shows it, in words."""
+    """The evidence, in words."""
     certain: bool = True
     """Whether it is nothing else."""
     inside: str = ""

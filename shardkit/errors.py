@@ -87,7 +87,7 @@ class ShardkitError(Exception):
     """
 
     remedy: str | None = None
-    """What to do."""
+    """A sentence, or the end of one."""
     where: str | None = None
     """The file, folder, URL or option that it concerns; None if the message alone names it."""
 

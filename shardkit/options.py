@@ -38,16 +38,16 @@ class Option:
     choices: tuple[str, ...] = ()
     """Its values, in the types of the stub, too."""
     is_open: bool = False
-    """Whether there may be other choices, of other packages, which no check here knows."""
+    """Whether other packages may add choices, which `require_valid` does not check."""
     minimum: int | None = None
     """The smallest value of an integer."""
     is_positive: bool = False
     """Whether a number must be above 0."""
     metavar: str | None = None
     shown: str = ""
-    """What the default means, if None stands for it on the command line."""
+    """The meaning of the default, if it is None on the command line."""
     parse: Callable[[Any], Any] | None = None
-    """Returns the value that a user's stands for, or the value itself."""
+    """Converts a user's value; returns other values unchanged."""
     spell: Callable[[Any], str] = str
     """Returns the user's text for a value."""
     requires: str = ""
@@ -126,7 +126,7 @@ def same_option(kind: type[Any], name: str, **details: Any) -> Any:
 
 
 def options_of(kind: type[Any]) -> tuple[Option, ...]:
-    """Return the options of a class, in order. Its attribute ``HEADING`` is that of the help."""
+    """Return the options of a class, in order. ``HEADING`` of the class is their heading."""
     return _options_of(cast(Any, kind))
 
 
@@ -388,12 +388,12 @@ def _arguments_of(kinds: Iterable[type[Any]]) -> list[Option]:
 
 
 def _groups(kind: type[Any]) -> dict[str, type[Any]]:
-    """Return the class of each group of a class."""
+    """Return the classes of a class's groups, by name."""
     return {item.name: item.metadata["group"] for item in fields(kind) if "group" in item.metadata}
 
 
 def _way(kinds: Iterable[type[Any]], names: Iterable[str]) -> str:
-    """Return the end of a message: what replaces an option of another library."""
+    """Return the end of a message: the replacement for an option of another library."""
     ways = {name: way for kind in kinds for name, way in getattr(kind, "INSTEAD", {}).items()}
     return next((f": {ways[name]}" for name in names if name in ways), "")
 

@@ -183,7 +183,7 @@ class Original(NamedTuple):
     field: str
     """Its kind: a name in `shardkit.record.IMAGE_FIELDS`, `ARRAY_IMAGE`, or a foreign one."""
     described: Any
-    """What the metadata of its record state of it, if that is a dataset's."""
+    """Its entry in the metadata of the record, if that comes from a dataset."""
     pixels: ImageType | None
     """Its type in the schema; None if it becomes RGB of 8 bits."""
 
@@ -233,7 +233,7 @@ class ConvertedImage(NamedTuple):
     size: Size
     notes: dict[str, int]
     view: Geometry
-    """What became of the pixels."""
+    """The changes to the pixels."""
 
     @property
     def described(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ ARRAY_IMAGE = "npy"
 `IMAGE_FIELDS`, its stored name states the field of the primary image too: ``image.npy``."""
 
 STORED_KINDS = (*IMAGE_FIELDS[:8], "npy", "bin", "absent", PLANES)
-"""What an entry of the index describes, in the order of its codes: an image, an array, bytes, or
+"""Kinds of entries of the index, in the order of their codes: an image, an array, bytes, or
 nothing, where the row lacks the field. Part of the format: entries may be appended, never moved."""
 
 ABSENT = "absent"

@@ -201,7 +201,7 @@ class _ArchiveTask(Task):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the index depends on, as the metadata of a shard state it."""
+        """The values on which the index depends, named as in the metadata of a shard."""
         classes = self.schema[LABEL].classes if LABEL in self.schema else None
         return {"schema": describe_schema(self.schema), "classes": classes}
 

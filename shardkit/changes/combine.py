@@ -37,7 +37,7 @@ _CANNOT_LINK = (
 
 
 class Shape(NamedTuple):
-    """What datasets to combine must have in common."""
+    """The properties that datasets must share to be combined."""
 
     place: Path
     """The dataset, for messages."""
@@ -111,7 +111,8 @@ def common_schema(shapes: Sequence[Shape]) -> Schema:
                         f"{name}: {one.get(name, 'none')} and {other.get(name, 'none')}"
                         for name in differing
                     )
-                    + f"); {remedy}"
+                    + ");",
+                    remedy=remedy,
                 )
     classes = _common_classes(shapes)
     schema = dict(first.schema)

@@ -152,7 +152,7 @@ class Samples:
                 try:
                     return _sample(shards, row)
                 except CorruptDataset as error:
-                    raise BadImage(str(error)) from error
+                    raise BadImage(error.problem, remedy=error.remedy) from error
             row -= len(shards)
         raise IndexError(row)
 

@@ -352,7 +352,7 @@ class _RowFinder:
 
 
 _SALT = "\0"
-"""What the second hash of a text also covers."""
+"""Appended to a text for its second hash."""
 
 
 def _pieces(rows: Iterable[Any]) -> Iterator[list[Any]]:

@@ -17,7 +17,7 @@ from shardkit.errors import CorruptDataset
 
 @dataclass(frozen=True)
 class LayerFile:
-    """What a user named, and the description of the source of a layer: perhaps the same file."""
+    """A source that a user named, which may be that of a layer."""
 
     item: Any
     dataset: OpenedDataset

@@ -15,7 +15,7 @@ from shardkit.contracts import Images, Scan
 from shardkit.dataset.index import Index
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.kinds.field import Field, Schema
 from shardkit.record import LABEL
 from shardkit.sources.divided import is_divided
@@ -82,13 +82,14 @@ def new_images(
             f"other content ({_some(changed)})",
             remedy="rename them, or convert everything again",
         )
-    remedy = "skip_existing=True leaves these out"
+    remedy = f"{setting('skip_existing', True)} leaves these out"
     if source.kind == Samples.kind:
         remedy += "; give samples keys of their own (key=) to append others"
     if left_out and not skip_existing and (new.images or not _is_last(datasets, left_out, scan)):
         raise UsageError(
             f"{directory} already has {len(left_out)} of the images of {source} by path or key "
-            f"({_some(left_out)}): {remedy}"
+            f"({_some(left_out)})",
+            remedy=remedy,
         )
     return new
 
@@ -176,14 +177,16 @@ def require_alike(
     ):
         if not lacking or missing == "skip":
             return
-        remedy = f"missing='skip' appends images without {' and '.join(lacking)}"
+        remedy = f"{setting('missing', 'skip')} appends images without {' and '.join(lacking)}"
     else:
         remedy = "the fields of all records must be the same"
     before, now = (
         name_list(f"{name} ({field})" for name, field in fields.items())
         for fields in (schema, scan.schema)
     )
-    raise UsageError(f"{scan.source} has the fields {now}, and {directory} has {before}: {remedy}")
+    raise UsageError(
+        f"{scan.source} has the fields {now}, and {directory} has {before}", remedy=remedy
+    )
 
 
 def _fits(name: str, field: Field, schema: Schema) -> bool:

@@ -23,7 +23,7 @@ from shardkit.system.text import shell
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions(BenchOptions):
-    """What is measured."""
+    """The options of a measurement."""
 
     loaders: tuple[str, ...] = command_option(
         (),
@@ -45,7 +45,7 @@ class CommandOptions(BenchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions(Options):
-    """What is written."""
+    """The files to write."""
 
     HEADING = "Output"
 

@@ -33,7 +33,7 @@ _LISTED = 50
 """Maximum classes to show; --json prints all."""
 
 _ALL_USED = ("nothing", "no column", "no feature", "no member")
-"""What sources call unused if they use everything."""
+"""Values of ``unused`` of sources that use everything."""
 
 _BAD = 20
 """Maximum bad images to show; --json prints all."""

@@ -21,7 +21,7 @@ from shardkit.measure.doctor.doctor import DoctorOptions, DoctorReport, doctor
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions(DoctorOptions):
-    """What is measured."""
+    """The options of a measurement."""
 
     budget: float = duration_option(
         DoctorOptions,
@@ -32,7 +32,7 @@ class CommandOptions(DoctorOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DetailOptions(Options):
-    """What is printed."""
+    """The details to print."""
 
     verbose: bool = command_option(False, help="Print all stages, and all checks of the machine.")
 

@@ -44,7 +44,7 @@ class Run:
         self.spell: Callable[[str, str], str] = "{}={}".format
         """Spells an option in a message."""
         self._hidden: list[Callable[[], object]] = []
-        """What prints the results that `Output.quiet` hides."""
+        """Functions that print the results that `Output.quiet` hides."""
 
     @property
     def seconds(self) -> float:

@@ -24,7 +24,7 @@ from shardkit.system.text import shell
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions(Options):
-    """What is written, and where."""
+    """The lists or datasets to write."""
 
     out: Path | None = command_option(
         None,

@@ -45,7 +45,7 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg]  # generic from Cli
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions(TuneOptions):
-    """What is measured."""
+    """The options of a measurement."""
 
     batch_size: Any = command_option(
         64,

@@ -57,7 +57,7 @@ PLAN = f"{_JOBS}/plan.json"
 """The plan but for the images of its tasks, relative to the target."""
 
 _HEAD = (PLAN, f"{STATE}/plan.json")
-"""What every job needs of a plan."""
+"""The files of a plan that every job needs."""
 
 _LARGE = f"{STATE}/files.jsonl"
 """The names of all images, which only a rerun of the scan needs."""

@@ -1,4 +1,4 @@
-"""What the jobs of a plan share, in a folder or an object store: its files, claims and results.
+"""Files, claims and results that the jobs of a plan share, in a folder or an object store.
 
 In a folder, these are below the work folder of the target; in an object store, see
 `shardkit.remote.bucket`.
@@ -32,7 +32,7 @@ FOLDER_CLAIMS = f"{STATE}/claims"
 
 
 class Ledger:
-    """What the jobs of a plan share, in a folder that all of them see.
+    """Files, claims and results of a plan, in a folder that all of its jobs see.
 
     Its files are used where they are, so most methods have nothing to do.
 
@@ -105,7 +105,7 @@ class Ledger:
 
 
 class BucketLedger(BucketPlan, Ledger):
-    """What the jobs of a plan in an object store share."""
+    """Files, claims and results of a plan in an object store."""
 
     def __init__(self, url: str, claim: dict[str, Any], folder: Path) -> None:
         Ledger.__init__(self, folder, url)

@@ -74,7 +74,7 @@ class Frame(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """What a conversion does to an image: it is turned upright, scaled, then cropped or padded."""
+    """The changes of a conversion to an image: turned upright, scaled, then cropped or padded."""
 
     stored: tuple[int, int]
     """Width and height of the source image, before its orientation is applied."""
@@ -97,7 +97,7 @@ class Geometry(NamedTuple):
 
     @property
     def frame(self) -> Frame:
-        """What becomes of the upright image."""
+        """The scaling and crop of the upright image."""
         upright = self.stored[::-1] if self.orientation >= 5 else self.stored
         left, top = centered(self.size, self.canvas)
         return Frame(upright, self.size, (left, top, *self.canvas), self.canvas)
@@ -318,7 +318,7 @@ class _Covered(NamedTuple):
     """Their range in the moved array; the end is exclusive."""
     start: Fraction
     end: Fraction
-    """What they cover, in values of the array."""
+    """The interval that they cover, in values of the array."""
 
 
 def _covered(frame: Frame, axis: int, side: int, count: int) -> _Covered:

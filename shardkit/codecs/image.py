@@ -125,7 +125,7 @@ FILTERS = {
 
 
 _PNG16 = {"uint16": "shardkit.codecs.png16:encode_png16"}
-"""What encodes PNG files of a dtype that Pillow lacks."""
+"""Encoders of PNG files of a dtype that Pillow lacks."""
 
 _PIXEL_CODECS = {
     "rgb": "shardkit.codecs.image:RGB_CODEC",
@@ -197,7 +197,7 @@ class ImageInfo:
     kind: str = ""
     """Pillow's format name for a `FOREIGN_FIELD`; "" for others."""
     pixels: ImageType = RGB
-    """What decoding returns."""
+    """Type of the decoded image."""
     plain: PlainPng | None = field(default=None, repr=False, compare=False)
     """Content of an ordinary PNG."""
 

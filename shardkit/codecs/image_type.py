@@ -1,4 +1,4 @@
-"""What the pixels of an image are: how many channels, of which dtype."""
+"""The type of an image: its number of channels and their dtype."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def _contribution(data: memoryview, following: int) -> int:
 
 _ONES = 0xFFFFFFFF
 _POLYNOMIAL = 0xEDB88320
-"""Of CRC-32; in it and in all values of the functions below, the highest bit is that of x^0."""
+"""The polynomial of CRC-32. Here and in the functions below, the highest bit is that of x^0."""
 
 
 def _product(one: int, other: int) -> int:

@@ -31,7 +31,7 @@ _BAND = 1 << 22
 
 
 class PngHeader(NamedTuple):
-    """What the first chunks of a PNG state."""
+    """The header of a PNG, from its first chunks."""
 
     width: int
     height: int

@@ -27,7 +27,7 @@ MOST_FRAMES = 65535
 
 
 class Properties(NamedTuple):
-    """What an image's header states."""
+    """Properties of an image, from its header."""
 
     mode: bytes
     """Pillow's name for the kind of pixels, such as ``b"RGB"`` or ``b"P"``."""

@@ -379,9 +379,9 @@ class _SeveralScans(NamedTuple):
     """Offsets in a JPEG whose decoder needs more than one scan."""
 
     frame: int
-    """Of the marker of its frame header."""
+    """Offset of the marker of its frame header."""
     first_scan: int
-    """Of the marker of its first scan."""
+    """Offset of the marker of its first scan."""
 
 
 def _several_scans(data: bytes | memoryview) -> _SeveralScans | None:

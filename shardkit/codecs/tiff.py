@@ -33,7 +33,7 @@ _KNOWN = {
 """Dtype and channels of Pillow's modes."""
 
 _CONVERTED = (3, 5)
-"""What values of palettes and of CMYK mean, as `TiffPage.photometric`."""
+"""Values of `TiffPage.photometric` that are converted to RGB: palettes and CMYK."""
 
 
 def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any] | None:

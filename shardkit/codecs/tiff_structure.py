@@ -51,7 +51,7 @@ _FORMATS = {1: "uint", 2: "int", 3: "float", 4: "uint"}
 
 
 class TiffPage(NamedTuple):
-    """What one page of a TIFF file states."""
+    """The properties of one page of a TIFF file."""
 
     width: int
     height: int
@@ -62,7 +62,7 @@ class TiffPage(NamedTuple):
     kind: str = "uint"
     """``uint``, ``int`` or ``float``."""
     photometric: int = 0
-    """What values mean: 0 and 1 are gray, 2 is RGB, 3 a palette."""
+    """The color model: 0 and 1 are gray, 2 is RGB, 3 a palette."""
     is_secondary: bool = False
     """Whether it is a reduced version of another page, or a mask."""
     compression: int = 1

@@ -38,7 +38,7 @@ _MAGIC = re.compile(
 
 
 class Extra(NamedTuple):
-    """What reads a type of image if it is installed."""
+    """An optional library that reads a type of image."""
 
     name: str
     """The extra of shardkit."""

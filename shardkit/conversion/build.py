@@ -144,7 +144,7 @@ class _Tally:
         self.keys: list[str] = []
         self.checksums: list[int] = []
         self.observed: list[Observed] = []
-        """What an observer found, chunk by chunk."""
+        """The results of an observer, chunk by chunk."""
 
     def add(self, other: _Tally) -> None:
         self.bad += other.bad
@@ -259,7 +259,7 @@ class _Chunk(NamedTuple):
 
     @property
     def spec(self) -> ShardSpec:
-        """What the encoding of records depends on."""
+        """The values on which the encoding of records depends."""
         shape = self.recipe.raw_shape
         meta = {"schema": describe_schema(self.schema), "raw_shape": shape}
         return ShardSpec(meta=meta, raw_shape=shape)
@@ -315,7 +315,7 @@ def _prepare(chunk: _Chunk) -> _Prepared:
             except MemoryError as error:  # the image is not to blame, and must not be left out
                 why = f" ({error})" if str(error) else ""
                 raise ConversionFailed(
-                    f"memory ran out at {source.locate(row)}{why}. {FEWER}"
+                    f"memory ran out at {source.locate(row)}{why}", remedy=FEWER
                 ) from None
             else:
                 records.append(record)

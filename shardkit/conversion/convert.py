@@ -38,7 +38,7 @@ _TARGETS = {
     "": "shardkit.conversion.convert:Directory",
     **dict.fromkeys(STORES, "shardkit.remote.upload:UploadTarget"),
 }
-"""What publishes a dataset, by the scheme of its URL."""
+"""The targets that publish datasets, by the scheme of the URL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Converted:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """What a conversion may replace, and where it builds a dataset for a URL."""
+    """Permission to replace files, and the folder in which a dataset for a URL is built."""
 
     HEADING: ClassVar[str] = "Running"
 

@@ -32,7 +32,7 @@ class ListTask(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """What a part contains."""
+    """The content of a part."""
 
     runs: dict[str, list[Run]]
     """The images, by split."""

@@ -299,7 +299,7 @@ _PIXEL_PLANS = {
     "gray": "shardkit.conversion.typed:plan_typed",
     "keep": "shardkit.conversion.typed:plan_typed",
 }
-"""What decides channels and dtype of the stored images, by the recipe's ``pixels``."""
+"""Functions that choose channels and dtype of the stored images, by the recipe's ``pixels``."""
 
 
 def plan_rgb(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[Scan, Recipe]:

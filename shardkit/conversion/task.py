@@ -38,14 +38,14 @@ from shardkit.system.safe_paths import UNFIT
 _RESULT = "result.json"
 
 Observed = npt.NDArray[Any]
-"""What an observer found: an element for each record."""
+"""The results of an observer: one element for each record."""
 
 
 class Observer(NamedTuple):
-    """What looks at the images that a conversion stores, and leaves a file next to the shards."""
+    """Examines the images that a conversion stores, and writes a file next to the shards."""
 
     measures: np.dtype[Any]
-    """What the compiled module measures of an image that it reads."""
+    """The values that the compiled module measures of an image that it reads."""
     waves: Waves
     values: np.dtype[Any]
     """An element of the file."""
@@ -67,7 +67,7 @@ def get_observer(file: str) -> Observer:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardResult:
-    """What a finished shard or archive adds to the manifest."""
+    """A finished shard or archive, for the manifest."""
 
     entry: ShardEntry | None
     """None if bad images prevented the shard."""
@@ -145,7 +145,7 @@ def carry_out(task: Task) -> Built:
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise
-        raise ConversionFailed(f"{error}: memory ran out. {FEWER}") from error
+        raise ConversionFailed(f"{error}: memory ran out", remedy=FEWER) from error
     meter = Meter()
     meter.add(images=len(task.source))
     meter.flush()
@@ -164,7 +164,7 @@ def load_result(task: Task) -> ShardResult | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _SavedResult:
-    """What the file of a result states in addition to the shard; the file may be anybody's."""
+    """A stored result, except for its shard. The file is untrusted."""
 
     bad: tuple[Problem, ...]
     notes: dict[str, int]

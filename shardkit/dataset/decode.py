@@ -72,7 +72,7 @@ def decode_stored(
 
 
 def decode_shown(image: EncodedImage, how: Decoding = EXACT) -> Pixels:
-    """Return the pixels of a stored image as they are shown: RGB of 8 bits.
+    """Return the pixels of a stored image for display: RGB of 8 bits.
 
     Raises:
         WrongSizeError, BadImage: As `decode_stored`.
@@ -169,7 +169,7 @@ def enclosing(region: Region, size: tuple[int, int], scale: float) -> Region:
 
 
 def _raw(image: EncodedImage) -> TypedPixels:
-    """Return raw pixels, as a view where the machine's order of bytes is that of the file."""
+    """Return raw pixels: a view if the machine has the byte order of the file, else a copy."""
     kind = image.pixels
     shape = (image.height, image.width, kind.channels)
     if len(image.data) != math.prod(shape) * kind.values.itemsize:

@@ -30,7 +30,7 @@ _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 """The flag to read only cached data; 0 if the platform lacks it."""
 
 REMEDY = "Restore it from a copy, or from the source with `shardkit repair`."
-"""What to do about a shard that is another file, for messages."""
+"""Remedy for a shard that was replaced by another file."""
 
 _Handle = TypeVar("_Handle")
 _Read = TypeVar("_Read")
@@ -77,10 +77,11 @@ class ShardFile:
         with naming(path):
             status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptShard(f"the shard {path} is not a file. {remedy}")
+            raise CorruptShard(f"the shard {path} is not a file", remedy=remedy)
         if status.st_size != size:
             raise CorruptShard(
-                f"the shard {path} has {status.st_size} bytes; the manifest says {size}. {remedy}"
+                f"the shard {path} has {status.st_size} bytes; the manifest says {size}",
+                remedy=remedy,
             )
         os.set_blocking(self.descriptor, True)
         self.modified = status.st_mtime_ns
@@ -161,7 +162,7 @@ class ShardFile:
             done += part
 
     def pieces(self, length: int, offsets: Sequence[int]) -> bytes:
-        """Return the pieces of ``length`` bytes at ``offsets``, concatenated.
+        """Return the ranges of ``length`` bytes at ``offsets``, concatenated.
 
         Raises:
             CorruptShard: If the file ends before one.
@@ -191,14 +192,14 @@ class ShardFile:
 
 
 class _Reads(Protocol[_Read]):
-    """What a `LockedReader` locks."""
+    """The reader that a `LockedReader` locks."""
 
     def read(self, rows: Sequence[int]) -> list[_Read]: ...
     def close(self) -> None: ...
 
 
 class LockedReader(Generic[_Read]):
-    """A shard open through a reader, such as its format's, for one thread at a time."""
+    """A shard that is open in a reader, such as its format's, for one thread at a time."""
 
     def __init__(self, reader: _Reads[_Read]) -> None:
         self._reader = reader

@@ -558,7 +558,7 @@ class StoredColumn:
 
 
 def _require_sound(column: Column) -> None:
-    """Refuse a column whose rows overlap, or with a label that is no class."""
+    """Refuse a column whose rows overlap, or with a label outside the classes."""
     ends = column.ends
     wrong = False
     if ends is not None and len(ends):
@@ -656,5 +656,5 @@ def column_files(name: str) -> tuple[str, ...]:
 
 
 def string_files(name: str) -> tuple[str, str]:
-    """Return the two files of ``keys`` or ``paths``: the text, and the end of each string in it."""
+    """Return the two files of ``keys`` or ``paths``: the text, and the end of each string."""
     return f"{INDEX_DIRECTORY}/{name}.npy", f"{INDEX_DIRECTORY}/{name}-ends.npy"

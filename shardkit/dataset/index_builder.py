@@ -85,7 +85,7 @@ def index_shard(
     see: Callable[[Sequence[str], Sequence[int]], None] | None = None,
     part: ShardPart | None = None,
 ) -> IndexPart:
-    """Return the index of the shard at ``path``, or of a part, built from its content alone.
+    """Return the index of the shard at ``path``, or of a range of it, built from its content alone.
 
     Args:
         storage: The shard's format.
@@ -165,7 +165,7 @@ class IndexedRecord(NamedTuple):
 
 
 class FilePiece(NamedTuple):
-    """A piece of a file in memory."""
+    """A range of a file, in memory."""
 
     content: bytes | memoryview
     start: int
@@ -374,7 +374,7 @@ def _path(meta: dict[str, Any]) -> str:
 
 
 def open_records(storage: Format, path: Path, part: ShardPart | None = None) -> ShardRecords:
-    """Open the shard at ``path`` to read its records; of a part, those between its offsets.
+    """Open the shard at ``path`` to read its records, or those of a range of offsets.
 
     Raises:
         CorruptShard: If it is not an intact shard of its format.

@@ -54,7 +54,7 @@ class Survey(NamedTuple):
 
 
 class Origin(Protocol):
-    """What located rows need of their dataset, a `shardkit.dataset.shardset.ShardSet`."""
+    """The methods of a `shardkit.dataset.shardset.ShardSet` that its located rows call."""
 
     def verifies(self, name: str) -> bool:
         """Return whether each read of a field compares its checksum."""

@@ -32,7 +32,7 @@ _PLAN = ".shardkit-work/state/jobs/plan.json"
 """The plan of `shardkit.cluster.jobs`, in the directory of the dataset that jobs build."""
 
 FACTS_NAME = "facts.npy"
-"""The array of `shardkit report`: in a dataset's directory, but not part of the dataset."""
+"""The file of `shardkit report`, in a dataset's directory. It is not part of the dataset."""
 
 FORMAT_VERSION = 1
 """Increased when readers of an older version would misread new datasets."""
@@ -121,7 +121,7 @@ class FieldEntry:
     dtype: str | None
     shape: tuple[int, ...] | None
     classes: tuple[str, ...] | None
-    """Class names; None without, and for the primary label, whose names the manifest has."""
+    """Class names; None without, and for the primary label, which has those of the manifest."""
     rows: int
     """Number of rows that have the field."""
 
@@ -152,7 +152,7 @@ class PartEntry:
     first: int
     """The number that the metadata of its first shard state."""
     classes: int | None
-    """Number of classes that its shards know, the first of the dataset; None without labels."""
+    """Number of classes in its shards: the first classes of the dataset; None without labels."""
     skipped: int
     """Number of bad files that its conversion skipped."""
     source: dict[str, Any]
@@ -167,7 +167,7 @@ LAYERS = "layers"
 ADD = "add"
 REPLACE = "replace"
 REMOVE = "remove"
-"""What a layer does with its fields."""
+"""Values of `Layer.operation`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseEntry:
-    """What the manifest of a dataset stated before its fields were changed."""
+    """Excerpt of a dataset's manifest, as it was before its fields were changed."""
 
     content_digest: str
     fields: dict[str, int]
@@ -295,7 +295,7 @@ class Manifest:
 
     @functools.cached_property
     def stated_parts(self) -> tuple[PartEntry, ...]:
-        """The parts of a dataset that was appended to or merged; none for any other.
+        """The parts of a dataset that was appended to or merged; else empty.
 
         Raises:
             TypeError, ValueError: If there are none that fit the dataset.
@@ -321,7 +321,7 @@ class Manifest:
 
     @functools.cached_property
     def base(self) -> Manifest:
-        """The manifest before any change of fields: that of the shards and the index."""
+        """The manifest before any change of fields, which describes the shards and the index."""
         if self.layering is None:
             return self
         return replace(self, **vars(self.layering.base), layering=None)
@@ -516,7 +516,7 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
     value.pop("digest", None)
     if content != _render_or_none(value) or type(version) is not int or version != FORMAT_VERSION:
         raise CorruptDataset(
-            f"{path} was changed or truncated: its digest does not match. {_REMEDY}"
+            f"{path} was changed or truncated: its digest does not match", remedy=_REMEDY
         )
     body = {name: part for name, part in value.items() if name not in ("format_version", "kind")}
     try:
@@ -561,9 +561,11 @@ def _parse(path: str, content: bytes) -> dict[str, Any]:
     try:
         value = load_json(content)
     except ValueError as error:
-        raise CorruptDataset(f"{path} is not a manifest of shardkit: {error}. {_REMEDY}") from error
+        raise CorruptDataset(
+            f"{path} is not a manifest of shardkit: {error}", remedy=_REMEDY
+        ) from error
     if value.get("kind") not in tuple(_KINDS):
-        raise CorruptDataset(f"{path} is not a manifest of shardkit. {_REMEDY}")
+        raise CorruptDataset(f"{path} is not a manifest of shardkit", remedy=_REMEDY)
     return value
 
 

@@ -47,7 +47,7 @@ _Loaded = TypeVar("_Loaded")
 
 
 def is_dataset(root: Any) -> bool:
-    """Return whether what a user named is the folder of a dataset."""
+    """Return whether a user's argument is the folder of a dataset."""
     return isinstance(root, (str, Path)) and (Path(root) / DATASET_FILE).is_file()
 
 
@@ -67,7 +67,7 @@ _OPENERS = {
     "": "shardkit.dataset.opened:open_local",
     **dict.fromkeys(STORES, "shardkit.remote.dataset:open_remote"),
 }
-"""What opens a dataset, by the scheme of its URL."""
+"""Functions that open datasets, by the scheme of the URL."""
 
 _JOINED = "shardkit.changes.layered:LayeredIndex"
 """The index of a dataset with layers."""
@@ -108,16 +108,16 @@ class OpenedDataset:
         self._stated: Manifest | None = None
         """The manifest in the directory, if `manifest` is the base of it."""
         self.layer: Layer | None = None
-        """The layer, if this is the store of one; None for what a conversion made."""
+        """The layer, if this is the store of a layer; None for the store of the conversion."""
 
     @property
     def prefix(self) -> str:
-        """The split and a slash, or "": what the names of its files begin with."""
+        """The prefix of its file names: the split and a slash, or ""."""
         return f"{self.split}/" if self.split else ""
 
     @property
     def folder(self) -> str:
-        """The folder of a store in the dataset; "" for what a conversion made."""
+        """The folder of a layer in the dataset; "" for the store of the conversion."""
         return self.layer.folder if self.layer else ""
 
     @property
@@ -176,7 +176,7 @@ class OpenedDataset:
 
     @cached_property
     def stores(self) -> list[OpenedDataset]:
-        """All datasets with shards in here: that of the conversion, then one for each layer.
+        """All stores: that of the conversion, then one for each layer with shards.
 
         They have the same rows. Reading the manifest of one raises CorruptDataset if it is damaged,
         or of another dataset.
@@ -193,7 +193,7 @@ class OpenedDataset:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """The parts of `base`: one for each source, if it was appended to or merged."""
+        """The parts of `base`: one for each source if the dataset was appended to or merged."""
         return dataset_parts(self.manifest)
 
     @property
@@ -234,7 +234,7 @@ class OpenedDataset:
 
     @cached_property
     def shards_folder(self) -> Path:
-        """The folder of the shards: where the manifest of an attached dataset says, if allowed.
+        """The folder of the shards. That of an attached dataset is in its manifest, if allowed.
 
         A manifest may come from anywhere, so it alone must not make a program open files elsewhere.
         Readers follow it only if this user named the archives on the command line, as `shardkit
@@ -264,7 +264,7 @@ class OpenedDataset:
         return folder
 
     def unchanged(self, load: Callable[[], _Loaded]) -> _Loaded:
-        """Return what ``load`` opens if the directory still holds the dataset opened here.
+        """Return the result of ``load`` if the directory still holds the dataset opened here.
 
         Publishing exchanges the directory, or removes the old manifest first and adds the new one
         last. So files opened before this check belong to the old dataset.
@@ -487,7 +487,7 @@ def remember(directory: Path, manifest: Manifest) -> bool:
 
 
 def _mark(directory: Path, manifest: Manifest) -> Path:
-    """Return the file that says so. Its name covers the dataset's path and content.
+    """Return the file that confirms the archives. Its name covers the dataset's path and content.
 
     Layers are not part of it: their shards are in the dataset's directory.
     """

@@ -75,8 +75,8 @@ class Part:
     """One part of a dataset."""
 
     manifest: Manifest
-    """The dataset's manifest with shards, rows, classes, source, software and skipped files of the
-    part alone."""
+    """The dataset's manifest with the shards, rows, classes, source, software and skipped files of
+    the part alone."""
     start: int
     """Its first row."""
     first: int
@@ -84,7 +84,7 @@ class Part:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What each of its shards states about the dataset, as JSON values."""
+        """The description of the dataset in each of its shards, as JSON values."""
         manifest = self.manifest
         values = {**vars(manifest), "schema": describe_schema(manifest.fields_by_name)}
         repeated = {name: values[name] for name in REPEATED}
@@ -141,7 +141,7 @@ def dataset_parts(manifest: Manifest) -> list[Part]:
 
 
 def sources_of(source: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the source of each part, given the ``source`` of a manifest whose parts are sound."""
+    """Return the source of each part, given the ``source`` of a manifest with valid parts."""
     if source.get("kind") == PARTS:
         return [entry["source"] for entry in source[PARTS]]
     return [dict(source)]

@@ -80,7 +80,7 @@ def column_values(shards: ShardSet, name: str) -> Sequence[Any]:
 
 
 class _Expression:
-    """Finds the rows for which the parts of an expression are true."""
+    """Finds the rows for which an expression, or an operand of it, is true."""
 
     def __init__(self, shards: ShardSet) -> None:
         self._shards = shards

@@ -52,7 +52,7 @@ class ShardFiles:
         self._folder = dataset.shards_folder
         self._paths: dict[int, Path] = {}
         self.remedy = f"To list all damage, run {as_command('verify', dataset.path)}."
-        """What to do about a damaged record, for messages."""
+        """Remedy for a damaged record, for messages."""
         self._replaced = REMEDY
         if dataset.manifest.archives is not None:
             self._replaced = (

@@ -388,7 +388,8 @@ class ShardSet:
         self.files.forget(shard)
         return CorruptRecord(
             f"record {quoted(key)} (row {row}, from {quoted(source)}) in {path} at byte "
-            f"{offset} is damaged: {reason}. {self.files.remedy}"
+            f"{offset} is damaged: {reason}",
+            remedy=self.files.remedy,
         )
 
 

@@ -203,7 +203,7 @@ class DatasetSource(Source):
         except (KeyError, IndexError) as error:  # the dataset is another one now
             raise BadImage("it changed since the scan") from error
         except CorruptDataset as error:
-            raise BadImage(str(error)) from error
+            raise BadImage(error.problem, remedy=error.remedy) from error
         if record.key != entry.key or record.meta["path"] != entry.path:
             raise BadImage("it changed since the scan")
         if entry.label in (NO_LABEL, record.label):
@@ -290,7 +290,7 @@ def _assembled(shards: ShardSet, row: int) -> Record:
 
 
 def _original(shards: ShardSet) -> Original:
-    """Return what a dataset states about its conversion."""
+    """Return the conversion of a dataset, as its manifest describes it."""
     manifest = shards.manifest
     base = shards.manifest.base
     dataset = shards.dataset
@@ -315,13 +315,13 @@ def _original(shards: ShardSet) -> Original:
 
 
 def _form(shards: ShardSet) -> tuple[Any, ...]:
-    """Return what all splits must have in common."""
+    """Return the properties that all splits must share."""
     manifest = shards.manifest
     return manifest.classes, describe_schema(shards.schema), manifest.raw_shape
 
 
 def _entries(shards: ShardSet, chosen: Mask, labels: Sequence[int]) -> Sequence[Entry]:
-    """Return the entry of each chosen row; many are read from the index when they are used."""
+    """Return the entry of each chosen row. Large datasets read entries from the index on access."""
     old_labels = shards.labels.astype(np.int32)
     fields = (IMAGE, *apart_of(shards.schema))
     starts = range(0, len(shards), _AT_ONCE)

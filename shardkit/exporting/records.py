@@ -77,7 +77,7 @@ class Exporting:
 
     @property
     def _stored_as(self) -> str:
-        """What it stores instead of files; "" if it stores files."""
+        """Name of the images that it stores instead of files; "" if it stores files."""
         manifest = self.shards.manifest
         if manifest.raw_shape:
             return "raw pixels"

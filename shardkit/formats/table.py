@@ -90,7 +90,7 @@ class TableRows(Sequence[Mapping[str, Range]]):
 
 
 class Walked(NamedTuple):
-    """What the compiled module found in a file."""
+    """The content of a file, as the compiled module found it."""
 
     meta: Range
     """The shard's metadata; of length 0 if there are none."""

@@ -1,1 +1,1 @@
-"""Fields of records: one module for each kind of field, and what they have in common."""
+"""Fields of records: one module for each kind of field, and their common base."""

@@ -72,7 +72,7 @@ class _Array(Kind):
         return {"_type": "Value", "dtype": "binary"}
 
     def is_listed(self, field: Field) -> bool:
-        """Return whether a batch is a list of arrays: those of one shape are one array."""
+        """Return whether a batch is a list of arrays: not if all have one shape."""
         return not field.is_uniform
 
     def load(self, field: Field, data: bytes) -> npt.NDArray[Any]:

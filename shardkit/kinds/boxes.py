@@ -29,7 +29,7 @@ class _Boxes(Kind):
     is_variable = True
 
     def pack(self, name: str, field: Field, value: Any) -> tuple[None, Any]:
-        """Return left, top, right and bottom of each box, and its class if boxes have any.
+        """Return left, top, right and bottom of each box, and its class if the field has classes.
 
         A value is an array of shape (N, 4) or (N, 5), a pair of boxes and labels, or a mapping
         with ``boxes`` and ``labels``.
@@ -112,7 +112,7 @@ class _Boxes(Kind):
         return [*map(float, counts)], "boxes per image"
 
     def move(self, field: Field, value: Any, geometry: Geometry) -> tuple[Any, bool]:
-        """Return the boxes that the canvas shows, and whether it lacks any."""
+        """Return the boxes on the canvas, and whether any box is outside it."""
         corners = np.array([box[:4] for box in value], np.float64).reshape(-1, 4)
         moved, shown = move_boxes(geometry.upright(corners), geometry.frame)
         labels = [value[row][4:] for row in np.flatnonzero(shown).tolist()]

@@ -89,7 +89,7 @@ class Column(NamedTuple):
         return self.present is None or bool(self.present[row])
 
     def span(self, row: int) -> slice:
-        """Return which of the values are those of a row."""
+        """Return the slice of `values` that belongs to a row."""
         if self.ends is None:
             return slice(row, row + 1)
         return slice(int(self.ends[row - 1]) if row else 0, int(self.ends[row]))

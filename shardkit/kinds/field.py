@@ -1,4 +1,4 @@
-"""Fields of a dataset's records, and what their kinds have in common.
+"""Fields of a dataset's records, and the base of their kinds.
 
 A kind is one module of this package with an object ``KIND``, and an entry of `KINDS`. Nothing
 outside these modules needs to know which kinds there are.
@@ -39,7 +39,7 @@ BFLOAT16 = "bfloat16"
 """The one `Field.dtype` that NumPy lacks; stored as ``<u2``."""
 
 _DTYPE = re.compile(r"[<>|=]?[a-zA-Z]{1,12}[0-9]{0,6}(?:\[[0-9a-zA-Z]{1,8}\])?")
-"""What the name of a type looks like; NumPy would also parse lists of types."""
+"""The names of types that are accepted; NumPy would also parse lists of types."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
 
@@ -73,7 +73,7 @@ class Stack(NamedTuple):
 
 
 class Kind:
-    """What a kind of field stores, and how values are checked, packed, moved and read.
+    """A kind of field: how its values are checked, stored, moved with their image, and read.
 
     A value has one of two homes. The bytes of a kind that is `stored_apart` are in the record,
     where the index locates them. All other values are in the record's metadata, as JSON, and the
@@ -87,7 +87,7 @@ class Kind:
     shape: ClassVar[Need] = Need.NEVER
     classes: ClassVar[Need] = Need.NEVER
     class_nouns: ClassVar[tuple[str, str]] = ("class", "classes")
-    """What the classes are called: one, several."""
+    """Nouns for one class and several."""
     is_named_so: ClassVar[bool] = False
     """Whether a field of the kind's name is of this kind, unless the user describes it."""
 
@@ -114,7 +114,7 @@ class Kind:
     """Types that conditions compare values with (``--where``); none if they cannot."""
 
     def check(self, field: Field) -> None:
-        """Refuse a field that the `Need` of its parts allows but the kind does not.
+        """Refuse a field that its `Need` allows but the kind does not.
 
         Raises:
             ValueError: If it is one.
@@ -203,7 +203,7 @@ class Kind:
         return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
     def counted(self, values: Sequence[Any]) -> tuple[list[float], str] | None:
-        """Return a number for each value of `unpack`, and what it counts; None if nothing."""
+        """Return a count for each value of `unpack`, and the noun for what is counted; or None."""
         return None
 
     def feature(self, field: Field) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Kind:
         return {"_type": "Value", "dtype": "string"}
 
     def move(self, field: Field, value: Any, geometry: Geometry) -> tuple[Any, bool]:
-        """Return JSON values under a change of their image, and whether the canvas lacks any.
+        """Return JSON values moved with their image, and whether any is outside the canvas.
 
         Args:
             field: A field whose values `follows` an image, in the metadata.
@@ -221,7 +221,7 @@ class Kind:
         raise NotImplementedError
 
     def sample(self, field: Field, value: Any, frame: Frame | None) -> Any:
-        """Return a value of `unpack` as a sample has it.
+        """Return a value of `unpack` in the form of a sample.
 
         Args:
             field: The field.
@@ -237,11 +237,14 @@ class Kind:
     def stack(
         self, field: Field, values: npt.NDArray[Any], ends: npt.NDArray[np.int64] | None
     ) -> Stack | None:
-        """Return the values of a column in one array; None if a batch `is_listed`."""
+        """Return the values of a column in one array, or None if a batch `is_listed`."""
         return None
 
     def fill_missing(self, stack: Stack, present: npt.NDArray[np.bool_]) -> Stack | None:
-        """Return a stack whose missing values are marked; None if they are None in a list."""
+        """Return the stack with a marker for missing values, or None if the kind has no marker.
+
+        Without a marker, a batch is a list, and missing values are None.
+        """
         return None
 
     def fault(self, field: Field, data: bytes) -> str:
@@ -341,7 +344,7 @@ class Field:
 
     @cached_property
     def type(self) -> Kind:
-        """The object that knows this kind of field."""
+        """The kind of this field, as an object."""
         return get_kind(self.kind)
 
     @property

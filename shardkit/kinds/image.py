@@ -19,7 +19,7 @@ _MOST_PNG_CHANNELS = 4
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 _WITH_ALPHA = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
-"""What Pillow's other modes with transparency become; those without become RGB."""
+"""Target of each other mode of Pillow with transparency; modes without it become RGB."""
 
 
 class _Image(Picture):
@@ -36,7 +36,7 @@ class _Image(Picture):
         ImageType(*field.shape, field.dtype)
 
     def feature(self, field: Field) -> dict[str, Any]:
-        """Return the field as a feature of Hugging Face's ``datasets``, which knows no .npy."""
+        """Return the field as a feature of Hugging Face's ``datasets``, which cannot read .npy."""
         if field.pixels is None or field.pixels.is_held_by("png"):
             return super().feature(field)
         return {"_type": "Value", "dtype": "binary"}

@@ -22,7 +22,7 @@ _FORMS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"} | {
 """Codes of the `struct` module by type of number."""
 
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""Numbers that JSON lacks, as the metadata state them."""
+"""Numbers that JSON lacks, as the metadata spell them."""
 
 
 class _Number(Kind):

@@ -1,4 +1,4 @@
-"""Values of users as parts of records, and the fields that they need."""
+"""Users' values packed into records, and the fields that they need."""
 
 from __future__ import annotations
 

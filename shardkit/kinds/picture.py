@@ -1,4 +1,4 @@
-"""What images and masks have in common: their values are image files."""
+"""`Picture`, the base of images and masks, whose values are image files."""
 
 from __future__ import annotations
 

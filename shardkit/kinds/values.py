@@ -31,7 +31,7 @@ def as_numpy(value: Any) -> Any:
 
 
 def as_bits(value: Any) -> Any:
-    """Return what `as_numpy` returns, except for bfloat16, which stays as `BFloat16`."""
+    """Return the array of `as_numpy`, but keep bfloat16 as `BFloat16`."""
     if not is_tensor(value) or not _is_bfloat16(value):
         return as_numpy(value)
     bits = value.detach().cpu().contiguous().view(sys.modules["torch"].int16).numpy()

@@ -1,1 +1,1 @@
-"""Orders of an epoch that a user asks for: weights, mixtures, buckets, windows."""
+"""Orders of an epoch beyond shuffling: weights, mixtures, buckets, windows."""

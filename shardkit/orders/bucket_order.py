@@ -35,7 +35,7 @@ _MOST_BUCKETS = 1000
 
 
 class BucketCount(NamedTuple):
-    """What one bucket gets of a dataset."""
+    """Statistics of the images in one bucket."""
 
     size: tuple[int, int]
     """Height and width of its samples."""
@@ -122,7 +122,7 @@ class BucketSizes:
         return np.searchsorted(self._limits, ratios * ratios, side="left").astype(np.int64)
 
     def count(self, images: Iterable[tuple[Positions, Positions]]) -> list[BucketCount]:
-        """Return what each bucket gets.
+        """Return the statistics of each bucket.
 
         Args:
             images: Widths and heights of images, in pieces; all above 0.

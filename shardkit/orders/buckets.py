@@ -40,7 +40,7 @@ class BucketCrop(ImageOp):
 
     sizes: BucketSizes
     is_random: bool = True
-    """Whether the place of the crop is drawn; otherwise, it is the center."""
+    """Whether the position of the crop is random; otherwise, it is the center."""
     flip: float = 0.0
     """Probability of a horizontal flip."""
 
@@ -86,7 +86,7 @@ class Buckets(OrderSampler):
     """Height and width of the samples of each bucket, in pixels: pairs, kept as `BucketSizes`."""
     _: KW_ONLY
     crop: str = "random"
-    """``random`` draws the place of each crop, ``center`` does not."""
+    """``random`` draws the position of each crop; ``center`` crops the center."""
     flip: float = 0.0
     """Probability of a horizontal flip."""
     leftovers: str = "drop"
@@ -94,8 +94,8 @@ class Buckets(OrderSampler):
     again in each epoch. With ``carry``, the rest comes first in the next epoch, so that all images
     of a bucket come equally often."""
     weights: Any = None
-    """A number for each row, as for `Weighted`: rows are drawn with replacement, and each bucket
-    gets its share of the batches."""
+    """A number for each row, as for `Weighted`. Rows are drawn with replacement, and the number of
+    batches of a bucket is in proportion to its weights."""
     filter: Filter = "bilinear"
     """``bilinear`` or ``bicubic``, both antialiased."""
     oversample: float = 1.0
@@ -147,7 +147,7 @@ class Buckets(OrderSampler):
         return cls(BucketSizes.by_area(area, step, ratio), **options)
 
     def count(self, dataset: Any) -> list[BucketCount]:
-        """Return how many images each bucket gets, and how much of them is cropped.
+        """Return the number of images in each bucket, and the fraction of pixels that is cropped.
 
         Raises:
             UsageError: As `order`.
@@ -158,7 +158,7 @@ class Buckets(OrderSampler):
 
     @property
     def of_any_rows(self) -> Buckets:
-        """The buckets without weights, which are those of rows."""
+        """The same buckets without weights, which belong to rows."""
         return replace(self, weights=None)
 
     def check(self, options: OrderOptions) -> None:

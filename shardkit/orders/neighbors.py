@@ -10,7 +10,7 @@ import numpy.typing as npt
 from shardkit.errors import UsageError
 
 Column = npt.NDArray[np.generic]
-"""One value for each row; a masked array, or objects with None, where rows lack the value."""
+"""One value for each row. Missing values are masked, or None in an array of objects."""
 
 _NAMED = 3
 """Maximum rows to name in an error."""
@@ -70,7 +70,7 @@ class Neighbors:
         self._places[rows] = np.arange(len(rows), dtype=kind)
         starts = np.flatnonzero(~same) + 1
         self._bounds = np.concatenate([[0], starts, [len(rows)]]).astype(np.int64)
-        """Place of the first row of each run of neighbors, and the number of rows."""
+        """Position of the first row of each run of neighbors, and the number of rows."""
 
     def of(
         self, rows: npt.NDArray[np.int64], offsets: Sequence[int]

@@ -189,7 +189,7 @@ def _labels(dataset: Any) -> Positions:
 
 
 def _require_same_classes(dataset: Any) -> None:
-    """Check that a label means the same class in all parts of a dataset."""
+    """Check that a label means the same class in all inner datasets."""
     first: list[str] | None = None
     for part in inner_datasets(dataset):
         classes = getattr(part, "classes", None)

@@ -80,7 +80,7 @@ class Windows(RowWindows):
         object.__setattr__(self, "fields", frames)
 
     def names(self, fields: Sequence[str] | None) -> Sequence[str]:
-        """Return the fields to read: those with windows unless others are given too."""
+        """Return the fields to read: ``fields``, or by default the fields with windows."""
         if fields is None:
             return tuple(self.fields)
         for name in self.fields:
@@ -154,7 +154,7 @@ class _Reader:
 
 
 def _grouped(values: Values, places: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Values:
-    """Return the values at places, in windows of a shape (N, frames)."""
+    """Return the values at positions, in windows of shape (N, frames)."""
     block = values.block
     if isinstance(block, torch.Tensor):
         if len(places) > len(block):
@@ -169,7 +169,7 @@ def _grouped(values: Values, places: npt.NDArray[np.int64], shape: tuple[int, ..
 
 
 def _gathered(block: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return the values at places, in the memory of the batch."""
+    """Return the values at positions, in the memory of the batch."""
     is_image = block.dim() == 4 and not block.is_contiguous()
     if is_image:  # of shape (N, C, H, W), in memory (N, H, W, C)
         block = block.permute(0, 2, 3, 1)

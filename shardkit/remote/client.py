@@ -75,7 +75,7 @@ _ISSUERS = "SSL_CERT_FILE"
 """Variable with a file of certificates to trust besides the system's."""
 
 _BAD_NAME = "path segment"
-"""What the client's errors about names contain, such as "contained empty path segment"."""
+"""Part of the client's errors about names, such as "contained empty path segment"."""
 
 _BAD_LIST = "invalid list response"
 

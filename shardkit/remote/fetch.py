@@ -1,4 +1,4 @@
-"""What the helper process does for readers: fetch files of an object store into a cache."""
+"""Work of the helper process for readers: fetch files of an object store into a cache."""
 
 from __future__ import annotations
 

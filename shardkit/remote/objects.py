@@ -1,4 +1,4 @@
-"""What the helper process does with whole objects: list, compare, copy, write and delete them."""
+"""Work of the helper process on whole objects: list, compare, copy, write and delete them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every client of object stores does alike: requests are repeated, errors are one line."""
+"""The base of clients of object stores: requests are repeated, errors are one line."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Store(ABC):
     """
 
     errors: tuple[type[Exception], ...]
-    """What the client raises."""
+    """Exceptions of the client."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""What the helper process does for sources: list folders, and read objects ahead."""
+"""Work of the helper process for sources: list folders, and read objects ahead."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _NEIGHBORS = 10
 
 _OWN = 1
 _OTHER = 8
-"""Of these, at most so many have the label of a wrong one, and at least so many another one."""
+"""Of the neighbors of a wrong label, at most `_OWN` have it, and at least `_OTHER` another one."""
 
 _FARTHER = 1.5
 """Minimum distance of images of its own class, in units of that of its neighbors."""

@@ -102,7 +102,7 @@ class Findings:
     judged: bool = True
     """Whether anything could be judged; if not, the note has the reason."""
     note: str = ""
-    """What was not examined."""
+    """Text on images that were not examined."""
 
     def judge_nothing(self, reason: str) -> None:
         """Note that nothing could be judged."""

@@ -34,7 +34,7 @@ _CROWD = 64
 """Maximum images of one hash whose pairs are all compared."""
 
 NOTES = ("similar", *sorted({str(turn) for turn in TURNS}))
-"""What pairs are. Pictures can be similar even if no bit of their hashes differs."""
+"""Notes on pairs. Pictures can be similar even if no bit of their hashes differs."""
 
 
 class SimilarPairs(NamedTuple):
@@ -46,7 +46,7 @@ class SimilarPairs(NamedTuple):
     distance: npt.NDArray[np.uint8]
     """Number of bits in which their hashes differ."""
     note: npt.NDArray[np.uint8]
-    """What they are: position in `NOTES`."""
+    """Position in `NOTES`."""
     crowded: npt.NDArray[np.bool_]
     """Whether the pair is of a crowd, of which not all pairs are listed."""
     complete: bool

@@ -87,7 +87,7 @@ class Epochs:
     def _places(
         self, order: Order, epoch: int, positions: Positions
     ) -> tuple[int, Positions, Positions]:
-        """Return the epoch's first pass, and of each position the pass from there and its place."""
+        """Return the first pass, and for each position its pass after that, and position in it."""
         per_pass = max(1, order.size * self.aug_repeats)
         first, start = divmod(epoch * self.size(order), per_pass)
         passes, places = np.divmod(positions + start, per_pass)

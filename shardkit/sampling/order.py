@@ -132,16 +132,16 @@ class Order:
         stop = min(last * rows + window, self.size)
         return self._in_blocks(epoch, self.shuffle, np.arange(start, max(start, stop)))
 
-    def _in_blocks(self, epoch: int, blocks: BlockShuffle, places: Positions) -> Positions:
-        """Return the rows at ``places`` of the epoch's sequence of blocks."""
+    def _in_blocks(self, epoch: int, blocks: BlockShuffle, positions: Positions) -> Positions:
+        """Return the rows at ``positions`` of the epoch's sequence of blocks."""
         key = derive_key("blocks", self.seed, epoch)
         full_blocks = self.size // blocks.rows
-        slots = places // blocks.rows
+        slots = positions // blocks.rows
         numbers = slots.copy()  # the rest after the full blocks stays last ...
         full = slots < full_blocks
         numbers[full] = permute(full_blocks, key, slots[full])
         shift = _hash(key) % max(1, self.size)  # ... but has different rows in each epoch
-        return (numbers * blocks.rows + places % blocks.rows + shift) % max(1, self.size)
+        return (numbers * blocks.rows + positions % blocks.rows + shift) % max(1, self.size)
 
 
 def permute(size: int, key: int, positions: Positions) -> Positions:
@@ -167,7 +167,7 @@ def permute(size: int, key: int, positions: Positions) -> Positions:
 
 
 def permute_each(sizes: Positions, keys: Hashes, positions: Positions) -> Positions:
-    """Return the image of each position under a permutation of its own.
+    """Map each position by a permutation of its own.
 
     It is the Feistel network for any size, so it takes the same time for many small permutations
     as for one large one.

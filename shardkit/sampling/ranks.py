@@ -31,8 +31,8 @@ class Rank:
     world_size: int | None = None
     """Number of ranks; required with ``rank``."""
     remainder: Remainder = "drop"
-    """What to do with the last samples of an epoch if they do not divide evenly. ``drop`` leaves
-    out fewer than ``world_size`` samples (different ones in each shuffled epoch). ``pad`` repeats
+    """Treatment of the last samples of an epoch if they do not divide evenly. ``drop`` leaves out
+    fewer than ``world_size`` samples (different ones in each shuffled epoch). ``pad`` repeats
     samples from the start of the epoch; their row is -1. ``exact`` gives some ranks one more
     sample, and perhaps one more batch: use it for evaluation, without collective operations in the
     loop."""

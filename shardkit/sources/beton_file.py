@@ -83,7 +83,7 @@ class BetonField(NamedTuple):
 
 @dataclass(frozen=True)
 class Beton:
-    """What the header of a file states, compared with the file's size."""
+    """The header of a file, compared with the file's size."""
 
     fields: Mapping[str, BetonField]
     rows: int

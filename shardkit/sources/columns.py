@@ -31,11 +31,11 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _LONGEST = 32
 """Characters of a field's name."""
 _LABELS = ("integer", "text", "float")
-"""What columns of labels hold."""
+"""Types of columns of labels."""
 _OF_ARRAYS = ("json", "boxes", "keypoints", "mask")
 """Kinds of fields that an array can be."""
 PARSED = ("text", "json", "bytes")
-"""What columns hold whose bytes can be read as other kinds."""
+"""Types of columns whose bytes can be read as other kinds."""
 
 
 def usual_label(names: Iterable[str], image: str = "") -> str:
@@ -165,7 +165,7 @@ class ColumnOptions(SourceOptions):
 
 
 class Columns:
-    """What a user chose of the columns of a source.
+    """The columns of a source that a user chose.
 
     Args:
         path: The source, for messages.

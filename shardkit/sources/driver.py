@@ -73,7 +73,7 @@ class Listing:
         self.ignored: list[Problem] = []
         self._log = RowLog()
         self._hashes = TextHashes()
-        """Of names, and of paths without suffix."""
+        """Hashes of names, and of paths without suffix."""
         self._rows = self._problems = 0
         self._counts = array("q")
         """The rows in each piece of the log."""

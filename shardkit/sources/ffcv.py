@@ -96,7 +96,7 @@ class Ffcv(FileSource, AttachableSource):
         self.schema = self._chosen.schema
         self.settle(image=self._chosen.image, label=self._chosen.label or NONE)
         self._modes: dict[str, Counter[tuple[int, ...]]] = {}
-        """Of each field of images: how often each mode is used, of raw pixels with the size."""
+        """Images of each mode, by field; the mode of raw pixels has their size."""
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""

@@ -70,7 +70,7 @@ MASK_NAME = re.compile(
     r"(?:[ _-]?\d+)?)",
     re.IGNORECASE,
 )
-"""What a mask next to its image is called, without suffix of the file."""
+"""Names of masks next to their images, without suffix."""
 
 FOLDERS_TRIED = 20
 """Class folders that are searched for masks."""
@@ -146,7 +146,7 @@ class ImageFolder(PartedSource):
         self.place = open_place(root)
         self.options = options or FolderOptions()
         self.rest: Sequence[str] = ("DST", "--to", "lmdb")
-        """What follows the source in a command, for messages that name another one."""
+        """Words of a command after the source, for messages that name another source."""
 
     def __str__(self) -> str:
         return str(self.place)

@@ -38,7 +38,7 @@ _ELSEWHERE = "elsewhere"
 
 @dataclass(frozen=True, kw_only=True)
 class NamedOptions(SourceOptions):
-    """What sources of named files record."""
+    """Options of sources that name files."""
 
     follow_links: bool = option(
         False,

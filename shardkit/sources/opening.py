@@ -94,10 +94,10 @@ _BY_OPTION: Mapping[type[Any], str] = {
     DivisionOptions: "shardkit.sources.divided:divided",
     Exclusion: "shardkit.conversion.exclude:excluded",
 }
-"""What wraps a source if one of these options is given: it gets them and the seed."""
+"""Functions that wrap a source if one of these options is given, which they get with the seed."""
 
 _BY_ENTRY = {DIVISION: "shardkit.sources.divided:reopen"}
-"""What wraps a source whose description has an entry: it gets `find` and ``described``."""
+"""Functions that wrap a source whose description has an entry, given `find` and ``described``."""
 
 Described = Mapping[str, Mapping[str, Any]]
 """The description of each split of a source; see `shardkit.contracts.Source.describe`."""

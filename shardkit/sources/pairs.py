@@ -68,7 +68,7 @@ class _Layout(NamedTuple):
     """Where images and masks are, in the root or in each split."""
 
     tops: Mapping[str, tuple[str, str]]
-    """What is before and after the name of a folder in its path, by split."""
+    """The path before and after the name of a folder, by split."""
     images: str
     masks: Sequence[str]
     """Names of folders, with {} for that of the split."""

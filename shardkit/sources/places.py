@@ -57,7 +57,7 @@ _PLACES = {
     "": "shardkit.sources.places:open_local",
     **dict.fromkeys(STORES, "shardkit.remote.bucket_folder:BucketFolder"),
 }
-"""What opens a place, by the scheme of its URL."""
+"""Functions that open a place, by the scheme of its URL."""
 
 
 def open_place(path: str | Path) -> Place:

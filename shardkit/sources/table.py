@@ -73,7 +73,7 @@ class _Column(NamedTuple):
 
 
 class _Scan:
-    """What a scan finds in the rows."""
+    """The state of a scan of rows."""
 
     def __init__(self, listing: NamedListing, labels: LabelValues) -> None:
         self.listing = listing

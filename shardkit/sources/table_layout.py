@@ -54,7 +54,7 @@ class _Fit(NamedTuple):
     folder: str
     column: str
     suffix: str
-    """What the names lack."""
+    """Suffix that the names lack."""
 
 
 def recognize_table(seen: Overview) -> Iterator[Recognition]:

@@ -53,7 +53,7 @@ class Member(NamedTuple):
     """Offset of its first header."""
     name: str
     what: str
-    """What it is other than a file, such as "a folder", or ""."""
+    """Its kind if it is not a file, such as "a folder", or ""."""
     size: int
     pieces: tuple[Piece, ...]
 

@@ -53,7 +53,7 @@ class YoloOptions(AnnotatedOptions):
 
 
 class _Description(NamedTuple):
-    """What a file such as data.yaml states."""
+    """The content of a file such as data.yaml."""
 
     names: tuple[str, ...] | None
     folder: str
@@ -70,7 +70,7 @@ _NOTHING = _Description(None, "", {}, (), 0)
 
 
 class _Found(NamedTuple):
-    """What a scan finds in the labels."""
+    """Images, classes and kinds of rows that a scan has found."""
 
     bare: list[str]
     """Images without a file of labels."""
@@ -101,7 +101,7 @@ class Yolo(AnnotatedSource):
         if self._file is not None:
             self.description = _read_description(self._file)
         self._odd: list[str] = []
-        """What differs from the description, for notes."""
+        """Differences from the description, for notes."""
         self.splits = self._choose()
         given = read_classes(options.classes)
         named = given if isinstance(given, tuple) else None

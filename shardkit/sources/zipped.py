@@ -102,7 +102,7 @@ class _Directory(NamedTuple):
 
     top: _Folder
     refused: list[Problem]
-    """Those whose names are no plain paths."""
+    """Members whose names are not plain paths."""
 
 
 def _directory(path: str) -> _Directory:
@@ -461,7 +461,7 @@ def _placed(folder: _ZipFolder, entry: Entry) -> Entry:
 
 
 class _Inside(Overview):
-    """What is in an archive, as kinds of sources look at a folder."""
+    """The content of an archive, as kinds of sources examine a folder."""
 
     def __init__(self, place: _ZipFolder) -> None:
         super().__init__(place.path)

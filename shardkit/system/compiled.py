@@ -437,7 +437,7 @@ class FileHeader(NamedTuple):
     decodes: int
     """Whether the image certainly decodes."""
     channels: int
-    """Of a PNG, whose packed pixels are one range: offset and size, or 0."""
+    """Channels of a PNG whose packed pixels are the range of the next two values; else 0."""
     packed: int
     packed_size: int
 
@@ -525,7 +525,7 @@ def measure_png(rows: bytes, shape: tuple[int, int, int], waves: Waves, measures
 # ---- Shards and records ----
 
 WalkResult = tuple[tuple[int, int, list[bytes], bytes, bytes, bytes, bytes], bytes]
-"""What a walk found; see `shardkit.formats.table.as_walked`."""
+"""The result of a walk; see `shardkit.formats.table.as_walked`."""
 
 
 def crc32(data: Bytes) -> int:

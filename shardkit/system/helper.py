@@ -138,7 +138,8 @@ class Helper:
         if kind == "errno":
             raise OSError(answer[0], os.strerror(answer[0]), answer[1])
         if kind == "error":
-            raise _ERRORS[answer[0]](answer[1])
+            name, problem, remedy, where = answer
+            raise _ERRORS[name](problem, remedy=remedy, where=where)
         return cast("_R", answer[0])
 
     def send(self, function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -206,7 +207,7 @@ class Helper:
 
 
 class _Process(Protocol):
-    """What a helper needs of its child; `wait` raises `subprocess.TimeoutExpired`."""
+    """A child process; `wait` raises `subprocess.TimeoutExpired`."""
 
     pid: int
 
@@ -309,8 +310,10 @@ def _answer(message: bytes) -> bytes | bytearray | str:
             return json.dumps(["errno", error.errno, error.filename])
         names = [base.__name__ for base in type(error).__mro__]
         name = next((name for name in names if name in _ERRORS), ShardkitError.__name__)
-        text = str(error) if isinstance(error, ShardkitError) else f"{names[0]}: {error}"
-        return json.dumps(["error", name, text])
+        parts = [f"{names[0]}: {error}", None, None]
+        if isinstance(error, ShardkitError):
+            parts = [error.problem, error.remedy, error.where]
+        return json.dumps(["error", name, *parts])
     return answer
 
 

@@ -33,8 +33,8 @@ _MOST = 1 << 16
 _STATUS = "/proc/self/status"
 
 MakeStep = Callable[[], tuple[nn.Module, torch.Tensor | Sequence[torch.Tensor]]]
-"""Returns a model and one sample of its input, without the batch's axis; or one for each view, of
-which the model takes a list."""
+"""Returns a model and one sample of its input, without the batch axis. A model that takes a list of
+views has one sample for each view."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +194,8 @@ def _serve(
             torch.cuda.set_device(device)
         step = _Step(make, memory)
     except Exception as error:
-        why = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
-        connection.send((UsageError(why), ""))
+        is_usage = isinstance(error, UsageError)
+        connection.send((error if is_usage else UsageError(f"{type(error).__name__}: {error}"), ""))
         return
     while True:
         try:

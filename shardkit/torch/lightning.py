@@ -53,7 +53,7 @@ class ShardDataModule(pl.LightningDataModule):
         *,
         batch_size: int = 64,
     ) -> None:
-        """Create a data module; the options are those of `shardkit.make_loader`.
+        """Create a data module, with the options of `shardkit.make_loader`.
 
         Args:
             train: A dataset for `make_loader`; or its directory, which is opened with

@@ -35,7 +35,7 @@ _USER = 5
 
 
 class Preset(Protocol):
-    """Settings for what the arguments of a loader leave open."""
+    """Settings for the arguments of a loader that are None."""
 
     def complete(
         self, options: LoaderOptions, dataset: Any, batch_size: int | None
@@ -109,7 +109,7 @@ def make_loader(
 
 
 def reader_of(options: LoaderOptions) -> type[Fetch]:
-    """Return what reads the batches of a loader; its `Fetch.suited` checks the options."""
+    """Return the class that reads batches for a loader; its `Fetch.suited` checks options."""
     reader: type[Fetch] = load(READERS[options.resident or options.on_bad])
     return reader
 
@@ -149,7 +149,7 @@ class Loader(Generic[Batch_co]):
     """
 
     order: OrderOptions
-    """The options of its order, to make another loader alike."""
+    """The options of its order, to make an equal loader."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class Loader(Generic[Batch_co]):
         self._resume.set_epoch(epoch)
 
     def end_epochs_after(self, batches: int) -> None:
-        """Resume with the next epoch if a state has so many batches or more of its epoch.
+        """Resume a state that has at least ``batches`` batches of its epoch with the next epoch.
 
         It is for trainers that end epochs early; ``len`` and iterations do not change.
         """

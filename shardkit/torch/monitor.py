@@ -179,7 +179,7 @@ class ThroughputMonitor:
         return {"img/s": f"{now.rate:,.0f}", "waiting": f"{now.wait_fraction:.0%}"}
 
     def summary(self) -> str:
-        """Return a text: where the time went, whether loading keeps up, and what to do next."""
+        """Return a report as text: the use of time, whether loading keeps up, and the next step."""
         report = self.report
         if not report.batches:
             return "no batch was read"

@@ -36,7 +36,7 @@ class EpochBatchSampler(Sampler[list[int]]):
 
     @takes(OrderOptions)
     def __init__(self, options: OrderOptions, dataset: Any, batch_size: int) -> None:
-        """Create a sampler; its options are those of `shardkit.make_loader`.
+        """Create a sampler, with the options of `shardkit.make_loader`.
 
         Args:
             dataset: The dataset of the ``DataLoader``.
@@ -79,8 +79,9 @@ class EpochBatchSampler(Sampler[list[int]]):
             raise UsageError(
                 f"this sampler yields the batches of rank {rank.rank} of "
                 f"{rank.world_size}, and {type(divider).__name__} divides them again among "
-                f"{processes} processes: do not pass its DataLoader to Accelerator.prepare, or "
-                "create the sampler with rank=Rank(rank=0, world_size=1)"
+                f"{processes} processes",
+                remedy="do not pass its DataLoader to Accelerator.prepare, or create the sampler "
+                "with rank=Rank(rank=0, world_size=1)",
             )
 
     def _batches(self) -> Iterator[list[int]]:

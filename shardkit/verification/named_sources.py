@@ -29,7 +29,7 @@ from shardkit.verification.source_match import (
 )
 
 _READERS = {"fields": "shardkit.changes.layer_source:LayerFile"}
-"""What reads the source of a layer, by the kind that the manifest of the layer states.
+"""Readers of the source of a layer, by the kind that the manifest of the layer states.
 
 It gets a source that a user named, a dataset with the layer, and the description of the source.
 """
@@ -65,7 +65,7 @@ class Sources:
         items = list(named) if isinstance(named, (list, tuple)) else [named]
         others = [item for item in items if not self._is_of_layer(item)]
         self.base: Any = named
-        """Those of the conversion; None without any."""
+        """Sources of the conversion; None without any."""
         if len(others) < len(items):
             self.base = others if len(others) > 1 else next(iter(others), None)
 

@@ -64,7 +64,7 @@ class ComparisonResult:
     same: int = 0
     """Records that are identical, byte for byte."""
     converted: int = 0
-    """Those of them whose image is not that of the source."""
+    """Identical records whose image is not that of the source, since it was converted."""
     alike: int = 0
     """Records with similar pixels, encoded by other library versions."""
     least_psnr: float | None = None

@@ -62,7 +62,7 @@ class SourceMatch:
 
 @dataclass(frozen=True)
 class StoredPart:
-    """What the rows of a part are made from."""
+    """Rows and skipped files of a part."""
 
     paths: list[str] | None
     """Path of each row; None if that part of the index is damaged."""

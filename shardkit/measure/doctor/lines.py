@@ -124,7 +124,7 @@ class SampledCollate:
 
 
 _samplers: dict[tuple[int, str], threading.Thread] = {}
-"""Those of this process, and the forgotten ones of the process that it was forked from."""
+"""Sampling threads of this process, and dead ones of the process from which it was forked."""
 
 
 def end_sampling(folder: Path) -> None:

@@ -99,7 +99,7 @@ class Setup:
 
     @property
     def kind(self) -> EngineKind | None:
-        """What the workers are; None without any."""
+        """The kind of the engine; None without workers."""
         return ENGINE_KINDS.get(self.engine)
 
 

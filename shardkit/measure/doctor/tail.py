@@ -40,7 +40,7 @@ class Tail:
     median: float
     """Median seconds of one of them."""
     common: str
-    """What they have in common and others do not; empty if nothing is known."""
+    """A property that they share and others lack; empty if there is none."""
     examples: list[str]
     """The slowest: keys, paths or rows."""
     passing: bool

@@ -130,7 +130,7 @@ def answer(
     except UsageError:
         raise
     except ShardkitError as error:
-        raise MeasurementFailed(last_words(str(error))) from error
+        raise MeasurementFailed(last_words(error.problem), remedy=error.remedy) from error
     except Exception as error:
         traceback.print_exc()  # into the log, for whoever debugs this
         place = raised_at(error)

@@ -43,7 +43,7 @@ class Workload:
 
     @property
     def step(self) -> StepSpec:
-        """What is done with each batch."""
+        """The training step for each batch."""
         return StepSpec(milliseconds=self.step_ms or 0.0, model=self.model)
 
     def subjects(self, paths: Sequence[str], limit: int | None = None) -> list[Subject]:

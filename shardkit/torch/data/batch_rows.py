@@ -140,7 +140,7 @@ class BatchRows:
     def apply(
         self, name: str, function: Callable[..., Any], values: Sequence[Any], number: int
     ) -> Any:
-        """Return what a transform returns for the values of one field or several.
+        """Return the result of a transform of one field or several.
 
         Raises:
             TransformFailed: If the transform raises, or returns None.
@@ -191,7 +191,7 @@ class RowWindows:
     """Fields with windows."""
 
     def names(self, fields: Sequence[str] | None) -> Sequence[str]:
-        """Return the fields to read, given those that a user named.
+        """Return the fields to read, given the user's ``fields``.
 
         Raises:
             UsageError: If one with windows is not among them.
@@ -221,7 +221,7 @@ class WindowReader(Protocol):
         """Return the number of rows in a window of a field; 1 without windows."""
 
     def padding(self, name: str, batch: BatchRows) -> Values:
-        """Return which rows of each window are padded."""
+        """Return a mask of the padded rows of each window."""
 
     def read(
         self, name: str, batch: BatchRows, read: Callable[[BatchRows], Values], *, drawn: bool

@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from shardkit.errors import UsageError
 
 Sample = Any
-"""The values of a row's fields: a tuple, or a dict with ``as_dict=True``."""
+"""The fields of a row: a tuple, or a dict with ``as_dict=True``."""
 
 
 class Layout(NamedTuple):
@@ -20,7 +20,7 @@ class Layout(NamedTuple):
     as_dict: bool = False
     """Whether a sample is a dict by name; otherwise it is a tuple in this order."""
     listed: frozenset[str] = frozenset()
-    """Fields of which a batch has a list, since their values have no common shape: texts, boxes."""
+    """Fields that a batch holds as lists, since their values have no common shape: texts, boxes."""
 
 
 PAIR = Layout(("image", "label"))

@@ -77,8 +77,8 @@ class ShardDataset(Dataset[Sample]):
         if self.format not in (None, self.manifest.format):
             raise UsageError(
                 f"{path} has the format {self.manifest.format!r}; "
-                f"{type(self).__name__} reads {self.format!r}. shardkit.open_dataset opens any "
-                "format."
+                f"{type(self).__name__} reads {self.format!r}",
+                remedy="Use shardkit.open_dataset, which opens any format",
             )
 
     def _set_up(self, options: ReaderOptions, shards: ShardSet) -> None:

@@ -92,7 +92,7 @@ class ImageReader:
             self._require_possible()
 
     def _require_possible(self) -> None:
-        """Refuse what only images of RGB can become."""
+        """Refuse a ``decode`` that requires RGB images."""
         if self.decode == "pil" and self.pixels.channels not in _PIL_CHANNELS.get(
             self.pixels.dtype, ()
         ):
@@ -173,7 +173,7 @@ class ImageReader:
         return [reader.result() for reader in readers]
 
     def stored(self) -> list[Any]:
-        """Return the stored bytes, or what the transform makes of them."""
+        """Return the stored bytes, after the transform if there is one."""
         values = self.rows.stored(self.name)
         transform = self.transform
         if transform is None:
@@ -313,7 +313,7 @@ class ImageReader:
 
 
 def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:
-    """Fill blocks with the compiled module; return the positions that it leaves of each view."""
+    """Fill blocks with the compiled module; return the positions of each view left to Python."""
     first = readers[0]
     if not first.pixels.is_rgb:
         return [first.fill_raw()] if len(readers) == 1 else [first.present()] * len(readers)
@@ -343,7 +343,9 @@ class MaskReader(ImageReader):
 
     @staticmethod
     def read_views(readers: Sequence[ImageReader]) -> list[Values]:
-        """Return the masks of each view: uint8 or uint16 (as tensors int32), in one block if equal.
+        """Return the masks of each view, in one block if they have one shape and dtype.
+
+        They are uint8 or uint16; tensors are int32 instead of uint16.
 
         Raises:
             CorruptRecord: If the bytes of a mask changed.
@@ -411,7 +413,7 @@ class MaskReader(ImageReader):
 
 
 def require_one_size(rows: BatchRows, leading: str, name: str) -> None:
-    """Refuse images that differ in size from the leading ones, whose crops they share.
+    """Refuse images that differ in size from the leading images, since both share crops.
 
     Raises:
         UsageError: If there is one.

@@ -1,4 +1,4 @@
-"""Iterable datasets: map-style datasets in an order of which each worker computes its part."""
+"""Iterable datasets: the rows of a map-style dataset in order, divided among workers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class IterableShardDataset(OrderedDataset):
             path = self._open(path, **vars(reading))
         elif given := changed(reading):
             raise UsageError(
-                f"set {', '.join(sorted(given))} where the map-style dataset is opened"
+                f"a map-style dataset is open already, so {', '.join(sorted(given))} cannot be set",
+                remedy="set options where it is opened",
             )
         self.dataset = path
         shuffle = False if options.shuffle is None else options.shuffle

@@ -27,7 +27,7 @@ class Portion(NamedTuple):
 
 
 def has_rows(dataset: Any) -> bool:
-    """Return whether this is a dataset with a length and rows; a text is none."""
+    """Return whether an object is a dataset with a length and rows. A text is not."""
     if isinstance(dataset, (str, bytes, IterableDataset)):
         return False
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")

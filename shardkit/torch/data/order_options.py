@@ -1,4 +1,4 @@
-"""`OrderOptions`: which samples the batches of an epoch hold, and in which order."""
+"""`OrderOptions`: the samples of an epoch, and their order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardkit.torch.data.schedule import BatchSchedule
 
 
 class OrderSampler:
-    """A value of ``sampler`` that states the order of each epoch, such as `shardkit.Weighted`."""
+    """A value of ``sampler`` that sets the order of each epoch, such as `shardkit.Weighted`."""
 
     def check(self, options: OrderOptions) -> None:
         """Refuse options that contradict the order.
@@ -45,7 +45,7 @@ class OrderSampler:
 
     @property
     def of_any_rows(self) -> OrderSampler | None:
-        """The sampler for any rows, such as those of a part; None if it is for its rows alone."""
+        """The same sampler for any other rows; None if it fits only its own rows."""
         return None
 
 
@@ -120,7 +120,7 @@ class OrderOptions(RowOrder):
 
     @property
     def of_any_rows(self) -> OrderOptions:
-        """The same batches of any rows, all of them by this process, in random order."""
+        """Options for batches of any rows, in random order, all read by this process."""
         given = self.sampler
         sampler = given.of_any_rows if isinstance(given, OrderSampler) else None
         return replace(

@@ -30,7 +30,7 @@ Transforms = Mapping[Any, Function]
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """The options of datasets: what is read, and how it is decoded.
+    """The options of datasets: the fields to read, and their decoding.
 
     Raises:
         UsageError: If an option is unknown.
@@ -142,7 +142,7 @@ class ReadFields:
     layout: Layout
     """Their names, and how a batch holds them."""
     follow: tuple[str, ...]
-    """Those of arrays that move with the images."""
+    """Fields of arrays that move with the images."""
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:

@@ -1,4 +1,4 @@
-"""Read the fields of a batch: decode, crop and transform them, in windows if samples have those."""
+"""Reads the fields of a batch: decodes, crops and transforms them, and groups them in windows."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from shardkit.torch.data.read_context import new_block
 
 
 def read_apart(rows: BatchRows, name: str, field: Field) -> Values:
-    """Return values with bytes of their own: in one block if they have one shape and none lacks.
+    """Return values with bytes of their own; in one block if they have one shape and all exist.
 
     Arrays are tensors. Types that PyTorch lacks, such as texts and times, stay NumPy arrays.
 
@@ -50,7 +50,7 @@ def read_apart(rows: BatchRows, name: str, field: Field) -> Values:
 
 
 def move_arrays(rows: BatchRows, name: str, values: Values, op: ImageOp, leading: str) -> Values:
-    """Return arrays as the operation's crop of their image shows them; as they are without one.
+    """Return arrays cropped, scaled and flipped like their image; unchanged where a row lacks it.
 
     Args:
         rows: The batch.

@@ -22,10 +22,10 @@ _BAD = (CorruptRecord, BadImage)
 
 
 class Answer(NamedTuple):
-    """A batch, and the samples that it lacks."""
+    """A batch, and the samples that were left out."""
 
     batch: Any
-    """None if it lacks all."""
+    """None if all samples were left out."""
     bad: list[tuple[int, str]]
     """Rows as ``with_rows`` gives them, and why they cannot be read."""
     size: int
@@ -69,7 +69,7 @@ class DroppingFetch(Fetch):
     def accepted(
         self, batches: Batches, bad: dict[int, str], most: int, schedule: BatchSchedule
     ) -> Batches:
-        """Yield the batches of answers, and collect what they lack; see `Fetch.accepted`."""
+        """Yield the batches of answers, and collect the samples left out; see `Fetch.accepted`."""
         for request, answer in batches:
             for row, reason in answer.bad:
                 if row not in bad:

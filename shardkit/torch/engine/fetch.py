@@ -1,4 +1,4 @@
-"""From a request to a batch: the reading code of all engines, and what a loader asks of them."""
+"""From a request to a batch: the reading code of all engines, and the interface of an engine."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Fetch:
     def accepted(
         self, batches: Batches, bad: dict[int, str], most: int, schedule: BatchSchedule
     ) -> Batches:
-        """Return what to yield of the batches that arrive in the training process.
+        """Return the batches to yield, of those that arrive in the training process.
 
         Args:
             batches: Requests with their batches.

@@ -95,11 +95,11 @@ class _Call(NamedTuple):
     """A message to the helper, which answers with the next batches."""
 
     is_first: bool
-    """Whether it begins an iteration; what is left of the one before is dropped."""
+    """Whether it starts an iteration; the rest of the one before is dropped."""
     requests: list[Request]
     """Further requests, to be read in advance."""
     batches: int
-    """Number of batches to answer with: those that a thread reads at once."""
+    """Number of batches in the answer: as many as a thread reads at once."""
 
 
 class _Calls(Requests):
@@ -169,6 +169,6 @@ class _RemoteThreads(Remote):
 
 
 def _emptied(requests: deque[Request]) -> Iterator[Request]:
-    """Yield what is in a queue, and what will be; end when it is empty."""
+    """Yield the items of a queue, also those added meanwhile, until it is empty."""
     while requests:
         yield requests.popleft()

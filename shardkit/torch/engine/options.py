@@ -15,7 +15,7 @@ from shardkit.system.priority import priority_problem
 
 
 class EngineKind(NamedTuple):
-    """Where an engine is, and what its workers are."""
+    """The location of an engine, and the kind of its workers."""
 
     target: str
     """``module:CLASS`` of an `Engine`."""
@@ -62,7 +62,7 @@ ENGINES = ("auto", *ENGINE_KINDS)
 LATE_REMEDY = (
     "A transform may be blocked, or a disk may be stuck. If batches are just slow, raise timeout="
 )
-"""What to do if a batch does not arrive within the timeout."""
+"""Remedy if a batch does not arrive within the timeout."""
 
 MOST_WORKERS = 1024
 """Maximum number of workers. More would use up threads, processes or files before any batch."""
@@ -88,7 +88,7 @@ class LoaderOptions:
         "multiprocessing_context": "use start_method=",
         "pin_memory_device": "move batches with shardkit.DevicePrefetcher",
     }
-    """What replaces the options of PyTorch's ``DataLoader`` that a loader lacks."""
+    """Replacements for options of PyTorch's ``DataLoader`` that a loader lacks."""
 
     collate_fn: Callable[[Sequence[Any]], Any] | None = option(
         None,

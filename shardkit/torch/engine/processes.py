@@ -62,7 +62,7 @@ class ProcessEngine(Engine):
         self._workers = settings.num_workers
         self._together, self._each = self.at_once(fetch, settings)
         self._threads = 1
-        """Threads of each process that read."""
+        """Reading threads of each process."""
         self._slots = self._each + SPARE_SLOTS
         self._timeout = options.timeout
         self._poll = min(_POLL_SECONDS, self._timeout or _POLL_SECONDS)
@@ -130,7 +130,7 @@ class ProcessEngine(Engine):
             self.close()
 
     def _begin(self) -> Any:
-        """Return PyTorch's iterator; persistent workers first finish what a ``break`` left."""
+        """Return PyTorch's iterator; persistent workers first finish the last iteration."""
         if self._iterator is not None:
             if death := self._death():
                 raise LoaderFailed(death)
@@ -315,7 +315,7 @@ class ProcessEngine(Engine):
         return self._death() or f"a worker process died: {error}."
 
     def _death(self) -> str | None:
-        """Return which workers have died, and of what, or None."""
+        """Return a message on workers that have died, with the cause, or None."""
         dead = [
             (number, process.exitcode)
             for number, process in enumerate(_compat.worker_processes(self._iterator))
@@ -375,7 +375,7 @@ class _Groups(Requests):
 
 
 Answers = list[tuple[tuple[int, int], Any]]
-"""Batches with the places of their requests. The last may be the `Failure` of the next batch."""
+"""Batches with the positions of their requests. The last may be the `Failure` of the next batch."""
 
 
 class Remote(Dataset[Any]):
@@ -395,7 +395,7 @@ class Remote(Dataset[Any]):
 
 
 def failure(error: BaseException, where: str) -> Failure:
-    """Return what to send for an error; one that would end a loop or a process says so."""
+    """Return the `Failure` to send. An error that would end a loop or process becomes another."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return Failure(error)
     return Failure(_raised(error, where))

@@ -179,7 +179,7 @@ def resident_bytes(dataset: Any) -> int:
 
 
 def _parts(dataset: Any, device: torch.device) -> Iterator[tuple[nested.Portion, _Part, Positions]]:
-    """Yield the datasets that have rows of a dataset, and the places of its rows in each."""
+    """Yield each inner dataset with rows of a dataset, and their positions in memory."""
     for portion in nested.portions(dataset, list(range(len(dataset)))):
         if portion.rows:
             rows, places = np.unique(portion.rows, return_inverse=True)
@@ -343,7 +343,7 @@ class _Field:
 
 
 class _CroppedField(_Field):
-    """Images or masks with black margins, so that each random crop is a part of the memory.
+    """Images or masks with black margins, so that each random crop is a region of the memory.
 
     The right margin of a line is the left one of the next, and the lower margin of an image is the
     upper one of the next.
@@ -404,7 +404,7 @@ class _CroppedField(_Field):
 
 
 def _on_device(places: Positions, device: torch.device) -> torch.Tensor:
-    """Return places on a device. From pinned memory, a GPU's copy does not wait for its work."""
+    """Return positions on a device. A copy from pinned memory does not wait for the GPU's work."""
     index = torch.from_numpy(places)
     return index if device.type == "cpu" else index.pin_memory().to(device, non_blocking=True)
 
@@ -437,8 +437,8 @@ def _require_tensors(dataset: Any) -> None:
     for name, function in dataset.reader.transforms.named.items():
         called = getattr(function, "__name__", type(function).__name__)
         raise UsageError(
-            f"resident= decodes each sample once, so the {name} {called} cannot run for each "
-            "epoch: apply it to the batches, or leave resident= out"
+            f"resident= decodes each sample once, so the {name} {called} cannot run for each epoch",
+            remedy="apply it to the batches, or leave resident= out",
         )
     if dataset.reader.windows is not None:
         raise UsageError("resident= holds rows, not windows of them", remedy="leave resident= out")

@@ -151,7 +151,7 @@ class Slots:
 
 
 class _Slot:
-    """A piece of shared memory, and the array lent out over it."""
+    """A block of shared memory, and the array lent out over it."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
@@ -175,7 +175,7 @@ class Packed(NamedTuple):
 
 
 def unpack(batches: Any) -> Any:
-    """Return what `Slots.pack` packed; call this in the main process."""
+    """Return the batch that `Slots.pack` packed; call this in the main process."""
     return _unpack({}, batches)
 
 
@@ -219,7 +219,7 @@ def _is_plain(part: torch.Tensor) -> bool:
 
 
 def _is_dense(part: torch.Tensor) -> bool:
-    """Return whether a tensor fills one piece of memory without gaps or overlaps."""
+    """Return whether a tensor fills one range of memory without gaps or overlaps."""
     expected = 1
     for stride, size in sorted(zip(part.stride(), part.shape, strict=True)):
         if size != 1 and stride != expected:

@@ -183,7 +183,7 @@ class _Job:
         self.error: BaseException | None = None
         """Why there are fewer batches than requests."""
         self.arrived = False
-        """Whether the loader knows that the batches are ready."""
+        """Whether the loader was told that the batches are ready."""
 
     def take(self) -> Any:
         """Return the next batch, and keep none that its user may release; or raise the error."""
