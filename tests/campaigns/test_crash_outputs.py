@@ -1,7 +1,8 @@
-"""Verbs that write files outside of datasets, killed at any call: a rerun is done and cleans up."""
+"""Other verbs that write files, killed at any call: a rerun is done and cleans up."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import shutil
@@ -13,7 +14,7 @@ from campaign import cases, draw, points
 from faulty import SIGNAL_AFTER, SIGNAL_BEFORE, Bench, Fault, compiler
 from helpers import make_folder, make_tree, tree
 
-from shardkit import open_dataset, verify
+from shardkit import ShardkitError, describe, open_dataset, verify
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="it needs Linux and gcc")
 
@@ -23,6 +24,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("crash-outputs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder / "root/tmp"))
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         bench = Bench(folder)
         make_inputs(bench)
         yield bench
@@ -43,6 +45,8 @@ def make_inputs(bench: Bench) -> None:
     rows = "".join(f"{path},text {number}\n" for number, path in enumerate(paths))
     (bench.folder / "table.csv").write_text(f"path,caption\n{rows}")
     run(bench, "split", made, "--val", 0.3, "--test", 0.2, "--out", before / "lists")
+    run(bench, "export", made, bench.folder / "tars", "--layout", "webdataset")
+    run(bench, "attach", bench.folder / "tars/data-{000000..000001}.tar", before / "old_index")
     (before / "report.html").write_text("made by shardkit report")
     (before / "exclude").mkdir()
     (before / "exclude/near-duplicate.txt").write_text("old\n")
@@ -69,9 +73,18 @@ def one_report(root: Path) -> None:
     assert not {"near-duplicate.txt", "exact-duplicate.txt"} <= names
 
 
+def one_index(root: Path) -> None:
+    """Check that an index is the old one or the new one, or that there is none yet."""
+    assert describe(root / "old_index")[""]["rows"] in (8, 13)
+    with contextlib.suppress(ShardkitError):
+        assert describe(root / "index")[""]["rows"] == 13
+
+
 def nothing(_: Path) -> None:
     pass
 
+
+TARS = "IN/tars/data-{000000..000003}.tar"
 
 COMMANDS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "split": ("split ROOT/made --val 0.5 --seed 7 --out ROOT/lists --force", one_division),
@@ -81,6 +94,8 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], None]]] = {
         "report ROOT/made -o ROOT/report.html --exclude ROOT/exclude --workers 1",
         one_report,
     ),
+    "attach": (f"attach {TARS} ROOT/index --workers 1", one_index),
+    "attach again": (f"attach {TARS} ROOT/old_index --workers 1", one_index),
     "receipt": (
         "verify ROOT/made --against IN/photos --write-receipt ROOT/receipt.json --workers 1",
         nothing,

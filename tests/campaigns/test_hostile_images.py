@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from hostile.folder import NEIGHBOURS, make_source
 from hostile.images import CASES
 from PIL import Image
 
-from shardkit import ShardDataset, make_loader, open_dataset, verify
+from shardkit import ShardDataset, open_dataset, verify
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import BadImage, BadImages, CorruptRecord
@@ -272,24 +272,6 @@ def test_a_reason_says_what_is_wrong_in_words(
         assert len(re.findall(r"\b[a-z]{2,}\b", reason)) >= 2 or reason == "hidden", (
             f"{named(path)}: {reason}"
         )
-
-
-@pytest.mark.parametrize("to", STORED)
-def test_a_loader_gives_the_same_pixels(made: Mapping[tuple[str, str], Made], to: str) -> None:
-    dataset = made[to, "decode"].dataset
-    options: dict[str, Any] = {
-        "engine": "thread",
-        "num_workers": 2,
-        "with_rows": True,
-        "collate_fn": list,
-    }
-    seen = []
-    for batch in make_loader(dataset, 16, shuffle=True, seed=3, **options):
-        *samples, rows = batch
-        for sample, row in zip(samples, rows.tolist(), strict=True):
-            assert np.array_equal(sample[0], dataset[row][0]), named(dataset.paths[row])
-            seen.append(row)
-    assert sorted(seen) == list(range(len(dataset)))
 
 
 @pytest.mark.parametrize("to", STORED)

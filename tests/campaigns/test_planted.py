@@ -387,10 +387,3 @@ def test_a_name_of_the_greatest_length_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / ("ä" * 127)
     write_atomically(path, b"new")
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-
-
-def test_a_work_folder_that_is_a_link_names_the_remedy(tmp_path: Path, photos: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / WORK_NAME).symlink_to(tmp_path)
-    with pytest.raises(UsageError, match=r"symbolic link.*Remove .*\.shardkit-work"):
-        into(photos, tmp_path / "out", force=False)

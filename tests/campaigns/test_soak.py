@@ -7,20 +7,16 @@ import itertools
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from helpers import make_dataset, make_tree, png, wait_until
-from loading import crc
 
 from shardkit import BlockShuffle, RandomResizedCrop, make_loader, open_dataset
-from shardkit.torch.data import memory
-from shardkit.torch.engine.ring import Ring
 from shardkit.torch.loader import Loader
 
 pytestmark = [
@@ -252,62 +248,3 @@ def test_workers_that_do_not_persist_leave_nothing_behind(root: Path) -> None:
     after = in_use(before)
     assert after[:4] == (0, 0, 0, 0)
     assert after.memory - memory < GROWTH
-
-
-class Counting:
-    """NumPy, as the pool of blocks sees it: counts the blocks that are new."""
-
-    def __init__(self) -> None:
-        self.blocks = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    def empty(self, size: int, kind: Any) -> Any:
-        self.blocks += 1
-        return np.empty(size, kind)
-
-
-def test_blocks_of_threads_are_used_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = Counting()
-    monkeypatch.setattr(memory, "np", counting)
-    loader = new_loader(root, "thread", num_workers=2, prefetch_factor=2)
-    for epoch in range(EPOCHS):
-        whole(loader, epoch)
-    # Those being made or ready, the one in use and the one before it.
-    assert 1 < counting.blocks <= 3 + 2
-
-
-def test_slots_of_processes_are_used_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, received = [], Ring.receive
-
-    def receive(ring: Ring, part: Any) -> torch.Tensor:
-        sent.append(part.memory is not None)
-        return received(ring, part)
-
-    monkeypatch.setattr(Ring, "receive", receive)
-    with closing(new_loader(root, "process", num_workers=2, prefetch_factor=2)) as loader:
-        for epoch in range(EPOCHS):
-            whole(loader, epoch)
-    assert len(sent) == EPOCHS * ROWS // BATCH  # no block came in any other way
-    assert 1 < sum(sent) <= 2 * (2 + 3)
-
-
-def kept(loader: Loader) -> Iterator[tuple[torch.Tensor, int]]:
-    """Give an image of each batch, a view, and what it is now."""
-    for images, _ in loader:
-        view = images[1:3, :, 5:]
-        yield view, crc(view)
-
-
-@pytest.mark.parametrize("engine", ["thread", "process"])
-def test_what_is_kept_is_not_written_to_in_fifty_epochs(root: Path, engine: str) -> None:
-    with closing(new_loader(root, engine)) as loader:
-        views = list(kept(loader))
-        for epoch in range(EPOCHS):
-            whole(loader, epoch)
-            if epoch % 10 == 0:
-                views += list(itertools.islice(kept(loader), 1))
-        assert all(crc(view) == value for view, value in views)
-    assert all(crc(view) == value for view, value in views)  # and after the workers' end
-    assert len({value for _, value in views}) == len(views)

@@ -106,15 +106,6 @@ def test_the_coding_of_a_jpeg_has_a_name(marker: int, bits: int, coding: str) ->
     assert jpeg_header(bytes(data)).coding == coding
 
 
-def test_a_jpeg_with_more_scans_than_any_writer_makes_is_bad() -> None:
-    data = jpeg(progressive=True)
-    last = data[data.rindex(b"\xff\xda") : -2]
-    few = data[:-2] + last * (MAX_SCANS - data.count(b"\xff\xda")) + data[-2:]
-    assert jpeg_header(few).content == jpeg_header(data).content
-    with refused(BadImage, MAX_SCANS + 1, MAX_SCANS):
-        jpeg_header(few[:-2] + last + few[-2:])
-
-
 @for_each("wrap", [bytes, memoryview])
 def test_the_scans_of_a_jpeg_are_counted_if_decoders_read_them(
     wrap: Callable[[bytes], bytes | memoryview],

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from helpers import encoded, exif, jpeg, picture, png
-from PIL import Image, ImageOps
+from helpers import jpeg, picture, png
+from PIL import Image
 from refusals import refused
 from table import for_each
 
-from shardkit.codecs.geometry import crop_or_pad, turn
+from shardkit.codecs.geometry import crop_or_pad
 from shardkit.codecs.image import FILTERS, decode, encode
 from shardkit.codecs.image_type import DTYPES, GRAY, MOST_CHANNELS, RGB, ImageType
 from shardkit.codecs.typed import (
@@ -172,15 +172,6 @@ def test_scaling_clips_what_overshoots() -> None:
 def test_nothing_is_scaled_to_its_own_size() -> None:
     pixels = values("int32")
     assert scale_typed(pixels, (0.0, 0.0, 17.0, 13.0), (13, 17), "bicubic") is pixels
-
-
-@for_each("orientation", range(1, 9))
-def test_orientations_are_those_of_pillow(orientation: int) -> None:
-    image = picture(6, 4)
-    data = encoded(image, "PNG", exif=exif(orientation))
-    with Image.open(io.BytesIO(data)) as read:
-        wanted = np.asarray(ImageOps.exif_transpose(read))
-    np.testing.assert_array_equal(turn(np.asarray(image), orientation), wanted)
 
 
 def test_a_crop_beyond_the_image_is_filled() -> None:

@@ -161,39 +161,6 @@ def test_ranks_are_detected_and_have_equal_steps(
             assert answer["states"] == answers[0]["states"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shuffle", [True, "blocks"])
-def test_ranks_with_processes_read_the_same_as_with_threads(
-    root: Path, tmp_path: Path, shuffle: Any
-) -> None:
-    told = {"num_workers": 1, "shuffle": shuffle, "epochs": 2}
-    found = [
-        in_ranks(2, tmp_path / engine, train, root / "hdf5", {**told, "engine": engine})
-        for engine in ("thread", "process")
-    ]
-    assert found[0] == found[1]
-
-
-@pytest.mark.slow
-def test_three_ranks_resume_a_state_of_two(root: Path, tmp_path: Path) -> None:
-    stop = 3
-    told = {"engine": "process", "num_workers": 1, "shuffle": True, "stop": stop}
-    two = in_ranks(2, tmp_path / "two", train, root / "lmdb", told)
-    assert two[0]["state"] == two[1]["state"]
-    told = {"engine": "thread", "num_workers": 2, "shuffle": True, "remainder": "pad", "epochs": 2}
-    told["state"] = two[1]["state"]
-    three = in_ranks(3, tmp_path / "three", train, root / "lmdb", told)
-    samples = Samples(root / "lmdb", True)
-    padding = -(ROWS - 2 * BATCH * stop) % 3
-    assert in_step(two) + in_step(three) == samples.rows(0) + [-1] * padding
-    assert in_step(three, 1) == [*samples.rows(1), -1]
-    known = samples.of(0)
-    for answer in (*two, *three):
-        for found, rows, _ in answer["epochs"][0]:
-            for one, row in zip(map(tuple, found), rows, strict=True):
-                assert row in (known[one], -1)
-
-
 def evaluate(path: Path, told: dict[str, Any]) -> dict[str, Any]:
     """Read the rest of an epoch and the next: ranks may differ in length, so no call in each."""
     dataset = open_dataset(path, decode=CROP)

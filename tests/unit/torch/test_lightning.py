@@ -231,17 +231,6 @@ def test_a_run_without_validation_resumes_too(
     assert before.validated == after.validated == []
 
 
-def test_a_run_resumes_with_the_other_engine(
-    root: Path, undisturbed: list[Seen], tmp_path: Path
-) -> None:
-    saved = tmp_path / "saved.ckpt"
-
-    before = fit(root, module(root, PROCESSES), StopAt("batch", STEPS + 2, saved))
-    after = fit(root, module(root, THREADS), checkpoint=saved)
-
-    assert before.seen + after.seen == undisturbed
-
-
 def test_a_run_can_resume_twice(root: Path, undisturbed: list[Seen], tmp_path: Path) -> None:
     one, two = tmp_path / "one.ckpt", tmp_path / "two.ckpt"
 
@@ -554,17 +543,6 @@ def test_options_that_contradict_each_other_are_refused_before_a_run(
 ) -> None:
     with refused(UsageError, "resident=", fact):
         ShardDataModule(root, **options)
-
-
-def test_a_checkpoint_is_plain_and_small(root: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "saved.ckpt"
-    fit(root, module(root, PROCESSES), StopAt("batch", 2, saved))
-
-    loops = torch.load(saved, weights_only=True)["loops"]["fit_loop"]["state_dict"]
-    (state,) = loops["combined_loader"]
-
-    assert json.loads(json.dumps(state)) == state
-    assert (state["epoch"], state["consumed"]) == (0, 2 * BATCH)
 
 
 def test_a_checkpoint_of_other_data_is_refused(root: Path, tmp_path: Path) -> None:

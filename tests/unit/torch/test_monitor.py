@@ -272,21 +272,6 @@ def test_a_monitor_behaves_like_its_loader(path: Path) -> None:
         assert copy.copy(monitor).loader is loader
 
 
-def test_a_run_resumes_through_a_monitor(path: Path) -> None:
-    dataset = open_dataset(path, decode=CROP)
-    options: dict[str, Any] = {"num_workers": 1, "with_rows": True}
-    whole = ThroughputMonitor(make_loader(dataset, 2, shuffle=True, **options))
-    whole.set_epoch(3)
-    batches = iter(whole)
-    next(batches)
-    state = whole.state_dict()
-    rest = [rows.tolist() for _, _, rows in batches]
-    again = ThroughputMonitor(make_loader(dataset, 2, shuffle=True, **options))
-    again.load_state_dict(state)
-    assert again.epoch == 3
-    assert [rows.tolist() for _, _, rows in again] == rest
-
-
 def test_the_next_step_names_the_dataset(path: Path, clock: Clock) -> None:
     for loader in loaders(path):
         monitor = ThroughputMonitor(loader)
@@ -369,26 +354,6 @@ def test_an_iterable_dataset_that_gives_batches_is_a_loader() -> None:
     monitor = ThroughputMonitor(Batches())
     assert len(list(monitor)) == 5
     assert monitor.report.images == 15
-
-
-def test_batches_of_every_kind_are_counted() -> None:
-    batches: tuple[tuple[Any, int], ...] = (
-        ((torch.zeros(3, 2), torch.zeros(3)), 3),
-        ([torch.zeros(3, 2), torch.zeros(3), torch.zeros(3)], 3),
-        ([torch.zeros(3, 2)], 3),
-        ((["a", "b"], [1, 2]), 2),
-        ({"image": torch.zeros(4, 2), "label": torch.zeros(4)}, 4),
-        (torch.zeros(5, 1), 5),
-        (torch.tensor(1.0), 1),
-        ((torch.zeros(3, 2), 7), 3),
-        ({}, 0),
-        ((), 0),
-        (8, 1),
-    )
-    for batch, images in batches:
-        monitor = ThroughputMonitor([batch, batch])
-        assert len(list(monitor)) == 2
-        assert monitor.report.images == 2 * images
 
 
 def test_an_object_without_batches_is_refused(path: Path) -> None:

@@ -21,7 +21,6 @@ from helpers import make_dataset, make_tree, png
 from refusals import refused
 
 from shardkit import DevicePrefetcher, Normalize, UsageError, make_loader, open_dataset
-from shardkit.errors import StateMismatch
 from shardkit.torch import prefetch
 
 ROWS = 11
@@ -312,23 +311,6 @@ def test_length_and_epoch_come_from_the_loader(root: Path, device: str) -> None:
     for found, expected in zip(prefetcher, plain, strict=True):
         assert same(found, expected)
     assert prefetcher.epoch == 6
-
-
-def test_a_foreign_state_is_refused(root: Path, device: str) -> None:
-    prefetcher = DevicePrefetcher(loader_of(root), device)
-    state = {**prefetcher.state_dict(), "dataset": "another"}
-    with pytest.raises(StateMismatch):
-        prefetcher.load_state_dict(state)
-
-
-def test_batches_out_of_order_have_no_state(root: Path, device: str) -> None:
-    prefetcher = DevicePrefetcher(loader_of(root, in_order=False), device)
-    seen = 0
-    for *_, rows in prefetcher:
-        seen += len(rows)
-        with pytest.raises(UsageError, match="in_order"):
-            prefetcher.state_dict()
-    assert seen == ROWS
 
 
 def test_any_iterable_of_batches_is_accepted(device: str) -> None:

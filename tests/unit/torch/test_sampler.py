@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from helpers import DEADLINE
 from loading import (
     BATCH,
     CROP,
-    ROWS,
     SEED,
     Prints,
     epoch_by_hand,
@@ -36,8 +34,6 @@ from shardkit import (
     make_loader,
     open_dataset,
 )
-from shardkit.errors import StateMismatch
-from shardkit.sampling.ranks import Remainder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -77,17 +73,6 @@ def test_default_collate_gives_the_same(root: Path) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
     loader = loader_of(dataset, sampler_of(dataset), collate_fn=default_collate)
     assert prints_of(loader) == by_hand(root / "lmdb", 0)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_abandoned_iteration_is_followed_by_the_next_epoch(root: Path, num_workers: int) -> None:
-    dataset = open_dataset(root / "lmdb", decode=CROP)
-    sampler = sampler_of(dataset)
-    loader = loader_of(dataset, sampler, num_workers, persistent_workers=num_workers > 0)
-    expected = [by_hand(root / "lmdb", epoch) for epoch in range(EPOCHS)]
-    assert prints_of(itertools.islice(loader, 1)) == expected[0][:1]
-    assert prints_of(itertools.islice(loader, 4)) == expected[1][:4]
-    assert prints_of(loader) == expected[2]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -144,35 +129,6 @@ def test_any_dataset_with_a_length_may_be_sampled() -> None:
         assert {type(row) for row in every} == {int}
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("remainder", ["drop", "pad", "exact"])
-def test_ranks_read_their_subset_of_each_step(
-    root: Path, world_size: int, remainder: Remainder
-) -> None:
-    dataset = open_dataset(root / "lmdb")
-    ranks = [
-        Rank(rank=rank, world_size=world_size, remainder=remainder) for rank in range(world_size)
-    ]
-    samplers = [sampler_of(dataset, rank=this_rank) for this_rank in ranks]
-    every = [list(sampler) for sampler in samplers]
-    assert [len(own) for own in every] == list(map(len, samplers))
-    found = [
-        row for step in itertools.zip_longest(*every, fillvalue=()) for own in step for row in own
-    ]
-    expected = row_order(shuffle=True, seed=SEED).rows(0, np.arange(ROWS)).tolist()
-    if remainder == "drop":
-        expected = expected[: ROWS // world_size * world_size]
-    elif remainder == "pad":
-        expected += expected[: -ROWS % world_size]
-    assert found == expected
-
-
-def test_the_rank_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert list(EpochBatchSampler(range(8), 2)) == [[2, 3], [6, 7]]
-
-
 def test_a_last_smaller_batch_may_be_left_out() -> None:
     sampler = EpochBatchSampler(range(11), 4, rank=Rank(rank=0, world_size=1, drop_last=True))
     assert (len(sampler), sampler.batch_size, sampler.drop_last) == (2, 4, True)
@@ -204,19 +160,6 @@ def _after(sampler: EpochBatchSampler, epochs: int) -> Any:
     return iter(sampler)
 
 
-def test_a_state_resumes_with_another_batch_size_and_other_ranks() -> None:
-    first = EpochBatchSampler(range(11), 3, shuffle=True, seed=2)
-    read = next(iter(first))
-    ranks = [Rank(rank=rank, world_size=2, remainder="exact") for rank in range(2)]
-    others = [
-        EpochBatchSampler(range(11), 2, shuffle=True, seed=2, rank=this_rank) for this_rank in ranks
-    ]
-    for other in others:
-        other.load_state_dict(first.state_dict())
-    rest = [row for sampler in others for rows in sampler for row in rows]
-    assert sorted(read + rest) == list(range(11))
-
-
 def test_setting_the_loaded_epoch_keeps_the_position() -> None:
     first = EpochBatchSampler(range(6), 2)
     assert next(iter(first)) == [0, 1]
@@ -229,32 +172,9 @@ def test_setting_the_loaded_epoch_keeps_the_position() -> None:
     assert list(second) == [[0, 1], [2, 3], [4, 5]]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": 2.0}, "batch_size=2.0"),
-    ],
-)
-def test_wrong_options_are_a_usage_error(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        EpochBatchSampler(range(4), **options)
-
-
 @pytest.mark.parametrize("dataset", ["ok", Path("ok"), None, 5])
 def test_what_has_no_rows_is_refused(dataset: Any) -> None:
     with refused(UsageError, "open_dataset"):
         EpochBatchSampler(dataset, 4)
     with refused(UsageError):
         Mixture([(dataset, 1)])
-
-
-def test_a_wrong_epoch_or_state_is_refused_and_changes_nothing() -> None:
-    sampler = EpochBatchSampler(range(6), 2)
-    state = sampler.state_dict()
-    with pytest.raises(UsageError, match="epoch=-1"):
-        sampler.set_epoch(-1)
-    with refused(StateMismatch, "5"):
-        sampler.load_state_dict({**state, "samples": 5})
-    assert sampler.state_dict() == state
-    assert list(sampler) == [[0, 1], [2, 3], [4, 5]]

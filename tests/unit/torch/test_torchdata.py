@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from helpers import DEADLINE, FORMATS
-from loading import CROP, ITERABLE, ROWS, SEED, Print, Prints, make_datasets, prints, prints_of
+from loading import CROP, ITERABLE, SEED, Print, Prints, make_datasets, prints, prints_of
 from pairwise import pairwise
 from refusals import refused
 from torch.utils.data import Subset
@@ -142,12 +142,6 @@ KINDS = ("sampler", "batches", "samples")
 )
 def test_a_run_resumes_into_the_next_epochs(root: Path, to: str, way: Way) -> None:
     check_stops(root / to, way)
-
-
-@pytest.mark.slow
-def test_samples_of_workers_resume(root: Path) -> None:
-    check_stops(root / "lmdb", Way("samples", 0))
-    check_stops(root / "lmdb", Way("samples", 2), stops=(1,))
 
 
 def check_stops(path: Path, way: Way, stops: Sequence[int] = (0, 1, 2, 4, 6)) -> None:
@@ -333,22 +327,6 @@ def test_a_run_may_be_stopped_repeatedly(root: Path, way: Way) -> None:
         assert found == expected[: len(found)]
         state = loader.state_dict()
         del batches, loader
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "num_workers"), [("sampler", 0), ("batches", 2), ("samples", 2)])
-def test_ranks_read_the_rest_once_after_a_stop(root: Path, kind: str, num_workers: int) -> None:
-    way = Way(kind, num_workers)
-    ranks = [Rank(rank=rank, world_size=2, remainder="exact") for rank in range(2)]
-    found: list[Print] = []
-    for this_rank in ranks:
-        loader, _ = start(root / "lmdb", way, this_rank=this_rank)
-        found += _flat(take(iter(loader), 2))
-        again, _ = start(root / "lmdb", way, loader.state_dict(), this_rank)
-        found += _flat(prints_of(again))
-    whole = epochs(root / "lmdb", way)[0]
-    assert sorted(found) == sorted(_flat(whole))
-    assert len(found) == ROWS
 
 
 def test_random_operations_of_a_subset_resume(root: Path) -> None:

@@ -83,10 +83,3 @@ def test_the_error_names_a_damaged_image(tmp_path: Path) -> None:
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no images"):
         PlainFolder(make_tree(tmp_path / "empty", {}), "pil")
-
-
-def test_the_largest_split_is_read(tmp_path: Path) -> None:
-    images = {f"train/a/{number}.jpg": jpeg(seed=number) for number in range(3)}
-    make_tree(tmp_path / "splits", {**images, "val/a/0.jpg": jpeg(seed=9)})
-
-    assert len(PlainFolder(tmp_path / "splits", "pil")) == 3

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from pairwise import pairwise
 from refusals import refused
 
 from shardkit.errors import MeasurementFailed
@@ -197,21 +196,6 @@ def test_a_large_gain_is_found_with_a_small_budget(engine: str) -> None:
         assert machine.now - start <= 1.15 * budget
         gain = 1.9 if budget < 20 else 2.5
         assert machine.rate(chosen(found)) >= gain * machine.rate(machine.default(engine))
-
-
-def test_a_small_budget_is_enough_for_code_that_waits() -> None:
-    for seed, waits, budget in pairwise(range(3), [0.002, 0.006, 0.015], [8.0, 17.0]):
-        machine = Machine(
-            processors=2,
-            compute=0.001,
-            waits=waits,
-            noise=0.05,
-            overhead={"thread": 0.2, "process": 0.5},
-            random=random.Random(seed),
-        )
-        found = machine.tune(budget=budget)
-
-        assert machine.rate(chosen(found)) >= 0.95 * best_of_grid(machine), chosen(found)
 
 
 def test_a_setting_that_fails_late_is_not_chosen() -> None:

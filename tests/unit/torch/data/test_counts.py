@@ -342,20 +342,6 @@ def test_encoded_images_reuse_their_buffer(
     assert len(set(reads.places)) == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_workers", "prefetch_factor"), [("jpg", 1, 1), ("raw", 2, 1), ("raw", 1, 3)]
-)
-def test_threads_use_few_blocks_per_epoch(
-    root: Path, kind: str, num_workers: int, prefetch_factor: int
-) -> None:
-    """Batches in progress or ready, the one in use, and the one before it."""
-    loader = warm_loader(
-        opened(root, "lmdb", kind), num_workers=num_workers, prefetch_factor=prefetch_factor
-    )
-    blocks = {images.data_ptr() for images, _ in loader}
-    assert len(blocks) <= min(num_workers * prefetch_factor + 2, BATCHES - 1)
-
-
 @pytest.mark.parametrize(("kind", "num_workers"), [("jpg", 2), ("raw", 0)])
 def test_a_warm_loader_allocates_no_block(
     root: Path, kind: str, num_workers: int, monkeypatch: pytest.MonkeyPatch

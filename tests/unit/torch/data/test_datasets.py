@@ -18,13 +18,9 @@ from PIL import Image
 from refusals import refused
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     SequentialSampler,
-    StackDataset,
-    Subset,
     default_collate,
-    random_split,
 )
 
 from shardkit import (
@@ -293,61 +289,6 @@ def test_our_collate_returns_the_block_of_a_dataset_without_a_copy(
     assert labels.tolist() == [label for _, label in view]
 
 
-def _split(dataset: ShardDataset) -> Any:
-    return random_split(dataset, [4, 5], torch.Generator().manual_seed(1))[1]
-
-
-WRAPPERS: dict[str, tuple[Callable[[ShardDataset], Any], Callable[[list[Any]], list[Any]]]] = {
-    "itself": (lambda d: d, lambda every: every),
-    "Subset": (lambda d: Subset(d, [5, 0, 5]), lambda every: [every[5], every[0], every[5]]),
-    "Subset of numpy rows": (
-        lambda d: Subset(d, np.array([5, -9])),  # type: ignore[arg-type]
-        lambda every: [every[5], every[0]],
-    ),
-    "random_split": (_split, lambda every: [every[row] for row in _split_rows()]),
-    "ConcatDataset": (lambda d: ConcatDataset([d, d]), lambda every: every + every),
-}
-
-
-def _split_rows() -> list[int]:
-    return list(random_split(range(9), [4, 5], torch.Generator().manual_seed(1))[1].indices)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("name", "ours", "num_workers"), pairwise(WRAPPERS, [True, False], [0, 2]))
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_loader_gives_every_sample_in_order(
-    even: Path, name: str, ours: bool, num_workers: int
-) -> None:
-    dataset = open_dataset(even, decode="torch")
-    wrap, choose = WRAPPERS[name]
-    loader = DataLoader(
-        wrap(dataset),
-        batch_size=2,
-        num_workers=num_workers,
-        collate_fn=collate if ours else None,
-        multiprocessing_context="fork" if num_workers else None,
-    )
-    batches = list(loader)
-    expected = choose([dataset[row] for row in range(9)])
-    images = [image for images, _ in batches for image in images]
-    assert [int(label) for _, labels in batches for label in labels] == [
-        label for _, label in expected
-    ]
-    assert all(torch.equal(a, b) for a, (b, _) in zip(images, expected, strict=True))
-    if num_workers and ours and name == "itself":
-        assert all(images.is_shared() for images, _ in batches)
-
-
-def test_stack_dataset_accepts_all_formats(root: Path) -> None:
-    stacked = StackDataset(
-        **{to: open_dataset(root / f"even-{to}", decode="torch") for to in FORMATS}
-    )
-    for batch in DataLoader(stacked, batch_size=4):
-        images = [batch[to][0] for to in FORMATS]
-        assert torch.equal(images[0], images[1])
-        assert torch.equal(images[0], images[2])
-
-
 def test_a_loader_without_batching_accepts_lists_of_rows(even: Path) -> None:
     dataset = open_dataset(even, decode="torch")
     sampler = BatchSampler(SequentialSampler(dataset), 4, drop_last=False)
@@ -357,13 +298,6 @@ def test_a_loader_without_batching_accepts_lists_of_rows(even: Path) -> None:
         dataset.targets[4:8].tolist(),
         dataset.targets[8:].tolist(),
     ]
-
-
-def test_all_formats_give_the_same_samples_in_the_same_order(root: Path) -> None:
-    one, two, three = (open_dataset(root / f"photos-{to}", decode="bytes") for to in FORMATS)
-    assert list(one[:]) == list(two[:]) == list(three[:])
-    assert list(one.keys) == list(two.keys) == list(three.keys)
-    assert list(one.paths) == list(two.paths) == list(three.paths)
 
 
 def test_the_error_of_the_wrong_class_names_open_dataset(root: Path) -> None:
@@ -439,10 +373,11 @@ def test_the_error_for_a_directory_of_splits_names_a_split(tmp_path: Path, to: s
 
 
 @pytest.mark.parametrize(
-    ("to", "kind", "decode"), pairwise(FORMATS, ["jpg", "png"], ["pil", "numpy", "torch"])
+    ("to", "kind", "decode"),
+    pairwise(FORMATS, ["jpg", "png"], ["pil", "numpy", "torch", CenterCrop(8)]),
 )
 def test_the_error_for_an_undecodable_image_names_its_record(
-    tmp_path: Path, to: str, kind: str, decode: DecodeName
+    tmp_path: Path, to: str, kind: str, decode: Any
 ) -> None:
     whole = jpeg() if kind == "jpg" else png()
     broken = {

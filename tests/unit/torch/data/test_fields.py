@@ -189,15 +189,6 @@ def test_equal_arrays_are_one_block(path: Path) -> None:
     assert latents.is_contiguous()
 
 
-def test_default_collate_gives_the_same_batch(path: Path) -> None:
-    names = tuple(name for name in ALL if name not in LISTED)
-    for as_dict in (False, True):
-        dataset = open_dataset(path, fields=names, as_dict=as_dict, decode=Resize((8, 8)))
-        ours, theirs = collate(dataset[WHOLE]), default_collate(list(dataset[WHOLE]))
-        theirs = dict(theirs) if as_dict else tuple(theirs)
-        assert same(ours, theirs)
-
-
 def test_subset_and_concat_dataset_in_any_loader(path: Path) -> None:
     dataset = open_dataset(path, fields=ALL, decode=CenterCrop(8))
     wanted = [collate(dataset[rows]) for rows in (WHOLE[:4], WHOLE[4:8], WHOLE[8:])]

@@ -81,31 +81,6 @@ def samples(items: Iterable[Any]) -> list[Print]:
     return [(crc(image), int(label)) for image, label in items]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("to", "shuffle", "num_workers"), pairwise(FORMATS, SHUFFLES, [0, 1, 2, 3])
-)
-def test_batches_come_in_the_order_of_make_loader_for_any_number_of_workers(
-    root: Path, to: str, shuffle: bool | BlockShuffle, num_workers: int
-) -> None:
-    dataset = new(root / to, shuffle=shuffle)
-    loader = loader_of(dataset, num_workers)
-    for epoch in (0, 2):
-        dataset.set_epoch(epoch)
-        assert prints_of(loader) == by_loader(root / "hdf5", epoch, shuffle=shuffle)
-    assert len(loader) == len(dataset) == 6
-
-
-@pytest.mark.parametrize(("to", "batch"), pairwise(["hdf5", "lmdb"], [None, BATCH]))
-def test_make_loader_accepts_an_iterable_dataset_with_its_order(
-    root: Path, to: str, batch: int | None
-) -> None:
-    dataset = new(root / to, batch, shuffle=BlockShuffle(rows=3, buffer=7), seed=9)
-    loader = make_loader(dataset, BATCH, num_workers=0)
-    expected = by_loader(root / "hdf5", 0, shuffle=BlockShuffle(rows=3, buffer=7), seed=9)
-    assert prints_of(loader) == expected
-
-
 @pytest.mark.parametrize(("to", "shuffle", "num_workers"), pairwise(FORMATS, SHUFFLES, [0, 1]))
 def test_single_samples_come_in_the_same_order(
     root: Path, to: str, shuffle: bool | BlockShuffle, num_workers: int
@@ -193,20 +168,6 @@ def test_ranks_and_their_workers_read_every_sample_once(
         assert sorted(found) == sorted(expected)
 
 
-def test_the_rank_is_given_or_comes_from_the_environment(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, expected = (by_loader(root / "lmdb", 0, batch) for batch in (BATCH, 2 * BATCH))
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    # Each step of two ranks with 4 is one of 8; of the last, 7, each has 3.
-    halves = [batch[4:] for batch in expected[:-1]] + [expected[-1][3:6]]
-    assert prints_of(new(root / "lmdb")) == halves
-    assert prints_of(loader_of(new(root / "lmdb"), 2)) == halves
-    given = new(root / "lmdb", rank=Rank(rank=0, world_size=1))
-    assert prints_of(given) == whole
-
-
 @pytest.mark.parametrize(("batch", "num_workers"), [(None, 2), (BATCH, 2), (BATCH, 0)])
 def test_set_epoch_reaches_persistent_workers(
     root: Path, batch: int | None, num_workers: int
@@ -272,32 +233,6 @@ def _named(dataset: IterableShardDataset, epoch: int) -> IterableShardDataset:
     return dataset
 
 
-def test_a_state_starts_the_epoch_that_was_set(root: Path) -> None:
-    def position(dataset: IterableShardDataset) -> tuple[int, int]:
-        state = dataset.state_dict()
-        return state["epoch"], state["consumed"]
-
-    dataset = new(root / "lmdb")
-    assert position(dataset) == (0, 0)
-    dataset.set_epoch(2)
-    assert position(dataset) == (2, 0)
-    items = iter(dataset)
-    assert position(dataset) == (2, 0)
-    next(items)
-    assert position(dataset) == (2, BATCH)
-    middle = dataset.state_dict()
-    dataset.set_epoch(3)
-    assert position(dataset) == (3, 0)
-    next(items)  # an iteration that was overtaken changes nothing
-    assert position(dataset) == (3, 0)
-    dataset.load_state_dict(middle)
-    assert position(dataset) == (3, 0)  # which is set: load_state_dict says so
-    dataset.set_epoch(2)
-    assert position(dataset) == (2, BATCH)
-    assert prints_of(dataset) == by_loader(root / "lmdb", 2)[1:]
-    assert position(dataset) == (2, ROWS)
-
-
 def test_an_epoch_set_before_the_first_item_is_read(root: Path) -> None:
     dataset = new(root / "lmdb")
     items = iter(dataset)
@@ -327,17 +262,6 @@ def test_any_workers_and_batch_size_resume_the_state_of_one_process(
     items = list(loader_of(second, num_workers))
     found = samples(items) if batch is None else flat(prints_of(items))
     assert sorted(flat(read) + found) == sorted(flat(by_loader(root / "lmdb", 4)))
-
-
-def test_several_ranks_resume_the_state_of_one_rank(root: Path) -> None:
-    first = new(root / "lmdb")
-    found = flat(prints_of(itertools.islice(first, 2)))
-    for rank in range(3):
-        this_rank = Rank(rank=rank, world_size=3, remainder="exact")
-        second = new(root / "hdf5", None, rank=this_rank)  # of the same content
-        second.load_state_dict(first.state_dict())
-        found += samples(second)
-    assert sorted(found) == sorted(flat(by_loader(root / "lmdb", 0)))
 
 
 class States(IterableLMDBDataset):
@@ -400,10 +324,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(root: Path) ->
     state = dataset.state_dict()
     part = {**state, "num_workers": 2, "given": 1}
     for wrong in (
-        {},
         {**state, "consumed": 99},
-        {**state, "seed": 1},
-        {**state, "order": "shuffle=False"},
         {**part, "given": -1},
         {**part, "given": 1.0},
         {**part, "num_workers": 0},
@@ -471,12 +392,6 @@ def test_the_options_apply_to_images_and_labels(root: Path) -> None:
     images, labels = next(iter(new(root / "lmdb")))
     assert (images.shape, images.dtype) == ((BATCH, 3, 8, 8), torch.uint8)
     assert (labels.shape, labels.dtype) == ((BATCH,), torch.int64)
-
-
-def test_shuffling_means_the_same_as_for_make_loader(root: Path) -> None:
-    assert IterableShardDataset(root / "lmdb", shuffle=True).order.shuffle is True
-    assert new(root / "lmdb", shuffle=BlockShuffle(rows=2)).order.shuffle == BlockShuffle(rows=2)
-    assert IterableShardDataset(root / "lmdb").order.shuffle is False
 
 
 def test_readahead_precedes_reading(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

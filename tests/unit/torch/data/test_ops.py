@@ -39,7 +39,7 @@ from shardkit.codecs.geometry import move_mask
 from shardkit.codecs.image import Decoding
 from shardkit.dataset import decode as decoding
 from shardkit.dataset.located import EncodedImage
-from shardkit.errors import BadImage, CorruptRecord
+from shardkit.errors import BadImage
 from shardkit.sampling.order import Draws
 from shardkit.torch.data import crops, ops
 from shardkit.torch.data.images import frame_of
@@ -628,24 +628,6 @@ def test_images_of_different_sizes_are_returned_separately(root: Path) -> None:
     with refused(RuntimeError):
         collate(batch)
     assert collate(dataset[[4, 4]])[0].shape == (2, *dataset[4][0].shape)
-
-
-def test_the_error_for_a_damaged_image_names_it(tmp_path: Path) -> None:
-    files = {f"a/{n}.jpg": jpeg(60, 60, n) for n in range(2)}
-    files["a/2.jpg"] = jpeg(60, 60)[:-400]
-    make_tree(tmp_path / "photos", files)
-    place = make_dataset(tmp_path / "photos", tmp_path / "made", to="webdataset", check="none")
-    dataset = open_dataset(place, decode=CenterCrop(20))
-    row = list(dataset.keys).index("a/2")
-    with pytest.raises(BadImage, match=rf"'a/2' \(row {row}, from 'a/2.jpg'\)"):
-        dataset[:]
-    (shard,) = dataset.shard_paths
-    content = bytearray(shard.read_bytes())
-    row = list(dataset.keys).index("a/1")
-    content[content.index(files["a/1.jpg"]) + 300] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(CorruptRecord, match=rf"'a/1' \(row {row}, from 'a/1.jpg'\)"):
-        open_dataset(place, decode=RandomResizedCrop(20))[row]
 
 
 def test_an_image_with_a_size_other_than_the_indexs_is_refused() -> None:

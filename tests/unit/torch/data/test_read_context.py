@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, Subset
 
 from shardkit import (
     RandomResizedCrop,
-    ShardDataset,
     UsageError,
     collate,
     make_loader,
@@ -329,22 +328,6 @@ def test_several_threads_do_not_seed_the_global_generators(place: Path) -> None:
         assert [image for image, _ in dataset[:]] == expected
 
 
-@pytest.mark.slow
-def test_random_numbers_are_the_same_in_a_worker_and_here(place: Path) -> None:
-    for transform in (numbers, own_numbers):
-        found = []
-        for options in (
-            {"num_workers": 0},
-            {"engine": "process", "num_workers": 2, "start_method": "fork"},
-        ):
-            dataset = open_dataset(place, transform, decode="torch")
-            loader = make_loader(dataset, 3, shuffle=True, seed=4, **options)
-            found.append([torch.cat([images for images, _ in loader]) for _ in range(2)])
-            loader.close()
-        for here, there in zip(*found, strict=True):
-            assert torch.equal(here, there)
-
-
 def test_with_rng_marks_functions_and_classes() -> None:
     assert with_rng(own_numbers) is own_numbers
 
@@ -359,27 +342,6 @@ def test_with_rng_marks_functions_and_classes() -> None:
 
 
 # Errors of transforms.
-
-
-@pytest.fixture
-def failing(place: Path) -> tuple[ShardDataset, str]:
-    """A dataset whose transform fails for row 5, and that row's key."""
-    plain = open_dataset(place, decode="torch")
-    transform = Fails(KeyError("missing thing"), int(plain[5][0].sum()))
-    assert sum(int(image.sum()) == transform.total for image, _ in plain[:]) == 1
-    return open_dataset(place, transform, decode="torch"), plain.keys[5]
-
-
-def test_a_failed_transform_names_the_sample_and_has_its_cause(
-    failing: tuple[ShardDataset, str],
-) -> None:
-    dataset, key = failing
-    with pytest.raises(TransformFailed) as caught:
-        dataset[[4, 5]]
-    assert isinstance(caught.value.__cause__, KeyError)
-    for part in (repr(key), "row 5,", "KeyError", "missing thing", str(dataset.path)):
-        assert part in str(caught.value)
-    assert len(dataset[[4, 6]]) == 2
 
 
 def nothing(*_: Any) -> None:
@@ -402,34 +364,6 @@ def test_a_transform_that_forgets_to_return_is_named(place: Path) -> None:
             dataset[0]
         with refused(TransformFailed, *facts):
             next(iter(make_loader(dataset, 2, num_workers=0)))
-
-
-@pytest.mark.parametrize("engine", ["plain", "process", "thread"])
-def test_a_failed_transform_is_raised_from_a_worker(
-    failing: tuple[ShardDataset, str], engine: str
-) -> None:
-    dataset, key = failing
-    if engine == "plain":
-        loader: Any = DataLoader(dataset, 3, num_workers=1, multiprocessing_context="fork")
-    else:
-        options: dict[str, Any] = {
-            "engine": engine,
-            "num_workers": 1,
-            "start_method": "fork",
-            "timeout": DEADLINE,
-        }
-        loader = make_loader(dataset, 3, **options)
-    batches = iter(loader)
-    assert len(next(batches)[0]) == 3
-    with pytest.raises(TransformFailed) as caught:
-        next(batches)
-    for part in (repr(key), "row 5,", "KeyError", "missing thing"):
-        assert part in str(caught.value)
-    if engine != "plain":  # there PyTorch makes the exception, of text alone
-        assert isinstance(caught.value.__cause__, KeyError)
-        assert str(caught.value).count("\n") == 0
-    if engine == "process":
-        assert "test_read_context.py" in str(getattr(caught.value.__cause__, "__cause__", ""))
 
 
 # Memory and marks.

@@ -228,13 +228,6 @@ def test_views_of_an_image_share_what_they_read(one: Path) -> None:
         np.testing.assert_array_equal(images[0], samples(one, crop)[0][0])
 
 
-def test_a_loader_reads_planes(planes: Path) -> None:
-    loader = make_loader(open_dataset(planes, decode=CenterCrop(24)), batch_size=4, seed=0)
-    shapes = [tuple(images.shape) for images, _ in loader]
-    assert sum(shape[0] for shape in shapes) == 10
-    assert {shape[1:] for shape in shapes} == {(3, 24, 24)}
-
-
 def test_the_command_counts_encodings_and_estimates_sizes(source: Path, tmp_path: Path) -> None:
     words = "convert", "imagefolder", source, tmp_path / "out", "--to", "lmdb", "--encode", "planes"
     (plan,) = json.loads(invoke(*words, "--dry-run", "--json").stdout)["plan"].values()

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed
-from helpers import FORMATS
 from hypothesis import given
 from hypothesis import strategies as st
-from loading import make_datasets
 from pairwise import pairwise
-from refusals import refused
-from torch.utils.data import ConcatDataset, Subset
 
-from shardkit import BlockShuffle, Rank, UsageError, open_dataset
+from shardkit import BlockShuffle, Rank
 from shardkit.errors import StateMismatch
 from shardkit.sampling.order import Order
 from shardkit.torch.data import schedule as schedule_module
-from shardkit.torch.data.resume import ResumeState, fingerprint
+from shardkit.torch.data.resume import ResumeState
 from shardkit.torch.data.schedule import BatchSchedule, Request
 
 SIZE = 11
@@ -51,13 +45,6 @@ def schedules(
 def plain(requests: Iterator[Request]) -> list[tuple[Any, ...]]:
     """Return requests as values that can be compared."""
     return [(*r[:2], r.rows.tolist(), *r[3:5], r.ahead.tolist()) for r in requests]
-
-
-def test_an_invalid_number_of_samples_is_a_usage_error() -> None:
-    batches: list[Any] = [0, -1, True, 1.5, "2", None]
-    for batch in batches:
-        with refused(UsageError, f"batch_size={batch!r}"):
-            BatchSchedule(Order(size=5), batch, Rank(rank=0, world_size=1))
 
 
 @given(
@@ -135,12 +122,6 @@ def test_padding_never_exceeds_a_batch() -> None:
         [([0], 1)],
     ]
     assert {own[0].consumed for own in every} == {2}
-
-
-def test_an_empty_dataset_has_no_batches() -> None:
-    for remainder in ("drop", "pad", "exact"):
-        for schedule in schedules(2, 3, remainder, size=0, shuffle=True):
-            assert (len(schedule), schedule.samples, list(schedule.requests(0))) == (0, 0, [])
 
 
 def test_the_rank_comes_from_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,13 +236,6 @@ def test_an_iteration_starts_at_the_right_position() -> None:
         assert begins(resume) == expected, f"case {number}"
 
 
-def test_restart_reads_all_of_an_epoch_even_if_it_was_loaded() -> None:
-    resume = a_resume_state()
-    resume.load(state(4, 6))
-    resume.restart(4)
-    assert begins(resume) == (4, 0)
-
-
 def test_the_epoch_is_the_current_or_the_next_one() -> None:
     resume = a_resume_state()
     assert resume.epoch == 0
@@ -279,21 +253,6 @@ def test_the_epoch_is_the_current_or_the_next_one() -> None:
     assert resume.epoch == 5
     resume.set_epoch(4)
     assert resume.epoch == 4
-
-
-def test_a_state_moves_another_run_to_the_same_position() -> None:
-    resume = a_resume_state()
-    assert resume.state() == state(0, 0)
-    run = resume.begin()
-    assert resume.state() == state(0, 0)
-    resume.advance(run, 6)
-    assert resume.state() == state(0, 6)
-    other = a_resume_state()
-    other.load(json.loads(json.dumps(resume.state())))
-    assert other.state() == state(0, 6)  # before anything is read, too
-    resume.advance(run, SIZE)
-    resume.finish(run)
-    assert resume.state() == state(1, 0)
 
 
 @pytest.mark.parametrize(
@@ -325,24 +284,6 @@ def test_an_indivisible_rest_does_not_keep_an_epoch_open() -> None:
         assert (exact.epoch, begins(exact)) == (4, (4, 10))
 
 
-def test_epochs_of_an_empty_dataset_advance() -> None:
-    resume = a_resume_state(size=0)
-    for epoch in range(3):
-        run = resume.begin()
-        assert (run.epoch, run.consumed) == (epoch, 0)
-        resume.finish(run)
-
-
-def test_an_invalid_epoch_is_a_usage_error_and_changes_nothing() -> None:
-    resume = a_resume_state()
-    resume.load(state(4, 6))
-    epochs: list[Any] = [-1, 1.0, True, "1", None, np.float64(1)]
-    for epoch in epochs:
-        with refused(UsageError, f"epoch={epoch!r}"):
-            resume.set_epoch(epoch)
-    assert begins(resume) == (4, 6)
-
-
 def test_an_epoch_may_be_an_integer_of_numpy_and_its_state_is_json() -> None:
     resume = a_resume_state()
     resume.set_epoch(int(np.int64(3)))
@@ -368,114 +309,3 @@ def test_a_state_includes_the_shuffle_and_the_seed() -> None:
             resume.load(state(4, 6))
         with pytest.raises(StateMismatch):
             a_resume_state().load(state(4, 6, **changes))
-
-
-def test_a_state_excludes_batch_size_and_ranks() -> None:
-    for other in (1, 4, SIZE):
-        resume = a_resume_state(batch=other, rank={"rank": 1, "world_size": 2, "remainder": "pad"})
-        resume.load({**state(4, 6), "worker": 3, "more": [1]})
-        assert begins(resume) == (4, 6)
-
-
-def test_the_state_of_a_worker_is_not_the_state_of_a_run() -> None:
-    resume = a_resume_state()
-    resume.load(state(2, 3))
-    part = state(4, 6, worker=1, num_workers=2, given=1)
-    with pytest.raises(StateMismatch, match="worker"):
-        resume.load(part)
-    assert begins(resume) == (2, 3)
-    resume.load(part, of_worker=True)
-    assert begins(resume) == (4, 6)
-
-
-MISSING = object()
-
-WRONG: list[tuple[str, Any, tuple[str, ...]]] = [
-    ("version", 2, ("version 2", "version 1")),
-    ("version", MISSING, ("version None",)),
-    ("dataset", "range of 12", ("'range of 12'", "'range of 11'")),
-    ("dataset", MISSING, ("dataset is None",)),
-    ("samples", 12, ("samples is 12", "11")),
-    ("seed", 1, ("seed is 1", "0")),
-    ("seed", "0", ("seed is '0'",)),
-    ("order", "shuffle=True", ("'shuffle=True'", "'shuffle=False'")),
-    ("order", MISSING, ("order is None",)),
-    *(("epoch", value, ()) for value in (MISSING, -1, 1.0, True, "1")),
-    *(("consumed", value, ()) for value in (MISSING, -1, 2.5, None)),
-    ("consumed", 12, ("12 of 11",)),
-]
-
-
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
-    for name, value, facts in WRONG:
-        resume = a_resume_state()
-        resume.load(state(2, 3))
-        wrong = {**state(4, 6), name: value}
-        if value is MISSING:
-            del wrong[name]
-        with refused(StateMismatch, *facts):
-            resume.load(wrong)
-        assert resume.state() == state(2, 3)
-        assert begins(resume) == (2, 3)
-
-
-def test_garbage_is_refused_as_a_state() -> None:
-    others: list[Any] = [None, 3, "state", [], {}, [("epoch", 1)], {"epoch": 1}]
-    for rubbish in others:
-        with refused(StateMismatch):
-            a_resume_state().load(rubbish)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Datasets of eight images in all formats, below ``one`` and others below ``other``."""
-    root = tmp_path_factory.mktemp("schedule")
-    make_datasets(root / "one", 8)
-    make_datasets(root / "other", 8, first=1)
-    return root
-
-
-def test_a_dataset_is_identified_by_its_content(root: Path, tmp_path: Path) -> None:
-    dataset = open_dataset(root / "one/lmdb")
-    shutil.copytree(root / "one/lmdb", tmp_path / "copy")
-    copy = open_dataset(tmp_path / "copy", str, str, "numpy", verify=False)
-    assert fingerprint(copy) == fingerprint(dataset) == dataset.manifest.content_digest[:32]
-    known = {
-        fingerprint(open_dataset(root / name / to)) for name in ("one", "other") for to in FORMATS
-    }
-    assert len(known) == 2  # the same in each format
-
-
-def test_subsets_and_chains_are_identified_by_their_parts(root: Path) -> None:
-    one, other = (open_dataset(root / name / "lmdb") for name in ("one", "other"))
-    every = [
-        one,
-        Subset(one, range(8)),
-        Subset(one, [0, 1, 2]),
-        Subset(one, [2, 1, 0]),
-        Subset(one, [0, 1]),
-        Subset(one, []),
-        Subset(other, [0, 1, 2]),
-        Subset(Subset(one, [0, 1, 2]), [0, 1]),
-        ConcatDataset([one]),
-        ConcatDataset([one, other]),
-        ConcatDataset([other, one]),
-        ConcatDataset([ConcatDataset([one]), other]),
-        ConcatDataset([Subset(one, [0, 1, 2]), other]),
-    ]
-    assert len({fingerprint(dataset) for dataset in every}) == len(every)
-
-
-def test_the_same_rows_are_the_same_subset_in_any_container(root: Path) -> None:
-    dataset = open_dataset(root / "one/lmdb")
-    kinds: list[Any] = [[1, 2, 3], (1, 2, 3), range(1, 4), np.array([1, 2, 3], np.int32)]
-    kinds.append(torch.tensor([1, 2, 3]))
-    assert len({fingerprint(Subset(dataset, kind)) for kind in kinds}) == 1
-
-
-def test_other_datasets_are_identified_by_type_and_length() -> None:
-    assert fingerprint(range(8)) == "range of 8"
-    assert fingerprint([1]) == "list of 1"
-    numbers: Any = [1, 2, 3]
-    known = [fingerprint(Subset(numbers, rows)) for rows in ([0, 1], [0, 2], [0, 1])]
-    assert known[0] == known[2] != known[1]

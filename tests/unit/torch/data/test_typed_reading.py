@@ -94,7 +94,6 @@ def assert_equal(actual: list[Pixels], expected: list[Pixels]) -> None:
 def test_native_and_torch_and_numpy_are_the_pixels(made: tuple[Path, list[Pixels]]) -> None:
     place, stored = made
     assert_equal(read(place, decode="torch"), stored)
-    assert_equal(read(place, decode="torch"), stored)
     dataset = open_dataset(place, fields=["image"], decode="numpy")
     assert_equal([dataset[row][0] for row in range(ROWS)], stored)
 

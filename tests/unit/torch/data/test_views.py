@@ -139,28 +139,6 @@ class Reversed(Dataset[Any]):
         return self._dataset[len(self) - 1 - row]
 
 
-def test_nested_datasets_keep_their_positions(path: Path) -> None:
-    one, other = (open_dataset(path.parent / to, decode=CROP) for to in ("lmdb", "hdf5"))
-    mixed: Any = ConcatDataset([Subset(one, [4, -1, 4]), Reversed(other), Subset(other, range(5))])
-    loader = make_loader(mixed, len(mixed), with_rows=True, num_workers=0)
-
-    ((_, labels, rows),) = loader
-
-    assert labels.tolist() == [mixed[row][1] for row in range(len(mixed))]
-    assert rows.tolist() == list(range(len(mixed)))
-
-
-def test_rows_of_a_subset_are_those_of_its_dataset(path: Path) -> None:
-    dataset = open_dataset(path, decode=CROP)
-    inner = Subset(Subset(dataset, [9, 7, 5, 3]), [3, 1, 1])
-    loader = make_loader(inner, 3, with_rows=True, num_workers=0)
-
-    ((_, labels, rows),) = loader
-
-    assert rows.tolist() == [3, 7, 7]
-    assert labels.tolist() == dataset.targets[[3, 7, 7]].tolist()
-
-
 def test_repeats_are_counted_by_row_and_view(path: Path, tmp_path: Path) -> None:
     """The n-th copy of a row draws as the n-th of another that repeats it so often."""
     one, same = (open_dataset(path, numbers) for _ in range(2))
@@ -479,18 +457,6 @@ def test_a_samplers_rows_repeat_with_seed_and_epoch_and_draw_separately(
     assert list(itertools.chain(*itertools.chain(*zip(*ranks, strict=True)))) == first
 
 
-def test_a_run_with_a_sampler_resumes_exactly(path: Path) -> None:
-    dataset = open_dataset(path, decode=CROP)
-    loader = sampled(dataset)
-    batches = iter(loader)
-    next(batches), next(batches)
-    state = loader.state_dict()
-    again = sampled(dataset, 5)
-    again.load_state_dict(state)
-
-    assert list(itertools.chain(*prints_of(again))) == list(itertools.chain(*prints_of(batches)))
-
-
 HALF = [*range(ROWS // 2)]
 
 SAMPLERS: dict[str, Any] = {
@@ -578,15 +544,3 @@ def test_pytorch_s_arguments_set_the_options_of_the_same_meaning(path: Path) -> 
 
     assert {name: getattr(loader.options, name) for name in given} == given
     assert (loader.num_workers, loader.drop_last, len(loader)) == (3, True, ROWS // 4)
-
-
-def test_wrong_arguments_of_pytorch_are_refused(path: Path) -> None:
-    wrong: dict[str, Any] = {
-        "num_workers": -1,
-        "prefetch_factor": 0,
-        "timeout": -1,
-        "collate_fn": 3,
-    }
-    for name, value in wrong.items():
-        with refused(UsageError, f"{name}={value}"):
-            make_loader(open_dataset(path), 4, **{name: value})

@@ -23,7 +23,7 @@ from loading import same
 from refusals import refused
 
 from shardkit import UsageError, make_loader, open_dataset
-from shardkit.torch.engine import preflight, processes, workers
+from shardkit.torch.engine import processes, workers
 from shardkit.torch.engine.options import ENGINES, START_METHODS, LoaderOptions
 from shardkit.torch.loader import Loader
 
@@ -64,18 +64,6 @@ def test_extreme_options_are_accepted() -> None:
             assert getattr(LoaderOptions(**{name: value}), name) == value
 
 
-def test_options_are_immutable() -> None:
-    options = LoaderOptions()
-    for field in dataclasses.fields(options):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(options, field.name, getattr(options, field.name))
-
-
-def test_options_are_keyword_only() -> None:
-    with pytest.raises(TypeError):
-        LoaderOptions(None)  # type: ignore[call-arg]
-
-
 def test_every_option_is_documented() -> None:
     docs = Path(__file__).parents[4] / "docs"
     text = "".join((docs / name).read_text("utf-8") for name in PAGES)
@@ -104,14 +92,6 @@ def test_memory_is_pinned_as_requested_or_with_an_accelerator() -> None:
     for asked, accelerator in itertools.product((None, True, False), (True, False)):
         found = LoaderOptions(pin_memory=asked).resolved(2, pinned=accelerator)
         assert found.pinned is (accelerator and asked is not False)
-
-
-def test_the_default_is_the_cpus_divided_among_local_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(preflight, "usable_cpus", lambda: 7)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert make_loader([1], 1, engine="thread").num_workers == 2
 
 
 def method_of(loader: Loader) -> str | None:

@@ -30,13 +30,12 @@ from loading import (
     crc,
     epoch_by_hand,
     make_datasets,
-    prints_of,
     row_order,
     same,
 )
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from shardkit import Rank, collate, make_loader, open_dataset
+from shardkit import Rank, make_loader, open_dataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -73,26 +72,6 @@ def test_spawned_workers_give_the_same_epoch(root: Path) -> None:
     )
     expected = epochs_of(every, {"engine": "thread", "num_workers": 0})  # so it was read before
     assert same(epochs_of(every, in_processes(1, start_method="spawn")), expected)
-
-
-def test_an_epoch_reaches_persistent_workers_of_a_plain_loader(root: Path) -> None:
-    dataset = open_dataset(root / "lmdb", decode=CROP)
-    alone = open_dataset(root / "lmdb", decode=CROP)
-    loader = DataLoader(
-        dataset,
-        BATCH,
-        num_workers=2,
-        collate_fn=collate,
-        persistent_workers=True,
-        multiprocessing_context="fork",
-    )
-    found = []
-    for epoch in (0, 1, 4):
-        dataset.set_epoch(epoch, SEED)
-        found.append(prints_of(loader))
-        expected = epoch_by_hand(alone, row_order(seed=SEED), epoch, BATCH, (0, 1))
-        assert found[-1] == expected
-    assert found[0] != found[1] != found[2]
 
 
 def three_numbers(image: Any) -> torch.Tensor:

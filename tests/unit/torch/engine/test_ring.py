@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import pickle
 from collections import OrderedDict, namedtuple
@@ -16,7 +15,6 @@ import pytest
 import torch
 import torch.multiprocessing
 from helpers import DEADLINE
-from refusals import refused
 from torch.utils.data import Dataset
 
 from shardkit import make_loader
@@ -419,11 +417,10 @@ def test_numpy_arrays_of_a_slot_stay_valid(link: Link) -> None:
 
 
 class Rows(Dataset[Any]):
-    """Batches of blocks that hold their row's number, some of them failing."""
+    """Batches of blocks that hold their row's number."""
 
-    def __init__(self, size: int, fails: int = -1) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.fails = fails
 
     def __len__(self) -> int:
         return self.size
@@ -432,8 +429,6 @@ class Rows(Dataset[Any]):
         block = new_block((len(rows), 40, 50), shared=True)
         for values, row in zip(block, rows, strict=True):
             values.fill_(row % 251)
-        if self.fails in rows:
-            raise ValueError("this batch fails")
         return [block, torch.tensor(rows), rows]
 
     def __getitem__(self, row: int) -> Any:
@@ -488,21 +483,6 @@ def test_unknown_objects_from_workers_stay_valid() -> None:
     held = list(loader)
     for found, numbers in held:
         check(found.images, numbers)
-    loader.close()
-
-
-def test_a_loader_continues_after_a_failed_batch() -> None:
-    loader = in_workers(Rows(20, fails=9), 4)
-    for _ in range(2):
-        loader.set_epoch(0)
-        seen = 0
-        batches = iter(loader)
-        for block, numbers, _ in itertools.islice(batches, 2):
-            check(block, numbers)
-            seen += len(block)
-        with refused(ValueError):
-            next(batches)
-        assert seen == 8
     loader.close()
 
 
