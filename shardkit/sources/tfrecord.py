@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from shardkit.contracts import Entry, Range, SourceKind, SourceOptions
-from shardkit.errors import BadImage, UsageError, setting
+from shardkit.contracts import Entry, Range, SourceKind
+from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
-from shardkit.options import option
+from shardkit.options import option, same_option
 from shardkit.record import NO_LABEL, Record
+from shardkit.sources.columns import NONE, Column, ColumnOptions, Columns
 from shardkit.sources.driver import FileSource, Listing, Row
 from shardkit.sources.image_files import CHANGED
-from shardkit.sources.images import image_record, is_image
+from shardkit.sources.images import image_record
 from shardkit.sources.inputs import (
     MAX_IMAGE_BYTES,
     OpenedFile,
@@ -29,31 +30,25 @@ from shardkit.sources.inputs import (
     reading,
     stem,
 )
-from shardkit.sources.kept import Kept, kind_of_bytes, parse_keep, value_of
-from shardkit.sources.labels import Value, classes_option, label_of, read_classes
+from shardkit.sources.kept import Kept, kind_of_bytes
+from shardkit.sources.labels import Value, label_of, read_classes
 from shardkit.sources.recognize import having
 from shardkit.sources.tf_example import Feature, Read, features
 from shardkit.sources.tfrecord_file import CHECKSUM, HEADER, length_of, masked, records
-from shardkit.system.text import name_list, quoted
+from shardkit.system.text import quoted
 
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
 
-_LABELS = ("image/class/label", "label", "class", "label/class")
-"""Usual names of the feature with the label."""
+_FIRST = 8
+"""Records that show which features there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TFRecordOptions(SourceOptions):
+class TFRecordOptions(ColumnOptions):
     """The options of this source."""
 
-    image: str | None = option(
-        None, help="Feature with the image.", metavar="FEATURE", shown="the one that is an image"
-    )
-    label: str | None = option(
-        None,
-        help="Feature with the label, one integer or text; none: no labels.",
-        metavar="FEATURE",
-        shown="image/class/label, label or class",
+    label: str | None = same_option(
+        ColumnOptions, "label", shown="the one of a usual name, such as image/class/label"
     )
     label_offset: int = option(
         0,
@@ -68,13 +63,7 @@ class TFRecordOptions(SourceOptions):
         shown="file and position",
         stored="image_name",
     )
-    keep: str | None = option(
-        None,
-        help="More fields to keep, such as caption=text,boxes=image/boxes:json. Records "
-        "may lack those with ?.",
-        metavar="NAME=FEATURE[:KIND][?],...",
-    )
-    classes: str | None = classes_option()
+    keep: str | None = same_option(ColumnOptions, "keep", shown="none")
 
 
 class TFRecord(FileSource):
@@ -85,8 +74,7 @@ class TFRecord(FileSource):
 
     Args:
         pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
-        options: The options. Without ``image``, the image is the only feature that is one in the
-            first record; without ``label``, the label has a usual name there.
+        options: The options. The first records show which columns, called features, there are.
     """
 
     kind = "tfrecord"
@@ -94,16 +82,32 @@ class TFRecord(FileSource):
     def __init__(self, pattern: str | Path, options: TFRecordOptions) -> None:
         super().__init__(pattern, options, _SUFFIXES)
         self.class_names = read_classes(options.classes)
-        self._keep = parse_keep(options.keep)
-        image = options.image
-        label = options.label
-        if image is None or label is None or self._keep:
-            image, label = self._infer(image, label)
-        self._image = image
-        self._label = label
+        path = self.inputs.paths[0]
+        self._chosen = Columns(path, self._columns(path), options, eager=False)
+        self._keep = self._chosen.keep
+        self.schema = self._chosen.schema
+        self._image = self._chosen.image
+        self._label = self._chosen.label
         self._name = options.name
         self._offset = options.label_offset
-        self.settle(image=image, label=label)
+        self.settle(image=self._image, label=self._label or NONE)
+
+    def _columns(self, path: str) -> list[Column]:
+        """Return the features of the first records of a file as columns."""
+        columns: dict[str, Column] = {}
+        try:
+            with reading(path) as view:
+                for record in itertools.islice(records(view), _FIRST):
+                    found = features(view.read, record.start, record.start + record.length)
+                    for name, feature in sorted(found.items()):
+                        if name not in columns or not columns[name].holds:
+                            columns[name] = _column(name, feature, view)
+        except BadImage as error:
+            if not columns:  # the records before it are good
+                raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
+        if not columns:
+            raise UsageError(f"there are no records in {path}")
+        return [*columns.values()]
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image, after comparing both checksums."""
@@ -124,26 +128,39 @@ class TFRecord(FileSource):
         image = _only(self._image, by_name.get(self._image))
         record = image_record(entry, data[image.offset : image.offset + image.length])
         values = {
-            kept.name: _kept(kept, self.schema[kept.name], by_name[kept.source], data)
+            kept.name: self._kept(kept, by_name[kept.source], data)
             for kept in self._keep
             if kept.source in by_name
         }
         return with_fields(record, self.schema, values) if values else record
 
+    def _kept(self, kept: Kept, feature: Feature, data: bytes) -> Any:
+        """Return the value of a field to keep."""
+        if feature.kind == "bytes":
+            place = _only(kept.source, feature)
+            return self._chosen.value(kept, data[place.offset : place.offset + place.length])
+        numbers = _numbers(feature, _reader(data))
+        if self.schema[kept.name].kind != "number":
+            dtype = np.float32 if feature.kind == "float" else np.int64
+            return self._chosen.value(kept, np.array(numbers, dtype))
+        if len(numbers) != 1:
+            raise BadImage(f"its feature {quoted(kept.source)} has {len(numbers)} values, not one")
+        return numbers[0]
+
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the records of all files, in order."""
         (listing,) = listings.values()
-        unused: set[str] = set()
-        self.list_files(listing, functools.partial(self._list, listing, unused))
+        self.list_files(listing, functools.partial(self._list, listing))
+        self.notes += self._chosen.notes
+        offset = f" {self._offset:+}" if self._offset else ""
+        understood = self._chosen.describe("encoded images", self._name)
         return {
             "files": f"{len(self.inputs.paths):,}, with {len(listing):,} records",
-            "image": f"the feature {self._image}",
-            "label": f"the feature {self._label}" + (f" {self._offset:+}" if self._offset else ""),
-            **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
-            "unused": ", ".join(sorted(unused)) or "no feature",
+            **understood,
+            "label": understood["label"] + offset * bool(self._label),
         }
 
-    def _list(self, listing: Listing, unused: set[str], number: int, view: OpenedFile) -> None:
+    def _list(self, listing: Listing, number: int, view: OpenedFile) -> None:
         folder = stem(self.inputs.names[number], (".gz",))
         folder = stem(folder, _SUFFIXES)
         for row, record in enumerate(limited(self.inputs.paths[number], records(view))):
@@ -163,14 +180,12 @@ class TFRecord(FileSource):
             except BadImage as error:
                 listing.blame(path, str(error))
                 continue
-            kept_ones = {kept.source for kept in self._keep}
-            unused |= by_name.keys() - {self._image, self._label, self._name, *kept_ones}
             spot = place(number, record.offset)
             listing.add(Row(path, listing.code(value), image.length, record.stamp, spot))
 
     def _value(self, view: OpenedFile, by_name: Mapping[str, Feature]) -> Value | None:
         """Return the label of a record; None if labels are not read."""
-        if self._label == "none":
+        if not self._label:
             return None
         feature = by_name.get(self._label)
         if feature is None or feature.kind == "bytes":
@@ -184,32 +199,6 @@ class TFRecord(FileSource):
         if label + self._offset < 0:
             raise BadImage(f"its label {label} is negative after label_offset={self._offset}")
         return label + self._offset
-
-    def _infer(self, image: str | None, label: str | None) -> tuple[str, str]:
-        """Return the names of the features for image and label, from the first record.
-
-        This also gives the fields to keep their kinds.
-        """
-        for path in self.inputs.paths:
-            try:
-                with reading(path) as view:
-                    for record in records(view):
-                        end = record.start + record.length
-                        return self._infer_from(
-                            view, features(view.read, record.start, end), image, label
-                        )
-            except BadImage as error:
-                raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
-        raise UsageError(f"there are no records in {self.inputs.paths[0]}")
-
-    def _infer_from(
-        self, view: OpenedFile, by_name: Mapping[str, Feature], image: str | None, label: str | None
-    ) -> tuple[str, str]:
-        self.schema = {
-            kept.name: kept.field(_kind_of(view, by_name.get(kept.source))) for kept in self._keep
-        }
-        label = label or next((name for name in _LABELS if name in by_name), "none")
-        return image or _image_feature(view, by_name, self.inputs.paths[0]), label
 
 
 def _reader(data: bytes) -> Any:
@@ -235,55 +224,25 @@ def _text(view: OpenedFile, name: str, feature: Feature | None) -> str:
     return view.read(place.offset, place.length).decode("utf-8", "surrogateescape")
 
 
-def _kind_of(view: OpenedFile, feature: Feature | None) -> str:
-    """Return the kind of field for a feature, from its value in the first record."""
-    if feature is None or feature.kind == "empty":
-        return "bytes"
-    if feature.kind == "bytes":
-        if len(feature.ranges) != 1:
-            return "bytes"
+def _column(name: str, feature: Feature, view: OpenedFile) -> Column:
+    """Return a feature as a column, from its value in one record."""
+    if feature.kind == "bytes" and len(feature.ranges) == 1:
         head = view.read(feature.ranges[0].offset, min(4096, feature.ranges[0].length))
-        return kind_of_bytes(head)
+        kind = kind_of_bytes(head)
+        return Column(name, kind, kind, field=Field(kind))
+    if feature.kind in ("bytes", "empty"):
+        return Column(name, feature.kind, "", why=f"it has {len(feature.ranges)} values")
     count = len(feature.numbers) + sum(values.length // 4 for values in feature.floats)
     if count != 1:
-        return "json"
-    return "int64" if feature.kind == "int64" else "float64"
-
-
-def _kept(kept: Kept, field: Field, feature: Feature, data: bytes) -> Any:
-    """Return the value of a field to keep."""
-    if feature.kind == "bytes":
-        place = _only(kept.source, feature)
-        return value_of(kept, field, data[place.offset : place.offset + place.length])
-    numbers = _numbers(feature, _reader(data))
-    if field.kind == "array":
-        return np.array(numbers, np.float32 if feature.kind == "float" else np.int64)
-    if field.kind == "json":
-        return numbers
-    if len(numbers) != 1:
-        raise BadImage(f"its feature {quoted(kept.source)} has {len(numbers)} values, not one")
-    return numbers[0]
+        return Column(name, f"{feature.kind} {count}", "json", field=Field("json"))
+    is_integer = feature.kind == "int64"
+    field = Field("number", "int64" if is_integer else "float64")
+    return Column(name, feature.kind, "integer" if is_integer else "float", field=field)
 
 
 def _numbers(feature: Feature, read: Read) -> list[Any]:
     floats = (np.frombuffer(read(*place), "<f4").tolist() for place in feature.floats)
     return [*feature.numbers, *itertools.chain.from_iterable(floats)]
-
-
-def _image_feature(view: OpenedFile, by_name: Mapping[str, Feature], path: str) -> str:
-    images = [
-        name
-        for name, feature in by_name.items()
-        if feature.ranges and is_image(view.read(feature.ranges[0].offset, 4096))
-    ]
-    if len(images) != 1:
-        listed = name_list(f"{name} ({feature.kind})" for name, feature in sorted(by_name.items()))
-        count = "several features are" if images else "no feature is"
-        raise UsageError(
-            f"{count} an image in the first record of {path}",
-            remedy=f"choose one with {setting('image')}. It has {listed or 'no features'}",
-        )
-    return images[0]
 
 
 SOURCE = SourceKind(

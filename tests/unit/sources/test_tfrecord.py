@@ -100,9 +100,9 @@ def test_the_usual_features_are_found_and_labels_shifted(tmp_path: Path) -> None
     assert labels(found) == ["0", "1", "2"]
     assert [entry.path for entry in found.splits[""].entries] == [f"n01/{n}.png" for n in (1, 2, 3)]
     assert [r.fields["png"] for r in found.splits[""].read(range(3))] == [A, B, C]
-    assert found.understood["image"] == "the feature image/encoded"
+    assert found.understood["image"] == "image/encoded: encoded images"
     assert found.understood["label"].endswith(" -1: 3 integers from 0 to 2")
-    assert found.understood["unused"] == "image/class/text, image/object/bbox/xmin"
+    assert found.understood["unused"] == "image/class/text (text), image/object/bbox/xmin (float 2)"
     assert scan(path).splits[""].entries[0].path == "train-00000-of-00001/00000000"
     (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
     named = scan(path, label_offset=-1, classes=str(tmp_path / "names.txt"))
@@ -189,7 +189,7 @@ def test_more_features_are_kept(tmp_path: Path) -> None:
     assert problems(found) == {
         "x/00000002": "its record has no feature 'meta'; meta? accepts it",
     }
-    assert found.understood["ids"] == "ids: json"
+    assert found.understood["ids"] == "ids (int64 2): json"
     convert(found.source, tmp_path / "made", to="hdf5", shuffle=False, on_error="skip")
     assert verify(tmp_path / "made", against=path).findings == []
     shards = open_shards(tmp_path / "made")
