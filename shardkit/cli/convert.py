@@ -44,14 +44,15 @@ from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import report
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.sources.opening import DivisionOptions, Exclusion
-from shardkit.sources.recognize import Overview, the_kind
+from shardkit.sources.recognize import left_out, the_kinds
+from shardkit.sources.together import together
 from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus
 from shardkit.system.urls import as_url
 
 _READ_AS = "shardkit.read_as"
-"""Entry of `click.Context.meta`: how a source without a name of its kind was recognized, and what
-is left out."""
+"""Entry of `click.Context.meta`: how a source, or each split, was recognized without a name of its
+kind, and what is left out."""
 
 
 class _Sources(click.Group):
@@ -76,9 +77,12 @@ class _Sources(click.Group):
         """Return name, command and arguments; for a path in place of a name, recognize its kind."""
         if args and args[0] not in self.list_commands(ctx) and os.path.exists(args[0]):
             source, *rest = args
-            kind = the_kind(source, rest)
-            ctx.meta[_READ_AS] = str(kind), kind.left_out(Overview(source))
-            args = [*kind.arguments(source), *rest, *kind.by.options(Path(source))]
+            kinds = the_kinds(source, rest)
+            ctx.meta[_READ_AS] = kinds, left_out(source, kinds.values())
+            first, *others = kinds.values()
+            args = [*first.arguments(source), *rest, *first.by.options(Path(source))]
+            if others:
+                args = [first.kind, source, *rest]
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -216,8 +220,10 @@ class _Command(Command):
     ) -> None:
         """Open the source with its own options, then convert it."""
         of_source = {name: words.pop(name) for name in self._of_source}
-        if recognized := click.get_current_context().meta.get(_READ_AS):
-            read_as, others = recognized
+        kinds, others = click.get_current_context().meta.get(_READ_AS, ({}, []))
+        if kinds:
+            evidence = ", and ".join(kind.by.evidence for kind in kinds.values())
+            read_as = f"{self._kind.name}: {evidence}"
             unread = f"; next to it, not read: {some(others)}" if others else ""
             run.report(
                 lambda: {"read_as": read_as, "not_read": others},
@@ -227,7 +233,10 @@ class _Command(Command):
             if "root" in of_source:
                 require_root(src, of_source["root"])
             src = copied(run, src, Copies(cache=of_source.pop("cache")))
-        source = open_source(self._kind.name, src, **of_source)
+        if len(kinds) > 1:
+            source: Source = together(src, kinds, of_source)
+        else:
+            source = open_source(self._kind.name, src, **of_source)
         if isinstance(source, ImageFolder):
             source.rest = [str(dst), "--to", words["to"]]
         _convert(run, options, source, as_url(src) or src, dst, **words)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shardkit.contracts import (
     Recognition,
@@ -27,12 +27,10 @@ from shardkit.sources.named_files import (
     corners,
 )
 from shardkit.sources.places import below
+from shardkit.sources.recognize import Overview, split_in
 from shardkit.system.files import as_name
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import quoted
-
-if TYPE_CHECKING:
-    from shardkit.sources.recognize import Overview
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MOST_BYTES = 16 << 30
@@ -358,9 +356,13 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
             if _is_coco(ends) and (name := re.search(rb'"file_name"\s*:\s*"([^"\\]+)"', ends)):
                 image = name[1].decode("utf-8", "replace")
                 roots = [folder, *folders, *(f"images/{inner}" for inner in seen.folders("images"))]
-                root = next((root for root in roots if seen.has(f"{root}/{image}".lstrip("/"))), "")
-                words = ("--root", f"{{}}/{root}") if root != folder else ()
-                yield Recognition(path, inside=path, words=words)
+                fitting = [root for root in roots if seen.has(below(root, image))]
+                split = [root for root in fitting if split_in(root) == split_in(path) != ""]
+                if folder in fitting or not fitting:
+                    fitting = [folder]
+                for root in dict.fromkeys(split or fitting):
+                    words = ("--root", f"{{}}/{root}") if root != folder else ()
+                    yield Recognition(path, inside=path, words=words)
 
 
 def _is_coco(ends: bytes) -> bool:

@@ -25,6 +25,11 @@ SAMPLES = "samples"
 
 _SAMPLES = "shardkit.sources.samples:Samples"
 
+_TOGETHER = "shardkit.sources.together:reopen"
+
+MEMBER = "member"
+"""The entry of a description with the places of a split's own source, below the path."""
+
 DIVISION = "division"
 """The entry of a description with the rule by which images were divided, and the side."""
 
@@ -168,6 +173,9 @@ def reopen(kind: str, root: Any, described: Described, schema: Schema) -> Source
             f"the dataset was made from a source of kind {quoted(kind)}, which is not installed;",
             remedy=f"choose from {', '.join(source_names())}",
         )
+    if any(MEMBER in description for description in described.values()):
+        together: Source = load(_TOGETHER)(kind, Path(root), described)
+        return together
     return wrapped_as(described, partial(get_source(kind).find, Path(root)))
 
 

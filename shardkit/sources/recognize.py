@@ -9,7 +9,8 @@ import contextlib
 import fnmatch
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,8 @@ _REFUSE_UNREAD = "shardkit.sources.table_layout:refuse_unread_lists"
 
 _MOST = 10_000
 """Names to look at in a folder."""
+
+_SPLIT = re.compile(r"(?<![a-z])(train|val|test|dev|eval)")
 
 _HUB = {"blobs", "snapshots"}
 """Folders in a cache of the Hub."""
@@ -224,6 +227,12 @@ def _has_images(seen: Overview, folder: str, depth: int = 4) -> bool:
     )
 
 
+def split_in(name: str) -> str:
+    """Return the word of a split in a name, such as ``train`` in ``instances_train2017``; or ""."""
+    match = _SPLIT.search(name.lower())
+    return match[1] if match else ""
+
+
 class Recognized(NamedTuple):
     """A kind that has recognized a source."""
 
@@ -242,25 +251,18 @@ class Recognized(NamedTuple):
         file = self.by.inside.rpartition("/")
         return [self.by.inside, *(roots or [file[0]] * ("." in file[2]))]
 
-    def left_out(self, seen: Overview) -> list[str]:
-        """Return what is next to what is read; folders end with a slash."""
-        found = []
-        waiting = [""] * ("" not in self.places)
-        for top in waiting:
-            for name in (*seen.folders(top), *seen.files(top)):
-                place = below(top, name)
-                if any(read.startswith(f"{place}/") for read in self.places):
-                    waiting.append(place)
-                elif place not in self.places:
-                    found.append(place + "/" * (name in seen.folders(top)))
-        return found
-
     @property
     def name(self) -> str:
         """A name of the source among others of the path: that of its split or file, or its kind."""
         folder, _, file = self.by.inside.rpartition("/")
         split = folder.rpartition("/")[2]
         return split if is_split_name(split) else Path(file).stem or self.kind
+
+    @property
+    def split(self) -> str:
+        """The split that its file is of, by its folder or name; "" if it is of none."""
+        folder = self.by.inside.rpartition("/")[0].rpartition("/")[2]
+        return folder if is_split_name(folder) else split_in(Path(self.by.inside).stem)
 
     def below(self, folder: str) -> Recognized:
         """Return the same as it is seen from around the folder."""
@@ -310,8 +312,8 @@ def _is_certainly_other(kind: Recognized) -> bool:
     return kind.by.certain and kind.kind != DEFAULT_SOURCE
 
 
-def the_kind(path: str | Path, rest: Sequence[str]) -> Recognized:
-    """Return the kind of a source.
+def the_kinds(path: str | Path, rest: Sequence[str]) -> Mapping[str, Recognized]:
+    """Return the kind of a source, or of the file of each split.
 
     Args:
         path: The source.
@@ -323,7 +325,9 @@ def the_kind(path: str | Path, rest: Sequence[str]) -> Recognized:
     kinds = recognized(path)
     certain = [kind for kind in kinds if kind.by.certain]
     if len(certain) == 1:
-        return certain[0]
+        return {"": certain[0]}
+    if splits := _splits_of(certain):
+        return splits
     if not kinds:
         raise UsageError(
             f"{path}: no kind of source recognizes it;",
@@ -335,6 +339,34 @@ def the_kind(path: str | Path, rest: Sequence[str]) -> Recognized:
         f"{path} may be {', or '.join(map(str, may_be))}",
         remedy=f"Choose {_commands(may_be, path, rest)}",
     )
+
+
+def _splits_of(kinds: Sequence[Recognized]) -> Mapping[str, Recognized]:
+    """Return the kind of each split, if each has one file of the same kind; otherwise nothing.
+
+    Of COCO, the files of instances count, and not those of captions and keypoints next to them.
+    """
+    instances = [kind for kind in kinds if Path(kind.by.inside).stem.startswith("instances")]
+    kinds = instances or kinds
+    splits = {kind.split: kind for kind in kinds}
+    is_one = {kind.kind for kind in kinds} in ({"coco"}, {"table"})
+    return splits if is_one and 1 < len(splits) == len(kinds) and "" not in splits else {}
+
+
+def left_out(path: str | Path, kinds: Iterable[Recognized]) -> list[str]:
+    """Return what is next to what is read below a path; folders end with a slash."""
+    seen = Overview(path)
+    read = [place for kind in kinds for place in kind.places]
+    found = []
+    waiting = [""] * ("" not in read)
+    for top in waiting:
+        for name in (*seen.folders(top), *seen.files(top)):
+            place = below(top, name)
+            if any(other.startswith(f"{place}/") for other in read if place not in read):
+                waiting.append(place)
+            elif place not in read:
+                found.append(place + "/" * (name in seen.folders(top)))
+    return found
 
 
 def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = False) -> None:
@@ -365,7 +397,9 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = 
 
 
 def _commands(kinds: Sequence[Recognized], path: str | Path, rest: Sequence[str]) -> str:
-    """Return the commands; several get datasets of their own."""
+    """Return the commands; several get datasets of their own, unless they are splits."""
+    if _splits_of(kinds):
+        return f"shardkit convert {shell(path, *(rest or ('DST',)))}"
     target, *options = rest or ("DST",)
     several = len({(kind.kind, kind.by.inside) for kind in kinds}) > 1
     names = [kind.name for kind in kinds]

@@ -17,7 +17,7 @@ from shardkit.sources.columns import ones_of, usual_label
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.images import has_image_suffix
 from shardkit.sources.places import below
-from shardkit.sources.recognize import Overview
+from shardkit.sources.recognize import Overview, split_in
 from shardkit.sources.table_rows import SUFFIXES
 from shardkit.sources.table_text import LISTS, first_rows
 from shardkit.system.safe_paths import parts_of
@@ -26,7 +26,6 @@ from shardkit.system.text import shell
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NO_DATA = re.compile(r".*submission|metadata\.", re.I)
 _OF_IMAGES = re.compile(r"im(age|g)|photo|pic", re.I)
-_SPLIT = re.compile(r"(?<![a-z])(train|val|test|dev|eval)")
 _START = 1 << 16
 """Bytes of a file to look at."""
 _MOST = 1000
@@ -114,8 +113,8 @@ def _way(seen: Overview, file: str, folders: Sequence[str], names: Set[bytes]) -
     """Return the command for images whose labels may be in a file; "" if none are."""
     name = PurePath(file).name.lower()
     content = seen.ends(file) if name.endswith((*_TEXTS, ".csv")) else b""
-    split = _split_of(name) or "labels"
-    root = next((folder for folder in folders if _split_of(folder) == split), folders[0])
+    split = split_in(name) or "labels"
+    root = next((folder for folder in folders if split_in(folder) == split), folders[0])
     words = ["DST", "--to", "lmdb", "--root", seen.path / root]
     table = f"> {split}.csv; shardkit convert {shell('table', f'{split}.csv', *words)}"
     path = shell(seen.path / file)
@@ -151,7 +150,7 @@ def _folders(seen: Overview, top: str) -> list[str]:
     full = [name for name in inner if seen.images(name)]
     nested = [f"{n}/{of}" for n in inner if not is_split_name(n) for of in seen.folders(n)]
     classes = {PurePath(name).name for name in (*full, *filter(seen.images, nested))}
-    if sum(not (_split_of(name) or _OF_IMAGES.search(name)) for name in classes) > 1:
+    if sum(not (split_in(name) or _OF_IMAGES.search(name)) for name in classes) > 1:
         return []
     return [top, *full]
 
@@ -238,16 +237,11 @@ def _has(seen: Overview, folders: Sequence[str], name: str) -> bool:
 
 def _meant(file: str, fitting: Sequence[str], folders: Sequence[str]) -> Sequence[str]:
     """Return the folders that fit the name of a table best; none if another one should."""
-    split = _split_of(PurePath(file).name)
-    meant = [folder for folder in folders if split and _split_of(folder) == split]
-    if "/" in file or not any(meant) or all(not _split_of(folder) for folder in fitting):
+    split = split_in(PurePath(file).name)
+    meant = [folder for folder in folders if split and split_in(folder) == split]
+    if "/" in file or not any(meant) or all(not split_in(folder) for folder in fitting):
         return fitting
     return [folder for folder in fitting if folder in meant]
-
-
-def _split_of(name: str) -> str:
-    match = _SPLIT.search(name.lower())
-    return match[1] if match else ""
 
 
 def _only(columns: dict[str, list[str]], image: str) -> str:

@@ -1,0 +1,166 @@
+"""Sources of one kind as the splits of one folder, such as COCO's files of annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardkit.contracts import Entry, Scan, Source
+from shardkit.errors import CorruptDataset, UsageError
+from shardkit.record import Record
+from shardkit.registry import get_source, open_source
+from shardkit.sources.opening import MEMBER, Described
+from shardkit.sources.recognize import Recognized
+from shardkit.system.files import as_name, as_text
+from shardkit.system.safe_paths import parts_of
+from shardkit.system.text import name_list
+
+
+class Member(NamedTuple):
+    """The source of a split."""
+
+    source: Source
+    places: Sequence[str]
+    """Its path below the folder, and that of its images."""
+
+
+class Together(Source):
+    """Sources of one kind, each of which is a split.
+
+    Args:
+        root: The folder that has all of them.
+        members: The source of each split.
+    """
+
+    def __init__(self, root: Path, members: Mapping[str, Member]) -> None:
+        self.root = root
+        self.members = members
+        self.kind = next(iter(members.values())).source.kind
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def paths(self) -> Sequence[Path]:
+        """Return the folder."""
+        return [self.root]
+
+    def describe(self, split: str) -> Mapping[str, Any]:
+        """Return the description of a split, with its place in the folder."""
+        source, places = self.members[split]
+        name = as_text(self.root.resolve().name)
+        return {**source.describe(""), "name": name, MEMBER: list(places)}
+
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the images of all splits, which share their classes.
+
+        Raises:
+            UsageError: If a source cannot be listed, or their fields differ.
+        """
+        scans = {name: member.source.scan(classes) for name, member in self.members.items()}
+        known = _united([scan.classes or () for scan in scans.values()], classes)
+        if any(scan.classes != known for scan in scans.values() if scan.classes):
+            scans = {name: member.source.scan(known) for name, member in self.members.items()}
+        first, *others = ({**scan.schema, "label": None} for scan in scans.values())
+        if any(schema != first for schema in others):
+            fields = "; ".join(f"{name}: {name_list(scan.schema)}" for name, scan in scans.items())
+            raise UsageError(
+                f"{self}: the splits have different fields, or classes of boxes ({fields});",
+                remedy="convert each file by itself",
+            )
+        every = [*scans.values()]
+        labeled = next((scan for scan in every if scan.classes), every[0])
+        return Scan(
+            source=self,
+            splits={
+                name: replace(scan.splits[""], source=self, split=name)
+                for name, scan in scans.items()
+            },
+            classes=known,
+            ignored={name: scan.ignored[""] for name, scan in scans.items()},
+            problems={name: scan.problems[""] for name, scan in scans.items()},
+            understood={
+                f"{name} {term}": text
+                for name, scan in scans.items()
+                for term, text in scan.understood.items()
+            },
+            notes=[f"{name}: {note}" for name, scan in scans.items() for note in scan.notes],
+            fields=labeled.fields,
+        )
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image."""
+        return self.members[split].source.read("", entry)
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the location of an image."""
+        return self.members[split].source.locate("", entry)
+
+    def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
+        """Return the file of each image, if records have no other fields."""
+        return self.members[split].source.files("", entries)
+
+
+def _united(
+    listed: Sequence[Sequence[str]], classes: Sequence[str] | None
+) -> tuple[str, ...] | None:
+    """Return the classes of all splits: those of an earlier conversion first, numbers by value."""
+    longest = max(listed, key=len)
+    if all(list(longest[: len(names)]) == list(names) for names in listed):
+        return tuple(longest) or None
+    known = list(classes or ())
+    return (*known, *sorted({name for names in listed for name in names}.difference(known)))
+
+
+def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, Any]) -> Together:
+    """Return the source of splits that were recognized in a folder.
+
+    Args:
+        root: The folder.
+        kinds: What was recognized, by split.
+        options: The options of all of them; those that were recognized fill in for None.
+
+    Raises:
+        UsageError: If one cannot be opened.
+    """
+    members = {}
+    for name, kind in kinds.items():
+        words = kind.by.options(root)
+        given = {key: value for key, value in options.items() if value is not None}
+        recognized = {
+            option[2:].replace("-", "_"): value
+            for option, value in zip(words[::2], words[1::2], strict=True)
+        }
+        source = open_source(kind.kind, root / as_name(kind.by.inside), **{**recognized, **given})
+        members[name] = Member(source, kind.places)
+    return Together(root, members)
+
+
+def reopen(kind: str, root: Path, described: Described) -> Together:
+    """Return the source that the manifests of splits describe.
+
+    Raises:
+        CorruptDataset: If a description is damaged.
+        UsageError: If a source cannot be opened.
+    """
+    members = {}
+    for name, description in described.items():
+        file, folder = _places(description)
+        rest = {key: value for key, value in description.items() if key != MEMBER}
+        path = Path(f"{root / as_name(file)}@{root / as_name(folder)}")
+        members[name] = Member(get_source(kind).find(path, {"": rest}), (file, folder))
+    return Together(root, members)
+
+
+def _places(description: Mapping[str, Any]) -> tuple[str, str]:
+    try:
+        file, folder = description[MEMBER]
+        parts_of(as_name(file))
+        if folder:
+            parts_of(as_name(folder))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptDataset(
+            f"the manifest does not state the files of the split: {error}"
+        ) from error
+    return file, folder
