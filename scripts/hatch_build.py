@@ -111,7 +111,7 @@ def compile_to(target: Path, sources: Path) -> None:
         define_macros=macros,
         py_limited_api=is_stable,
         extra_compile_args=[*FLAGS, *_more_flags()],
-        extra_link_args=_more_flags(),
+        extra_link_args=["-lm", *_more_flags()],
         **library,
     )
     distribution = Distribution({"name": "shardkit", "ext_modules": [extension]})

@@ -673,7 +673,6 @@ def convert(
     resize: int | tuple[int, int] | str | None = None,
     resize_mode: Literal["shorter", "longer", "crop", "pad", "stretch"] | None = None,
     filter: Literal["bicubic", "bilinear", "lanczos", "box"] = "bicubic",
-    resizer: Literal["pillow", "torch"] = "pillow",
     dct_scaling: bool = False,
     enlarge: bool = False,
     max_pixels: int | None = None,
@@ -733,9 +732,6 @@ def convert(
             ``pad``, ``stretch``. Default: shorter for N, crop for HxW.
         filter: Interpolation; all filters are antialiased. One of ``bicubic``, ``bilinear``,
             ``lanczos``, ``box``.
-        resizer: Library that scales images. torch (bicubic or bilinear) is faster for large
-            folders, but each process needs 1 s and 200 MB to load it. A few values differ from
-            Pillow's, by 1 or 2. One of ``pillow``, ``torch``.
         dct_scaling: Decode JPEGs at reduced size if their sides are at least 4x the target's. 2.5x
             faster for 2000-pixel photographs, but not exact: PSNR compared with the default, over
             200 photographs, was at least 38 dB, and 50 dB or more in the median.

@@ -6,9 +6,7 @@ Masks, boxes and keypoints follow the geometry of the primary image.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from importlib import import_module
 from operator import index
 from typing import Any, NamedTuple
 
@@ -28,7 +26,7 @@ from shardkit.codecs.image import (
 from shardkit.codecs.image_type import RGB, ImageType, TypedPixels
 from shardkit.codecs.jpeg_faults import jpeg_loss
 from shardkit.codecs.limits import MAX_PIXELS, TooManyPixels, in_turn_if_large, pixels_up_to
-from shardkit.codecs.reduced import reduction
+from shardkit.codecs.reduced import LEAST_SIDE, reduction, sufficient_eighths
 from shardkit.codecs.structure import webp_is_lossless
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
@@ -71,17 +69,6 @@ class ConvertedRecord(NamedTuple):
     """With each image's size and notes in its metadata."""
     notes: dict[str, int]
     """The `NOTES` on its images."""
-
-
-def at_work(recipe: Recipe) -> AbstractContextManager[None]:
-    """Return a context manager in which to convert many records.
-
-    It loads the library that scales, and keeps that library from starting threads.
-    """
-    if recipe.resizer == "pillow":
-        return nullcontext()
-    context: AbstractContextManager[None] = _scaling().one_thread()
-    return context
 
 
 def convert_record(
@@ -361,14 +348,25 @@ class _Conversion:
     def _scaled(self, size: Size) -> TypedPixels:
         """Return the upright, scaled image."""
         recipe = self.recipe
-        if recipe.dct_scaling and self.field == "jpg" and size != self.info.upright:
+        scales_jpeg = self.field == "jpg" and size != self.info.upright
+        if scales_jpeg and (scaled := self._scaled_at_once(size)) is not None:
+            return scaled
+        if scales_jpeg and recipe.dct_scaling:
             return self._scaled_by_dct(size)
         pixels = turn(self._decode(), self.info.orientation)
-        if recipe.resizer == "torch":
-            scaled: TypedPixels = _scaling().scale(pixels, size, recipe.filter)
-            return scaled
         whole = (0.0, 0.0, float(pixels.shape[1]), float(pixels.shape[0]))
         return self.codec.scale(pixels, whole, size[::-1], recipe.filter)
+
+    def _scaled_at_once(self, size: Size) -> TypedPixels | None:
+        """Return a JPEG that is scaled while it is decoded; None if it is no ordinary one."""
+        recipe = self.recipe
+        if self.pixels != "rgb" or self.info.orientation != 1:
+            return None
+        if recipe.dct_scaling and min(self.size) < LEAST_SIDE:
+            return None
+        least = (2 * size[0], 2 * size[1]) if recipe.dct_scaling else (0, 0)
+        eighths = sufficient_eighths(self.size, least)
+        return compiled.scale_jpeg(self.data, self.size, eighths, size, recipe.filter)
 
     def _scaled_by_dct(self, size: Size) -> TypedPixels:
         """Return a JPEG scaled to ``size``, from a reduced decode with at least twice its sides."""
@@ -392,11 +390,6 @@ class _Conversion:
                 raise BadImage(f"it is damaged: {loss} ({TOLERATE})")
             self.notes["damaged" if loss else "odd"] = 1
         return pixels
-
-
-def _scaling() -> Any:
-    """Return the module that loads torch, only for recipes that need it."""
-    return import_module("shardkit.codecs.scaling")
 
 
 def _check_size(*sizes: Size) -> None:

@@ -40,9 +40,6 @@ DEFAULT_QUALITY = 90
 TOO_SMALL = "--enlarge or --resize-mode pad"
 """Options that accept images too small for raw pixels of one size, as messages name them."""
 
-_TORCH_FILTERS = ("bicubic", "bilinear")
-"""The `FILTERS` that torch has with antialiasing."""
-
 ENCODED_AS = {"jpeg": "jpg", "png": "png", "webp": "webp", "raw": "raw", "planes": PLANES}
 """The image field of each encoding; ``keep`` keeps that of the file."""
 _TYPED_ENCODINGS = {"gray": ("keep", "png", "jpeg", "raw"), "keep": ("keep", "png", "raw")}
@@ -138,15 +135,6 @@ class RecipeOptions:
         choices=tuple(FILTERS),
         requires="resize",
     )
-    resizer: str = option(
-        "pillow",
-        help="Library that scales images. torch (bicubic or bilinear) is faster for large folders, "
-        "but each process needs 1 s and 200 MB to load it. A few values differ from Pillow's, by 1 "
-        "or 2.",
-        choices=("pillow", "torch"),
-        requires="resize",
-        left_out=True,
-    )
     dct_scaling: bool = option(
         False,
         help="Decode JPEGs at reduced size if their sides are at least 4x the target's. 2.5x "
@@ -227,14 +215,7 @@ class Recipe(RecipeOptions):
             raise UsageError(
                 f"quality has no effect with the encoding {self.encode}", remedy="leave one out"
             )
-        if self.resizer == "torch" and self.filter not in _TORCH_FILTERS:
-            raise UsageError(
-                f"the resizer torch has no filter {self.filter}",
-                remedy=f"use {' or '.join(_TORCH_FILTERS)}, or the resizer pillow",
-            )
         self._check_pixels()
-        if self.dct_scaling and self.resizer != "pillow":
-            raise UsageError("dct_scaling requires a resize with the resizer pillow")
         if self.resize is not None and self.resize_mode is None:
             mode = "shorter" if isinstance(self.resize, int) else "crop"
             object.__setattr__(self, "resize_mode", mode)
@@ -274,10 +255,10 @@ class Recipe(RecipeOptions):
                 f"quality with {setting('pixels', self.pixels)} requires "
                 f"{setting('encode', 'jpeg')}"
             )
-        if self.resizer != "pillow" or self.dct_scaling:
+        if self.dct_scaling:
             raise UsageError(
-                f"{setting('resizer', 'torch')} and dct_scaling are for {setting('pixels', 'rgb')}",
-                remedy=f"leave them out with {setting('pixels', self.pixels)}",
+                f"{setting('dct_scaling', True)} is for {setting('pixels', 'rgb')}",
+                remedy=f"leave it out with {setting('pixels', self.pixels)}",
             )
         if self.pixels == "keep" and self.fill != WHITE:
             raise UsageError(

@@ -3,7 +3,7 @@
  *   native FILE...
  *
  * Each file is decoded as a PNG and as a JPEG: whole and in regions, at all scales, with true and false
- * sizes, and to planes, which are converted. Its bytes also serve as index entries, pieces and pixels, as
+ * sizes, and to planes, which are converted. A JPEG is scaled and encoded. Its bytes also serve as index entries, pieces and pixels, as
  * an image to inspect and as a shard to walk and index. Nothing is compared; the sanitizers report. */
 #include "convert.h"
 #include "png.h"
@@ -93,6 +93,42 @@ static void decode_whole(const uint8_t *data, size_t length) {
             decoded += sk_read_whole_jpeg(&whole) == SK_DONE;
             free(whole.out);
         }
+}
+
+/* Scale a JPEG while it is decoded, and encode the result, in memory that is exactly as large or smaller. */
+static void scale(const uint8_t *data, size_t length) {
+    static const int32_t sides[] = {1, 5, 40, 300};
+    sk_whole_jpeg header = {.data = data, .length = length};
+    if (sk_read_whole_jpeg(&header) != SK_DONE ||
+        (uint64_t)header.width * header.height > 1 << 20)
+        return;
+    for (int n = 0; n < 16; n++) {
+        int32_t width = sides[n % 4], height = sides[n / 4];
+        size_t size = 3 * (size_t)width * (size_t)height, room = size / (size_t)(1 + n % 3) + 1000;
+        sk_scaled_jpeg scaled = {
+            .data = data,
+            .length = length,
+            .width = header.width,
+            .height = header.height + (n == 9),
+            .eighths = 1 + n % 8,
+            .box = {0, 0, header.width * (1 + n % 8) / 8.0, header.height * (1 + n % 8) / 8.0},
+            .to_width = width,
+            .to_height = height,
+            .filter = (enum sk_filter)(n % SK_FILTERS),
+            .tall_first = n % 2,
+            .out = malloc(size),
+        };
+        uint8_t *encoded = malloc(room);
+        if (scaled.out == NULL || encoded == NULL) abort();
+        if (sk_scale_jpeg(&scaled) == SK_DONE) {
+            int channels = n % 2 ? 1 : 3;
+            uint32_t wide = (uint32_t)(channels == 1 ? 3 * width : width);
+            decoded += sk_encode_jpeg(scaled.out, wide, (uint32_t)height, channels, 1 + n * 6,
+                                      encoded, room) > 0;
+        }
+        free(encoded);
+        free(scaled.out);
+    }
 }
 
 /* Check the ranges of a record that a region needs, which are inside of it and follow each other. */
@@ -287,7 +323,7 @@ static void resize(const uint8_t *data, size_t length) {
             uint8_t *out = malloc(3 * (size_t)region.width * (size_t)region.height);
             if (out == NULL) abort();
             sk_resize(pixels, 3 * (size_t)width, width, height, box, wide, high,
-                      (enum sk_filter)(m % 2), n % 2 == 0, region, m % 3 == 0, &work, out);
+                      (enum sk_filter)(m % SK_FILTERS), n % 2 == 0, region, m % 3 == 0, &work, out);
             free(out);
         }
         free(pixels);
@@ -415,6 +451,7 @@ int main(int count, char **names) {
             resize(data, length);
             read_planes(data, length);
             decode_whole(data, length);
+            scale(data, length);
         }
         free(data);
         fclose(file);

@@ -10,7 +10,7 @@ from shardkit.contracts import Original, Scan
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.parts import with_changed
 from shardkit.kinds.field import Field
-from shardkit.pipeline import at_work, convert_record
+from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import LABEL, LABEL_FIELD, NO_LABEL, Record
 from shardkit.sources.wrapper import SomeFields
@@ -55,8 +55,7 @@ class Provided(SomeFields):
             BadImage: If the recipe cannot be applied.
         """
         if self._recipe is not None:
-            with at_work(self._recipe):
-                record = convert_record(self._recipe, record, self.schema).record
+            record = convert_record(self._recipe, record, self.schema).record
         record = super().narrow(record)
         if self._labels is None or record.label == NO_LABEL:
             return record

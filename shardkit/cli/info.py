@@ -187,8 +187,7 @@ def _recipe(recipe: dict[str, Any]) -> str:
         if height == width and mode in ("shorter", "longer"):
             box = str(height)
             mode = f"{mode} side"
-        by = f" by {recipe['resizer']}" if "resizer" in recipe else ""
-        by += " with DCT scaling" if recipe.get("dct_scaling") else ""
+        by = " with DCT scaling" if recipe.get("dct_scaling") else ""
         parts.append(f"resized to {box} ({mode}, {recipe['filter']}{by})")
     if recipe["orient"]:
         parts.append("EXIF orientation applied")

@@ -8,6 +8,7 @@ damage in the middle of a JPEG.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 from collections.abc import Callable, Iterator
@@ -454,7 +455,7 @@ def encode(pixels: TypedPixels, field: str, quality: int | None = None) -> bytes
     Raises:
         BadImage: If the encoding does not support an image of this size.
     """
-    height, width, channels = pixels.shape
+    height, width = pixels.shape[:2]
     if field in (ARRAY_IMAGE, "raw"):
         values = np.ascontiguousarray(pixels, ImageType.of(pixels).values)
         header = npy_header(values.shape, values.dtype) if field == ARRAY_IMAGE else b""
@@ -465,12 +466,27 @@ def encode(pixels: TypedPixels, field: str, quality: int | None = None) -> bytes
         if own := _PNG16.get(pixels.dtype.name):
             encoded: bytes = load(own)(pixels)
             return encoded
-        image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
         # Not simplejpeg: below quality 96 it uses libjpeg's fast DCT, which costs 0.06 dB.
-        buffer = io.BytesIO()
-        options = {"lossless": True} if quality is None else {"quality": quality}
-        image.save(buffer, _PILLOW_NAMES[field], **({} if field == "png" else options))
-        return buffer.getvalue()
+        if field == "jpg" and quality and _encodes_as_pillow():
+            jpeg = compiled.encode_jpeg(pixels, quality)
+            if jpeg is not None:
+                return jpeg
+        return _encode_by_pillow(pixels, field, quality)
+
+
+def _encode_by_pillow(pixels: TypedPixels, field: str, quality: int | None) -> bytes:
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    buffer = io.BytesIO()
+    options = {"lossless": True} if quality is None else {"quality": quality}
+    image.save(buffer, _PILLOW_NAMES[field], **({} if field == "png" else options))
+    return buffer.getvalue()
+
+
+@functools.cache
+def _encodes_as_pillow() -> bool:
+    """Return whether the compiled module gives the bytes of Pillow: MozJPEG would not."""
+    pixels = (np.arange(3 * 41 * 37) % 251).astype(np.uint8).reshape(41, 37, 3)
+    return compiled.encode_jpeg(pixels, 90) == _encode_by_pillow(pixels, "jpg", 90)
 
 
 def _orientation(image: Image.Image, data: bytes, field: str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.decode_errors import raise_interruption
-from shardkit.codecs.reduced import reduced_side, sufficient_eighths
+from shardkit.codecs.reduced import LEAST_SIDE, reduced_side, sufficient_eighths
 from shardkit.system import compiled
 
 try:
@@ -22,9 +22,6 @@ Pixels = npt.NDArray[np.uint8]
 
 _CHANNELS = {"GRAY": 1, "RGB": 3, "CMYK": 4}
 _CMYK = ("CMYK", "YCCK")
-
-_LEAST_SIDE = 8
-"""Smaller images are not reduced: several scales give them one size."""
 
 
 class JpegError(ValueError):
@@ -104,7 +101,7 @@ def _decode_compiled(
 ) -> Pixels:
     width, height, _ = read_header(data)
     eighths = 8
-    if min(width, height) >= _LEAST_SIDE:
+    if min(width, height) >= LEAST_SIDE:
         eighths = sufficient_eighths((width, height), at_least)
     shape = reduced_side(height, eighths), reduced_side(width, eighths), _CHANNELS[colors]
     if out is None:

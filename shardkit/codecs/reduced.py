@@ -6,6 +6,9 @@ scale a reduced image exactly, resize that fractional box.
 
 from __future__ import annotations
 
+LEAST_SIDE = 8
+"""Smaller images are not reduced: several scales give them one size."""
+
 
 def sufficient_eighths(size: tuple[int, int], at_least: tuple[int, int]) -> int:
     """Return the scale, in eighths, at which to decode a JPEG: 1 to 4, or 8.

@@ -37,7 +37,7 @@ from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
 from shardkit.kinds.field import Schema, describe_schema
-from shardkit.pipeline import at_work, convert_record
+from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, LABEL, NO_LABEL, Record, checksums, dump_json, image_kind
 from shardkit.registry import get_format
@@ -304,24 +304,23 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     if observer is not None:
         measuring = np.zeros(len(source), observer.measures), observer.waves
     tally = _Tally()
-    with at_work(recipe):
-        plain = chunk.schema.keys() <= {IMAGE, LABEL}
-        ordinary = read_ordinary(source, recipe, measuring) if plain else [None] * len(source)
-        for row in range(len(source)):
-            try:
-                record, notes = ordinary[row] or _read(chunk, row)
-            except BadImage as error:
-                tally.bad.append(Problem(path=source.entries[row].path, reason=str(error)))
-            except MemoryError as error:  # the image is not to blame, and must not be left out
-                why = f" ({error})" if str(error) else ""
-                raise ConversionFailed(
-                    f"memory ran out at {source.locate(row)}{why}", remedy=FEWER
-                ) from None
-            else:
-                records.append(record)
-                rows.append(row)
-                tally.keys.append(record.key)
-                tally.notes.update([*notes])  # not their values
+    plain = chunk.schema.keys() <= {IMAGE, LABEL}
+    ordinary = read_ordinary(source, recipe, measuring) if plain else [None] * len(source)
+    for row in range(len(source)):
+        try:
+            record, notes = ordinary[row] or _read(chunk, row)
+        except BadImage as error:
+            tally.bad.append(Problem(path=source.entries[row].path, reason=str(error)))
+        except MemoryError as error:  # the image is not to blame, and must not be left out
+            why = f" ({error})" if str(error) else ""
+            raise ConversionFailed(
+                f"memory ran out at {source.locate(row)}{why}", remedy=FEWER
+            ) from None
+        else:
+            records.append(record)
+            rows.append(row)
+            tally.keys.append(record.key)
+            tally.notes.update([*notes])  # not their values
     tally.checksums += checksums(records)
     if observer is not None and measuring is not None:
         pixels = chunk.schema[IMAGE].image_type if IMAGE in chunk.schema else RGB

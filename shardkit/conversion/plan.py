@@ -40,7 +40,7 @@ _CLASS_BYTES = SMALL_BYTES // 2
 """Maximum bytes of the class names of a field; the manifest also has their counts."""
 
 _TRIALS = 32
-"""Images to encode, to estimate the size of the others."""
+"""Images to encode, to estimate the size of the others; of few images, four and one in 32."""
 
 _INDEX_BYTES = 150
 """Approximate bytes of a record in the index: a row, its key and its path."""
@@ -437,11 +437,9 @@ def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Iterable[int]:
     if recipe.raw_shape and schema.keys() <= {IMAGE, LABEL}:
         size = math.prod(recipe.raw_shape) * schema[IMAGE].image_type.values.itemsize
         return itertools.repeat(size, len(source))
-    step = max(1, len(source) // _TRIALS)
-    # Sizes are similar with either resizer. With one of them, both give the same shards.
-    trial = replace(recipe, resizer="pillow")
+    step = max(1, len(source) // min(_TRIALS, 4 + len(source) // 32))
     tried = [
-        size for row in range(0, len(source), step) if (size := _try(source, trial, row, schema))
+        size for row in range(0, len(source), step) if (size := _try(source, recipe, row, schema))
     ]
     mean = sum(tried) // len(tried) if tried else 1
     return itertools.repeat(max(1, mean), len(source))
@@ -481,7 +479,6 @@ def _cuts(
 def software_of(storage: Format, recipe: Recipe) -> dict[str, str]:
     """Return the versions of all libraries that affect the bytes of the result."""
     versions = {"shardkit": __version__}
-    packages = ("pillow", "simplejpeg", *storage.libraries)
-    for package in dict.fromkeys((*packages, recipe.resizer)):
+    for package in ("pillow", "simplejpeg", *storage.libraries):
         versions[package] = version_of(package) or "absent"
     return versions

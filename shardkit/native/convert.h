@@ -96,6 +96,25 @@ typedef struct {
 
 enum sk_code sk_read_whole_jpeg(sk_whole_jpeg *whole);
 
+/* scale_jpeg.c: scale a JPEG, of any coding that libjpeg decodes to RGB without a warning. */
+typedef struct {
+    const uint8_t *data;
+    size_t length;
+    uint32_t width, height; /* that its header must state */
+    int eighths;            /* scale at which it is decoded */
+    double box[4];          /* the part of the decoded image to scale */
+    int32_t to_width, to_height;
+    enum sk_filter filter;
+    int tall_first; /* see sk_resize; what is scaled down first is left to Python */
+    uint8_t *out;   /* 3 * to_width * to_height bytes */
+} sk_scaled_jpeg;
+
+enum sk_code sk_scale_jpeg(sk_scaled_jpeg *scaled);
+
+/* Encode gray or RGB pixels as Pillow does; return the size, or 0 if `room` bytes do not suffice. */
+size_t sk_encode_jpeg(const uint8_t *pixels, uint32_t width, uint32_t height, int channels,
+                      int quality, uint8_t *out, size_t room);
+
 /* table.c: where the fields of each row of a shard are. */
 #define SK_NAMES 8       /* at most so many fields; shards with more are left to Python */
 #define SK_NAME 40       /* bytes of a field's stored name, with its end */

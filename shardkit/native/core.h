@@ -147,7 +147,7 @@ enum sk_code sk_decode_png(const uint8_t *data, size_t length, uint32_t width, u
 const char *sk_deflate_version(void); /* "" without libdeflate */
 
 /* resize.c: scale as Pillow does, to the bit. */
-enum sk_filter { SK_BILINEAR = 0, SK_BICUBIC = 1 };
+enum sk_filter { SK_BILINEAR = 0, SK_BICUBIC, SK_LANCZOS, SK_BOX, SK_FILTERS };
 
 /* Scale a box of an image to width x height pixels, and store a region of the result.
  *

@@ -158,7 +158,7 @@ static enum sk_code guarded(struct job *job, int wanted, sk_image *out) {
 static enum sk_code run(struct job *job, int decode, sk_image *image) {
     enum sk_code code;
     memset(&job->image, 0, sizeof job->image); /* a used one keeps tables of other images */
-    sk_jpeg_guard(&job->image, &job->failure);
+    job->image.err = sk_jpeg_guard(&job->failure);
     code = guarded(job, decode, image);
     jpeg_destroy_decompress(&job->image);
     return code;

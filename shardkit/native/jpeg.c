@@ -131,7 +131,7 @@ enum sk_code sk_decode_jpeg(const uint8_t *data, size_t length, uint32_t width, 
     enum sk_code code;
 
     memset(&job.image, 0, sizeof job.image);
-    sk_jpeg_guard(&job.image, &job.failure);
+    job.image.err = sk_jpeg_guard(&job.failure);
     job.data = data;
     job.length = length;
     job.width = width;

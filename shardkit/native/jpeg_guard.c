@@ -21,12 +21,13 @@ static void on_message(j_common_ptr common, int level) {
 
 static void on_output(j_common_ptr common) { (void)common; }
 
-void sk_jpeg_guard(struct jpeg_decompress_struct *image, sk_jpeg_failure *failure) {
-    image->err = jpeg_std_error(&failure->manager);
+struct jpeg_error_mgr *sk_jpeg_guard(sk_jpeg_failure *failure) {
+    jpeg_std_error(&failure->manager);
     failure->manager.error_exit = on_error;
     failure->manager.emit_message = on_message;
     failure->manager.output_message = on_output;
     failure->code = SK_DECODER;
+    return &failure->manager;
 }
 
 /* Whether more scans follow than MAX_SCANS in shardkit/codecs/structure.py allows. In the data of a

@@ -1,4 +1,4 @@
-/* What both uses of libjpeg share: its errors leave by longjmp, and its warnings count as errors. */
+/* What all uses of libjpeg share: its errors leave by longjmp, and its warnings count as errors. */
 #ifndef SHARDKIT_JPEG_GUARD_H
 #define SHARDKIT_JPEG_GUARD_H
 
@@ -17,8 +17,8 @@ typedef struct {
     enum sk_code code;
 } sk_jpeg_failure;
 
-/* Let errors and warnings of an image set the failure's code and jump to its escape. */
-void sk_jpeg_guard(struct jpeg_decompress_struct *image, sk_jpeg_failure *failure);
+/* Return what lets errors and warnings of an image set the failure's code and jump to its escape. */
+struct jpeg_error_mgr *sk_jpeg_guard(sk_jpeg_failure *failure);
 
 /* Read the header. An image of too many scans fails with SK_UNSUPPORTED: Python names their number. */
 void sk_jpeg_read_header(struct jpeg_decompress_struct *image);

@@ -9,7 +9,7 @@
 #include "png.h"
 
 /* The version of this interface; shardkit/system/native.py has the same number. */
-#define API 12
+#define API 13
 
 /* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
 static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
@@ -315,27 +315,28 @@ static PyObject *survey(PyObject *module, PyObject *arguments) {
                          survey.width, survey.height);
 }
 
-PyDoc_STRVAR(resize_doc, "resize(pixels, width, height, box, out, out_width, out_height, bicubic, tall_first)"
+PyDoc_STRVAR(resize_doc, "resize(pixels, width, height, box, out, out_width, out_height, filter, tall_first)"
                          "\n--\n\nScale a box of an RGB image as Pillow does.");
 
 static PyObject *resize(PyObject *module, PyObject *arguments) {
     Py_buffer pixels, out;
-    int width, height, out_width, out_height, bicubic, tall_first;
+    int width, height, out_width, out_height, filter, tall_first;
     double box[4];
     enum sk_code code = SK_UNSUPPORTED;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "y*ii(dddd)w*iipp:resize", &pixels, &width, &height, &box[0],
-                          &box[1], &box[2], &box[3], &out, &out_width, &out_height, &bicubic,
+    if (!PyArg_ParseTuple(arguments, "y*ii(dddd)w*iiip:resize", &pixels, &width, &height, &box[0],
+                          &box[1], &box[2], &box[3], &out, &out_width, &out_height, &filter,
                           &tall_first))
         return NULL;
-    if (width > 0 && height > 0 && out_width > 0 && out_height > 0 &&
+    if (width > 0 && height > 0 && out_width > 0 && out_height > 0 && filter >= 0 &&
+        filter < SK_FILTERS &&
         (uint64_t)pixels.len == 3 * (uint64_t)width * (uint64_t)height &&
         (uint64_t)out.len == 3 * (uint64_t)out_width * (uint64_t)out_height) {
         sk_memory work = {NULL, 0};
         sk_region all = {0, 0, out_width, out_height};
         Py_BEGIN_ALLOW_THREADS
         code = sk_resize(pixels.buf, 3 * (size_t)width, width, height, box, out_width, out_height,
-                         bicubic ? SK_BICUBIC : SK_BILINEAR, tall_first, all, 0, &work, out.buf);
+                         (enum sk_filter)filter, tall_first, all, 0, &work, out.buf);
         sk_release(&work);
         Py_END_ALLOW_THREADS
     }

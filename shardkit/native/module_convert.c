@@ -12,6 +12,10 @@
 #define MOST_FIELDS 32
 #define BLOCK 512
 
+static PyObject *as_bytes(const void *data, size_t size) {
+    return PyBytes_FromStringAndSize(data, (Py_ssize_t)size);
+}
+
 static int is_aligned(const Py_buffer *buffer, size_t size) {
     return (uintptr_t)buffer->buf % size == 0;
 }
@@ -244,6 +248,69 @@ static PyObject *jpeg_planes(PyObject *module, PyObject *data) {
     return result;
 }
 
+PyDoc_STRVAR(scale_jpeg_doc,
+             "scale_jpeg(data, width, height, eighths, box, out, out_width, out_height, filter, "
+             "tall_first)\n--\n\nScale a JPEG; return whether it did; see shardkit/system/compiled.py.");
+
+static PyObject *scale_jpeg(PyObject *module, PyObject *arguments) {
+    sk_scaled_jpeg scaled = {0};
+    Py_buffer data, out;
+    enum sk_code code = SK_UNSUPPORTED;
+    int filter;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*IIi(dddd)w*iiip:scale_jpeg", &data, &scaled.width,
+                          &scaled.height, &scaled.eighths, &scaled.box[0], &scaled.box[1],
+                          &scaled.box[2], &scaled.box[3], &out, &scaled.to_width,
+                          &scaled.to_height, &filter, &scaled.tall_first))
+        return NULL;
+    scaled.data = data.buf;
+    scaled.length = (size_t)data.len;
+    scaled.filter = (enum sk_filter)filter;
+    scaled.out = out.buf;
+    if (filter >= 0 && filter < SK_FILTERS && scaled.eighths >= 1 && scaled.eighths <= 8 &&
+        scaled.to_width > 0 && scaled.to_height > 0 &&
+        (uint64_t)out.len == 3 * (uint64_t)scaled.to_width * (uint64_t)scaled.to_height) {
+        Py_BEGIN_ALLOW_THREADS
+        code = sk_scale_jpeg(&scaled);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return PyBool_FromLong(code == SK_DONE);
+}
+
+PyDoc_STRVAR(encode_jpeg_doc, "encode_jpeg(pixels, width, height, channels, quality)\n--\n\n"
+                              "Return gray or RGB pixels as a JPEG of Pillow's, or None.");
+
+static PyObject *encode_jpeg(PyObject *module, PyObject *arguments) {
+    unsigned int width, height;
+    int channels, quality;
+    Py_buffer pixels;
+    uint8_t *out = NULL;
+    PyObject *result = NULL;
+    size_t size = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*IIii:encode_jpeg", &pixels, &width, &height, &channels,
+                          &quality))
+        return NULL;
+    if ((channels == 1 || channels == 3) && quality >= 1 && quality <= 100 && width && height &&
+        (uint64_t)width * height <= SK_MOST_PIXELS) {
+        size_t values = (size_t)width * height, room = 3 * values + 2048; /* enough, but for noise */
+        if (holds(&pixels, "pixels", values * (size_t)channels, 1)) {
+            Py_BEGIN_ALLOW_THREADS
+            if ((out = malloc(room)) != NULL)
+                size = sk_encode_jpeg(pixels.buf, width, height, channels, quality, out, room);
+            Py_END_ALLOW_THREADS
+            result = size ? as_bytes(out, size) : Py_NewRef(Py_None);
+            free(out);
+        }
+    } else {
+        result = Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&pixels);
+    return result;
+}
+
 PyDoc_STRVAR(measure_doc, "measure(pixels, width, height, span, waves, measures)\n--\n\n"
                           "Measure RGB pixels; see shardkit/codecs/measures.py.");
 PyDoc_STRVAR(measure_png_doc, "measure_png(rows, width, height, channels, waves, measures)\n--\n\n"
@@ -323,10 +390,6 @@ static PyObject *measure_png(PyObject *module, PyObject *arguments) {
 }
 
 /* ---- walk_tar, walk_lmdb ---- */
-
-static PyObject *as_bytes(const void *data, size_t size) {
-    return PyBytes_FromStringAndSize(data, (Py_ssize_t)size);
-}
 
 /* Return (metadata's range, names, raw header, keys, ends, offsets, lengths). */
 static PyObject *table_of(const sk_table *table) {
@@ -755,6 +818,7 @@ static PyObject *tar_members(PyObject *module, PyObject *arguments) {
 
 static PyMethodDef methods[] = {
     {"decode_jpeg", decode_jpeg, METH_VARARGS, decode_jpeg_doc},
+    {"encode_jpeg", encode_jpeg, METH_VARARGS, encode_jpeg_doc},
     {"index_records", index_records, METH_VARARGS, index_records_doc},
     {"inspect_jpeg", inspect_jpeg, METH_O, inspect_jpeg_doc},
     {"jpeg_decodes", jpeg_decodes, METH_O, jpeg_decodes_doc},
@@ -765,6 +829,7 @@ static PyMethodDef methods[] = {
     {"measure_png", measure_png, METH_VARARGS, measure_png_doc},
     {"read_images", read_images, METH_VARARGS, read_images_doc},
     {"record_checksums", record_checksums, METH_O, record_checksums_doc},
+    {"scale_jpeg", scale_jpeg, METH_VARARGS, scale_jpeg_doc},
     {"tar_members", tar_members, METH_VARARGS, tar_members_doc},
     {"walk_lmdb", walk_lmdb, METH_VARARGS, walk_lmdb_doc},
     {"walk_tar", walk_tar, METH_VARARGS, walk_tar_doc},

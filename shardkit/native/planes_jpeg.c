@@ -102,7 +102,7 @@ enum sk_code sk_jpeg_planes_of(const uint8_t *data, size_t length, sk_jpeg_plane
     struct job job = {.data = data, .length = length, .out = out};
     enum sk_code code;
     memset(out, 0, sizeof *out);
-    sk_jpeg_guard(&job.image, &job.failure);
+    job.image.err = sk_jpeg_guard(&job.failure);
     code = guarded(&job);
     jpeg_destroy_decompress(&job.image);
     sk_release(&job.rows);

@@ -1,8 +1,7 @@
 /* Scale RGB pixels with Pillow's arithmetic, to the bit: two passes over bytes, first across and
  * then down, each a weighted mean with fixed-point weights of 22 bits, rounded to a byte. AVX2
- * multiplies 16-bit numbers, so each weight is split in two. This takes a third of Pillow's time, and
- * 1.1 to 1.6 times that of PyTorch, which uses 15-bit weights. */
-#include "core.h"
+ * multiplies 16-bit numbers, so each weight is split in two. */
+#include "resize.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -18,12 +17,10 @@
 
 /* Bytes that a pass may read beyond the last pixel of a row. */
 #define SLACK 16
+/* Rows that it scales at a time. */
+#define ROWS 4
 
-/* The weights of one side: output `n` is the mean of `counts[n]` inputs from `firsts[n]` on. */
-typedef struct {
-    int32_t *firsts, *counts, *weights;
-    int32_t most; /* weights stored for each output */
-} kernel;
+typedef sk_kernel kernel;
 
 static double bilinear(double x) {
     if (x < 0.0) x = -x;
@@ -38,8 +35,28 @@ static double bicubic(double x) {
     return 0.0;
 }
 
+static double sinc(double x) {
+    if (x == 0.0) return 1.0;
+    x *= 3.14159265358979323846; /* M_PI is no part of C11 */
+    return sin(x) / x;
+}
+
+static double lanczos(double x) { return -3.0 <= x && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0; }
+
+static double box_of(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
+
+static const struct {
+    double (*weight)(double);
+    double support;
+} filters[] = {
+    [SK_BILINEAR] = {bilinear, 1.0},
+    [SK_BICUBIC] = {bicubic, 2.0},
+    [SK_LANCZOS] = {lanczos, 3.0},
+    [SK_BOX] = {box_of, 0.5},
+};
+
 static double reach(enum sk_filter filter, double scale) {
-    return (filter == SK_BICUBIC ? 2.0 : 1.0) * (scale < 1.0 ? 1.0 : scale);
+    return filters[filter].support * (scale < 1.0 ? 1.0 : scale);
 }
 
 /* Pillow computes the length of a box in single precision. */
@@ -60,7 +77,7 @@ static void set_kernel(kernel *kernel, int32_t inputs, const float box[2], int32
         int32_t end = high > inputs ? inputs : (int32_t)high, total = end - begin;
         for (int32_t x = 0; x < total; x++) {
             double at = (x + begin - center + 0.5) * step;
-            scratch[x] = filter == SK_BICUBIC ? bicubic(at) : bilinear(at);
+            scratch[x] = filters[filter].weight(at);
             sum += scratch[x];
         }
         for (int32_t x = 0; x < total; x++) {
@@ -142,54 +159,85 @@ static void pack(const kernel *kernel, int32_t width, int32_t groups, int32_t *p
     }
 }
 
-/* Reads up to SLACK bytes beyond the last pixel of the row. */
-AVX2 static void across_avx2(const uint8_t *row, const kernel *kernel, const int32_t *packed,
-                             int32_t groups, int32_t width, int flip, uint8_t *out) {
-    /* Pixels 0 and 1 of four in the lower lane, 2 and 3 in the upper: pairs of 16-bit values. */
+static int64_t pair_at(const int32_t *weights) {
+    int64_t pair;
+    memcpy(&pair, weights, sizeof pair);
+    return pair;
+}
+
+/* Store the sums of a pixel of ROWS rows: of each, two sums of red and green, then of blue. */
+AVX2 static void put_pixels(const __m256i sums[ROWS], uint8_t *const to[ROWS]) {
+    __m256i two[2], bytes;
+    uint64_t reds, blues; /* with the greens, and with nothing */
+    for (int n = 0; n < 2; n++)
+        two[n] = _mm256_srai_epi32(_mm256_hadd_epi32(sums[2 * n], sums[2 * n + 1]), BITS);
+    bytes = _mm256_packs_epi32(two[0], two[1]);
+    bytes = _mm256_packus_epi16(bytes, bytes);
+    reds = (uint64_t)_mm_cvtsi128_si64(_mm256_castsi256_si128(bytes));
+    blues = (uint64_t)_mm_cvtsi128_si64(_mm256_extracti128_si256(bytes, 1));
+    for (int n = 0; n < ROWS; n++, reds >>= 16, blues >>= 16) {
+        memcpy(to[n], &reds, 2);
+        to[n][2] = (uint8_t)blues;
+    }
+}
+
+/* Scale ROWS rows, for which the weights are unpacked once. Reads up to SLACK bytes beyond the last pixel
+ * of each. */
+AVX2 static void across_avx2(const uint8_t *const rows[ROWS], const kernel *kernel,
+                             const int32_t *packed, int32_t groups, int32_t width, int flip,
+                             uint8_t *const out[ROWS]) {
+    /* The 16-bit values of four pixels, red and green in the lower lane, blue in the upper. */
     const __m256i spread = _mm256_setr_epi8(
-        0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,
-        6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
-    const __m256i to_lanes = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-    const __m128i half = _mm_set1_epi32(HALF);
+        0, -1, 3, -1, 6, -1, 9, -1, 1, -1, 4, -1, 7, -1, 10, -1,
+        2, -1, 5, -1, 8, -1, 11, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i half = _mm256_setr_epi32(HALF, 0, HALF, 0, HALF, 0, 0, 0);
     for (int32_t x = 0; x < width; x++) {
-        const uint8_t *from = row + 3 * (size_t)kernel->firsts[x];
         const int32_t *weights = packed + 4 * (size_t)groups * (size_t)x;
+        size_t at = 3 * (size_t)kernel->firsts[x];
+        size_t place = 3 * (size_t)(flip ? width - 1 - x : x);
         int32_t used = (kernel->counts[x] + 3) / 4;
-        __m256i high = _mm256_setzero_si256(), low = high;
-        for (int32_t group = 0; group < used; group++, from += 12, weights += 4) {
-            __m256i pixels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)from));
-            __m256i pairs = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)weights));
-            __m256i higher = _mm256_permutevar8x32_epi32(pairs, to_lanes);
-            __m256i lower = _mm256_permutevar8x32_epi32(
-                pairs, _mm256_add_epi32(to_lanes, _mm256_set1_epi32(2)));
-            pixels = _mm256_shuffle_epi8(pixels, spread);
-            high = _mm256_add_epi32(high, _mm256_madd_epi16(pixels, higher));
-            low = _mm256_add_epi32(low, _mm256_madd_epi16(pixels, lower));
+        __m256i high[ROWS], low[ROWS];
+        uint8_t *to[ROWS];
+        for (int n = 0; n < ROWS; n++) {
+            high[n] = _mm256_setzero_si256();
+            low[n] = half;
+            to[n] = out[n] + place;
         }
-        low = _mm256_add_epi32(low, _mm256_slli_epi32(high, SPLIT));
-        __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
-        sum = _mm_srai_epi32(_mm_add_epi32(sum, half), BITS);
-        sum = _mm_packus_epi16(_mm_packs_epi32(sum, sum), sum);
-        uint32_t pixel = (uint32_t)_mm_cvtsi128_si32(sum);
-        uint8_t *to = out + 3 * (size_t)(flip ? width - 1 - x : x);
-        to[0] = (uint8_t)pixel;
-        to[1] = (uint8_t)(pixel >> 8);
-        to[2] = (uint8_t)(pixel >> 16);
+        for (int32_t group = 0; group < used; group++, at += 12, weights += 4) {
+            __m256i higher = _mm256_set1_epi64x(pair_at(weights));
+            __m256i lower = _mm256_set1_epi64x(pair_at(weights + 2));
+            for (int n = 0; n < ROWS; n++) {
+                __m256i pixels = _mm256_broadcastsi128_si256(
+                    _mm_loadu_si128((const __m128i *)(rows[n] + at)));
+                pixels = _mm256_shuffle_epi8(pixels, spread);
+                high[n] = _mm256_add_epi32(high[n], _mm256_madd_epi16(pixels, higher));
+                low[n] = _mm256_add_epi32(low[n], _mm256_madd_epi16(pixels, lower));
+                /* One row after another, or the compiler needs more registers than there are. */
+                __asm__("" : "+x"(high[n]), "+x"(low[n]));
+            }
+        }
+        for (int n = 0; n < ROWS; n++)
+            low[n] = _mm256_add_epi32(low[n], _mm256_slli_epi32(high[n], SPLIT));
+        put_pixels(low, to);
     }
 }
 
 AVX2 static void down_avx2(const uint8_t *rows, size_t stride, const int32_t *weights,
-                           int32_t count, size_t size, uint8_t *out) {
+                           int32_t count, size_t size, int32_t *pairs, uint8_t *out) {
     const __m256i half = _mm256_set1_epi32(HALF);
     size_t x = 0;
+    for (int32_t y = 0; y < count; y += 2) {
+        int32_t second = y + 1 < count ? weights[y + 1] : 0;
+        pairs[y] = higher(weights[y], second);
+        pairs[y + 1] = lower(weights[y], second);
+    }
     for (; x + 32 <= size; x += 32) {
         __m256i high[4], low[4];
         for (int n = 0; n < 4; n++) high[n] = low[n] = _mm256_setzero_si256();
         for (int32_t y = 0; y < count; y += 2) {
             const uint8_t *one = rows + y * stride + x, *two = y + 1 < count ? one + stride : one;
-            int32_t second = y + 1 < count ? weights[y + 1] : 0;
-            __m256i higher_pair = _mm256_set1_epi32(higher(weights[y], second));
-            __m256i lower_pair = _mm256_set1_epi32(lower(weights[y], second));
+            __m256i higher_pair = _mm256_set1_epi32(pairs[y]);
+            __m256i lower_pair = _mm256_set1_epi32(pairs[y + 1]);
             __m256i first = _mm256_loadu_si256((const __m256i *)one);
             __m256i next = _mm256_loadu_si256((const __m256i *)two);
             __m256i zero = _mm256_setzero_si256();
@@ -215,38 +263,43 @@ AVX2 static void down_avx2(const uint8_t *rows, size_t stride, const int32_t *we
 }
 #endif
 
-/* Scale all rows across. Those near the end of the image are read from a copy with SLACK bytes after
- * it: more than one if they are narrow. */
-static void across_all(const uint8_t *rows, size_t stride, size_t size, int32_t count,
-                       const kernel *kernel, int32_t width, int flip, int32_t *packed,
-                       uint8_t *last_row, uint8_t *out) {
+/* Scale rows across. Those near the end of `rows` are read from copies with SLACK bytes after each. */
+static void across_all(const uint8_t *rows, size_t stride, int32_t count, const sk_scaler *scaler,
+                       int flip, uint8_t *out) {
+    size_t size = 3 * (size_t)scaler->source_width, wide = 3 * (size_t)scaler->region.width;
 #ifdef VECTORS
     if (sk_cpu.avx2) {
-        int32_t groups = (kernel->most + 3) / 4;
-        pack(kernel, width, groups, packed);
-        memset(last_row + size, 0, SLACK);
-        for (int32_t y = 0; y < count; y++) {
-            const uint8_t *row = rows + y * stride;
-            if ((size_t)(count - 1 - y) * stride < SLACK) row = memcpy(last_row, row, size);
-            across_avx2(row, kernel, packed, groups, width, flip, out + 3 * (size_t)width * y);
+        int32_t groups = (scaler->wide.most + 3) / 4;
+        for (int32_t y = 0; y < count; y += ROWS) {
+            const uint8_t *from[ROWS];
+            uint8_t *to[ROWS];
+            for (int n = 0; n < ROWS; n++) { /* the last one, more than once */
+                size_t row = (size_t)(y + n < count ? y + n : count - 1);
+                from[n] = rows + row * stride;
+                to[n] = out + row * wide;
+                if (((size_t)count - 1 - row) * stride < SLACK)
+                    from[n] = memcpy(scaler->last_rows + n * (size + SLACK), from[n], size);
+            }
+            across_avx2(from, &scaler->wide, scaler->packed, groups, scaler->region.width, flip, to);
         }
         return;
     }
 #endif
-    (void)packed, (void)last_row, (void)size;
+    (void)size;
     for (int32_t y = 0; y < count; y++)
-        across(rows + y * stride, kernel, width, flip, out + 3 * (size_t)width * y);
+        across(rows + y * stride, &scaler->wide, scaler->region.width, flip, out + y * wide);
 }
 
-/* Scale all rows down; `top` is the number of the first row in `rows`. */
-static void down_all(const uint8_t *rows, size_t stride, size_t size, const kernel *kernel,
-                     int32_t top, int32_t height, uint8_t *out) {
-    for (int32_t y = 0; y < height; y++, out += size) {
+/* Scale all rows of `size` bytes down; `top` is the number of the first row in `rows`. */
+static void down_all(const uint8_t *rows, size_t stride, size_t size, const sk_scaler *scaler,
+                     int32_t top, uint8_t *out) {
+    const kernel *kernel = &scaler->high;
+    for (int32_t y = 0; y < scaler->region.height; y++, out += size) {
         const uint8_t *from = rows + (kernel->firsts[y] - top) * stride;
         const int32_t *weights = kernel->weights + (size_t)y * kernel->most;
 #ifdef VECTORS
         if (sk_cpu.avx2) {
-            down_avx2(from, stride, weights, kernel->counts[y], size, out);
+            down_avx2(from, stride, weights, kernel->counts[y], size, scaler->pairs, out);
             continue;
         }
 #endif
@@ -289,61 +342,87 @@ static void take_kernel(pieces *from, kernel *kernel, int32_t count) {
     kernel->weights = take(from, (size_t)count * kernel->most * sizeof(int32_t));
 }
 
-typedef struct {
-    kernel wide, high;
-    double *scratch;
-    int32_t *packed;
-    uint8_t *last_row, *between;
-} space;
-
 /* Lay out the working memory. Either pass may be the first. */
-static void lay_out(pieces *from, space *space, int32_t source_width, int32_t source_height,
-                    sk_region region) {
-    size_t most = space->wide.most > space->high.most ? space->wide.most : space->high.most;
-    size_t tall = 3 * (size_t)region.width * source_height;
-    size_t flat = 3 * (size_t)source_width * region.height;
-    space->scratch = take(from, most * sizeof(double));
-    take_kernel(from, &space->wide, region.width);
-    take_kernel(from, &space->high, region.height);
-    space->packed = take(from, ((size_t)space->wide.most + 3) / 4 * 16 * region.width);
-    space->last_row = take(from, 3 * (size_t)source_width + SLACK);
-    space->between = take(from, tall > flat ? tall : flat);
+static void lay_out(pieces *from, sk_scaler *scaler) {
+    kernel *wide = &scaler->wide, *high = &scaler->high;
+    sk_region region = scaler->region;
+    size_t most = wide->most > high->most ? wide->most : high->most;
+    size_t tall = 3 * (size_t)region.width * scaler->source_height;
+    size_t flat = 3 * (size_t)scaler->source_width * region.height;
+    size_t row = 3 * (size_t)scaler->source_width + SLACK;
+    scaler->scratch = take(from, most * sizeof(double));
+    take_kernel(from, wide, region.width);
+    take_kernel(from, high, region.height);
+    scaler->packed = take(from, ((size_t)wide->most + 3) / 4 * 16 * region.width);
+    scaler->pairs = take(from, ((size_t)high->most + 1) * sizeof(int32_t));
+    scaler->last_rows = take(from, ROWS * row);
+    scaler->between = take(from, scaler->tall_first ? flat : tall);
+}
+
+enum sk_code sk_scaler_begin(sk_scaler *scaler, const double box[4], int32_t width, int32_t height,
+                             enum sk_filter filter, sk_memory *work) {
+    const float xs[2] = {(float)box[0], (float)box[2]}, ys[2] = {(float)box[1], (float)box[3]};
+    int32_t shrinks = scaler->source_height - height;
+    sk_region region = scaler->region;
+    pieces parts = {NULL, 0};
+    int32_t last = region.height - 1;
+
+    if (!is_box(xs, scaler->source_width) || !is_box(ys, scaler->source_height))
+        return SK_UNSUPPORTED;
+    /* Where a side keeps its size, its weights are 1, so that the pass changes nothing. */
+    scaler->tall_first = scaler->tall_first && shrinks > 0 &&
+                         shrinks > 2 * ((int64_t)scaler->source_width - width);
+    scaler->wide.most = (int32_t)ceil(reach(filter, ratio(xs, width))) * 2 + 1;
+    scaler->high.most = (int32_t)ceil(reach(filter, ratio(ys, height))) * 2 + 1;
+    lay_out(&parts, scaler);
+    parts.at = sk_reserve(work, parts.size);
+    if (parts.at == NULL) return SK_MEMORY;
+    lay_out(&parts, scaler);
+    set_kernel(&scaler->wide, scaler->source_width, xs, width, region.left, region.width, filter,
+               scaler->scratch);
+    set_kernel(&scaler->high, scaler->source_height, ys, height, region.top, region.height, filter,
+               scaler->scratch);
+#ifdef VECTORS
+    pack(&scaler->wide, region.width, (scaler->wide.most + 3) / 4, scaler->packed);
+    memset(scaler->last_rows, 0, ROWS * (3 * (size_t)scaler->source_width + SLACK));
+#endif
+    scaler->first = scaler->high.firsts[0];
+    scaler->end = scaler->high.firsts[last] + scaler->high.counts[last];
+    return SK_DONE;
+}
+
+void sk_scaler_add(sk_scaler *scaler, const uint8_t *rows, size_t stride, int32_t top,
+                   int32_t count, int flip) {
+    int32_t first = top > scaler->first ? top : scaler->first;
+    int32_t end = top + count < scaler->end ? top + count : scaler->end;
+    if (first < end)
+        across_all(rows + (first - top) * stride, stride, end - first, scaler, flip,
+                   scaler->between + 3 * (size_t)scaler->region.width * (first - scaler->first));
+}
+
+void sk_scaler_end(const sk_scaler *scaler, uint8_t *out) {
+    size_t size = 3 * (size_t)scaler->region.width;
+    down_all(scaler->between, size, size, scaler, scaler->first, out);
 }
 
 enum sk_code sk_resize(const uint8_t *pixels, size_t source_stride, int32_t source_width,
                        int32_t source_height, const double box[4], int32_t width, int32_t height,
                        enum sk_filter filter, int tall_first, sk_region region, int flip,
                        sk_memory *work, uint8_t *out) {
-    const float xs[2] = {(float)box[0], (float)box[2]}, ys[2] = {(float)box[1], (float)box[3]};
-    size_t source_size = 3 * (size_t)source_width, size = 3 * (size_t)region.width;
-    space space;
-    pieces parts = {NULL, 0};
-    int32_t first, rows;
+    sk_scaler scaler = {.source_width = source_width,
+                        .source_height = source_height,
+                        .tall_first = tall_first,
+                        .region = region};
+    size_t size = 3 * (size_t)source_width;
+    enum sk_code code = sk_scaler_begin(&scaler, box, width, height, filter, work);
 
-    if (!is_box(xs, source_width) || !is_box(ys, source_height)) return SK_UNSUPPORTED;
-    space.wide.most = (int32_t)ceil(reach(filter, ratio(xs, width))) * 2 + 1;
-    space.high.most = (int32_t)ceil(reach(filter, ratio(ys, height))) * 2 + 1;
-    lay_out(&parts, &space, source_width, source_height, region);
-    parts.at = sk_reserve(work, parts.size);
-    if (parts.at == NULL) return SK_MEMORY;
-    lay_out(&parts, &space, source_width, source_height, region);
-    set_kernel(&space.wide, source_width, xs, width, region.left, region.width, filter,
-               space.scratch);
-    set_kernel(&space.high, source_height, ys, height, region.top, region.height, filter,
-               space.scratch);
-
-    /* Where a side keeps its size, its weights are 1, so that the pass changes nothing. */
-    if (tall_first && source_height > height &&
-        (int64_t)source_height - height > 2 * ((int64_t)source_width - width)) {
-        down_all(pixels, source_stride, source_size, &space.high, 0, region.height, space.between);
-        across_all(space.between, source_size, source_size, region.height, &space.wide,
-                   region.width, flip, space.packed, space.last_row, out);
-        return SK_DONE;
+    if (code != SK_DONE) return code;
+    if (scaler.tall_first) {
+        down_all(pixels, source_stride, size, &scaler, 0, scaler.between);
+        across_all(scaler.between, size, region.height, &scaler, flip, out);
+    } else { /* only the rows that the second pass reads */
+        sk_scaler_add(&scaler, pixels, source_stride, 0, source_height, flip);
+        sk_scaler_end(&scaler, out);
     }
-    first = space.high.firsts[0]; /* only the rows that the second pass reads */
-    rows = space.high.firsts[region.height - 1] + space.high.counts[region.height - 1] - first;
-    across_all(pixels + first * source_stride, source_stride, source_size, rows, &space.wide,
-               region.width, flip, space.packed, space.last_row, space.between);
-    down_all(space.between, size, size, &space.high, first, region.height, out);
     return SK_DONE;
 }

@@ -67,7 +67,7 @@ enum sk_code sk_read_whole_jpeg(sk_whole_jpeg *whole) {
     enum sk_code code;
 
     strcpy(whole->message, "libjpeg does not decode it");
-    sk_jpeg_guard(&job.image, &job.failure);
+    job.image.err = sk_jpeg_guard(&job.failure);
     code = guarded(&job);
     jpeg_destroy_decompress(&job.image);
     return code;

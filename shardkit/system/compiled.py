@@ -29,6 +29,9 @@ TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
 CROP_NUMBERS = 7
 """Numbers of a crop: left, top, width, height, flip, and height and width of the scaled image."""
 
+FILTERS = ("bilinear", "bicubic", "lanczos", "box")
+"""Names of Pillow's filters that the module has, as numbered in ``native/core.h``."""
+
 _WHITE = 255, 255, 255
 
 _MOST_SIDE = 65535
@@ -261,17 +264,17 @@ def resize(
         pixels: uint8 of shape (height, width, 3).
         box: Left, top, right and bottom, inside the image.
         size: Height and width.
-        filter_: Name of the filter; the module has ``bilinear`` and ``bicubic``.
+        filter_: Name of the filter, one of `FILTERS`.
 
     Returns:
         uint8 of shape (height, width, 3), or None.
     """
     compiled = native.module()
-    if compiled is None or filter_ not in ("bilinear", "bicubic"):
+    if compiled is None:
         return None
     height, width = pixels.shape[:2]
     out = np.empty((*size, 3), np.uint8)
-    options = filter_ == "bicubic", TALL_FIRST
+    options = FILTERS.index(filter_), TALL_FIRST
     pixels = np.ascontiguousarray(pixels)
     scaled = compiled.resize(pixels, width, height, box, out, size[1], size[0], *options)
     return out if scaled else None
@@ -413,6 +416,42 @@ def decode_jpeg(data: Bytes, out: Pixels, eighths: int) -> str | None:
     height, width, channels = out.shape
     reason: str | None = compiled.decode_jpeg(data, out, width, height, channels, eighths)
     return reason
+
+
+def scale_jpeg(
+    data: bytes, size: tuple[int, int], eighths: int, to: tuple[int, int], filter_: str
+) -> Pixels | None:
+    """Decode a JPEG and scale it as Pillow does, strip by strip, which stays in the CPU cache.
+
+    Args:
+        data: The encoded image.
+        size: Width and height that its header states.
+        eighths: Scale at which it is decoded, 1 to 8.
+        to: Width and height to scale to.
+        filter_: Name of the filter, one of `FILTERS`.
+
+    Returns:
+        uint8 of shape (height, width, 3); None if it has a warning or another size, is CMYK, or
+        must be scaled down before it is scaled across.
+    """
+    compiled = native.module()
+    if compiled is None:
+        return None
+    box = 0.0, 0.0, size[0] * eighths / 8, size[1] * eighths / 8
+    out = np.empty((to[1], to[0], 3), np.uint8)
+    options = FILTERS.index(filter_), TALL_FIRST
+    return out if compiled.scale_jpeg(data, *size, eighths, box, out, *to, *options) else None
+
+
+def encode_jpeg(pixels: Pixels, quality: int) -> bytes | None:
+    """Encode pixels of shape (height, width, channels), 1 or 3, as Pillow does; or return None."""
+    compiled = native.module()
+    if compiled is None:
+        return None
+    height, width, channels = pixels.shape
+    pixels = np.ascontiguousarray(pixels)
+    encoded: bytes | None = compiled.encode_jpeg(pixels, width, height, channels, quality)
+    return encoded
 
 
 def jpeg_planes(data: bytes) -> tuple[int, int, int, bytes] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
 from shardkit.kinds.packing import only_fields
-from shardkit.pipeline import at_work, convert_record
+from shardkit.pipeline import convert_record
 from shardkit.recipe import CHECK_NOTES, Recipe
 from shardkit.record import (
     IMAGE,
@@ -95,10 +94,6 @@ class RecordComparison:
         self._recipe = replace(recipe, check="header") if recipe.check == "decode" else recipe
         against.source.ahead(against.split, [entry for entry in against.entries if entry])
         self.result = ComparisonResult()
-
-    def at_work(self) -> AbstractContextManager[None]:
-        """Return the context manager in which to compare records."""
-        return at_work(self._recipe)
 
     def difference(self, record: Record, row: int) -> str:
         """Return how the record at ``row`` of the shard differs from its file, or ""."""

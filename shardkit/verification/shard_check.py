@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -251,33 +251,32 @@ def _check_each(
     findings = list[Finding]()
     comparison = RecordComparison(task.against) if task.against else None
     meter = Meter()
-    with comparison.at_work() if comparison else nullcontext():
-        for row in rows:
-            file = ""
-            size = 0
-            differs = False
-            as_stored = False
-            try:
-                (indexed,) = records.read([row])
-                size = int(indexed.row["length"][0])
-                reason, index_file = difference(indexed, row, index)
-                if reason and intact:  # so it is the index that is damaged
-                    file = index_file
-                if not reason and task.decode:
-                    reason = decoding_fault(indexed.record, task.schema, task.raw_shape)
-                    as_stored = bool(reason) and (intact or index is not None)
-                if not reason and comparison and row < task.entry.rows:
-                    reason = comparison.difference(indexed.record, row)
-                    differs = bool(reason)
-            except CorruptShard as error:
-                reason = str(error)
-            if reason:
-                finding = task.finding(reason, row, index, file)
-                findings.append(replace(finding, source=differs, as_stored=as_stored))
-            if len(findings) >= MOST_FINDINGS:
-                findings.append(task.finding(_UNEXAMINED.format(row + 1)))
-                break
-            meter.add(images=1, size=size, bad=bool(reason))
+    for row in rows:
+        file = ""
+        size = 0
+        differs = False
+        as_stored = False
+        try:
+            (indexed,) = records.read([row])
+            size = int(indexed.row["length"][0])
+            reason, index_file = difference(indexed, row, index)
+            if reason and intact:  # so it is the index that is damaged
+                file = index_file
+            if not reason and task.decode:
+                reason = decoding_fault(indexed.record, task.schema, task.raw_shape)
+                as_stored = bool(reason) and (intact or index is not None)
+            if not reason and comparison and row < task.entry.rows:
+                reason = comparison.difference(indexed.record, row)
+                differs = bool(reason)
+        except CorruptShard as error:
+            reason = str(error)
+        if reason:
+            finding = task.finding(reason, row, index, file)
+            findings.append(replace(finding, source=differs, as_stored=as_stored))
+        if len(findings) >= MOST_FINDINGS:
+            findings.append(task.finding(_UNEXAMINED.format(row + 1)))
+            break
+        meter.add(images=1, size=size, bad=bool(reason))
     meter.flush()
     return findings, comparison.result if comparison else None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import BadImage
-from shardkit.pipeline import at_work, convert_record
+from shardkit.pipeline import convert_record
 from shardkit.system.files import as_text
 from shardkit.verification.record_comparison import ComparisonResult, SourceComparison
 from shardkit.verification.shard_check import Finding, ShardCheck
@@ -115,12 +115,11 @@ def _sum_line(digest: str, path: str) -> str:
 
 def _good_ones(match: SourceMatch) -> Iterator[Finding]:
     """Find files that were skipped as bad but are good."""
-    with at_work(match.recipe):
-        for row, entry in enumerate(match.skipped.entries):
-            try:
-                (record,) = match.skipped.read([row])
-                convert_record(match.recipe, record, match.schema)
-            except BadImage:
-                continue
-            reason = "it was skipped as bad, but it is good"
-            yield Finding(file=match.store.prefix + entry.path, reason=reason)
+    for row, entry in enumerate(match.skipped.entries):
+        try:
+            (record,) = match.skipped.read([row])
+            convert_record(match.recipe, record, match.schema)
+        except BadImage:
+            continue
+        reason = "it was skipped as bad, but it is good"
+        yield Finding(file=match.store.prefix + entry.path, reason=reason)

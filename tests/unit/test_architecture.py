@@ -59,8 +59,7 @@ HEAVY = {
         "torch",
         "orders",
         "measure",
-        "codecs.scaling",
-    ),  # the pipeline loads that module on demand
+    ),
     "h5py": ("formats", "sources.hdf5_reader"),
     "lmdb": ("formats", "sources.lmdb_reader"),
     "lightning": ("torch.lightning",),
@@ -69,10 +68,6 @@ HEAVY = {
     "obstore": ("remote.client", "remote.web"),
 }
 """Libraries that only these packages or modules import."""
-
-LAZY = {"pipeline": "shardkit.codecs.scaling"}
-"""The one module that is loaded inside a function: it needs torch."""
-
 
 CORE = (
     "sources.image_files sources.imagefolder sources.images sources.opening sources.places "
@@ -215,8 +210,7 @@ def test_no_modules_import_each_other() -> None:
 def test_imports_are_at_the_top() -> None:
     for name, path in FILES.items():
         for item in imports(path):
-            lazy = LAZY.get(name.rpartition(".")[2]) == item.module
-            assert item.at_top or item.typing_only or lazy, f"{name} imports {item.module} late"
+            assert item.at_top or item.typing_only, f"{name} imports {item.module} late"
 
 
 def test_heavy_libraries_stay_in_their_packages() -> None:

@@ -92,10 +92,9 @@ def _convert_by_command(source: Path, target: Path, workers: int) -> int:
 def _resizing(source: Path, work: Path) -> dict[str, Function]:
     found: dict[str, Function] = {_PILLOW: partial(_pillow, source, work / "pillow")}
     for name in format_names():
-        for resizer in ("pillow", "torch"):
-            options = ConvertOptions(to=name, recipe=Recipe(resize=256, resizer=resizer))
-            function = partial(_convert, source, work / f"resized-{name}", options, 1)
-            found[f"shardkit {name}, --resize 256 --resizer {resizer}"] = function
+        options = ConvertOptions(to=name, recipe=Recipe(resize=256))
+        function = partial(_convert, source, work / f"resized-{name}", options, 1)
+        found[f"shardkit {name}, --resize 256"] = function
     return found
 
 

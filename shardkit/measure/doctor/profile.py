@@ -8,13 +8,14 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import Subset
 
-from shardkit.codecs.scaling import one_thread
 from shardkit.errors import UsageError
 from shardkit.measure.doctor.clock import Cost, timed
 from shardkit.measure.doctor.lines import Line
@@ -132,6 +133,17 @@ class Profile:
         return self.kind not in ("", "raw", PLANES) and self.fraction(*stages) >= MATTERS
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch from starting threads; their number is restored at the end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpec) -> Profile:
     """Time the stages on a random sample, for about ``seconds``, and the training step."""
     pipeline = Pipeline(session, loading)
@@ -142,7 +154,7 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
     rows = list[int]()
     batch = None
     sample = Sample(dataset)
-    with one_thread(), reading(ReadContext(seed=0, epoch=0)):
+    with _one_thread(), reading(ReadContext(seed=0, epoch=0)):
         for batch_rows, cost, samples in _fetches(pipeline, seconds):
             cost["collate"], batch = timed(lambda: pipeline.collate(samples))  # noqa: B023 - now
             costs.append(cost)

@@ -20,12 +20,10 @@ from shardkit.codecs.geometry import Region, crop_or_pad
 from shardkit.codecs.image import Box, Decoding, pixel_codec, resize
 from shardkit.codecs.image_type import TypedPixels
 from shardkit.codecs.reduced import same_scale
-from shardkit.codecs.scaling import scale
 from shardkit.dataset.decode import DecodedPart, decode_part, enclosing
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import UsageError, setting
 from shardkit.sampling.order import BatchDraws, Draws
-from shardkit.system import compiled
 from shardkit.system.compiled import CropTable
 
 Filter = Literal["bilinear", "bicubic"]
@@ -218,20 +216,10 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def _scaled(pixels: TypedPixels, box: Box, size: tuple[int, int], name: str) -> TypedPixels:
-    """Return a box of an image, scaled to ``size``.
-
-    Without the compiled module, a JPEG that was decoded at reduced size has a fractional box, which
-    only Pillow supports. For whole pixels, PyTorch takes a third of its time.
-    """
+    """Return a box of an image, scaled to ``size``."""
     height, width = pixels.shape[:2]
-    is_full = box == (0.0, 0.0, float(width), float(height))
-    if is_full and size == (height, width):
-        return pixels
     if pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         return pixel_codec("keep").scale(pixels, box, size, name)
-    if is_full:
-        scaled = compiled.resize(pixels, box, size, name)
-        return scale(pixels, size[::-1], name) if scaled is None else scaled
     return resize(pixels, (*box[:2], min(box[2], width), min(box[3], height)), size, name)
 
 

@@ -192,7 +192,6 @@ def test_records_without_images_are_not_called_images(tmp_path: Path) -> None:
         ("--resize 10x12 --resize-mode pad", {"resize_mode": "pad"}),
         ("--resize 10x12 --resize-mode stretch", {"resize_mode": "stretch"}),
         ("--resize 10 --filter lanczos", {"filter": "lanczos"}),
-        ("--resize 10 --resizer torch", {"resizer": "torch", "filter": "bicubic"}),
         ("--resize 10 --dct-scaling", {"dct_scaling": True, "filter": "bicubic"}),
         ("--resize 90 --enlarge", {"enlarge": True}),
         ("--encode webp --quality 70", {"encode": "webp", "quality": 70}),
@@ -289,12 +288,9 @@ REFUSED: dict[str, tuple[str, ...]] = {
     f"--resize {'9' * 5000}": ("--resize 9999",),
     "--resize=": ("--resize",),
     "--resize-mode pad": ("--resize-mode requires --resize",),
-    "--resizer torch": ("--resizer requires --resize",),
     "--dct-scaling": ("--dct-scaling requires --resize",),
     "--enlarge": ("--enlarge requires --resize",),
     "--filter lanczos": ("--filter requires --resize",),
-    "--dct-scaling --resize 8 --resizer torch": ("dct_scaling", "pillow"),
-    "--resizer torch --resize 8 --filter lanczos": ("torch", "lanczos"),
     "--shard-size 0": ("shard size 0",),
     "--shard-size 256": ("--shard-size 256", "256MiB", "256B"),
     "--shard-size 65535": ("65535MiB",),
@@ -332,7 +328,7 @@ def test_contradictory_options_are_usage_errors(
 
 def test_invalid_values_exit_with_2(folder: Path, tmp_path: Path) -> None:
     """Click words these errors."""
-    choices = "--to zip|--encode gif|--filter nearest|--resizer opencv|--resize-mode cover"
+    choices = "--to zip|--encode gif|--filter nearest|--resize-mode cover"
     choices += "|--check all|--on-error ignore"
     numbers = "--workers 0|--seed x|--quality high|--limit 1.5|--limit 0|--shard-samples 0"
     for options in f"{choices}|{numbers}".split("|"):

@@ -133,14 +133,14 @@ def test_messages_name_options_as_the_command_does(
         "imagefolder photos out --val 1.5": "--val 1.5 is",
         "imagefolder photos made --limit 1": "--force replaces",
         "imagefolder mixed out": "--splits for splits, or --no-splits",
-        "imagefolder photos out --resizer torch": "--resizer requires --resize",
+        "imagefolder photos out --dct-scaling": "--dct-scaling requires --resize",
         "imagefolder photos seed=7 --staging /a/b": "seed=7 is local; --staging is",
         "imagefolder seed=0 out": "seed=0 does",
         "imagefolder seed=0/a.jpg out": "seed=0/a.jpg does",
     }.items():
         refuses(2, "convert", *words.split(), "--to", "lmdb", facts=(fact,))
-    with refused(UsageError, "resizer= requires resize="):
-        convert("photos", "out", to="lmdb", resizer="torch")
+    with refused(UsageError, "dct_scaling= requires resize="):
+        convert("photos", "out", to="lmdb", dct_scaling=True)
 
 
 @pytest.mark.slow

@@ -65,7 +65,6 @@ def test_other_texts_are_refused() -> None:
         ("resize_mode", "pad"),
         ("enlarge", True),
         ("filter", "lanczos"),
-        ("resizer", "torch"),
         ("dct_scaling", True),
     ],
 )

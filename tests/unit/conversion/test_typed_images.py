@@ -197,7 +197,7 @@ def test_options_that_contradict_each_other(source: Path, tmp_path: Path) -> Non
         ({"encode": "jpeg", "pixels": "keep"}, ["encode='jpeg'"]),
         ({"encode": "webp", "pixels": "gray"}, ["encode='webp'"]),
         ({"quality": 80, "pixels": "gray"}, ["quality", "encode='jpeg'"]),
-        ({"resizer": "torch", "resize": 9, "pixels": "keep"}, ["resizer", "pixels='rgb'"]),
+        ({"dct_scaling": True, "resize": 9, "pixels": "keep"}, ["dct_scaling", "pixels='rgb'"]),
         ({"background": "black", "pixels": "keep"}, ["background"]),
     ):
         with refused(UsageError, *facts):

@@ -38,21 +38,6 @@ def test_an_intact_dataset_equals_its_source(
     assert tree(place) == before
 
 
-def test_torch_resizing_is_repeatable(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_tree(folder, {f"cat/large{n}.png": png(200, 150, n) for n in range(3)})
-    raw: dict[str, Any] = {"encode": "raw", "resize": "64x64", "resize_mode": "stretch"}
-    place = make_dataset(folder, tmp_path / "made", **raw, resizer="torch", enlarge=True)
-    assert proved(place, folder)
-    restate(place, lambda m: replace(m, recipe={**m.recipe, "resizer": "pillow"}))
-    monkeypatch.setattr("shardkit.dataset.parts.REPEATED", ())  # the shards say otherwise
-    alike = verify(place, against=folder)  # torch is a library that only the manifest names
-    assert alike.source is not None
-    assert alike.source.alike > 0
-    assert (alike.source.least_psnr or 0) > 55
-
-
 @pytest.mark.parametrize("level", ["full", "decode"])
 def test_several_processes_report_the_same(folder: Path, tmp_path: Path, level: str) -> None:
     place = make_dataset(folder, tmp_path / "made")
