@@ -703,13 +703,18 @@ def _recorded(kind: type[SourceOptions]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Attaching:
-    """Command ``shardkit attach NAME`` of a kind of source, which is an `AttachableSource`."""
+    """Command ``shardkit attach NAME`` of a kind of source, which is an `AttachableSource`.
+
+    Or each image is a file of its own (``whole_files``), whose path is relative to `Source.paths`.
+    """
 
     title: str
     """One line for help texts."""
 
     help: str
     """Help text, with ARCHIVES and INDEX_DIR for the arguments."""
+
+    whole_files: bool = False
 
 
 class Recognition(NamedTuple):

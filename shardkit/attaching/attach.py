@@ -6,62 +6,41 @@ record has the key, label and fields that a conversion without shuffling would g
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from shardkit._version import __version__
-from shardkit.contracts import AttachableSource, Entry, Located, Range, Scan, Source
-from shardkit.conversion.assemble import Assembly
+from shardkit.attaching.permission import remember
+from shardkit.attaching.tasks import ArchiveTask, FolderTask, IndexTask, by_folder
+from shardkit.contracts import AttachableSource, Entry, Images, Scan, Source
+from shardkit.conversion.assemble import Assembly, save_manifests
 from shardkit.conversion.build_all import Builder, Processes
 from shardkit.conversion.engine import Work, publishing, run
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.staging import StagingDirectory, open_staging, refuse_overlap
-from shardkit.conversion.task import ShardResult, Task, finish_part, new_part
-from shardkit.dataset.index import Index, IndexPart, save_index
-from shardkit.dataset.index_builder import ShardRecords, join_indexed
-from shardkit.dataset.manifest import (
-    MANIFEST_NAME,
-    AttachedManifest,
-    AttachedShard,
-    ShardEntry,
-    save_manifest,
-)
-from shardkit.dataset.opened import OpenedDirectory, remember
-from shardkit.errors import BadImage, BadImages, ConversionFailed, Problem, UsageError, setting
-from shardkit.kinds.field import describe_schema
+from shardkit.conversion.task import ShardResult
+from shardkit.dataset.index import TIMES, Index
+from shardkit.dataset.manifest import MANIFEST_NAME, AttachedManifest
+from shardkit.dataset.opened import OpenedDirectory
+from shardkit.errors import BadImages, Problem, UsageError, setting
 from shardkit.options import changed, option, require_valid, takes
-from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
-from shardkit.record import (
-    LABEL,
-    Record,
-    dump_json,
-)
-from shardkit.registry import DEFAULT_ATTACHED, open_source
+from shardkit.registry import DEFAULT_ATTACHED, get_source, open_source, source_names
 from shardkit.sources.webdataset import WebDatasetOptions
-from shardkit.system.files import (
-    as_text,
-    sha256_of,
-)
+from shardkit.system.files import as_name, as_text
 from shardkit.system.formatting import amount
-from shardkit.system.pool import Meter, Progress
+from shardkit.system.npy import save_npy
+from shardkit.system.pool import Progress
 from shardkit.system.safe_paths import exists
 from shardkit.system.text import printable
-
-_READ_ROWS = 64
-_READ_BYTES = 64 << 20
-"""Records held in memory together, and their bytes."""
-
-_HASHED_ROWS = 4096
-"""Entries of the source hashed at a time."""
 
 CHECKS = ("header", "decode")
 """Depths of the validation of images."""
@@ -71,9 +50,10 @@ CHECKS = ("header", "decode")
 class Attached:
     """Result of attaching archives."""
 
-    manifest: AttachedManifest
+    manifests: dict[str, AttachedManifest]
+    """Split name, or "" without splits, to the manifest of its dataset."""
     kept: int = 0
-    """Archives whose index was kept from an earlier run."""
+    """Archives or class folders whose index was kept from an earlier run."""
     unchanged: bool = False
     """Whether the directory already held the result, so nothing was written."""
     remembered: bool = True
@@ -150,100 +130,44 @@ def attach_source(
     Raises:
         UsageError: If the source cannot be attached, or as `attach`.
     """
-    if not isinstance(source, AttachableSource):
+    loose = _has_whole_files(source)
+    if not (loose or isinstance(source, AttachableSource)):
         raise UsageError(f"a source of kind {source.kind} cannot be attached", remedy="convert it")
     target = Path(target)
-    old = None if options.force else _attached_before(target)
-    scan = source.scan(old.classes if old else None)
+    old = {} if options.force else _attached_before(target)
+    labels = None if loose else next((one.classes for one in old.values()), None)
+    scan = source.scan(labels)
     refuse_overlap(scan.source, target)
-    plan = _plan(source, scan, target, options)
-    if old:
-        _require_same(old, plan, target)
+    plan = _plan(source, scan, target, options, loose=loose)
+    for name in plan.splits.keys() & old.keys():
+        _require_same(old[name], plan, name, target)
     builder = Builder(**vars(processes))
     if builder.on_progress:
-        builder.on_progress(Progress(total=sum(len(task.source) for task in plan.tasks)))
+        builder.on_progress(Progress(total=sum(map(len, scan.splits.values()))))
     attached = None
     with (
-        open_staging(target, force=options.force or old is not None) as staging,
+        open_staging(target, force=options.force or bool(old)) as staging,
         publishing(staging, _fingerprint(plan), force=options.force) as is_needed,
     ):
         if is_needed:
             attached = _make(plan, staging, old, builder)
     if attached is None:  # an earlier run was killed while publishing; archives may differ since
         return attach_source(source, target, options, processes)
-    return replace(attached, remembered=remember(target, attached.manifest))
+    marks = [
+        remember(target / as_name(name), manifest) for name, manifest in attached.manifests.items()
+    ]
+    return replace(attached, remembered=all(marks))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ArchiveTask(Task):
-    """One archive to index."""
+class _SplitPlan:
+    """The archives of a split, or of all if there are no splits."""
 
-    entry_type = AttachedShard
-
-    archive: str
-    """Its name in the manifest."""
-    path: Path
-    quick: bool
-
-    @property
-    def name(self) -> str:
-        """The name of the archive."""
-        return self.archive
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the images, and of what the index depends on."""
-        digest = sha256(dump_json([self.name, self.meta, self.recipe.describe(), self.quick]))
-        entries = self.source.entries
-        for start in range(0, len(entries), _HASHED_ROWS):
-            digest.update(dump_json([*entries[start : start + _HASHED_ROWS]]))
-        return digest.hexdigest()
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """The values on which the index depends, named as in the metadata of a shard."""
-        classes = self.schema[LABEL].classes if LABEL in self.schema else None
-        return {"schema": describe_schema(self.schema), "classes": classes}
-
-    def is_current(self, entry: ShardEntry) -> bool:
-        """Return whether the archive has the size and modification time of its entry."""
-        return isinstance(entry, AttachedShard) and (entry.bytes, entry.modified) == _stamp(
-            self.path
-        )
-
-    def is_intact(self, entry: ShardEntry) -> bool:
-        """Return whether `is_current` still holds: the content is not read again."""
-        return self.is_current(entry)
-
-    def make(self) -> ShardResult:
-        """Index the archive."""
-        before = _stamp(self.path)
-        notes: Counter[str] = Counter()
-        bad: list[Problem] = []
-        with new_part(self) as part:
-            try:
-                with ThreadPoolExecutor(1) as aside:  # hashing needs no GIL
-                    digest = None if self.quick else aside.submit(sha256_of, self.path)
-                    names = save_index(_index_records(self, notes, bad), part, self.schema)
-            except BadImage as error:
-                raise ConversionFailed(
-                    f"{self.path} cannot be read: {error.problem}", remedy=error.remedy
-                ) from error
-            if _stamp(self.path) != before:
-                raise ConversionFailed(
-                    f"{self.path} changed while it was indexed;", remedy="rerun the command"
-                )
-            shard = AttachedShard(
-                name=self.name,
-                bytes=before[0],
-                sha256=digest.result() if digest else "",
-                rows=len(self.source) - len(bad),
-                modified=before[1],
-                notes=dict(sorted(notes.items())),
-            )
-            result = ShardResult(entry=shard, bad=bad, notes=shard.notes)
-            finish_part(part, self, result, names)
-        return result
+    source: dict[str, Any]
+    """Description for the manifest."""
+    folder: str
+    """The folder of all archives, for the manifest."""
+    tasks: Sequence[IndexTask]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,70 +177,118 @@ class _AttachPlan:
     scan: Scan
     options: AttachOptions
     recipe: Recipe
-    source: dict[str, Any]
-    """Description for the manifest."""
-    folder: str
-    """The folder of all archives, for the manifest."""
     raw_shape: tuple[int, int, int] | None
-    tasks: list[_ArchiveTask]
+    loose: bool
+    """Whether the archives are folders of files."""
+    splits: dict[str, _SplitPlan] = field(default_factory=dict)
+
+    @property
+    def noun(self) -> str:
+        """What the user may have to fix."""
+        return "files" if self.loose else "archives"
 
 
-def _attached_before(target: Path) -> AttachedManifest | None:
-    """Return the manifest of an attached dataset in ``target``; None if there is none."""
+def _attached_before(target: Path) -> dict[str, AttachedManifest]:
+    """Return the manifest of each split of an attached dataset in ``target``, if there is one."""
     if not exists(target / MANIFEST_NAME):
-        return None
-    manifest = OpenedDirectory(target).manifest
-    return manifest if isinstance(manifest, AttachedManifest) else None
+        return {}
+    manifests = OpenedDirectory(target).manifests()
+    attached = {n: one for n, one in manifests.items() if isinstance(one, AttachedManifest)}
+    return attached if len(attached) == len(manifests) else {}
+
+
+def _has_whole_files(source: Source) -> bool:
+    """Return whether each image is a file of its own, on this machine.
+
+    Raises:
+        UsageError: If they are elsewhere.
+    """
+    attaching = get_source(source.kind).attaching if source.kind in source_names() else None
+    if attaching is None or not attaching.whole_files:
+        return False
+    if not source.paths():
+        raise UsageError(f"{source} is in an object store", remedy="convert it")
+    return True
 
 
 def _plan(
-    source: AttachableSource, scan: Scan, target: Path, options: AttachOptions
+    source: Source, scan: Scan, target: Path, options: AttachOptions, *, loose: bool
 ) -> _AttachPlan:
-    if len(scan.splits) > 1:
+    if len(scan.splits) > 1 and not loose:
         raise UsageError(
             f"{source} has splits ({', '.join(scan.splits)})", remedy="convert it, one dataset each"
         )
-    (images,) = scan.splits.values()
+    if options.quick and loose:
+        raise UsageError(
+            f"{setting('quick', True)} is for archives: files are known by their sizes and times",
+            remedy="leave it out",
+        )
+    # Raw pixels have no header to check, and stay as they are.
+    raw_shape = source.raw_shape if isinstance(source, AttachableSource) else None
+    recipe = Recipe(check=options.check, copy=raw_shape is not None)
+    plan = _AttachPlan(scan=scan, options=options, recipe=recipe, raw_shape=raw_shape, loose=loose)
+    for name, images in scan.splits.items():
+        parts = StagingDirectory(target).state / "parts" / as_name(name)
+        if isinstance(source, AttachableSource):
+            folder, relative, tasks = _archive_tasks(source, images, target, plan, parts)
+        else:
+            folder, relative, tasks = _folder_tasks(source, images, target, plan, parts)
+        if relative:  # as the user wrote it
+            folder = os.path.relpath(folder, os.path.realpath(target / as_name(name)))
+        origin = {"kind": source.kind, "images": len(images), "order": "folder"}
+        plan.splits[name] = _SplitPlan(
+            source={**source.describe(name), **origin, "limit": None, "seed": None},
+            folder=as_text(folder),
+            tasks=tasks,
+        )
+    return plan
+
+
+def _archive_tasks(
+    source: AttachableSource, images: Images, target: Path, plan: _AttachPlan, parts: Path
+) -> tuple[str, bool, list[IndexTask]]:
+    """Return the folder of all archives, whether it was given as relative, and their tasks."""
     files = source.by_file(images)
     real = [os.path.realpath(path) for path, _ in files]
     folder = os.path.commonpath([os.path.dirname(path) for path in real])
     names = [as_text(os.path.relpath(path, folder)) for path in real]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UsageError(f"{source} names {printable(twice[0])} twice, by links to one file")
-    place = folder
-    if not files[0][0].is_absolute():  # as the user wrote it
-        place = os.path.relpath(folder, os.path.realpath(target))
-    # Raw pixels have no header to check, and stay as they are.
-    recipe = Recipe(check=options.check, copy=source.raw_shape is not None)
-    tasks = [
-        _ArchiveTask(
+    tasks: list[IndexTask] = [
+        ArchiveTask(
             folder=target,
             path=Path(path),
             archive=name,
             source=some,
-            schema=scan.schema,
-            recipe=recipe,
-            part=StagingDirectory(target).state / "parts" / _digest(name),
-            quick=options.quick,
+            schema=plan.scan.schema,
+            recipe=plan.recipe,
+            part=parts / _digest(name),
+            quick=plan.options.quick,
         )
         for path, name, (_, some) in zip(real, names, files, strict=True)
     ]
-    return _AttachPlan(
-        scan=scan,
-        options=options,
-        recipe=recipe,
-        source={
-            **source.describe(""),
-            "kind": source.kind,
-            "images": len(images),
-            "limit": None,
-            "order": "folder",
-            "seed": None,
-        },
-        folder=as_text(place),
-        raw_shape=source.raw_shape,
-        tasks=tasks,
-    )
+    return folder, not files[0][0].is_absolute(), tasks
+
+
+def _folder_tasks(
+    source: Source, images: Images, target: Path, plan: _AttachPlan, parts: Path
+) -> tuple[str, bool, list[IndexTask]]:
+    """Return the folder of all files, whether it was given as relative, and a task per class."""
+    root = source.locate(images.split, Entry("", "", 0, 0, 0))
+    folder = os.path.realpath(root)
+    tasks: list[IndexTask] = [
+        FolderTask(
+            folder=target,
+            path=Path(folder),
+            archive=name,
+            source=some,
+            schema=plan.scan.schema,
+            recipe=plan.recipe,
+            part=parts / _digest(name),
+        )
+        for name, some in by_folder(images).items()
+    ]
+    return folder, not os.path.isabs(root), tasks
 
 
 def _option(name: str) -> str:
@@ -324,20 +296,21 @@ def _option(name: str) -> str:
     return name.replace("_dataset", "s")
 
 
-def _require_same(old: AttachedManifest, plan: _AttachPlan, target: Path) -> None:
+def _require_same(old: AttachedManifest, plan: _AttachPlan, name: str, target: Path) -> None:
     """Refuse to update a dataset with other options, or without some of its archives."""
-    then, now = ({**source, "name": 0, "images": 0} for source in (old.source, plan.source))
+    new = plan.splits[name]
+    then, now = ({**source, "name": 0, "images": 0} for source in (old.source, new.source))
     differ = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     differ += ["check"] * (old.recipe != plan.recipe.describe())
-    if old.shards and plan.options.quick != (not old.shards[0].sha256):
+    if old.shards and not plan.loose and plan.options.quick != (not old.shards[0].sha256):
         differ.append("quick")
     if differ:
         raise UsageError(
             f"{target} holds an attached dataset, made with another {setting(_option(differ[0]))};",
             remedy=f"{setting('force', True)} replaces it",
         )
-    lacking = sorted({shard.name for shard in old.shards} - {task.name for task in plan.tasks})
-    if lacking:
+    lacking = sorted({shard.name for shard in old.shards} - {task.name for task in new.tasks})
+    if lacking and not plan.loose:
         raise UsageError(
             f"{target} also has {amount(len(lacking), 'archive')} that you did not name, such "
             f"as {printable(lacking[0])};",
@@ -352,15 +325,16 @@ def _fingerprint(plan: _AttachPlan) -> ConversionFingerprint:
     """
     settings = {f"--{name}": value for name, value in asdict(plan.options).items()}
     del settings["--force"], settings["--on_error"]
-    for name in plan.source.keys() - {"name", "images"}:
-        settings[f"--{_option(name)}"] = plan.source[name]
+    for split in plan.splits.values():
+        for name in split.source.keys() - {"name", "images"}:
+            settings[f"--{_option(name)}"] = split.source[name]
     return ConversionFingerprint(
         settings={
             **settings,
             COMMAND: "attach",
             "the version of shardkit": __version__,
             "classes": plan.scan.classes and list(plan.scan.classes),
-            "the folder of the archives": plan.folder,
+            "the folder of the archives": [split.folder for split in plan.splits.values()],
         },
         images={},
         files={},
@@ -369,175 +343,118 @@ def _fingerprint(plan: _AttachPlan) -> ConversionFingerprint:
 
 
 def _make(
-    plan: _AttachPlan, staging: StagingDirectory, old: AttachedManifest | None, builder: Builder
+    plan: _AttachPlan,
+    staging: StagingDirectory,
+    old: Mapping[str, AttachedManifest],
+    builder: Builder,
 ) -> Attached:
     """Index the archives, and write the files of the dataset unless it has not changed."""
-    (split,) = plan.scan.splits
-    work = Work(
-        split,
-        staging.dataset,
-        plan.tasks,
-        problems=plan.scan.problems.get(split, ()),
-        ignored=plan.scan.ignored.get(split, ()),
-    )
-    if old:
-        _keep(work, old, staging.target)
-    kept = len(work.results)
+    works = {}
+    for name, split in plan.splits.items():
+        works[name] = work = Work(
+            name,
+            staging.dataset / as_name(name),
+            split.tasks,
+            problems=plan.scan.problems.get(name, ()),
+            ignored=plan.scan.ignored.get(name, ()),
+        )
+        if name in old:
+            _keep(work, old[name], staging.target / as_name(name))
+    results = [result for work in works.values() for result in work.results.values()]
+    kept = len(results)
     if builder.on_progress:
-        rows = sum(result.entry.rows for result in work.results.values() if result.entry)
+        rows = sum(result.entry.rows for result in results if result.entry)
         builder.on_progress(Progress(images=rows))
-    kept += sum(built.kept for _, built in run([work], builder))
-    _require_good(work, plan.options, staging)
-    manifest = cast(
-        AttachedManifest,
-        Assembly(
-            folder=staging.dataset,
-            format=plan.source["kind"],
-            schema=plan.scan.schema,
-            raw_shape=plan.raw_shape,
-            recipe=plan.recipe.describe(),
-            source=plan.source,
-            software={"shardkit": __version__},
-            archives=plan.folder,
-        ).finish([work.piece()]),
-    )
-    if old and manifest.digest == old.base.digest:
+    kept += sum(built.kept for _, built in run([*works.values()], builder))
+    _require_good(works, plan, staging)
+    manifests = {name: _finish(work, plan) for name, work in works.items()}
+    if {name: manifest.digest for name, manifest in manifests.items()} == {
+        name: manifest.base.digest for name, manifest in old.items()
+    }:
         staging.discard()
-        return Attached(manifest=old, kept=kept, unchanged=True)
-    if old and old.layers:
+        return Attached(manifests=dict(old), kept=kept, unchanged=True)
+    if any(manifest.layers for manifest in old.values()):
         staging.discard()
         raise UsageError(
-            f"{staging.target} has fields that were added later, which new archives lack: attach "
-            "all archives to another directory, and add the fields there"
+            f"{staging.target} has fields that were added later, which new {plan.noun} lack: "
+            f"attach all {plan.noun} to another directory, and add the fields there"
         )
-    save_manifest(manifest, staging.dataset)
-    return Attached(manifest=manifest, kept=kept)
+    save_manifests(manifests, staging.dataset)
+    return Attached(manifests=manifests, kept=kept)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
+def _finish(work: Work[IndexTask], plan: _AttachPlan) -> AttachedManifest:
+    """Write the files of a split's dataset but the manifest, and return that."""
+    split = plan.splits[work.split]
+    (work.folder / TIMES).parent.mkdir(parents=True, exist_ok=True)
+    if plan.loose:
+        save_npy(work.folder / TIMES, np.fromiter(_times(work), np.int64))
+    assembly = Assembly(
+        folder=work.folder,
+        format=split.source["kind"],
+        schema=plan.scan.schema,
+        raw_shape=plan.raw_shape,
+        recipe=plan.recipe.describe(),
+        source=split.source,
+        software={"shardkit": __version__},
+        archives=split.folder,
+        others=[TIMES] * plan.loose,
+    )
+    return cast(AttachedManifest, assembly.finish([work.piece()]))
+
+
+def _times(work: Work[IndexTask]) -> Iterator[int]:
+    """Yield the modification time of each image that was indexed."""
+    for task in work.tasks:
+        bad = {problem.path for problem in work.results[task.part].bad}
+        yield from (entry.stamp for entry in task.source.entries if entry.path not in bad)
 
 
 def _digest(name: str) -> str:
     return sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def _keep(work: Work[_ArchiveTask], old: AttachedManifest, target: Path) -> None:
+def _keep(work: Work[IndexTask], old: AttachedManifest, target: Path) -> None:
     """Add the results of archives that have not changed since the earlier dataset was made."""
     tasks = {task.name: task for task in work.tasks}
     skipped = {problem.path: problem for problem in old.skipped}
     start = 0
     for shard in old.shards:
-        task = tasks[shard.name]
         rows = range(start, start + shard.rows)
         start = rows.stop
-        index = Index(target, old.rows, task.schema)
-        if task.is_current(shard):
+        task = tasks.get(shard.name)
+        if task is not None and task.is_current(shard):
+            index = Index(target, old.rows, task.schema)
             bad = [skipped[e.path] for e in task.source.entries if e.path in skipped]
-            if _has_images(index, rows, task, {problem.path for problem in bad}):
+            if bad and isinstance(task, FolderTask):
+                continue  # one may be another file now
+            listed = (task.listed(e) for e in task.source.entries if e.path not in skipped)
+            indexed = task.indexed(index, rows)
+            if all(one == other for one, other in zip_longest(listed, indexed)):
                 work.results[task.part] = ShardResult(entry=shard, bad=bad, notes=shard.notes)
                 work.indexes[task.part] = index, rows
 
 
-def _has_images(index: Index, rows: range, task: _ArchiveTask, bad: Collection[str]) -> bool:
-    """Return whether rows are the images of an archive: other archives may change their keys."""
-    listed = ((e.key, e.path, e.label) for e in task.source.entries if e.path not in bad)
-    indexed = (
-        row
-        for part in index.pieces(rows)
-        for row in zip(part.keys, part.paths, part.rows["label"].tolist(), strict=True)
-    )
-    return all(one == other for one, other in itertools.zip_longest(listed, indexed))
-
-
-def _index_records(
-    task: _ArchiveTask, notes: Counter[str], bad: list[Problem]
-) -> Iterator[IndexPart]:
-    """Yield the index of an archive in parts; count its notes and add its bad images."""
-    source = cast(AttachableSource, task.source.source)
-    entries = task.source.entries
-    meter = Meter()
-    pairs = zip(entries, source.located(task.source.split, entries), strict=True)
-    for some in _batches(pairs):
-        records = _Records(task.meta)
-        for entry, located in some:
-            try:
-                if isinstance(located, BadImage):
-                    raise located
-                record, noted = convert_record(task.recipe, located.record, task.schema)
-            except BadImage as error:
-                bad.append(Problem(path=entry.path, reason=str(error)))
-                continue
-            notes.update(dict.fromkeys(noted, 1))
-            records.add(record, located.offsets)
-        with ShardRecords(records, task.path) as indexed:
-            yield join_indexed([indexed.index(range(len(records)))], task.schema)
-        size = sum(entry.bytes for entry, _ in some)
-        meter.add(images=len(some), size=size, bad=len(some) - len(records))
-    meter.flush()
-
-
-def _batches(
-    pairs: Iterable[tuple[Entry, Located | BadImage]],
-) -> Iterator[list[tuple[Entry, Located | BadImage]]]:
-    """Yield images and their records, at most `_READ_ROWS` or about `_READ_BYTES` at a time."""
-    some = []
-    size = 0
-    for entry, located in pairs:
-        some.append((entry, located))
-        size += entry.bytes
-        if len(some) == _READ_ROWS or size >= _READ_BYTES:
-            yield some
-            some = []
-            size = 0
-    if some:
-        yield some
-
-
-class _Records:
-    """Records in memory as a `shardkit.contracts.ShardReader`: the index is built from readers."""
-
-    def __init__(self, meta: Mapping[str, Any]) -> None:
-        self.meta = meta
-        self._records: list[Record] = []
-        self._ranges: list[dict[str, Range]] = []
-
-    def add(self, record: Record, offsets: Mapping[str, int]) -> None:
-        self._records.append(record)
-        fields = record.fields
-        ranges = {name: Range(start, len(fields[name])) for name, start in offsets.items()}
-        self._ranges.append(ranges)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def read(self, rows: Sequence[int]) -> list[Record]:
-        return [self._records[row] for row in rows]
-
-    def ranges(self) -> Sequence[Mapping[str, Range]]:
-        return self._ranges
-
-    def close(self) -> None:
-        pass
-
-
 def _require_good(
-    work: Work[_ArchiveTask], options: AttachOptions, staging: StagingDirectory
+    works: Mapping[str, Work[IndexTask]], plan: _AttachPlan, staging: StagingDirectory
 ) -> None:
     """Raise if something is wrong with an archive, and may not or cannot be left out."""
-    skipped = work.skipped
-    rows = sum(shard.rows for shard in work.shards)
-    if not skipped or (options.on_error == "skip" and rows):
+    skipped = [
+        Problem(path=f"{name}/{problem.path}" if name else problem.path, reason=problem.reason)
+        for name, work in works.items()
+        for problem in work.skipped
+    ]
+    rows = sum(shard.rows for work in works.values() for shard in work.shards)
+    if not skipped or (plan.options.on_error == "skip" and rows):
         return
     if not rows:
         staging.discard()  # other options may find samples
     count = f"{len(skipped)} finding{'s' if len(skipped) > 1 else ''}"
     remedy = (
-        f"Fix the archives, or leave these out with {setting('on_error', 'skip')}"
+        f"Fix the {plan.noun}, or leave these out with {setting('on_error', 'skip')}"
         if rows
-        else "No good sample is left: fix the archives or the options"
+        else f"No good sample is left: fix the {plan.noun} or the options"
     )
-    error = BadImages(f"{count} in the archives; no dataset was written", remedy=remedy)
+    error = BadImages(f"{count} in the {plan.noun}; no dataset was written", remedy=remedy)
     error.problems = tuple(skipped)
     raise error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,30 +113,51 @@ class _Command(Command):
                 "kept": attached.kept,
                 "unchanged": attached.unchanged,
                 "remembered": attached.remembered,
-                **summarize(attached.manifest),
+                **_summarized(attached),
             },
             lambda: _show(archives, index_dir, attached, run.seconds),
         )
 
 
+def _summarized(attached: Attached) -> dict[str, Any]:
+    """Return the dataset as JSON values, or that of each split."""
+    splits = {name: summarize(manifest) for name, manifest in attached.manifests.items()}
+    return splits.get("", {"splits": splits})
+
+
 def _show(archives: str, index_dir: Path, attached: Attached, seconds: float) -> None:
-    manifest = attached.manifest
-    what = "archive" if manifest.format == DEFAULT_ATTACHED else "file"
+    manifests = [*attached.manifests.values()]
+    first = manifests[0]
+    what = "archive" if first.format == DEFAULT_ATTACHED else "file"
+    what = "class folder" if first.is_loose else what
+    shards = amount(sum(len(manifest.shards) for manifest in manifests), what)
     result = "already holds the index of" if attached.unchanged else "now reads"
     say(f"{index_dir} {result} {printable(archives)}")
+    rows = sum(manifest.rows for manifest in manifests)
     line(
         "dataset",
-        f"{amount(manifest.rows, record_noun(manifest.fields_by_name))} in "
-        f"{amount(len(manifest.shards), what)}, {size(manifest.bytes)}",
+        f"{amount(rows, record_noun(first.fields_by_name))}"
+        + (f" in {shards}" if first.classes or not first.is_loose else "")
+        + f", {size(sum(manifest.bytes for manifest in manifests))}",
     )
-    show_notes(manifest.notes, manifest.recipe)
-    if manifest.skipped:
-        line("skipped", f"{amount(len(manifest.skipped), 'finding')}, listed in skipped.jsonl")
-    if manifest.ignored:
-        line("ignored", ignored_counts(manifest.ignored))
+    if "" not in attached.manifests:
+        line("splits", printable(", ".join(attached.manifests)))
+    show_notes(_total(manifest.notes for manifest in manifests), first.recipe)
+    if skipped := sum(len(manifest.skipped) for manifest in manifests):
+        line("skipped", f"{amount(skipped, 'finding')}, listed in skipped.jsonl")
+    if ignored := _total(manifest.ignored for manifest in manifests):
+        line("ignored", ignored_counts(ignored))
     if attached.kept and not attached.unchanged:
         line("kept", f"{amount(attached.kept, what)} indexed by an earlier run")
     if not attached.remembered:
         line("note", "your state folder cannot be written: open the dataset with root=")
     line("time", f"{seconds:.1f} s")
     line("next", shell("shardkit", "verify", index_dir))
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of counts by name."""
+    total = Counter[str]()
+    for some in counts:
+        total.update(some)
+    return dict(total)

@@ -101,7 +101,7 @@ def _show(place: Path | str, value: dict[str, Any]) -> None:
         if isinstance(division := source.get("division"), dict):
             line("divided", printable(_division(division)))
     if "folder" in value:
-        line("attached", f"the shards are archives in {printable(value['folder'])}")
+        line("attached", f"reads files in {printable(value['folder'])}")
     line("recipe", _recipe(value["recipe"]))
     line("made by", ", ".join(f"{name} {version}" for name, version in value["software"].items()))
     line("digest", value["digest"])

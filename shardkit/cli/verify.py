@@ -128,12 +128,14 @@ def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
     )
     if result.extras:
         say(f"  not part of the dataset: {some(result.extras)}")
-    if result.findings and all(finding.source for finding in result.findings):
+    changed = all(finding.source for finding in result.findings)
+    if result.findings and changed and not result.attached:
         line("note", "the dataset is unchanged; its source has changed")
     elif isinstance(dataset, Path) and any(
-        finding.file != MANIFEST_NAME and _kind(finding) == "damaged" for finding in result.findings
+        finding.file != MANIFEST_NAME and (result.attached or _kind(finding) == "damaged")
+        for finding in result.findings
     ):
-        again = "restore the archives, or run the same `shardkit attach` command again"
+        again = "restore the files, or run the same `shardkit attach` command again"
         repair = f"{shell('shardkit', 'repair', dataset)} --from SRC"
         line("next", again if result.attached else repair)
     if any(finding.as_stored for finding in result.findings):

@@ -56,6 +56,8 @@ class Assembly:
     software: dict[str, str]
     archives: str | None = None
     """The folder of the shards if they are archives of another program."""
+    others: Sequence[str] = ()
+    """Files of the index that are in the folder already."""
 
     def finish(
         self, pieces: Sequence[Piece], repeated: Callable[[list[str]], UsageError] | None = None
@@ -82,7 +84,7 @@ class Assembly:
                 labels.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
                 yield part
 
-        names = save_index(counted(), self.folder, self.schema)
+        names = [*save_index(counted(), self.folder, self.schema), *self.others]
         bad = [problem for piece in pieces for problem in piece.skipped]
         skipped = _save_report(SKIPPED, bad, self.folder)
         ignored = _save_report(

@@ -72,6 +72,10 @@ _HEAD = struct.Struct("<iIIB")
 
 INDEX_DIRECTORY = "index"
 ROWS_NAME = f"{INDEX_DIRECTORY}/rows.npy"
+TIMES = f"{INDEX_DIRECTORY}/times.npy"
+"""Modification times in nanoseconds of attached files, int64. Each holds one image: its path, below
+the folder of the dataset, is the source path of the row."""
+
 _STRINGS = ("keys", "paths")
 _ENDS, _PRESENT = (f"{part}.npy" for part in PARTS[1:3])
 
@@ -429,6 +433,10 @@ class Index:
         """Return the source path of each row, relative to the source."""
         text, ends = self._string_files("paths").values()
         return StringTable(text, ends)
+
+    def times(self) -> StoredValues:
+        """Return the modification time of each row's file."""
+        return self._load(StoredValues, TIMES, np.int64, self._count)
 
     def _entries(self, field: str) -> StoredValues:
         return self._load(StoredValues, entries_file(field), ROW, self._count)

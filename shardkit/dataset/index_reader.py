@@ -13,6 +13,7 @@ from shardkit.dataset.handles import ShardFile, forget, shard_file
 from shardkit.dataset.index import (
     INDEX_DIRECTORY,
     ROW,
+    TIMES,
     Index,
     Rows,
     StoredColumn,
@@ -25,7 +26,7 @@ from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.record import IMAGE
 from shardkit.system.files import sha256_of
-from shardkit.system.npy import npy_header
+from shardkit.system.npy import StoredValues, npy_header
 from shardkit.system.safe_paths import UNFIT
 from shardkit.system.text import as_command
 
@@ -93,6 +94,10 @@ class IndexReader:
     def paths(self) -> StringTable:
         """Return the source path of each row."""
         return self._whole(Index.paths, *string_files("paths"))
+
+    def times(self) -> StoredValues:
+        """Return the modification time of each row's file."""
+        return self._whole(Index.times, TIMES)
 
     def entries(self, rows: Rows, field: str = IMAGE) -> IndexRows:
         """Return a reader of single rows, given all rows of that field."""

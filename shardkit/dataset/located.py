@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -69,13 +70,27 @@ class Origin(Protocol):
         """Return the error for a damaged record."""
 
 
-class BatchShards(NamedTuple):
-    """The shards of the rows of a batch."""
+@dataclass
+class BatchShards:
+    """The shards of the rows of a batch, all open."""
 
     places: npt.NDArray[np.int64]
     """The number of each row's shard."""
     files: Mapping[int, ShardFile]
     """The open shards, by number."""
+    sizes: npt.NDArray[np.int64]
+    """Bytes of each row's shard."""
+
+    def of_rows(self) -> Sequence[ShardFile]:
+        """Return the shard of each row."""
+        return [self.files[shard] for shard in self.places.tolist()]
+
+    def pieces(self) -> Iterable[tuple[slice, npt.NDArray[np.int32]]]:
+        """Return all rows in one piece."""
+        descriptors = np.empty(max(self.files, default=0) + 1, np.int32)
+        for shard, file in self.files.items():
+            descriptors[shard] = file.descriptor
+        return [(slice(None), descriptors[self.places])]
 
 
 def _column(name: str) -> cached_property[list[int]]:
@@ -125,7 +140,6 @@ class LocatedRows:
 
     def examine(
         self,
-        sizes: npt.NDArray[np.int64],
         field: Field | None,
         raw_shape: tuple[int, int, int] | None,
     ) -> None:
@@ -134,13 +148,13 @@ class LocatedRows:
         This also lets each image state its type.
 
         Args:
-            sizes: Bytes of each row's shard.
             field: The field, if the dataset has it.
             raw_shape: Height, width and channels of raw pixels; None without.
 
         Raises:
             CorruptRecord: If a row of the index is damaged, or states an impossible size.
         """
+        sizes = self._opened.sizes
         self.pixels = RGB if field is None else field.image_type
         is_image = self.name == IMAGE or (field is not None and field.type.is_picture)
         size = field.bytes if field is not None and field.is_uniform else 0
@@ -153,17 +167,16 @@ class LocatedRows:
                 self.survey = Survey(*usual)
                 return
         self.require_intact()  # finds out what is unusual
-        self._require_plausible(sizes, field, raw_shape)
+        self._require_plausible(field, raw_shape)
 
     def _require_plausible(
         self,
-        sizes: npt.NDArray[np.int64],
         field: Field | None,
         raw_shape: tuple[int, int, int] | None,
     ) -> None:
         index = self._index
         lengths = index["length"].astype(np.int64)
-        beyond = np.maximum(index["offset"], 0) > sizes - lengths
+        beyond = np.maximum(index["offset"], 0) > self._opened.sizes - lengths
         for number in np.flatnonzero(beyond).tolist():
             # A format that compresses may hold an image larger than its shard.
             packed = index["offset"][number] < 0
@@ -254,18 +267,16 @@ class LocatedRows:
         return EncodedImage(data, self.fields[number], self.labels[number], *size, self.pixels)
 
     @cached_property
-    def _files(self) -> list[ShardFile]:
-        """The shard of each row."""
-        shards, files = self._opened
-        return [files[shard] for shard in shards.tolist()]
+    def _files(self) -> Sequence[ShardFile]:
+        """The file of each row."""
+        return self._opened.of_rows()
 
-    def descriptors(self) -> npt.NDArray[np.int32]:
-        """Return the file descriptor of each row's shard; they stay open as long as this object."""
-        shards, files = self._opened
-        descriptors = np.empty(max(files, default=0) + 1, np.int32)
-        for shard, file in files.items():
-            descriptors[shard] = file.descriptor
-        return descriptors[shards]
+    def pieces(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
+        """Yield rows, their entries, and descriptors that are open until the next rows."""
+        for part, descriptors in self._opened.pieces():
+            rows = range(len(self))[part]
+            entries = self.entries[rows.start * ROW.itemsize : rows.stop * ROW.itemsize]
+            yield part, entries, descriptors
 
     def maps(self) -> list[Any] | None:
         """Return the map of each row's shard for raw pixels that can be copied from there."""

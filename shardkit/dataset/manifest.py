@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardkit.dataset.index import index_files, string_files
+from shardkit.dataset.index import TIMES, index_files, string_files
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located
 from shardkit.kinds.field import Field, load_schema
 from shardkit.recipe import Recipe
@@ -374,6 +374,11 @@ class Manifest:
         """The folder of the shards if they are archives of another program, or None."""
         return None
 
+    @property
+    def is_loose(self) -> bool:
+        """Whether each row is a file in the folder of the shards; those are groups of rows."""
+        return False
+
     def require_own_shards(self, message: str) -> None:
         """Refuse an attached dataset.
 
@@ -429,6 +434,11 @@ class AttachedManifest(Manifest):
     def archives(self) -> str:
         """``folder``."""
         return self.folder
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether the index has the times of files."""
+        return any(entry.name == TIMES for entry in self.files)
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
@@ -673,7 +683,7 @@ def _check_files(manifest: Manifest) -> None:
     Others could be those of files that shardkit writes next to them, such as `FACTS_NAME`.
     """
     names = [entry.name for entry in manifest.entries]
-    known = index_files(manifest.base.fields_by_name)
+    known = index_files(manifest.base.fields_by_name) + [TIMES] * manifest.is_loose
     for entry in manifest.files:
         if entry.name not in known and not _REPORT.fullmatch(entry.name):
             raise ValueError(f"{entry.name!r} cannot be a file of a dataset")

@@ -5,7 +5,6 @@ Everything else asks these objects, and never which kind of manifest a directory
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -32,15 +31,12 @@ from shardkit.errors import CorruptDataset, Problem, UsageError, setting
 from shardkit.record import DATASET_FILE
 from shardkit.system.files import (
     as_name,
-    remove_leftovers,
     require_local,
     sha256_of,
-    state_folder,
-    write_atomically,
 )
 from shardkit.system.late import load
 from shardkit.system.safe_paths import NO_PATH, UNFIT, LinkRefused, require_no_link
-from shardkit.system.text import as_command, name_list
+from shardkit.system.text import name_list
 from shardkit.system.urls import STORES, as_local, scheme_and_place
 
 _Loaded = TypeVar("_Loaded")
@@ -68,6 +64,9 @@ _OPENERS = {
     **dict.fromkeys(STORES, "shardkit.remote.dataset:open_remote"),
 }
 """Functions that open datasets, by the scheme of the URL."""
+
+_CONFIRMED = "shardkit.attaching.permission:confirmed_folder"
+"""Returns the folder of an attached dataset's archives, if the user named them before."""
 
 _JOINED = "shardkit.changes.layered:LayeredIndex"
 """The index of a dataset with layers."""
@@ -253,14 +252,7 @@ class OpenedDataset:
             return self.path
         if self.root is not None:
             return self.root.expanduser().absolute()
-        folder = Path(os.path.realpath(self.path / as_name(self.manifest.archives)))
-        if not os.path.exists(_mark(self.path, self.manifest)):
-            raise UsageError(
-                f"{self.path} reads archives in {folder}, but you have not attached them here",
-                remedy=f"If you trust it, name their folder ({setting('root')} in Python, "
-                "--root of `shardkit verify`), or name the archives: "
-                f"{as_command('attach', 'ARCHIVES', self.path)}",
-            )
+        folder: Path = load(_CONFIRMED)(self)
         return folder
 
     def unchanged(self, load: Callable[[], _Loaded]) -> _Loaded:
@@ -378,10 +370,11 @@ class OpenedDirectory:
         self.splits = {"": only}
         """The dataset of each split; "" without splits."""
         if isinstance(self.manifest, SplitsManifest):
-            self.splits = {
-                name: OpenedDataset(self.path / as_name(name), name, digest=digest, root=root)
-                for name, digest in self.manifest.splits.items()
-            }
+            self.splits = {}
+            for name, digest in self.manifest.splits.items():
+                inside = root and root / as_name(name)
+                split = OpenedDataset(self.path / as_name(name), name, digest=digest, root=inside)
+                self.splits[name] = split
         else:
             only.manifest = self.manifest
 
@@ -455,7 +448,7 @@ def open_local(
     place = Path(as_local(path))
     opened = OpenedDataset(
         (place if split is None else place / split).expanduser().absolute(),
-        root=None if root is None else Path(root),
+        root=None if root is None else Path(root, as_name(split or "")),
     )
     try:
         _ = opened.manifest
@@ -472,28 +465,6 @@ def open_local(
                 ) from error
         raise
     return opened
-
-
-def remember(directory: Path, manifest: Manifest) -> bool:
-    """Remember that the user named the archives of a dataset; return whether that was possible."""
-    mark = _mark(directory, manifest)
-    try:
-        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        remove_leftovers(mark)
-        write_atomically(mark, os.fsencode(os.path.realpath(directory)) + b"\n")
-    except OSError:
-        return False
-    return True
-
-
-def _mark(directory: Path, manifest: Manifest) -> Path:
-    """Return the file that confirms the archives. Its name covers the dataset's path and content.
-
-    Layers are not part of it: their shards are in the dataset's directory.
-    """
-    place = os.fsencode(os.path.realpath(directory))
-    name = hashlib.sha256(place + b"\0" + manifest.base.digest.encode()).hexdigest()
-    return state_folder() / "attached" / name
 
 
 def _stamp(directory: Path) -> tuple[int, int, int, int] | None:

@@ -24,10 +24,14 @@ from shardkit.dataset.located import BatchShards
 from shardkit.dataset.manifest import FileEntry
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.system.files import as_name
+from shardkit.system.late import load
 from shardkit.system.text import as_command
 
 if TYPE_CHECKING:  # it opens them
     from shardkit.dataset.opened import OpenedDataset
+
+_LOOSE = "shardkit.attaching.loose_files:LooseFiles"
+"""The files of a dataset with one file for each row."""
 
 _GAP = 16384
 """Maximum bytes between two images that share one readahead call."""
@@ -80,6 +84,14 @@ class ShardFiles:
         shard = int(self.numbers(np.array([row]))[0])
         return shard, row - int(self.starts[shard])
 
+    def path_of(self, row: int) -> Path:
+        """Return the path of the file that has a row."""
+        return self.path(self.place(row)[0])
+
+    def paths(self) -> Iterable[Path]:
+        """Return all files."""
+        return map(self.path, range(len(self._entries)))
+
     def path(self, shard: int) -> Path:
         """Return the path of a shard."""
         path = self._paths.get(shard)
@@ -109,13 +121,14 @@ class ShardFiles:
             index: Their entries in the index.
         """
         shards = self.starts.searchsorted(rows, side="right") - 1
-        return BatchShards(shards, self.open(set(shards.tolist())))
+        return BatchShards(shards, self.open(set(shards.tolist())), self.sizes[shards])
 
-    def announce(self, shards: npt.NDArray[np.int64], index: Rows) -> None:
-        """Prepare to read records, without waiting; a problem is reported when they are read.
+    def announce(self, rows: npt.NDArray[np.int64], index: Rows) -> None:
+        """Prepare to read rows, without waiting; a problem is reported when they are read.
 
         Neighboring records share one readahead call.
         """
+        shards = self.numbers(rows)
         order = np.lexsort((index["offset"], shards))  # LMDB may store rows downwards
         shards = shards[order]
         starts = index["offset"][order].astype(np.int64)
@@ -180,7 +193,7 @@ class Access:
 
     def files(self, dataset: OpenedDataset) -> ShardFiles:
         """Return the files of the shards."""
-        return ShardFiles(dataset)
+        return load(_LOOSE)(dataset) if dataset.manifest.is_loose else ShardFiles(dataset)
 
     def place(self, directory: Path) -> str:
         """Return the path or URL of the dataset, for messages.

@@ -285,8 +285,7 @@ class ShardSet:
                 entries.forget()
             raise
         located = LocatedRows(self, rows, index, opened, field)
-        sizes = self.files.sizes[opened.places]
-        located.examine(sizes, self.schema.get(field), self.manifest.raw_shape)
+        located.examine(self.schema.get(field), self.manifest.raw_shape)
         return located
 
     def announce(self, rows: npt.NDArray[np.int64], field: str = IMAGE) -> None:
@@ -300,7 +299,7 @@ class ShardSet:
             home.announce(rows, field)
             return
         rows = np.unique(rows)
-        self.files.announce(self.files.numbers(rows), self.entries_of(field).read(rows))
+        self.files.announce(rows, self.entries_of(field).read(rows))
 
     def verifies(self, name: str = IMAGE) -> bool:
         """Return whether each read of a field compares its checksum."""
@@ -378,14 +377,13 @@ class ShardSet:
 
     def corrupt(self, row: int, offset: int, reason: str) -> CorruptRecord:
         """Return the error for a damaged record, with its location."""
-        shard, _ = self.files.place(row)
-        path = self.files.path(shard)
+        path = self.files.path_of(row)
         try:
             key = self.keys[row]
             source = self.paths[row]
         except (CorruptDataset, ValueError):
             key = source = "unknown: the index is damaged too"
-        self.files.forget(shard)
+        self.files.forget(self.files.place(row)[0])
         return CorruptRecord(
             f"record {quoted(key)} (row {row}, from {quoted(source)}) in {path} at byte "
             f"{offset} is damaged: {reason}",

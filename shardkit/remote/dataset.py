@@ -96,9 +96,9 @@ class CachedShards(ShardFiles):
             self._fetch_ahead(sorted(shards))
         return {number: self._open(number) for number in sorted(shards)}
 
-    def announce(self, shards: npt.NDArray[np.int64], index: Rows) -> None:
-        """Fetch some shards into the cache, without waiting."""
-        self._fetch_ahead(np.unique(shards).tolist())
+    def announce(self, rows: npt.NDArray[np.int64], index: Rows) -> None:
+        """Fetch the shards of some rows into the cache, without waiting."""
+        self._fetch_ahead(np.unique(self.numbers(rows)).tolist())
 
     def forget(self, shard: int) -> None:
         """Remove a damaged shard from the cache, so that it is fetched again."""

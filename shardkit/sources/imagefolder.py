@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardkit.contracts import (
     LOOSE,
+    Attaching,
     Entry,
     Images,
     PackedEntries,
@@ -555,5 +556,18 @@ SOURCE = SourceKind(
     options=FolderOptions,
     reads_urls=True,
     recognize=_recognize,
+    attaching=Attaching(
+        whole_files=True,
+        title="Read a folder of images where it is.",
+        help="""Index the images in the folder ARCHIVES where they are, as a dataset in INDEX_DIR.
+
+        Nothing is copied. Keys, labels, classes and splits are those of `shardkit convert
+        imagefolder`. Run the command again after changes: only changed class folders are read.
+
+        \b
+        Example:
+          shardkit attach imagefolder photos index
+        """,
+    ),
     source=ImageFolder,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -74,15 +74,16 @@ class IndexedRows(Protocol):
 
     array: Integers
     """The rows, to `mark` the one being read."""
-    entries: memoryview
-    """The entries of the index, end to end."""
     verifies: bool
     """Whether to compare checksums."""
 
     def __len__(self) -> int: ...
 
-    def descriptors(self) -> npt.NDArray[np.int32]:
-        """Return the file descriptor of each row's shard."""
+    def pieces(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
+        """Yield rows that follow one another, their entries, and the descriptors of their files.
+
+        The files are open until the next rows.
+        """
 
     def maps(self) -> list[Any] | None:
         """Return the map of each row's shard, from `map_file`; None to copy nothing from maps."""
@@ -131,21 +132,24 @@ def fill_views(
     if compiled is None or not all(0 < side <= _MOST_SIDE for side in sides):
         return [range(len(rows))] * len(views)
     codes = np.empty((len(views), len(rows)), np.uint8)
-    files = rows.descriptors()
-    array = None if mark is None else np.ascontiguousarray(rows.array)
-    calls = []
-    for view, view_codes in zip(views, codes, strict=True):
-        out, table = view
-        numbers, bicubic, oversample = (None, False, 1.0) if table is None else table
-        maps = rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None
-        shape = out.shape[1:3]
-        verify = (rows.verifies, rows.verifies)
-        stored = rows.entries, files, maps, numbers, array, mark, *verify, background
-        calls.append((out, *shape, *stored, bicubic, TALL_FIRST, oversample, view_codes))
-    if len(calls) == 1:
-        compiled.fill(*calls[0])
-    else:
-        compiled.fill_views(*calls)
+    for part, entries, files in rows.pieces():
+        array = None if mark is None else np.ascontiguousarray(rows.array[part])
+        calls = []
+        for view, view_codes in zip(views, codes, strict=True):
+            out, table = view
+            numbers, bicubic, oversample = (None, False, 1.0) if table is None else table
+            if numbers is not None:
+                numbers = numbers[part]
+            maps = rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None
+            shape = out.shape[1:3]
+            verify = (rows.verifies, rows.verifies)
+            stored = entries, files, maps, numbers, array, mark, *verify, background
+            options = bicubic, TALL_FIRST, oversample
+            calls.append((out[part], *shape, *stored, *options, view_codes[part]))
+        if len(calls) == 1:
+            compiled.fill(*calls[0])
+        else:
+            compiled.fill_views(*calls)
     return list(map(_left, codes))
 
 
@@ -166,17 +170,17 @@ def fill_values(
     if compiled is None:
         return range(len(rows))
     codes = np.empty(len(rows), np.uint8)
-    compiled.fill_values(
-        out,
-        out.shape[1],
-        rows.entries,
-        rows.descriptors(),
-        rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None,
-        None if mark is None else np.ascontiguousarray(rows.array),
-        mark,
-        rows.verifies,
-        codes,
-    )
+    for part, *stored in rows.pieces():
+        compiled.fill_values(
+            out[part],
+            out.shape[1],
+            *stored,
+            rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None,
+            None if mark is None else np.ascontiguousarray(rows.array[part]),
+            mark,
+            rows.verifies,
+            codes[part],
+        )
     return _left(codes)
 
 
@@ -193,14 +197,10 @@ def read_stored(
     if compiled is None:
         return [None] * len(rows), range(len(rows))
     codes = np.empty(len(rows), np.uint8)
-    values: list[bytes | None] = compiled.read_stored(
-        rows.entries,
-        rows.descriptors(),
-        None if mark is None else np.ascontiguousarray(rows.array),
-        mark,
-        rows.verifies,
-        codes,
-    )
+    values: list[bytes | None] = []
+    for part, *stored in rows.pieces():
+        array = None if mark is None else np.ascontiguousarray(rows.array[part])
+        values += compiled.read_stored(*stored, array, mark, rows.verifies, codes[part])
     return values, _left(codes)
 
 

@@ -12,9 +12,13 @@ from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.parts import Part
 from shardkit.errors import CorruptDataset
 from shardkit.system.files import as_name, sha256_of
+from shardkit.system.late import load
 from shardkit.system.safe_paths import UNFIT, status_of
 from shardkit.system.text import as_command
 from shardkit.verification.shard_check import Finding, ShardCheck
+
+_LISTING = "shardkit.attaching.check:check_listing"
+"""Compares the files in the folder of a dataset with one file for each row."""
 
 
 def check_files(store: OpenedDataset, *, decode: bool) -> tuple[list[Finding], list[ShardCheck]]:
@@ -26,7 +30,9 @@ def check_files(store: OpenedDataset, *, decode: bool) -> tuple[list[Finding], l
     """
     findings = list[Finding]()
     readable = set[str]()
-    for entry in (*store.manifest.shards, *store.manifest.files):  # also archives elsewhere
+    loose = store.manifest.is_loose
+    shards = () if loose else store.manifest.shards  # also archives elsewhere
+    for entry in (*shards, *store.manifest.files):
         file = store.prefix + entry.name
         try:
             is_file, fault = _examine(store, entry)
@@ -39,6 +45,8 @@ def check_files(store: OpenedDataset, *, decode: bool) -> tuple[list[Finding], l
             readable.add(entry.name)
     if ROWS_NAME in readable:
         findings += check_index(store, intact=not findings)
+    if loose and not findings:
+        findings, readable = load(_LISTING)(store)
     checks = (check for part in store.parts for check in _shard_checks(store, part, decode=decode))
     return findings, [check for check in checks if check.entry.name in readable]
 
@@ -101,6 +109,7 @@ def _shard_checks(store: OpenedDataset, part: Part, *, decode: bool) -> Iterator
     for entry in manifest.shards:
         yield ShardCheck(
             folder=store.shards_folder,
+            loose=manifest.is_loose,
             prefix=store.prefix,
             entry=entry,
             format=manifest.format,

@@ -26,7 +26,8 @@ from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.kinds.field import Schema
 from shardkit.record import IMAGE
 from shardkit.registry import get_format
-from shardkit.system.files import FileSha256, as_name, sha256_of
+from shardkit.system.files import FileSha256, as_name
+from shardkit.system.late import load
 from shardkit.system.pool import Meter
 from shardkit.system.safe_paths import UNFIT
 from shardkit.system.urls import as_local
@@ -40,6 +41,9 @@ from shardkit.verification.record_comparison import (
 _RUN_BYTES = 7 << 18
 _RUN_ROWS = 4096
 """Bytes of images, and records, compared with the index at a time; they stay in the CPU cache."""
+
+_ATTACHED = "shardkit.attaching.check:check_attached"
+"""Checks an archive, or the files of a folder."""
 
 _TAIL = 4096
 """Bytes after an image that most often contain its metadata."""
@@ -90,6 +94,8 @@ class ShardCheck:
     format: str
     start: int
     """The shard's first row in the dataset."""
+    loose: bool
+    """Whether each row is a file in the folder."""
     index: Index
     """The index of the store."""
     decode: bool
@@ -158,7 +164,9 @@ class Checks:
     def check(self, task: ShardCheck) -> CheckedShard:
         """Find all damage of one shard."""
         try:
-            return _check_records(task) if task.entry.holds_records else _check_attached(task)
+            check = _check_records if task.entry.holds_records else load(_ATTACHED)
+            checked: CheckedShard = check(task)
+            return checked
         except UNFIT as error:
             finding = task.finding(f"it cannot be read: {error.strerror}")
         except OSError as error:
@@ -193,7 +201,7 @@ def _check_records(task: ShardCheck) -> CheckedShard:
                 count = len(records)
         except CorruptShard as error:
             findings.append(task.finding(str(error)))
-            findings += [] if index is None else _check_ranges(task, [index])
+            findings += [] if index is None else check_ranges(task, [index])
         return CheckedShard(findings, count, digest.hexdigest(), compared)
 
 
@@ -281,23 +289,7 @@ def _check_each(
     return findings, comparison.result if comparison else None
 
 
-def _check_attached(task: ShardCheck) -> CheckedShard:
-    """Find all damage of an archive, which may have any number of records."""
-    sha256 = sha256_of(task.path, task.folder) if task.entry.sha256 else ""
-    rows = 0
-
-    def parts() -> Iterator[IndexPart]:
-        nonlocal rows
-        with suppress(CorruptDataset, ValueError):  # found by the check of the index
-            for part in task.index.pieces(range(task.start, task.start + task.entry.rows)):
-                rows += len(part.rows)
-                yield part
-
-    findings = _check_ranges(task, parts())
-    return CheckedShard(findings, rows, sha256, None)
-
-
-def _check_ranges(task: ShardCheck, parts: Iterable[IndexPart]) -> list[Finding]:
+def check_ranges(task: ShardCheck, parts: Iterable[IndexPart]) -> list[Finding]:
     """Find damaged records of a shard that its format cannot open, using the index alone."""
     file = ShardFile(task.path, task.path.stat().st_size, task.folder)
     findings = list[Finding]()

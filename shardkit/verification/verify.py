@@ -136,7 +136,7 @@ def verify(options: VerifyOptions, directory: str | Path) -> Verification:
     result.findings = sorted(
         (
             replace(finding, reason=finding.reason.replace(str(folder), checks.place))
-            for finding in result.findings
+            for finding in dict.fromkeys(result.findings)  # a file may be examined twice
         ),
         key=lambda finding: (finding.file, -1 if finding.row is None else finding.row),
     )

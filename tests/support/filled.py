@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -65,8 +65,9 @@ class Located:
     def __len__(self) -> int:
         return len(self.array)
 
-    def descriptors(self) -> npt.NDArray[np.int32]:
-        return np.full(len(self), self.descriptor, np.int32)
+    def pieces(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
+        files = np.full(len(self), self.descriptor, np.int32)
+        yield slice(None), self.entries, files
 
     def maps(self) -> list[Any] | None:
         return None if self.map is None else [self.map] * len(self)

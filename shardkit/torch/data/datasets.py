@@ -286,8 +286,8 @@ class ShardDataset(Dataset[Sample]):
 
     @property
     def shard_paths(self) -> list[Path]:
-        """The shards: files in `path`, or the archives of an attached dataset."""
-        return [self.shards.files.path(shard) for shard in range(len(self.manifest.shards))]
+        """The shards: files in `path`, or the archives or files of an attached dataset."""
+        return [*self.shards.files.paths()]
 
     @property
     def manifest(self) -> Manifest:

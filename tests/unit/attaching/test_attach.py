@@ -253,7 +253,7 @@ def test_adds_archives_without_reading_the_others(made: Path, tars: Path, tmp_pa
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     again = attach(tars, made, keep="caption=txt")
     assert (again.kept, again.unchanged) == (3, False)
-    assert again.manifest == fresh.manifest
+    assert again.manifests[""] == fresh.manifests[""]
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert attach(tars, made, keep="caption=txt").unchanged
@@ -266,7 +266,7 @@ def test_an_added_archive_may_change_the_keys_of_others(
     make_tar(tars, 3, first=0)  # the names of x-0.tar
     again = attach(tars, made, keep="caption=txt")
     assert again.kept == 0
-    assert again.manifest == attach(tars, tmp_path / "fresh", keep="caption=txt").manifest
+    assert again.manifests[""] == attach(tars, tmp_path / "fresh", keep="caption=txt").manifests[""]
     assert open_dataset(made).keys[0] == "x-0/s000"
 
 
@@ -274,7 +274,7 @@ def test_new_classes_follow_the_old_ones(tmp_path: Path) -> None:
     for name in ("dog", "cat"):
         tar(tmp_path / "tars" / f"{name}.tar", ("a.jpg", jpeg(8, 8)), ("a.cls", name.encode()))
         made = attach(tmp_path / "tars", tmp_path / "index")
-    assert made.manifest.classes == ("dog", "cat")
+    assert made.manifests[""].classes == ("dog", "cat")
     dataset = open_dataset(tmp_path / "index")
     assert [dataset.classes[label] for _, label in dataset[:]] == ["cat", "dog"]
 
@@ -294,7 +294,7 @@ def test_resumes_after_an_interruption(tars: Path, tmp_path: Path) -> None:
         open_dataset(tmp_path / "index")
     resumed = attach(tars, tmp_path / "index")
     assert 0 < resumed.kept < 3
-    assert resumed.manifest == attach(tars, tmp_path / "other", workers=2).manifest
+    assert resumed.manifests[""] == attach(tars, tmp_path / "other", workers=2).manifests[""]
     assert sorted(tree(tmp_path / "index")) == sorted(tree(tmp_path / "other"))
 
 
@@ -303,7 +303,7 @@ def test_wrong_options_leave_nothing_behind(tmp_path: Path) -> None:
     with refused(BadImages):
         attach(path, tmp_path / "index", label="cls")
     assert not (tmp_path / "index").exists()
-    assert attach(path, tmp_path / "index", label="folder").manifest.rows == 2
+    assert attach(path, tmp_path / "index", label="folder").manifests[""].rows == 2
 
 
 def test_irregularities_are_findings(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_irregularities_are_findings(tmp_path: Path) -> None:
         "x.tar:d": "its sample has no image; it has cls",
     }
     assert not (tmp_path / "index" / "shardkit.json").exists()
-    made = attach(path, tmp_path / "index", on_error="skip").manifest
+    made = attach(path, tmp_path / "index", on_error="skip").manifests[""]
     assert (made.rows, len(made.skipped), made.ignored) == (
         *(2, 4),
         {"its name has no key and suffix": 1},
@@ -364,7 +364,7 @@ def test_becomes_other_datasets_and_files(tmp_path: Path) -> None:
     members += [("a.json", b'{"age": 7.5, "boxes": [[0, 1, 2, 3]]}'), ("b.jpg", jpeg(8, 8, 1))]
     tar(tmp_path / "tars" / "x.tar", *members, ("a.txt", b"a text"), ("b.cls", b"0"))
     keep = "mask=mask.png:mask?,age=json:/age:float64?,spots=json:/boxes:boxes?,caption=txt?"
-    made = attach(tmp_path / "tars", tmp_path / "index", image="jpg", keep=keep).manifest
+    made = attach(tmp_path / "tars", tmp_path / "index", image="jpg", keep=keep).manifests[""]
     copied = invoke("convert", "dataset", tmp_path / "index", tmp_path / "copy", "--to", "hdf5")
     assert copied.exit_code == 0, copied.output
     copy = open_dataset(tmp_path / "copy", fields=("image", "mask", "age", "spots", "caption"))
@@ -427,7 +427,7 @@ def test_wrong_uses_of_an_attached_dataset(made: Path, tars: Path, tmp_path: Pat
 def test_an_archive_that_changes_meanwhile_is_refused(
     tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "shardkit.attaching.attach._index_records"
+    name = "shardkit.attaching.tasks._index_records"
     index = pkgutil.resolve_name(name)
 
     def change(task: Any, *more: Any) -> Any:
@@ -450,10 +450,10 @@ def test_the_command(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert stated(tmp_path / "index").folder == "../tars"
     again = invoke("attach", "tars", "index", "--json", "--quiet", "--workers", 1)
     assert '"unchanged": true' in again.output
-    assert "attached  the shards are archives in ../tars" in invoke("info", "index").output
+    assert "attached  reads files in ../tars" in invoke("info", "index").output
     assert invoke("verify", "index", "--workers", 1).exit_code == 0
     tar(tars / "x-1.tar", ("a.jpg", b"not an image"), ("a.cls", b"1"))
     failed = invoke("attach", "tars", "index", "--workers", 1)
     assert failed.exit_code != 0
     assert "a.jpg: its content is not an image" in failed.output
-    assert "restore the archives" in invoke("verify", "index", "--workers", 1).output
+    assert "restore the files" in invoke("verify", "index", "--workers", 1).output

@@ -80,7 +80,7 @@ def test_lmdb_equals_the_converted_dataset(layout: str, tmp_path: Path) -> None:
     before = tree(path), stat_of(path / "data.mdb")
     own = {"label": "folder"} if layout == "images" else {}
     source = get_source("lmdb").open(path, **own)
-    made = attach(source, tmp_path / "index").manifest
+    made = attach(source, tmp_path / "index").manifests[""]
     convert(source, tmp_path / "made", to="webdataset", shuffle=False)
     other = open_dataset(tmp_path / "made", decode="bytes")
     dataset = open_dataset(tmp_path / "index", decode="bytes")
@@ -147,7 +147,7 @@ def test_hdf5_in_all_layouts(userblock: int, tmp_path: Path) -> None:
     for name in ("vlen", "vlen_chunks", "void", "x", "chunks"):
         source = get_source("hdf5").open(path, image=name, label="y", keep="age")
         index = tmp_path / name
-        made = attach(source, index).manifest
+        made = attach(source, index).manifests[""]
         dataset = open_dataset(index, decode="numpy", fields=("image", "label", "age"))
         for row in range(5):
             image, label, age = dataset[row]
@@ -192,7 +192,7 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
     with refused(UsageError):
         attach(source, index, image="png")
     with refused(UsageError):
-        attach_source(get_source("imagefolder").open(tmp_path), index, AttachOptions(), Processes())
+        attach_source(get_source("npy").open(tmp_path), index, AttachOptions(), Processes())
     attach(source, index)
     with refused(UsageError, "label=", "force=True"):
         attach(get_source("lmdb").open(environment, label="folder"), index)

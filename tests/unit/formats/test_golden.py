@@ -227,7 +227,7 @@ def test_an_archive_is_added_to_the_attached_dataset(
         archive.add(ATTACHED / "index" / "shardkit.json", "fox/red.txt")
     monkeypatch.chdir(folder)
     made = attach("{archive,more}.tar", "index", label="folder", keep="txt")
-    assert (made.kept, made.manifest.rows) == (1, 3)
+    assert (made.kept, made.manifests[""].rows) == (1, 3)
     assert verify("index").ok
 
 

@@ -1,0 +1,57 @@
+"""Which folders of archives the user has named, so that readers follow a manifest there.
+
+A manifest may come from anywhere, so it alone must not make a program open files elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from shardkit.dataset.manifest import Manifest
+from shardkit.dataset.opened import OpenedDataset
+from shardkit.errors import UsageError, setting
+from shardkit.system.files import as_name, remove_leftovers, state_folder, write_atomically
+from shardkit.system.text import as_command
+
+
+def confirmed_folder(dataset: OpenedDataset) -> Path:
+    """Return the folder of the archives of an attached dataset.
+
+    Raises:
+        UsageError: If the user has not named them, as `remember` notes.
+    """
+    manifest = dataset.manifest
+    assert manifest.archives is not None
+    folder = Path(os.path.realpath(dataset.path / as_name(manifest.archives)))
+    if not os.path.exists(_mark(dataset.path, manifest)):
+        raise UsageError(
+            f"{dataset.path} reads files in {folder}, but you have not attached them here",
+            remedy=f"If you trust it, name their folder ({setting('root')} in Python, "
+            "--root of `shardkit verify`), or name the files: "
+            f"{as_command('attach', manifest.format, 'ARCHIVES', dataset.path)}",
+        )
+    return folder
+
+
+def remember(directory: Path, manifest: Manifest) -> bool:
+    """Remember that the user named the archives of a dataset; return whether that was possible."""
+    mark = _mark(directory, manifest)
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remove_leftovers(mark)
+        write_atomically(mark, os.fsencode(os.path.realpath(directory)) + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def _mark(directory: Path, manifest: Manifest) -> Path:
+    """Return the file that says so. Its name covers the dataset's path and content.
+
+    Layers are not part of it: their shards are in the dataset's directory.
+    """
+    place = os.fsencode(os.path.realpath(directory))
+    name = hashlib.sha256(place + b"\0" + manifest.base.digest.encode()).hexdigest()
+    return state_folder() / "attached" / name

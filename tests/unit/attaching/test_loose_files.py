@@ -1,0 +1,426 @@
+"""Folders of images, read in place."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import pickle
+import shutil
+import zlib
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import encoded, exif, invoke, jpeg, make_tree, picture, png, tree
+from PIL import Image
+from refusals import refused, refuses
+from stated import restate_json
+
+from shardkit import (
+    CenterCrop,
+    CorruptDataset,
+    Rank,
+    UsageError,
+    attach,
+    convert,
+    make_loader,
+    open_dataset,
+    open_source,
+    reindex,
+    repair,
+    verify,
+)
+from shardkit.errors import BadImages, CorruptRecord
+
+FILES = {
+    "cat/a b.jpg": jpeg(40, 30, 1),
+    "cat/deep/größer.png": png(24, 16, 2),
+    "cat/turned.jpg": jpeg(31, 20, 3, exif=exif(6)),
+    "dog/1.webp": encoded(picture(20, 20, 4), "WEBP"),
+    "dog/2.jpg": jpeg(64, 48, 5),
+    "dog/10.bmp": encoded(picture(12, 12, 6), "BMP"),
+    "dog/gray.png": png(16, 16, 7, "L"),
+}
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which `attach` remembers what the user named."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return make_tree(tmp_path / "photos", FILES)
+
+
+@pytest.fixture
+def index(photos: Path, tmp_path: Path) -> Path:
+    attached(photos, tmp_path / "index")
+    return tmp_path / "index"
+
+
+def attached(photos: Path, target: Path, **options: Any) -> Any:
+    return attach(open_source("imagefolder", photos), target, **options)
+
+
+def converted(photos: Path, target: Path) -> Path:
+    convert(photos, target, to="lmdb", shuffle=False, workers=1)
+    return target
+
+
+def by_pillow(path: Path) -> np.ndarray[Any, Any]:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def findings(index: Path, **options: Any) -> dict[str, str]:
+    return {each.file: each.reason for each in verify(index, **options).findings}
+
+
+def test_has_the_pixels_that_pillow_decodes(index: Path, photos: Path) -> None:
+    dataset = open_dataset(index, decode="numpy")
+    assert set(dataset.paths) == set(FILES)
+    assert dataset.classes == ["cat", "dog"]
+    for row, path in enumerate(dataset.paths):
+        pixels, label = dataset[row]
+        assert np.array_equal(pixels, by_pillow(photos / path)), path
+        assert dataset.classes[label] == path.split("/")[0]
+
+
+def test_crops_are_those_of_pillow(index: Path, photos: Path) -> None:
+    dataset = open_dataset(index, decode=CenterCrop(12))
+    rows = [4, 2, 0, 0]  # of sides that halving makes no odd ones
+    for row, (image, _) in zip(rows, dataset[rows], strict=True):
+        whole = by_pillow(photos / dataset.paths[row])
+        top, left = ((side - 12) // 2 for side in whole.shape[:2])
+        expected = whole[top : top + 12, left : left + 12]
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), expected), dataset.paths[row]
+
+
+def test_equals_the_converted_dataset(index: Path, photos: Path, tmp_path: Path) -> None:
+    made = open_dataset(converted(photos, tmp_path / "made"), decode="bytes")
+    dataset = open_dataset(index, decode="bytes")
+    assert [*dataset[:]] == [*made[:]]
+    assert [*dataset.keys] == [*made.keys]
+    assert dataset.manifest.content_digest == made.manifest.content_digest
+    assert dataset.manifest.notes == made.manifest.notes
+
+
+def test_splits_and_images_without_labels(tmp_path: Path) -> None:
+    files = {"train/b/1.png": png(seed=1), "train/a/2.png": png(seed=2), "test/3.png": png(seed=3)}
+    photos = make_tree(tmp_path / "photos", files)
+    assert set(attached(photos, tmp_path / "index").manifests) == {"train", "test"}
+    train = open_dataset(tmp_path / "index", split="train", decode="numpy")
+    assert [*train.paths] == ["a/2.png", "b/1.png"]
+    assert [label for _, label in train[:]] == [0, 1]
+    test = open_dataset(tmp_path / "index", split="test", decode="numpy")
+    assert np.array_equal(test[0][0], by_pillow(photos / "test/3.png"))
+    assert test[0][1] == -1
+    assert verify(tmp_path / "index").ok
+    copied = shutil.copytree(tmp_path / "index", tmp_path / "copied")
+    assert verify(copied, root=photos).ok
+    assert len(open_dataset(copied, split="test", root=photos)[:]) == 1
+    (photos / "train/a/2.png").unlink()
+    assert findings(tmp_path / "index") == {"train/a/2.png": "it is missing"}
+
+
+def loader_of(path: Path, engine: Any = "thread", **options: Any) -> Any:
+    dataset = open_dataset(path, decode=CenterCrop(8))
+    workers = {"num_workers": 2, "start_method": "fork"} if engine != "thread" else {}
+    made: dict[str, Any] = {"num_workers": 0, **workers, "with_rows": True, **options}
+    return make_loader(dataset, 2, shuffle=True, seed=7, engine=engine, **made)
+
+
+def rows_of(loader: Any) -> list[list[int]]:
+    return [rows.tolist() for *_, rows in loader]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("engine", ["thread", "process", "helper"])
+def test_engines_give_the_order_of_the_converted_dataset(
+    engine: str, index: Path, photos: Path, tmp_path: Path
+) -> None:
+    def batches(loader: Any) -> list[Any]:
+        with closing(loader):
+            return [(int(images.sum()), rows.tolist()) for images, _, rows in loader]
+
+    expected = batches(loader_of(converted(photos, tmp_path / "made")))
+    assert batches(loader_of(index, engine)) == expected
+
+
+def test_resumes_at_the_exact_batch(index: Path) -> None:
+    with closing(loader_of(index)) as whole, closing(loader_of(index)) as stopped:
+        expected = rows_of(whole)
+        found = [next(iter(stopped))[-1].tolist()]
+        with closing(loader_of(index)) as resumed:
+            resumed.load_state_dict(stopped.state_dict())
+            assert found + rows_of(resumed) == expected
+
+
+def test_ranks_divide_the_files(index: Path) -> None:
+    found = []
+    for rank in range(2):
+        with closing(loader_of(index, rank=Rank(rank=rank, world_size=2))) as loader:
+            found += [row for rows in rows_of(loader) for row in rows]
+    assert len(found) == len(set(found)) == len(FILES) // 2 * 2  # as many for each
+
+
+def test_a_batch_may_have_more_files_than_a_process_may_open(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*range(len(FILES))] * 20
+    dataset = open_dataset(index, decode=CenterCrop(8))
+    expected = dataset[: len(FILES)]
+    opened = []
+    open_it = os.open
+
+    def count(*words: Any, **options: Any) -> int:
+        opened.append(len(os.listdir("/proc/self/fd")))
+        return open_it(*words, **options)
+
+    monkeypatch.setattr(os, "open", count)
+    before = len(os.listdir("/proc/self/fd"))
+    found = dataset[rows]
+    assert max(opened) < before + 50
+    assert all(np.array_equal(found[n][0], expected[n % len(FILES)][0]) for n in range(len(rows)))
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(0, 1))
+
+
+def flip(path: Path) -> None:
+    """Change a byte, but neither size nor time."""
+    status = path.stat()
+    content = path.read_bytes()
+    path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def link(path: Path) -> None:
+    secret = path.parents[2] / "secret.jpg"
+    path.rename(secret)
+    path.symlink_to(secret)
+
+
+def link_folder(path: Path) -> None:
+    secret = path.parents[2] / "secret"
+    path.parent.rename(secret)
+    path.parent.symlink_to(secret)
+
+
+def as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (Path.unlink, "is missing"),
+    "grown": (lambda path: path.write_bytes(path.read_bytes() + b"1"), "bytes"),
+    "touched": (touch, "time"),
+    "another content": (flip, "checksum"),
+    "a link": (link, "link"),
+    "in a link": (link_folder, "link"),
+    "a folder": (as_folder, ""),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changed_is_named(change: str, index: Path, photos: Path) -> None:
+    dataset = open_dataset(index, decode="numpy")
+    row = [*dataset.paths].index("dog/2.jpg")
+    make, fact = CHANGES[change]
+    make(photos / "dog/2.jpg")
+    for rows in ([row], [0, row, 1]):
+        with refused(CorruptRecord, "dog/2.jpg", fact, "`shardkit "):
+            dataset[rows]
+    assert fact in findings(index)["dog/2.jpg"]
+    assert dataset[0][1] == 0  # the other files are as they were
+
+
+def test_an_error_of_the_disk_is_not_damage(
+    index: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_it = os.open
+
+    def fail(path: Any, *words: Any, **options: Any) -> int:
+        if path == "2.jpg":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return open_it(path, *words, **options)
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(OSError, match="2\\.jpg") as caught:
+        open_dataset(index)[[*range(len(FILES))]]
+    assert not isinstance(caught.value, CorruptDataset)
+    (finding,) = verify(index).findings
+    assert (finding.file, finding.unread) == ("dog/2.jpg", True)
+
+
+def test_verify_names_changed_missing_and_new_files(index: Path, photos: Path) -> None:
+    assert verify(index, "decode").ok
+    touch(photos / "cat/a b.jpg")
+    (photos / "dog/1.webp").unlink()
+    make_tree(photos, {"dog/new.png": png(), "bird/1.png": png(), "dog/notes.txt": b"text"})
+    expected = {"cat/a b.jpg", "dog/1.webp", "dog/new.png", "bird/1.png"}
+    for level in ("quick", "full"):
+        assert findings(index, level=level).keys() == expected
+    for fact in ("cat/a b.jpg", "dog/1.webp", "dog/new.png", "bird/1.png"):
+        assert fact in refuses(1, "verify", index, "--workers", 1).stderr
+    attached(photos, index)
+    assert verify(index).ok
+    assert open_dataset(index).classes == ["bird", "cat", "dog"]
+
+
+def test_only_changed_class_folders_are_read_again(index: Path, photos: Path) -> None:
+    assert attached(photos, index).unchanged
+    touch(photos / "dog/2.jpg")
+    again = attached(photos, index)
+    assert (again.kept, again.unchanged) == (1, False)
+    assert again.manifests == attached(photos, index, force=True).manifests
+    shutil.rmtree(photos / "cat")
+    assert attached(photos, index).manifests[""].classes == ("dog",)
+
+
+def test_bad_files_are_findings(photos: Path, tmp_path: Path) -> None:
+    make_tree(photos, {"dog/bad.jpg": b"no image"})
+    (photos / "dog/link.jpg").symlink_to("2.jpg")
+    with refused(BadImages, "2 findings") as caught:
+        attached(photos, tmp_path / "index")
+    problems = [problem.path for problem in caught.value.problems]
+    assert problems == ["dog/bad.jpg", "dog/link.jpg"]
+    attached(photos, tmp_path / "index", on_error="skip")
+    dataset = open_dataset(tmp_path / "index", decode="numpy")
+    assert set(dataset.paths) == set(FILES)
+    for row, path in enumerate(dataset.paths):
+        assert np.array_equal(dataset[row][0], by_pillow(photos / path))
+    assert verify(tmp_path / "index").ok
+    (photos / "dog/bad.jpg").write_bytes(jpeg())
+    attached(photos, tmp_path / "index", on_error="skip")
+    assert len(open_dataset(tmp_path / "index")) == len(FILES) + 1
+
+
+def test_follows_only_manifests_whose_folder_the_user_named(
+    index: Path, photos: Path, tmp_path: Path, state: Path
+) -> None:
+    copied = shutil.copytree(index, tmp_path / "copied")
+    with refused(UsageError, copied, "--root"):
+        open_dataset(copied)
+    dataset = pickle.loads(pickle.dumps(open_dataset(copied, root=photos)))
+    assert [label for _, label in dataset[:]] == [0] * 3 + [1] * 4
+    shutil.rmtree(state)
+    with refused(UsageError, index, "--root"):
+        open_dataset(index)
+
+
+def restate_path(index: Path, path: str) -> None:
+    """Replace the path of the first row by one of the same length."""
+    file = index / "index/paths.npy"
+    content = file.read_bytes()
+    start = content.index(b"cat/a b.jpg")
+    assert len(path) == 11
+    file.write_bytes(content[:start] + path.encode() + content[start + 11 :])
+    rehash(index)
+
+
+def restate_rows(index: Path, **values: int) -> None:
+    """Change the first row of the index."""
+    rows = np.load(index / "index/rows.npy")
+    for name, value in values.items():
+        rows[0][name] = value
+    check = zlib.crc32(rows[0].tobytes()[:29]).to_bytes(4, "little")[:3]
+    rows[0]["check"] = [*check]
+    np.save(index / "index/rows.npy", rows)
+    rehash(index)
+
+
+def rehash(index: Path) -> None:
+    def change(value: dict[str, Any]) -> None:
+        for entry in value["files"]:
+            content = (index / entry["name"]).read_bytes()
+            entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    restate_json(index, change)
+
+
+@pytest.mark.parametrize("path", ["../x/y/z.jp", "/etc/passwd", "cat/../.jpg", "cat//a.jpeg"])
+def test_no_name_leads_out_of_the_folder(path: str, index: Path, photos: Path) -> None:
+    restate_path(index, path)
+    with refused(CorruptRecord, path):
+        open_dataset(index, root=photos)[0]
+    assert path in findings(index, root=photos)
+
+
+def test_a_stated_size_is_compared_before_memory_is_reserved(
+    index: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restate_rows(index, length=0xFFFFFFF0)
+
+    def refuse(*words: Any, **options: Any) -> Any:
+        raise AssertionError("memory was reserved")
+
+    monkeypatch.setattr("shardkit.torch.data.images.scratch", refuse)
+    with refused(CorruptRecord, "cat/a b.jpg", "4,294,967,280"):
+        open_dataset(index, root=photos)[0]
+
+
+@pytest.mark.parametrize("offset", [-1, 4])
+def test_a_forged_offset_is_damage(offset: int, index: Path, photos: Path) -> None:
+    restate_rows(index, offset=offset)
+    with pytest.raises(CorruptDataset):
+        open_dataset(index, root=photos)[0]
+    assert not verify(index, root=photos).ok
+
+
+def test_a_dataset_with_shards_has_no_times_of_files(index: Path, photos: Path) -> None:
+    made = converted(photos, photos.parent / "made")
+    shutil.copy(index / "index/times.npy", made / "index")
+
+    def change(value: dict[str, Any]) -> None:
+        value["files"].append({"name": "index/times.npy", "bytes": 1, "sha256": ""})
+
+    restate_json(made, change)
+    with refused(CorruptDataset, "index/times.npy"):
+        open_dataset(made)
+
+
+def test_leaves_the_folder_as_it_is(photos: Path, tmp_path: Path) -> None:
+    before = tree(photos)
+    for folder in (photos, *photos.rglob("*")):
+        folder.chmod(0o555 if folder.is_dir() else 0o444)
+    attached(photos, tmp_path / "index", workers=2)
+    assert verify(tmp_path / "index").ok
+    _ = open_dataset(tmp_path / "index")[:]
+    for folder in (photos, *photos.rglob("*")):
+        folder.chmod(0o755)
+    assert tree(photos) == before
+
+
+def test_wrong_uses(index: Path, photos: Path, tmp_path: Path) -> None:
+    with refused(UsageError, "against="):
+        verify(index, against=photos)
+    with refused(UsageError, "--force"):
+        reindex(index)
+    with refused(UsageError, index):
+        repair(index, photos)
+    with refused(UsageError, "quick=True"):
+        attached(photos, index, quick=True)
+    with refused(UsageError, photos):
+        attached(photos, photos / "index")
+    with refused(UsageError, "s3://bucket"):
+        attached("s3://bucket/photos", tmp_path / "other")  # type: ignore[arg-type]
+
+
+def test_the_command(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke("attach", "imagefolder", "photos", "index", "--workers", 1)
+    assert done.exit_code == 0, done.output
+    assert "7 images in 2 class folders" in done.output
+    assert "../photos" in invoke("info", "index").output
+    assert "cat/a b.jpg" in invoke("show", "index", 0).output
+    refuses(2, "attach", "imagefolder", "nothing", "other", facts=("nothing",))
