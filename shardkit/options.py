@@ -185,7 +185,7 @@ def require_valid(values: Any) -> None:
         if item.minimum is not None and value is not None:
             require_integer(item.name, value, item.minimum)
         if item.is_positive and value is not None and not _is_positive(value):
-            raise UsageError(f"{setting(item.name, value)} is not a number above 0")
+            raise UsageError(f"{setting(item.name, value)} is not a positive number")
         if item.requires and value != item.default and getattr(values, item.requires) is None:
             raise UsageError(f"{setting(item.name)} requires {setting(item.requires)}")
 
@@ -215,7 +215,7 @@ def require_integer(option: str, value: object, minimum: int | None = None) -> i
         UsageError: If it is not an integer, or less than the minimum.
     """
     if type(value) is not int or (minimum is not None and value < minimum):
-        range_ = "" if minimum is None else f" from {minimum} on"
+        range_ = "" if minimum is None else f" of at least {minimum}"
         raise UsageError(f"{setting(option, value)} is not an integer{range_}")
     return value
 

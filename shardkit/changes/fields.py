@@ -411,13 +411,13 @@ def _require_matched(directory: Path, options: FieldOptions, matched: Matched) -
         return
     if matched.unknown_count and options.unknown == "fail":
         raise UsageError(
-            f"{directory} lacks {matched.unknown_count:,} of {matched.rows:,} rows of the table "
-            f"({_some(matched.unknown, matched.unknown_count)})",
+            f"{directory} is missing {matched.unknown_count:,} of {matched.rows:,} rows of the "
+            f"table ({_some(matched.unknown, matched.unknown_count)})",
             remedy=f"{setting('unknown', 'skip')} leaves them out",
         )
     if matched.missing_count and options.missing == "fail":
         raise UsageError(
-            f"the table lacks {matched.missing_count:,} rows of {directory} "
+            f"the table is missing {matched.missing_count:,} of the rows of {directory} "
             f"({_some(matched.missing, matched.missing_count)})",
             remedy=f"{setting('missing', 'skip')} stores no value",
         )

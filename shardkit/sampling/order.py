@@ -56,7 +56,7 @@ class BlockShuffle:
         for name, value in (("rows", self.rows), ("buffer", self.buffer)):
             if not isinstance(value, int) or value < 1:
                 raise UsageError(
-                    f"BlockShuffle({setting(name, value)}) is not a number of rows, from 1 on"
+                    f"BlockShuffle({setting(name, value)}) is not a positive number of rows"
                 )
         if self.buffer < self.rows:
             raise UsageError(f"a block of {self.rows} rows does not fit a buffer of {self.buffer}")
@@ -227,8 +227,8 @@ def check_integer(name: str, value: object, least: int) -> int:
     except TypeError:
         number = least - 1
     if isinstance(value, bool) or not least <= number < 2**63:
-        start = "of 64 bits" if least < 0 else f"from {least} on"
-        raise UsageError(f"{name}={quoted(value)} is not an integer {start}")
+        integer = "a 64-bit integer" if least < 0 else f"an integer of at least {least}"
+        raise UsageError(f"{name}={quoted(value)} is not {integer}")
     return number
 
 

@@ -313,7 +313,7 @@ def _table_in(root: Path, name: str) -> Path:
             f"there is no {name} in {root};", remedy=f"{setting('labels')} is a table there"
         ) from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"{setting('labels', name)} is no table in {root}: {error}") from error
+        raise UsageError(f"{setting('labels', name)} is not a table in {root}: {error}") from error
     path = root / name
     columns = columns_of(str(path))
     if missing := [name for name in (_FILE, _LABEL) if name not in columns]:

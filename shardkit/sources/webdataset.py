@@ -218,7 +218,7 @@ class WebDataset(FileSource, AttachableSource):
                 continue
             parts = self._divide(member.name)
             if parts is None or member.what:
-                why = member.what or "its name has no key and suffix"
+                why = member.what or "not part of a sample"
                 listing.ignore(f"{archive.name}:{member.name}", why)
                 continue
             key, suffix = parts

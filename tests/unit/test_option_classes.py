@@ -73,7 +73,7 @@ def test_an_option_is_parsed_checked_described_and_spelled() -> None:
         Paint(gloss=True)
     hours: Any
     for hours in (0, -1.0, float("nan"), float("inf"), "2"):
-        with refused(UsageError, "hours=", "0"):
+        with refused(UsageError, "hours=", "positive"):
             Paint(hours=hours)
 
 

@@ -329,7 +329,7 @@ def test_irregularities_are_findings(tmp_path: Path) -> None:
     made = attach(path, tmp_path / "index", on_error="skip").manifests[""]
     assert (made.rows, len(made.skipped), made.ignored) == (
         *(2, 4),
-        {"its name has no key and suffix": 1},
+        {"not part of a sample": 1},
     )
     assert [label for _, label in open_dataset(tmp_path / "index")[:]] == [1, 0]
     assert attach(path, tmp_path / "index", on_error="skip").unchanged

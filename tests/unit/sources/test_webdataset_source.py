@@ -140,8 +140,8 @@ def test_everything_that_is_left_out_is_named(tmp_path: Path) -> None:
     }
     ignored = {problem.path: problem.reason for problem in found.ignored[""]}
     assert ignored == {
-        "x.tar:README": "its name has no key and suffix",
-        "x.tar:__info__": "its name has no key and suffix",
+        "x.tar:README": "not part of a sample",
+        "x.tar:__info__": "not part of a sample",
         "x.tar:e.png": "a hard link",
     }
     with pytest.raises(BadImages, match="4 bad files"):
