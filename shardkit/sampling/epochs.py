@@ -18,7 +18,7 @@ class Epochs:
     an epoch is the next ``samples_per_epoch`` positions of that sequence.
 
     Raises:
-        UsageError: If a number is not an integer from 1 on.
+        UsageError: If a number is not an integer of at least 1.
     """
 
     samples_per_epoch: int | None = None

@@ -120,7 +120,7 @@ class EpochBatchSampler(Sampler[list[int]]):
         """Make the next iteration read ``epoch``, or the rest of it after `load_state_dict`.
 
         Raises:
-            UsageError: If ``epoch`` is not an integer from 0 on.
+            UsageError: If ``epoch`` is not an integer of at least 0.
         """
         self._resume.set_epoch(epoch)
 

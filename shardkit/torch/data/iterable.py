@@ -173,7 +173,7 @@ class IterableShardDataset(OrderedDataset):
         """Make the next iteration read ``epoch``; this reaches persistent workers too.
 
         Raises:
-            UsageError: If ``epoch`` is not an integer from 0 on.
+            UsageError: If ``epoch`` is not an integer of at least 0.
         """
         self.dataset.set_epoch(epoch, self.order.seed)
         self._started = None

@@ -65,7 +65,7 @@ class ResumeState:
         """Make the next iteration read ``epoch``, or the rest of it after `load`.
 
         Raises:
-            UsageError: If ``epoch`` is not an integer from 0 on.
+            UsageError: If ``epoch`` is not an integer of at least 0.
         """
         epoch = check_integer("epoch", epoch, 0)
         if not (self._ready and epoch == self._epoch):

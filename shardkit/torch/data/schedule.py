@@ -87,7 +87,7 @@ class BatchSchedule:
         repeats: For each row, how many earlier rows are the same record; None if all differ.
 
     Raises:
-        UsageError: If ``batch_size`` is not an integer from 1 on, or an epoch would have no batch
+        UsageError: If ``batch_size`` is not an integer of at least 1, or an epoch would have no batch
             since the last, smaller one is left out.
     """
 
