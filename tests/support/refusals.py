@@ -108,6 +108,7 @@ def _without_places(text: str) -> str:
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+\+00:00", "TIME", text)
     text = re.sub(r"\b[0-9a-f]{16}\.tmp\b", "ID.tmp", text)
     text = re.sub(r"[\d,.]+ MiB are free", "N MiB are free", text)
+    text = re.sub(r"\.py, line \d+", ".py, line N", text)
     return re.sub(r"\bprocess \d+", "process N", re.sub(r"0x[0-9a-f]{6,}", "0xN", text))
 
 

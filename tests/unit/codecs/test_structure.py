@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import struct
@@ -8,7 +7,6 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import simplejpeg
 from helpers import (
@@ -352,8 +350,8 @@ def test_a_png_with_bad_packed_data_is_a_bad_image(
             png_chunk(b"IEND", b""),
         )
     )
-    with contextlib.suppress(BadImage):
-        np.testing.assert_array_equal(decode(data, "png"), np.zeros((4, 4, 3)))
+    with pytest.raises(BadImage):
+        decode(data, "png")
 
 
 @for_each("mode", ["L", "LA", "RGB", "RGBA", "P", "1", "I;16"])

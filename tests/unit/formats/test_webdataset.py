@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import io
 import random
 import shutil
@@ -126,7 +125,7 @@ def test_a_tar_of_the_tar_command_with_folders_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar command")
-def test_a_sparse_member_is_refused_or_read_correctly(tmp_path: Path) -> None:
+def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "a.bin").open("wb") as file:
         file.truncate(1 << 20)
         file.seek(300_000)
@@ -136,12 +135,11 @@ def test_a_sparse_member_is_refused_or_read_correctly(tmp_path: Path) -> None:
     done = subprocess.run([*command, "a.bin", "b.bin"], check=False, capture_output=True)
     if done.returncode:
         pytest.skip("this tar makes no sparse members")
-    expected = {name: (tmp_path / name).read_bytes() for name in ("a.bin", "b.bin")}
-    with contextlib.suppress(CorruptShard):
-        assert fields_by_name(tmp_path / "t.tar") == expected
+    with pytest.raises(CorruptShard):
+        read_shard(FORMAT, tmp_path / "t.tar")
 
 
-def test_a_hard_link_is_refused_or_read_correctly(tmp_path: Path) -> None:
+def test_a_hard_link_is_refused(tmp_path: Path) -> None:
     """GNU tar stores the second name of a file so; ignoring it would lose a record."""
     path = tmp_path / "t.tar"
     with tarfile.open(path, "w") as archive:
@@ -151,8 +149,8 @@ def test_a_hard_link_is_refused_or_read_correctly(tmp_path: Path) -> None:
         link = tarfile.TarInfo("b.jpg")
         link.type, link.linkname = tarfile.LNKTYPE, "a.jpg"
         archive.addfile(link)
-    with contextlib.suppress(CorruptShard):
-        assert fields_by_name(path) == {"a.jpg": b"A", "b.jpg": b"A"}
+    with refused(CorruptShard, 1024):
+        read_shard(FORMAT, path)
 
 
 def test_a_name_ends_at_its_first_zero_byte(tmp_path: Path) -> None:
@@ -172,27 +170,25 @@ def test_a_folder_in_the_oldest_tar_format_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "reason"),
+    "members",
     [
-        (["a.jpg", "b.jpg", "a.cls"], ()),
-        (["a.jpg", "a.jpg"], ()),
-        (["README"], ()),
-        (["folder/.hidden"], ()),
-        ([".hidden.jpg"], ()),
-        (["a."], ()),
-        (["a.JPG"], ()),
-        (["a.b.c.jpg"], ()),
-        (["a.raw.npy"], ()),
+        ["a.jpg", "b.jpg", "a.cls"],
+        ["a.jpg", "a.jpg"],
+        ["README"],
+        ["folder/.hidden"],
+        [".hidden.jpg"],
+        ["a."],
+        ["a.JPG"],
+        ["a.b.c.jpg"],
+        ["a.raw.npy"],
     ],
 )
-def test_a_tar_that_breaks_the_rules_is_a_corrupt_shard(
-    members: list[str], reason: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_tar_that_breaks_the_rules_is_a_corrupt_shard(members: list[str], tmp_path: Path) -> None:
     path = tmp_path / "t.tar"
     with tarfile.open(path, "w") as archive:
         for name in members:
             archive.addfile(tarfile.TarInfo(name))
-    with refused(CorruptShard, *reason):
+    with refused(CorruptShard):
         read_shard(FORMAT, path)
 
 

@@ -1,6 +1,6 @@
 """The loader: arguments, iterable datasets, the choice of an engine.
 
-What all engines do alike is in `engine/test_conformance.py`.
+What all engines do alike is in `engine/test_engine_conformance.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """States: what they hold, other ranks and batch sizes, and what is refused.
 
-That each engine resumes exactly is a law of `engine/test_conformance.py`.
+That each engine resumes exactly is a law of `engine/test_engine_conformance.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""EpochBatchSampler: wrapped datasets, ranks, states; its batches are in `test_conformance.py`."""
+"""EpochBatchSampler: wrapped datasets, ranks, states; batches: `test_engine_conformance.py`."""
 
 from __future__ import annotations
 

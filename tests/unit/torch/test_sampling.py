@@ -1,6 +1,6 @@
 """Samplers, epochs of any length, repeats and views: ranks, batch sizes, mixtures and states.
 
-That each engine reads them in order and resumes exactly is a law of `engine/test_conformance.py`.
+That each engine reads them in order and resumes is a law of `engine/test_engine_conformance.py`.
 """
 
 from __future__ import annotations

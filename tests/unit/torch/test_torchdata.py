@@ -1,7 +1,7 @@
 """What is special to torchdata's StatefulDataLoader: samples of workers, states at an epoch's end.
 
 The batches and the exact resume of samplers and of iterable datasets that give batches are laws of
-`engine/test_conformance.py`.
+`engine/test_engine_conformance.py`.
 """
 
 from __future__ import annotations

@@ -152,7 +152,6 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return values
 
     monkeypatch.setattr(decoding, "decode_stored", spy)
-    monkeypatch.setattr(decoding, "decode_region", lambda *_, **__: None)  # whole images, please
     return found
 
 

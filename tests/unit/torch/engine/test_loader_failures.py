@@ -1,6 +1,6 @@
 """Failures of worker processes: a prompt error in the main process, and no process is left.
 
-Failures of samples are laws of `test_conformance.py`.
+Failures of samples are laws of `test_engine_conformance.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is special to loaders with processes: start methods, draws of workers, what they leave.
 
-Their batches are laws of `test_conformance.py`.
+Their batches are laws of `test_engine_conformance.py`.
 """
 
 from __future__ import annotations

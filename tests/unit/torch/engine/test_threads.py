@@ -1,6 +1,6 @@
 """What is special to the thread engine: threads at once, their memory, hangs and the end of Python.
 
-Order, the bound on prefetching, failures and abandoned epochs are laws of `test_conformance.py`.
+Order, prefetching, failures and abandoned epochs are laws of `test_engine_conformance.py`.
 """
 
 from __future__ import annotations
