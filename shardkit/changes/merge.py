@@ -52,7 +52,9 @@ def merge(
     target = Path(target)
     if isinstance(datasets, str) or len(places) < 2:
         raise UsageError("merge requires a list of at least two datasets")
-    _refuse_overlap(places, target)
+    for place in places:
+        if overlap(target, place):
+            raise UsageError(f"{target} and {place} overlap;", remedy="choose another directory")
     opened = [open_splits(place) for place in places]
     for place, splits in zip(places, opened, strict=True):
         if splits.keys() != opened[0].keys():
@@ -118,12 +120,6 @@ def _stored_fields(dataset: OpenedDataset) -> list[list[str]]:
         [name for name in names if dataset.store_of(name) is store]
         for store in needed_stores(dataset)
     ]
-
-
-def _refuse_overlap(places: Sequence[Path], target: Path) -> None:
-    for place in places:
-        if overlap(target, place):
-            raise UsageError(f"{target} and {place} overlap;", remedy="choose another directory")
 
 
 def _is_merged(target: Path, merged: Mapping[str, Sequence[OpenedDataset]]) -> bool:

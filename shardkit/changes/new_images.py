@@ -7,13 +7,11 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from shardkit.changes.appended_source import first_sources
 from shardkit.changes.combine import splits_in_words
 from shardkit.contracts import Images, Scan
 from shardkit.dataset.index import Index
-from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import UsageError, setting
 from shardkit.kinds.field import Field, Schema
@@ -136,14 +134,12 @@ def _is_last(datasets: Mapping[str, OpenedDataset], left_out: list[str], scan: S
         described.pop(FIRST, None)  # an earlier run has added to that number
         made = [part.source for part in original.parts] if original else [described]
         last = [part.manifest for part in dataset.parts[-len(made) :]]
-        if len(last) < len(made) or not all(map(_states, last, made)):
+        if len(last) < len(made) or not all(
+            source.items() <= part.source.items() for part, source in zip(last, made, strict=True)
+        ):
             return False
         count += sum(part.rows + (0 if original else len(part.skipped)) for part in last)
     return count == len(left_out)
-
-
-def _states(manifest: Manifest, source: Mapping[str, Any]) -> bool:
-    return all(manifest.source.get(name) == value for name, value in source.items())
 
 
 def require_alike(
