@@ -23,7 +23,7 @@ from shardkit.attaching.tasks import ArchiveTask, FolderTask, IndexTask, by_fold
 from shardkit.contracts import AttachableSource, Entry, Images, Scan, Source
 from shardkit.conversion.assemble import Assembly, save_manifests
 from shardkit.conversion.build_all import Builder, Processes
-from shardkit.conversion.engine import Work, publishing, run
+from shardkit.conversion.engine import Work, run
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.staging import StagingDirectory, open_staging, refuse_overlap
 from shardkit.conversion.task import ShardResult
@@ -147,7 +147,7 @@ def attach_source(
     attached = None
     with (
         open_staging(target, force=options.force or bool(old)) as staging,
-        publishing(staging, _fingerprint(plan), force=options.force) as is_needed,
+        staging.publishing(_fingerprint(plan), force=options.force) as is_needed,
     ):
         if is_needed:
             attached = _make(plan, staging, old, builder)

@@ -25,7 +25,7 @@ from shardkit.errors import CorruptDataset, CorruptShard, Problem, UsageError
 from shardkit.kinds.field import Field, Schema
 from shardkit.record import LABEL
 from shardkit.registry import get_format
-from shardkit.system.files import has_sha256, open_regular, sync
+from shardkit.system.files import open_regular, sync
 from shardkit.system.safe_paths import LinkRefused, is_file
 from shardkit.system.text import as_command, name_list, quoted
 
@@ -247,14 +247,13 @@ def _index(dataset: OpenedDataset) -> Iterator[IndexPart]:
 
 def _ignored(dataset: OpenedDataset) -> Iterator[Problem]:
     """Yield the ignored files that the report of a dataset lists, if there is one."""
-    path = dataset.path / IGNORED
-    for file in dataset.manifest.files:
-        if file.name == IGNORED:
-            if not has_sha256(path, file.sha256, dataset.path):
-                raise CorruptDataset(
-                    f"{path} is damaged", remedy=f"run {as_command('verify', dataset.path)}"
-                )
-            yield from dataset.ignored
+    if any(file.name == IGNORED for file in dataset.manifest.files):
+        if not dataset.holds(IGNORED):
+            raise CorruptDataset(
+                f"{dataset.path / IGNORED} is damaged",
+                remedy=f"run {as_command('verify', dataset.path)}",
+            )
+        yield from dataset.ignored
 
 
 def _in_several(places: Sequence[Path], keys: Sequence[str]) -> UsageError:

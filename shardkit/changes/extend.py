@@ -10,9 +10,8 @@ from shardkit.changes.combine import Shape, common_schema, link_stores, shape_of
 from shardkit.changes.layers import Publication, joined, needed_stores, plan_layers
 from shardkit.changes.provided import Provided, scan_of_base
 from shardkit.contracts import Images, Scan
-from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.engine import Work, build, parts_of, prepare, require_good, run
+from shardkit.conversion.engine import ShardWork, build, parts_of, prepare, require_good, run
 from shardkit.conversion.fingerprint import COMMAND
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
 from shardkit.conversion.staging import StagingDirectory
@@ -20,10 +19,9 @@ from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.kinds.field import Field, Schema
 from shardkit.record import LABEL
-from shardkit.system.pool import Progress
 
 
-def joint_schema(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> Schema:
+def joint_schema(work: ShardWork, plan: Plan, dataset: OpenedDataset) -> Schema:
     """Return the schema of a dataset with new shards.
 
     Raises:
@@ -35,7 +33,7 @@ def joint_schema(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> S
     return common_schema([shape_of(dataset), shape])
 
 
-def extended(work: Work[ShardTask], plan: Plan, dataset: OpenedDataset) -> Manifest:
+def extended(work: ShardWork, plan: Plan, dataset: OpenedDataset) -> Manifest:
     """Link the shards of a dataset next to new ones, and write the other files of both.
 
     Args:
@@ -93,9 +91,7 @@ class Extension:
             directory: The directory.
             force: Whether to discard another unfinished run.
         """
-        if self.builder.on_progress:
-            images = sum(map(len, self.scan.splits.values()))
-            self.builder.on_progress(Progress(total=images))
+        self.builder.expect(sum(map(len, self.scan.splits.values())))
         planned = self.plan.fingerprint()
         digests = [dataset.manifest.digest for dataset in self.datasets.values()]
         settings = {**planned.settings, COMMAND: "append", "the dataset": digests}
@@ -119,7 +115,7 @@ class Extension:
                 for split, manifest in self._extended(stores, bases, staging).items():
                     longer[split].append(manifest)
         return {
-            split: joined(dataset, bases[split], longer[split], staging.dataset / split)
+            split: joined(dataset, bases[split], longer[split], staging.folder_of(split))
             for split, dataset in self.datasets.items()
         }
 

@@ -44,7 +44,6 @@ from shardkit.kinds.field import Field
 from shardkit.options import option, require_valid, takes
 from shardkit.record import IMAGE, LABEL
 from shardkit.registry import DEFAULT_ATTACHED, format_names
-from shardkit.system.pool import Progress
 from shardkit.system.temporary import full_disk_named
 from shardkit.system.text import name_list, quoted
 
@@ -299,9 +298,7 @@ class _Change:
     def run(self, *, force: bool) -> dict[str, Manifest]:
         """Build the layer of each split, and publish the dataset with it."""
         plan, request = self._planned(again=False)
-        if self.builder.on_progress:
-            total = sum(len(split.source) for split in plan.splits)
-            self.builder.on_progress(Progress(total=total))
+        self.builder.expect(sum(len(split.source) for split in plan.splits))
         layers: dict[str, Layer] = {}
 
         def make(staging: StagingDirectory) -> None:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from shardkit.changes.combine import link_file, manifests_of
 from shardkit.contracts import Scan
 from shardkit.conversion.assemble import save_manifests
-from shardkit.conversion.engine import publishing
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
 from shardkit.conversion.staging import StagingDirectory, open_staging
@@ -100,7 +99,7 @@ class Publication(NamedTuple):
         directory = self.directory
         with (
             open_staging(directory, force=True) as staging,
-            publishing(staging, self.request, force=self.force) as is_needed,
+            staging.publishing(self.request, force=self.force) as is_needed,
         ):
             if manifests_of(OpenedDirectory(directory).splits) != manifests_of(self.datasets):
                 raise UsageError(
@@ -123,7 +122,7 @@ class Publication(NamedTuple):
             manifests = {}
             for split, dataset in self.datasets.items():
                 layers, before = layers_of(split, dataset.manifest)
-                folder = staging.dataset / as_name(split)
+                folder = staging.folder_of(split)
                 _link_files(dataset, layers, folder)
                 manifests[split] = described(dataset.manifest.base, layers, before, folder)
             return manifests

@@ -16,13 +16,12 @@ from shardkit.changes.combine import (
 )
 from shardkit.changes.layers import joined, needed_stores
 from shardkit.conversion.assemble import save_manifests
-from shardkit.conversion.engine import publishing
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.staging import StagingDirectory, clear_trash, open_staging
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
-from shardkit.system.files import as_name, overlap
+from shardkit.system.files import overlap
 
 
 def merge(
@@ -75,7 +74,7 @@ def merge(
         return manifests_of(open_splits(target))
     with (
         open_staging(target, force=force) as staging,
-        publishing(staging, _fingerprint(merged), force=force) as is_needed,
+        staging.publishing(_fingerprint(merged), force=force) as is_needed,
     ):
         if is_needed:
             staging.prune(())
@@ -91,7 +90,7 @@ def _make(merged: Mapping[str, Sequence[OpenedDataset]], staging: StagingDirecto
     """Link the shards of all splits, and write the files of the merged dataset."""
     manifests = {}
     for split, datasets in merged.items():
-        folder = staging.dataset / as_name(split)
+        folder = staging.folder_of(split)
         base, *others = (
             link_stores(stores, folder / stores[0].folder, common_schema([*map(shape_of, stores)]))
             for stores in zip(*map(needed_stores, datasets), strict=True)

@@ -47,7 +47,7 @@ from shardkit.remote.bucket import BucketPlan, claim_at
 from shardkit.remote.upload import manifest_at, occupied, taken, writable
 from shardkit.sources.driver import ListedSource, Listing
 from shardkit.sources.opening import SAMPLES, wrapped_as
-from shardkit.system.files import as_name, published, read_small, write_atomically
+from shardkit.system.files import published, read_small, write_atomically
 from shardkit.system.safe_paths import UNFIT, is_file, make_folder, parts_of, remove, walk
 from shardkit.system.text import as_command, quoted, shell
 from shardkit.system.urls import as_url
@@ -93,7 +93,7 @@ def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: boo
             remove(target, f"{_JOBS}/{name}")
     number = 0
     for split in plan.splits:
-        make_folder(target, str((staging.dataset / as_name(split.name)).relative_to(target)))
+        make_folder(target, str(staging.folder_of(split.name).relative_to(target)))
         for shard in range(split.shards):
             entries = dump_entries(split.shard_source(shard).entries)
             write_atomically(target / task_name(number), entries)

@@ -22,13 +22,12 @@ from shardkit.codecs.image_type import RGB, ImageType
 from shardkit.codecs.limits import pixels_up_to
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary
+from shardkit.conversion.observers import Observed, get_observer
 from shardkit.conversion.plan import software_of
 from shardkit.conversion.task import (
     FEWER,
-    Observed,
     ShardResult,
     Task,
-    get_observer,
     save_result,
 )
 from shardkit.dataset.index import IndexPart, join_parts

@@ -37,6 +37,11 @@ class Processes:
     def __post_init__(self) -> None:
         require_valid(self)
 
+    def expect(self, images: int) -> None:
+        """Report the number of images to come."""
+        if self.on_progress is not None:
+            self.on_progress(Progress(total=images))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Builder(Processes):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from shardkit.contracts import PartedSource, Scan, Source, Target
 from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.engine import Build, build, finish, prepare, publishing, save_observed
+from shardkit.conversion.engine import Build, build, finish, prepare
 from shardkit.conversion.finished import finished
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan, seed_of
 from shardkit.conversion.staging import (
@@ -29,7 +29,6 @@ from shardkit.recipe import Recipe, RecipeOptions
 from shardkit.sources.imagefolder import FolderOptions
 from shardkit.sources.opening import DivisionOptions, Exclusion, SampleOptions, open_given
 from shardkit.system.late import load
-from shardkit.system.pool import Progress
 from shardkit.system.safe_paths import is_file
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
 from shardkit.system.urls import STORES, scheme_and_place
@@ -289,9 +288,8 @@ def publish_plan(
 ) -> Converted:
     """Build the shards with ``make``, and publish the dataset."""
     reused = sum(split.shards for split in plan.splits)
-    if builder.on_progress:
-        builder.on_progress(Progress(total=sum(len(split.source) for split in plan.splits)))
-    with publishing(staging, plan.fingerprint(), force=force) as is_needed:
+    builder.expect(sum(len(split.source) for split in plan.splits))
+    with staging.publishing(plan.fingerprint(), force=force) as is_needed:
         if is_needed:
             reused = _make(plan, staging, builder, make)
     committed = OpenedDirectory(staging.target).manifests()
@@ -323,7 +321,6 @@ def _make(plan: Plan, staging: StagingDirectory, builder: Builder, make: Build) 
         raise DiskFull(error.problem, remedy=f"{error.remedy}{plan.large_files()}") from error
     manifests = {}
     for work in works:
-        save_observed(work)
         manifests[work.split] = finish(work, plan)
     save_manifests(manifests, staging.dataset)
     return kept

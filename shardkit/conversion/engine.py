@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -19,25 +17,15 @@ from shardkit.conversion.assemble import Assembly, Piece
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.disk import DiskReservation
-from shardkit.conversion.fingerprint import ConversionFingerprint
+from shardkit.conversion.observers import save_observed
 from shardkit.conversion.plan import Plan, SplitPlan
 from shardkit.conversion.staging import StagingDirectory
-from shardkit.conversion.task import (
-    OBSERVERS,
-    Built,
-    ShardResult,
-    Task,
-    get_observer,
-    load_observed,
-    load_result,
-)
+from shardkit.conversion.task import Built, ShardResult, Task, load_result
 from shardkit.dataset.index import Index, IndexPart
 from shardkit.dataset.manifest import Manifest, PartEntry, ShardEntry
 from shardkit.dataset.parts import CHANGED, source_of
 from shardkit.errors import BadImages, DiskFull, Problem, setting
 from shardkit.recipe import TOO_SMALL
-from shardkit.system.files import as_name, sync
-from shardkit.system.npy import NpyWriter
 
 _Task = TypeVar("_Task", bound=Task)
 
@@ -96,28 +84,8 @@ class Work(Generic[_Task]):
             yield from index.pieces(rows)
 
 
-@contextlib.contextmanager
-def publishing(
-    staging: StagingDirectory, fingerprint: ConversionFingerprint, *, force: bool
-) -> Iterator[bool]:
-    """Start a run, or resume one; at the end of the block, publish the dataset in ``staging``.
-
-    Yields whether the block must make the dataset. An earlier run may have been interrupted while
-    it published the same one. If the block saves no manifest, nothing is published.
-
-    Args:
-        staging: The staging directory.
-        fingerprint: Everything that determines the result.
-        force: Discard another unfinished run.
-
-    Raises:
-        UsageError: If there is another unfinished run.
-    """
-    staging.start(fingerprint, force=force)
-    is_ready = staging.is_ready
-    yield not is_ready
-    if is_ready or staging.is_complete:
-        staging.publish()
+ShardWork = Work[ShardTask]
+"""One dataset whose shards are built."""
 
 
 def shard_task(
@@ -136,8 +104,8 @@ def shard_task(
     return ShardTask(
         split=split.name,
         number=number,
-        folder=staging.dataset / as_name(split.name),
-        part=staging.state / "parts" / as_name(split.name) / f"{number:06d}",
+        folder=staging.folder_of(split.name),
+        part=staging.part_of(split.name, number),
         format=plan.options.to,
         recipe=plan.options.recipe,
         schema=plan.scan.schema,
@@ -155,7 +123,7 @@ def prepare(
     *,
     first: int = 0,
     observer: str = "",
-) -> Work[ShardTask]:
+) -> ShardWork:
     """Return the work to build the shards of a split.
 
     Args:
@@ -165,7 +133,7 @@ def prepare(
         first: Number of the first shard.
         observer: The file of an observer of the images; "" for none.
     """
-    folder = staging.dataset / as_name(split.name)
+    folder = staging.folder_of(split.name)
     folder.mkdir(parents=True, exist_ok=True)
     tasks = [shard_task(plan, split, shard, staging, first=first) for shard in range(split.shards)]
     return Work(
@@ -197,12 +165,12 @@ def divide(works: Sequence[Work[_Task]]) -> tuple[list[_Task], list[_Task]]:
     return done, others
 
 
-Build = Callable[[Sequence[Work[ShardTask]], Plan, StagingDirectory, Builder], int]
+Build = Callable[[Sequence[ShardWork], Plan, StagingDirectory, Builder], int]
 """Makes all shards, as `build` does."""
 
 
 def build(
-    works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingDirectory, builder: Builder
+    works: Sequence[ShardWork], plan: Plan, staging: StagingDirectory, builder: Builder
 ) -> int:
     """Build all shards; return the number of shards kept from an earlier run.
 
@@ -236,7 +204,7 @@ def build(
     return kept
 
 
-def require_good(works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingDirectory) -> None:
+def require_good(works: Sequence[ShardWork], plan: Plan, staging: StagingDirectory) -> None:
     """Raise if images are bad, unless they may be left out and others remain."""
     problems = [
         Problem(path="/".join(filter(None, (work.split, problem.path))), reason=problem.reason)
@@ -274,7 +242,7 @@ def require_good(works: Sequence[Work[ShardTask]], plan: Plan, staging: StagingD
 _FIX = f"Fix bad files, or leave them out with {setting('on_error', 'skip')}"
 
 
-def assembly(work: Work[ShardTask], plan: Plan) -> Assembly:
+def assembly(work: ShardWork, plan: Plan) -> Assembly:
     """Return the assembly of a split's dataset, without its pieces."""
     split = plan.split(work.split)
     return Assembly(
@@ -295,7 +263,7 @@ class Parts(NamedTuple):
     entries: list[PartEntry]
 
 
-def parts_of(work: Work[ShardTask], plan: Plan, *, first: int = 0) -> Parts:
+def parts_of(work: ShardWork, plan: Plan, *, first: int = 0) -> Parts:
     """Return the finished shards by their sources: those of a dataset, if it was copied.
 
     Args:
@@ -339,11 +307,13 @@ def parts_of(work: Work[ShardTask], plan: Plan, *, first: int = 0) -> Parts:
     return Parts(pieces, entries)
 
 
-def finish(work: Work[ShardTask], plan: Plan) -> Manifest:
+def finish(work: ShardWork, plan: Plan) -> Manifest:
     """Write the other files of a split's dataset, and return its manifest.
 
     A copy of a dataset states how that was made.
     """
+    built = zip(work.tasks, work.shards, strict=True)
+    save_observed(work.folder, [(task.part, shard.rows) for task, shard in built])
     pieces, entries = parts_of(work, plan)
     source = source_of(entries) if len(entries) > 1 else entries[0].source
     split = plan.split(work.split)
@@ -351,13 +321,3 @@ def finish(work: Work[ShardTask], plan: Plan) -> Manifest:
         source = {**source, CHANGED: split.original.source[CHANGED]}
     described = replace(assembly(work, plan), source=source, software=entries[-1].software)
     return described.finish(pieces)
-
-
-def save_observed(work: Work[ShardTask]) -> None:
-    """Write what observers found in a split next to its shards; zeros for shards without."""
-    for name in OBSERVERS:
-        if any((task.part / name).exists() for task in work.tasks):
-            with closing(NpyWriter(work.folder / name, get_observer(name).values)) as writer:
-                for task, shard in zip(work.tasks, work.shards, strict=True):
-                    writer.append(load_observed(task, name, shard.rows))
-            sync(work.folder / name)

@@ -32,6 +32,7 @@ from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import ConversionFailed, ShardkitError, UsageError, setting
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import (
+    as_name,
     is_temporary,
     overlap,
     read_small,
@@ -87,6 +88,34 @@ class StagingDirectory:
         self.state = target / STATE
         """Notes about the work; never part of the dataset."""
         self._exchange = FolderExchange(target, work=WORK_NAME)
+
+    def folder_of(self, split: str) -> Path:
+        """Return the folder of a split's new dataset."""
+        return self.dataset / as_name(split)
+
+    def part_of(self, split: str, number: int) -> Path:
+        """Return the folder for the part of the index of a shard."""
+        return self.state / "parts" / as_name(split) / f"{number:06d}"
+
+    @contextlib.contextmanager
+    def publishing(self, fingerprint: ConversionFingerprint, *, force: bool) -> Iterator[bool]:
+        """Start a run, or resume one; at the end of the block, publish the dataset.
+
+        Yields whether the block must make the dataset. An earlier run may have been interrupted
+        while it published the same one. If the block saves no manifest, nothing is published.
+
+        Args:
+            fingerprint: Everything that determines the result.
+            force: Discard another unfinished run.
+
+        Raises:
+            UsageError: If there is another unfinished run.
+        """
+        self.start(fingerprint, force=force)
+        is_ready = self.is_ready
+        yield not is_ready
+        if is_ready or self.is_complete:
+            self.publish()
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -11,58 +11,26 @@ import errno
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import ClassVar, NamedTuple
 
 from shardkit.contracts import Images
 from shardkit.conversion.disk import as_failure
+from shardkit.conversion.observers import Observed
 from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, save_index
-from shardkit.dataset.located import EncodedImage
-from shardkit.dataset.manifest import FACTS_NAME, ShardEntry, build_typed
+from shardkit.dataset.manifest import ShardEntry, build_typed
 from shardkit.errors import ConversionFailed, Problem
 from shardkit.kinds.field import Schema
 from shardkit.recipe import Recipe
 from shardkit.record import dump_json, load_json
-from shardkit.system.compiled import Waves
 from shardkit.system.files import has_sha256, read_small, sha256_of, sync, write_atomically
-from shardkit.system.late import load
-from shardkit.system.npy import StoredValues, save_npy
+from shardkit.system.npy import save_npy
 from shardkit.system.pool import Meter
 from shardkit.system.safe_paths import UNFIT
 
 _RESULT = "result.json"
-
-Observed = npt.NDArray[Any]
-"""The results of an observer: one element for each record."""
-
-
-class Observer(NamedTuple):
-    """Examines the images that a conversion stores, and writes a file next to the shards."""
-
-    measures: np.dtype[Any]
-    """The values that the compiled module measures of an image that it reads."""
-    waves: Waves
-    values: np.dtype[Any]
-    """An element of the file."""
-    observe: Callable[[Callable[[int], EncodedImage | None], npt.NDArray[Any]], Observed]
-    """Returns what there is to know about the image of each number, given its measures."""
-    bind: Callable[[Observed, npt.NDArray[np.uint32]], None]
-    """Adds the checksums of the records."""
-
-
-OBSERVERS = {FACTS_NAME: "shardkit.reporting.facts:OBSERVER"}
-"""An `Observer` for each file."""
-
-
-def get_observer(file: str) -> Observer:
-    """Return the observer that leaves a file."""
-    observer: Observer = load(OBSERVERS[file])
-    return observer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,15 +171,6 @@ def _is_intact(task: Task, result: ShardResult) -> bool:
 def load_part(task: Task, rows: int) -> IndexPart:
     """Return a finished task's part of the index."""
     return Index(task.part, rows, task.schema).part()
-
-
-def load_observed(task: Task, file: str, rows: int) -> Observed:
-    """Return what an observer found in a finished shard; zeros if it was built without."""
-    values = get_observer(file).values
-    try:
-        return StoredValues(task.part / file, values, rows)[:]
-    except (*UNFIT, ValueError):
-        return np.zeros(rows, values)
 
 
 def save_result(

@@ -31,6 +31,7 @@ from shardkit.errors import CorruptDataset, Problem, UsageError, setting
 from shardkit.record import DATASET_FILE
 from shardkit.system.files import (
     as_name,
+    has_sha256,
     require_local,
     sha256_of,
 )
@@ -204,6 +205,14 @@ class OpenedDataset:
             size = path.stat().st_size
             entries.append(FileEntry(name=MANIFEST_NAME, bytes=size, sha256=sha256_of(path)))
         return [replace(entry, name=self.prefix + entry.name) for entry in entries]
+
+    def holds(self, *names: str) -> bool:
+        """Return whether files in `path` have the digests that the manifest states for them."""
+        stated = {entry.name: entry.sha256 for entry in self.manifest.files}
+        return all(
+            name in stated and has_sha256(self.path / name, stated[name], self.path)
+            for name in names
+        )
 
     @property
     def later(self) -> set[str]:

@@ -34,7 +34,7 @@ from shardkit.codecs.measures import (
 )
 from shardkit.codecs.properties import MOST_FRAMES, Properties, estimated_quality, properties
 from shardkit.codecs.structure import plain_png
-from shardkit.conversion.task import Observer
+from shardkit.conversion.observers import Observer
 from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import FACTS_NAME

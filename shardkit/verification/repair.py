@@ -185,7 +185,7 @@ class _Repair:
         manifest = match.part.manifest
         split = self.store.split
         rows, differences = match_rows(match)
-        changed = match.changed & match.schema.keys()
+        changed = match.changed & manifest.fields_by_name.keys()
         stop = 0
         for number, shard in enumerate(manifest.shards, match.part.first):
             span = slice(stop, stop := stop + shard.rows)
@@ -245,8 +245,7 @@ class _Repair:
         before = part.manifest.shards[: task.number - part.first]
         start = part.start + sum(shard.rows for shard in before)
         try:
-            (index,) = (file for file in store.manifest.files if file.name == ROWS_NAME)
-            if not has_sha256(store.path / index.name, index.sha256, store.path):
+            if not store.holds(ROWS_NAME):
                 return []
             old = store.index.rows()[start : start + count]
             new = load_part(task, count)

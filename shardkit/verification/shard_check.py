@@ -30,7 +30,6 @@ from shardkit.system.files import FileSha256, as_name
 from shardkit.system.late import load
 from shardkit.system.pool import Meter
 from shardkit.system.safe_paths import UNFIT
-from shardkit.system.urls import as_local
 from shardkit.verification.decoding import decoding_fault, range_fault
 from shardkit.verification.record_comparison import (
     ComparisonResult,
@@ -153,7 +152,7 @@ class Checks:
     """
 
     def __init__(self, place: str, root: Path | None = None) -> None:
-        self.place = str(Path(as_local(place)))
+        self.place = str(Path(place))
         self.root = root
 
     @contextmanager

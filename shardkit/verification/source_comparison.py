@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shardkit.dataset.opened import OpenedDataset
+from shardkit.dataset.parts import changed_fields
 from shardkit.errors import BadImage
 from shardkit.pipeline import convert_record
 from shardkit.system.files import as_text
+from shardkit.verification.named_sources import Sources
 from shardkit.verification.record_comparison import ComparisonResult, SourceComparison
 from shardkit.verification.shard_check import Finding, ShardCheck
 from shardkit.verification.source_match import SourceMatch, match_rows
@@ -40,63 +43,91 @@ class SourceReport:
     with splits, each path starts with its split."""
 
 
-def compared_with_source(
-    tasks: Sequence[ShardCheck], matches: Sequence[SourceMatch]
-) -> tuple[list[ShardCheck], list[Finding]]:
-    """Return checks of shards that also compare records with their source files.
+class Comparison:
+    """The comparison of a dataset with the sources that a user named.
 
     Args:
-        tasks: The checks of the readable shards.
-        matches: The sources of their stores.
+        splits: The dataset of each split, by name ("" without splits).
+        stores: Their stores with intact manifests.
+        named: A source, or a list of these.
 
-    Returns:
-        The checks, and the differences that are known before any record is read.
+    Raises:
+        UsageError: If they cannot be the sources.
     """
-    compared = {task.file: task for task in tasks}
-    findings = list[Finding]()
-    for match in matches:
-        rows, wrong = match_rows(match)
-        findings += [*match.findings, *wrong, *_good_ones(match)]
-        for shard in match.part.manifest.shards:
-            task = compared.get(match.store.prefix + shard.name)
-            if task and rows:
-                start = task.start - match.part.start
-                against = SourceComparison(
-                    source=match.images.source,
-                    split=match.images.split,
-                    entries=rows[start : start + shard.rows],
-                    recipe=match.recipe,
-                    schema=match.schema,
-                    changed=match.changed,
-                    exact=match.exact,
-                )
-                compared[task.file] = replace(task, against=against)
-    unique = dict.fromkeys(replace(finding, source=True) for finding in findings)
-    return [*compared.values()], [*unique]
 
+    def __init__(
+        self, splits: Mapping[str, OpenedDataset], stores: Sequence[OpenedDataset], named: Any
+    ) -> None:
+        sources = Sources(splits, named)
+        self._first = next(iter(splits.values()))
+        self._root = sources.base
+        self._matches = [match for store in stores for match in sources.of(store)]
 
-def report_source(
-    root: Any, compared: Mapping[str, ComparisonResult], left_out: int
-) -> SourceReport:
-    """Sum up all comparisons; the keys of ``compared`` are the prefixes of the splits' paths."""
-    total = ComparisonResult()
-    for prefix, part in compared.items():
-        files = {prefix + path: digest for path, digest in part.files.items()}
-        total.add(replace(part, files=files))
-    digest = hashlib.sha256()
-    for path in sorted(total.files, key=lambda path: path.encode("utf-8", "surrogateescape")):
-        line = _sum_line(total.files[path], path)
-        digest.update(line.encode("utf-8", "surrogateescape"))
-    return SourceReport(
-        name=_name(root),
-        files=len(total.files),
-        bytes=total.bytes,
-        left_out=left_out,
-        same=total.same,
-        alike=total.alike,
-        least_psnr=total.least_psnr,
-        sha256=digest.hexdigest(),
-    )
+    def extend(self, tasks: Sequence[ShardCheck]) -> tuple[list[ShardCheck], list[Finding]]:
+        """Return checks of shards that also compare records with their source files.
+
+        Args:
+            tasks: The checks of the readable shards.
+
+        Returns:
+            The checks, and the differences that are known before any record is read.
+        """
+        compared = {task.file: task for task in tasks}
+        findings = list[Finding]()
+        for match in self._matches:
+            rows, wrong = match_rows(match)
+            findings += [*match.findings, *wrong, *_good_ones(match)]
+            for shard in match.part.manifest.shards:
+                task = compared.get(match.store.prefix + shard.name)
+                if task and rows:
+                    start = task.start - match.part.start
+                    against = SourceComparison(
+                        source=match.images.source,
+                        split=match.images.split,
+                        entries=rows[start : start + shard.rows],
+                        recipe=match.recipe,
+                        schema=match.part.manifest.fields_by_name,
+                        changed=match.changed,
+                        exact=match.exact,
+                    )
+                    compared[task.file] = replace(task, against=against)
+        unique = dict.fromkeys(replace(finding, source=True) for finding in findings)
+        return [*compared.values()], [*unique]
+
+    def report(self, compared: Mapping[str, ComparisonResult]) -> SourceReport | None:
+        """Sum up all comparisons; the keys of ``compared`` are the prefixes of the splits' paths.
+
+        None if the user named sources of later fields alone.
+        """
+        if self._root is None:
+            return None
+        total = ComparisonResult()
+        for prefix, part in compared.items():
+            files = {prefix + path: digest for path, digest in part.files.items()}
+            total.add(replace(part, files=files))
+        digest = hashlib.sha256()
+        for path in sorted(total.files, key=lambda path: path.encode("utf-8", "surrogateescape")):
+            line = _sum_line(total.files[path], path)
+            digest.update(line.encode("utf-8", "surrogateescape"))
+        return SourceReport(
+            name=_name(self._root),
+            files=len(total.files),
+            bytes=total.bytes,
+            left_out=sum(match.left_out for match in self._matches),
+            same=total.same,
+            alike=total.alike,
+            least_psnr=total.least_psnr,
+            sha256=digest.hexdigest(),
+        )
+
+    def replaced(self) -> list[str]:
+        """Return the names of fields that were replaced since, so not compared with the source."""
+        dataset = self._first
+        base = dataset.base.manifest
+        replaced = dataset.later & base.fields_by_name.keys()
+        return sorted(
+            replaced | (changed_fields(base.source) & dataset.manifest.fields_by_name.keys())
+        )
 
 
 def _name(root: Any) -> str:
@@ -115,10 +146,11 @@ def _sum_line(digest: str, path: str) -> str:
 
 def _good_ones(match: SourceMatch) -> Iterator[Finding]:
     """Find files that were skipped as bad but are good."""
+    schema = match.part.manifest.fields_by_name
     for row, entry in enumerate(match.skipped.entries):
         try:
             (record,) = match.skipped.read([row])
-            convert_record(match.recipe, record, match.schema)
+            convert_record(match.recipe, record, schema)
         except BadImage:
             continue
         reason = "it was skipped as bad, but it is good"

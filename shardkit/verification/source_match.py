@@ -16,11 +16,9 @@ from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.parts import Part, changed_fields, how_made
 from shardkit.dataset.reports import EXCLUDED
 from shardkit.errors import CorruptDataset, Problem, UsageError
-from shardkit.kinds.field import Schema
 from shardkit.recipe import Recipe
 from shardkit.record import LABEL
 from shardkit.registry import get_format
-from shardkit.system.files import has_sha256
 from shardkit.system.text import is_within
 from shardkit.verification.shard_check import Finding
 
@@ -43,8 +41,6 @@ class SourceMatch:
     """Files that are not images, and images that were excluded, in the order in which the
     conversion reported them."""
     recipe: Recipe
-    schema: Schema
-    """The fields of all records."""
     changed: frozenset[str]
     """Names of those that did not come from the source."""
     changed_software: dict[str, tuple[str, str]]
@@ -89,13 +85,11 @@ class StoredPart:
 
 def stored_parts(dataset: OpenedDataset) -> list[StoredPart]:
     """Return what the rows of each part of a dataset are made from."""
-    place = dataset.path
     texts = list[list[list[str] | None]]()
     for name in ("paths", "keys"):
-        files = [entry for entry in dataset.manifest.files if entry.name in string_files(name)]
         of_parts: list[list[str] | None] = [None] * len(dataset.parts)
         with suppress(CorruptDataset, ValueError):
-            if files and all(has_sha256(place / file.name, file.sha256, place) for file in files):
+            if dataset.holds(*string_files(name)):
                 rows = dataset.index.paths() if name == "paths" else dataset.index.keys()
                 of_parts = [
                     rows[part.start : part.start + part.manifest.rows] for part in dataset.parts
@@ -219,7 +213,6 @@ def match_part(
             *(Problem(path=path, reason=EXCLUDED) for path in excluded),
         ],
         recipe=recipe,
-        schema=manifest.fields_by_name,
         changed=changed,
         changed_software=other_software,
         exact=other_software.keys() <= set(storage.libraries),

@@ -10,23 +10,16 @@ from typing import Any
 
 from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.dataset.parts import changed_fields
 from shardkit.errors import CorruptDataset, UsageError, setting
 from shardkit.options import option, require_valid, takes
 from shardkit.system.files import as_text
 from shardkit.system.late import load
 from shardkit.system.pool import Progress, Report, run_tasks
-from shardkit.system.urls import STORES, scheme_and_place
+from shardkit.system.urls import STORES, as_local, scheme_and_place
 from shardkit.verification.file_check import check_files, check_index
-from shardkit.verification.named_sources import Sources
 from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.shard_check import Checks, Finding, ShardCheck
-from shardkit.verification.source_comparison import (
-    SourceReport,
-    compared_with_source,
-    report_source,
-)
-from shardkit.verification.source_match import SourceMatch
+from shardkit.verification.source_comparison import Comparison, SourceReport
 
 LEVELS = ("quick", "full", "decode")
 
@@ -129,7 +122,7 @@ def verify(options: VerifyOptions, directory: str | Path) -> Verification:
     """
     scheme, place = scheme_and_place(directory)
     root = None if options.root is None else Path(options.root)
-    checks: Checks = load(_CHECKS[scheme])(place, root)
+    checks: Checks = load(_CHECKS[scheme])(as_local(place), root)
     result = Verification(level=options.level)
     with checks.directory() as folder:
         _Verifier(folder, options, checks, result).run()
@@ -168,27 +161,19 @@ class _Verifier:
             intact = not any(file.file.startswith(dataset.prefix) for file in result.findings)
             if intact and not dataset.is_store:
                 result.findings += check_index(dataset, intact=True)
-        against = self.options.against
-        matches = list[SourceMatch]()
-        if against is not None and splits:
-            sources = Sources(splits, against)
-            matches = [match for store in stores for match in sources.of(store)]
-            against = sources.base
-            tasks, differences = compared_with_source(tasks, matches)
+        comparison = None
+        if self.options.against is not None and splits:
+            comparison = Comparison(splits, stores, self.options.against)
+            tasks, differences = comparison.extend(tasks)
             result.findings += differences
         if result.level == "quick":
             result.findings += self.checks.stored_digests(tasks)
             return
         compared = self._check_shards(tasks, splits.values())
-        if against is not None and splits and result.ok:
-            left_out = sum(match.left_out for match in matches)
-            result.source = report_source(against, compared, left_out)
+        if comparison and result.ok and (source := comparison.report(compared)):
+            result.source = source
             result.converted = sum(part.converted for part in compared.values())
-            dataset = next(iter(splits.values()))
-            names = dataset.later & dataset.base.manifest.fields_by_name.keys()
-            changed = changed_fields(dataset.base.manifest.source)
-            fields = dataset.manifest.fields_by_name
-            result.replaced = sorted(names | (changed & fields.keys()))
+            result.replaced = comparison.replaced()
 
     def _splits(self) -> dict[str, OpenedDataset]:
         """Return each dataset with an intact manifest, and note which they are."""

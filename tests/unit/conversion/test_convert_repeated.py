@@ -32,7 +32,7 @@ from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 from shardkit.system.files import Reservation
 from shardkit.testing.tools import call_in
 
-SAVE_OBSERVED = "shardkit.conversion.convert.save_observed"
+SAVE_OBSERVED = "shardkit.conversion.engine.save_observed"
 
 
 @pytest.mark.parametrize(
