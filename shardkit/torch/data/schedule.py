@@ -87,8 +87,8 @@ class BatchSchedule:
         repeats: For each row, how many earlier rows are the same record; None if all differ.
 
     Raises:
-        UsageError: If ``batch_size`` is not an integer of at least 1, or an epoch would have no batch
-            since the last, smaller one is left out.
+        UsageError: If ``batch_size`` is not an integer of at least 1, or an epoch would have no
+            batch since the last, smaller one is left out.
     """
 
     lookahead = 0
