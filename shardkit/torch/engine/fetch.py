@@ -15,6 +15,7 @@ import torch
 from shardkit.errors import UsageError
 from shardkit.sampling.order import Draws, derive_key, sample_number
 from shardkit.torch.data import nested
+from shardkit.torch.data.batch_rows import describe_row
 from shardkit.torch.data.collate import BatchView
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.ops import ImageOp
@@ -223,8 +224,9 @@ class Fetch:
 
     def name(self, row: int) -> str:
         """Return the name of the sample at ``row`` for errors."""
-        name = getattr(self.dataset, "describe_row", None)
-        return str(name(row)) if name is not None else f"row {row}"
+        if not isinstance(self.dataset, ShardDataset):
+            return f"row {row}"
+        return describe_row(self.dataset.shards, int(self.dataset.stored_rows([row])[0]))
 
 
 Batches = Generator[tuple[Request, Any], None, None]
