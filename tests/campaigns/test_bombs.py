@@ -45,16 +45,8 @@ BOMBS: dict[str, tuple[str, Make, str]] = {
         lambda path: bombs.lmdb_sharing_a_page(path, rows=3000, value=1 << 20, field="jpg"),
         "used twice",
     ),
-    "nodes that overlap": (
-        "lmdb",
-        bombs.lmdb_overlapping_nodes,
-        "overlap",
-    ),
-    "a key of LMDB that is too long": (
-        "lmdb",
-        bombs.lmdb_with_a_long_key,
-        "key of 3000 bytes",
-    ),
+    "nodes that overlap": ("lmdb", bombs.lmdb_overlapping_nodes, "overlap"),
+    "a key of LMDB that is too long": ("lmdb", bombs.lmdb_with_a_long_key, "key of 3000 bytes"),
     "a giant PAX header": (
         "webdataset",
         lambda path: bombs.tar_of_pax_records(path, headers=1, size=1 << 20),

@@ -101,10 +101,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], None]]] = {
         nothing,
     ),
     "append": ("append ROOT/made --from IN/more --workers 1", nothing),
-    "fields": (
-        "fields add ROOT/made --from IN/table.csv --field caption --workers 1",
-        nothing,
-    ),
+    "fields": ("fields add ROOT/made --from IN/table.csv --field caption --workers 1", nothing),
 }
 """The command of each verb, and a check after a kill."""
 

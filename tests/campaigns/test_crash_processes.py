@@ -53,8 +53,7 @@ ENDS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
 
 
 @pytest.mark.parametrize(
-    ("name", "to", "number", "times"),
-    cases(itertools.product(NAMES, FORMATS, ENDS, (1, 2)), 6),
+    ("name", "to", "number", "times"), cases(itertools.product(NAMES, FORMATS, ENDS, (1, 2)), 6)
 )
 def test_a_signal_at_any_call_ends_in_order(
     oracles: Oracles, name: str, to: str, number: signal.Signals, times: int

@@ -26,14 +26,7 @@ import h5py
 import numpy as np
 import pytest
 from campaign import cases, draw, points
-from helpers import (
-    FORMATS,
-    invoke,
-    jpeg,
-    make_dataset,
-    make_folder,
-    make_tree,
-)
+from helpers import FORMATS, invoke, jpeg, make_dataset, make_folder, make_tree
 from hostile.damage import EDITS, edit, restate_files, rewrite, with_checks
 from hostile.forging import WRONG, changed, leaves
 

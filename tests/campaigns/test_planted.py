@@ -217,8 +217,7 @@ COMMANDS = ("convert", "force", "dataset", "attach")
 
 
 @pytest.mark.parametrize(
-    ("plant", "older", "command"),
-    cases(itertools.product(SIBLINGS, (False, True), COMMANDS), 6),
+    ("plant", "older", "command"), cases(itertools.product(SIBLINGS, (False, True), COMMANDS), 6)
 )
 def test_a_planted_name_of_a_sibling_leads_nowhere(
     photos: Path, plant: Callable[[Path], None], command: str, older: bool

@@ -105,10 +105,7 @@ def test_the_report_of_many_classes_pairs_and_similar_pictures_stays_small(tmp_p
             return {"key": f"some/folder/{number}", "image": content, "label": number % CLASSES}
 
     names = [f"class {number}" for number in range(CLASSES)]
-    schema: dict[str, Field | str] = {
-        "image": "image",
-        "label": Field("label", classes=names),
-    }
+    schema: dict[str, Field | str] = {"image": "image", "label": Field("label", classes=names)}
     place = tmp_path / "made"
     convert(Samples(), place, to="lmdb", schema=schema, check="none")
     save_npy(place / FACTS_NAME, planted_facts(open_shards(place)))

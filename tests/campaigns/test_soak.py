@@ -46,11 +46,7 @@ def new_loader(root: Path, engine: Any, **options: Any) -> Loader:
     dataset = open_dataset(root, decode=RandomResizedCrop(SIDE))
     chosen: dict[str, Any] = {"num_workers": 2, "start_method": "fork", "timeout": 60.0, **options}
     return make_loader(
-        dataset,
-        BATCH,
-        shuffle=BlockShuffle(rows=2, buffer=8),
-        engine=engine,
-        **chosen,
+        dataset, BATCH, shuffle=BlockShuffle(rows=2, buffer=8), engine=engine, **chosen
     )
 
 

@@ -225,11 +225,7 @@ BOMBS: dict[str, tuple[str, Callable[[Path], list[object]], str]] = {
         lambda path: endless(path, b"file_name\n"),
         "row in line 2 is longer than 16.0 MiB",
     ),
-    "a row of CSV in many lines": (
-        "a.csv",
-        many_lines,
-        "a.csv: the row in line 83470",
-    ),
+    "a row of CSV in many lines": ("a.csv", many_lines, "a.csv: the row in line 83470"),
     "a header of CSV": ("a.csv", lambda path: endless(path, b"a"), "row in line 1 is longer than"),
     "a line of JSON": (
         "a.jsonl",

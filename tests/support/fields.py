@@ -64,10 +64,7 @@ def sample_of(number: int, *, whole: bool = False) -> dict[str, Any]:
     """Return a sample; ``whole`` gives `LACKING` all fields too."""
     width, height = size_of(number)
     label = CLASSES[number % 3]
-    sample: dict[str, Any] = {
-        "image": png(width, height, number),
-        "label": label,
-    }
+    sample: dict[str, Any] = {"image": png(width, height, number), "label": label}
     if number == LACKING and not whole:
         return sample
     rng = np.random.default_rng(number)

@@ -148,12 +148,7 @@ class Topology(NamedTuple):
         place = Rank(rank=rank, world_size=self.world_size, **this_rank)
         if self.kind == "alone":  # the iterable dataset itself, without any loader
             return ITERABLE[path.name](
-                path,
-                decode=CROP,
-                shuffle=shuffle,
-                seed=SEED,
-                batch_size=self.batch,
-                rank=place,
+                path, decode=CROP, shuffle=shuffle, seed=SEED, batch_size=self.batch, rank=place
             )
         dataset: Any = open_dataset(path, decode=CROP)
         if self.kind == "iterable":

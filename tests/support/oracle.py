@@ -15,16 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from campaign import cases, draw
-from faulty import (
-    FAIL,
-    NOTHING,
-    SIGNAL_AFTER,
-    SIGNAL_BEFORE,
-    TEAR,
-    Bench,
-    Fault,
-    Outcome,
-)
+from faulty import FAIL, NOTHING, SIGNAL_AFTER, SIGNAL_BEFORE, TEAR, Bench, Fault, Outcome
 from helpers import jpeg, make_folder, make_tree, tree
 from power import LOST_BYTES, LOST_NAMES, Cut, Disk, files_by_inode
 

@@ -250,10 +250,7 @@ def special_cases() -> Iterator[Case]:
         _replace(Path.mkdir),
     )
     yield special(
-        "a file that became another image of its size since the scan",
-        _file,
-        CHANGED,
-        _turn_round,
+        "a file that became another image of its size since the scan", _file, CHANGED, _turn_round
     )
 
 

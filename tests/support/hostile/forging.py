@@ -69,10 +69,7 @@ def forge(place: Path, change: Change = list, **entries: Any) -> None:
         parts.append(index_shard(storage, path))
         shards.append(
             ShardEntry(
-                name=shard.name,
-                bytes=path.stat().st_size,
-                sha256=sha256_of(path),
-                rows=len(part),
+                name=shard.name, bytes=path.stat().st_size, sha256=sha256_of(path), rows=len(part)
             )
         )
     schema = manifest.fields_by_name

@@ -122,11 +122,7 @@ def damage_cases() -> Iterator[Case]:
         lambda: jpeg_stating(65_000, 65_000),
         Rejected(words="65000 x 65000 pixels, over the limit", kind="jpg"),
     )
-    yield _simple(
-        "stating more pixels than it has",
-        lambda: jpeg_stating(400, 300),
-        DAMAGED,
-    )
+    yield _simple("stating more pixels than it has", lambda: jpeg_stating(400, 300), DAMAGED)
     yield _simple(
         "of 600 scans",
         lambda: PROGRESSIVE[:-2] + PROGRESSIVE[PROGRESSIVE.rindex(b"\xff\xda") : -2] * 600,

@@ -85,15 +85,11 @@ def tiff_cases() -> Iterator[Case]:
     wide = PLANE.astype(np.uint16) * 256 + 255
     yield _tiff("of 16 bits", lambda: tiff(wide.tobytes(), bits=16), good())
     yield _tiff(
-        "with more than 4 GB of room (BigTIFF)",
-        _big,
-        Stored(kind="tiff", pixels=lambda: VALUES),
+        "with more than 4 GB of room (BigTIFF)", _big, Stored(kind="tiff", pixels=lambda: VALUES)
     )
     yield _tiff("in tiles", lambda: _tiled(32), good())
     yield _tiff(
-        "with one plane for each color",
-        _planar,
-        Stored(kind="tiff", pixels=lambda: VALUES),
+        "with one plane for each color", _planar, Stored(kind="tiff", pixels=lambda: VALUES)
     )
     turned = encoded(picture(WIDTH, HEIGHT, 80), "TIFF", exif=exif(6))
     yield _tiff(

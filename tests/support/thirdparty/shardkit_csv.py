@@ -24,10 +24,7 @@ from shardkit.sources.images import image_record
 class CsvTableOptions(SourceOptions):
     """The options of this source."""
 
-    label_column: str = option(
-        "label",
-        help="Column of class names.",
-    )
+    label_column: str = option("label", help="Column of class names.")
 
 
 class CsvTable(Source):

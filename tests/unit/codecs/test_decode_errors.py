@@ -90,10 +90,7 @@ SAMPLES = {
     "tiff": encoded(kind="TIFF"),
     "ppm": encoded(kind="PPM"),
 }
-SHORTAGES = (
-    MemoryError(),
-    OSError("out of memory error when reading image file"),
-)
+SHORTAGES = (MemoryError(), OSError("out of memory error when reading image file"))
 
 
 def fail(error: Exception) -> Callable[..., Any]:
@@ -185,9 +182,7 @@ def test_an_images_text_about_memory_is_ignored() -> None:
     require_memory("Token too long: out of memory")
 
 
-def test_an_ambiguous_error_is_decided_by_free_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_ambiguous_error_is_decided_by_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with refused(BadImage), as_bad_image("it is odd", 1 << 20):
         raise OSError("decoder error -9")
     monkeypatch.setattr("numpy.empty", fail(MemoryError()))

@@ -9,17 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import simplejpeg
-from helpers import (
-    encoded,
-    exif,
-    jpeg,
-    jpeg_of_scans,
-    opened,
-    picture,
-    png,
-    png_chunk,
-    png_file,
-)
+from helpers import encoded, exif, jpeg, jpeg_of_scans, opened, picture, png, png_chunk, png_file
 from hypothesis import given
 from hypothesis import strategies as st
 from pairwise import pairwise
@@ -278,12 +268,7 @@ def test_a_bomb_in_the_packed_rows_of_a_png_is_not_unpacked() -> None:
     header = struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, 0)
     packed = zlib.compress(bytes(1 << 26), 1)
     data = b"".join(
-        (
-            png()[:8],
-            png_chunk(b"IHDR", header),
-            png_chunk(b"IDAT", packed),
-            png_chunk(b"IEND", b""),
-        )
+        (png()[:8], png_chunk(b"IHDR", header), png_chunk(b"IDAT", packed), png_chunk(b"IEND", b""))
     )
     tracemalloc.start()
     assert png_is_whole(data)

@@ -14,13 +14,7 @@ from table import for_each
 from shardkit.codecs.geometry import crop_or_pad
 from shardkit.codecs.image import FILTERS, decode, encode
 from shardkit.codecs.image_type import DTYPES, GRAY, MOST_CHANNELS, RGB, ImageType
-from shardkit.codecs.typed import (
-    decode_gray,
-    decode_typed,
-    display,
-    inspect_typed,
-    scale_typed,
-)
+from shardkit.codecs.typed import decode_gray, decode_typed, display, inspect_typed, scale_typed
 from shardkit.errors import BadImage
 
 

@@ -157,8 +157,7 @@ def test_a_process_that_makes_no_progress_is_named(
     cache = open_cache(tmp_path / "cache", None)
     path, stop = cache.shard(remote(1).sha256), threading.Event()
     holder = threading.Thread(
-        target=cache.fetch,
-        args=(remote(1), path, lambda d: stop.wait() and filling(content(1))(d)),
+        target=cache.fetch, args=(remote(1), path, lambda d: stop.wait() and filling(content(1))(d))
     )
     holder.start()
     wait_until(lambda: names(cache), "the fetch")

@@ -16,12 +16,7 @@ from engines import Numbers
 from helpers import make_dataset, make_tree, png
 from loading import row_order
 from refusals import refused
-from torch.utils.data import (
-    ChainDataset,
-    DataLoader,
-    IterableDataset,
-    Subset,
-)
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset, Subset
 
 from shardkit import (
     BlockShuffle,

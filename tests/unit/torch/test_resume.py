@@ -165,10 +165,7 @@ def loader(root: Path) -> Any:
 @pytest.fixture(scope="module")
 def run(root: Path) -> list[list[Prints]]:
     """The batches of its first epochs, computed from another format."""
-    dataset, order = (
-        open_dataset(root / "hdf5", decode=CROP),
-        row_order(shuffle=True, seed=SEED),
-    )
+    dataset, order = (open_dataset(root / "hdf5", decode=CROP), row_order(shuffle=True, seed=SEED))
     return [epoch_by_hand(dataset, order, epoch, BATCH, (0, 1)) for epoch in range(4)]
 
 

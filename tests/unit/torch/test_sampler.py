@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 from accelerate.data_loader import prepare_data_loader
 from helpers import DEADLINE
-from loading import (
-    BATCH,
-    CROP,
-    SEED,
-    Prints,
-    epoch_by_hand,
-    make_datasets,
-    prints_of,
-    row_order,
-)
+from loading import BATCH, CROP, SEED, Prints, epoch_by_hand, make_datasets, prints_of, row_order
 from refusals import refused
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 

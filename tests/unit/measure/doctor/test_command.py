@@ -13,12 +13,7 @@ from helpers import DEADLINE, jpeg, make_tree, run_main
 
 from shardkit import open_dataset
 from shardkit.dataset.manifest import load_manifest
-from shardkit.measure.doctor.command import (
-    Provenance,
-    command_words,
-    merged,
-    provenance_of,
-)
+from shardkit.measure.doctor.command import Provenance, command_words, merged, provenance_of
 from shardkit.recipe import Recipe
 
 SMALLER = Recipe(resize=12)

@@ -8,13 +8,7 @@ import pytest
 from diagnoses import profile
 
 from shardkit.cli.doctor_report import _loop
-from shardkit.measure.doctor.judgement import (
-    Diagnosis,
-    Measured,
-    Range,
-    diagnose,
-    judge_loop,
-)
+from shardkit.measure.doctor.judgement import Diagnosis, Measured, Range, diagnose, judge_loop
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
 from shardkit.recipe import Recipe

@@ -28,11 +28,7 @@ from shardkit.measure.doctor import pipeline as pipeline_module
 from shardkit.measure.doctor import profile as profile_module
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Remedy, Trial, measure_rate
 from shardkit.measure.doctor.profile import Profile, profile
-from shardkit.measure.doctor.stored import (
-    convert_images,
-    loaded_provenance,
-    write_images,
-)
+from shardkit.measure.doctor.stored import convert_images, loaded_provenance, write_images
 from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import StepSpec, Subject
 from shardkit.recipe import Recipe

@@ -47,10 +47,7 @@ def test_planes_are_not_proposed_without_libraries(monkeypatch: pytest.MonkeyPat
         (profile(**OWN), {PROCESSES, ONE_THREAD}),
         (profile(**OWN, setup=setup(engine="process")), set()),
         (profile(**OWN, setup=setup(engine="main", workers=0)), {"8 workers instead of 0"}),
-        (
-            profile(**OWN, setup=setup(engine="process", workers=32)),
-            {"8 workers instead of 32"},
-        ),
+        (profile(**OWN, setup=setup(engine="process", workers=32)), {"8 workers instead of 32"}),
         (
             profile(collate=stage(50), setup=setup(collate="copying", workers=1), cpus=1),
             {"the default collate function"},

@@ -41,10 +41,7 @@ def test_decode_selects_the_type(photos: Path) -> None:
 
 @pytest.mark.parametrize(
     ("operation", "box", "size"),
-    [
-        (CenterCrop(12), (4, 3, 16, 15), None),
-        (Resize((30, 40)), None, (40, 30)),
-    ],
+    [(CenterCrop(12), (4, 3, 16, 15), None), (Resize((30, 40)), None, (40, 30))],
 )
 def test_crops_equal_pillows(tmp_path: Path, operation: Any, box: Any, size: Any) -> None:
     make_tree(tmp_path / "one", {"a/0.jpg": jpeg(20, 18)})

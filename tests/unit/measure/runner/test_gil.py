@@ -33,8 +33,7 @@ MIXED = ([0.005, 0.005, 0.0021] + [0.0001] * 2) * 20
 
 
 @pytest.mark.parametrize(
-    ("delays", "fraction"),
-    [(COMPUTING, 1.0), (WAITING, 0.0), (MIXED, 15.1 / 17.3), ([], 0.0)],
+    ("delays", "fraction"), [(COMPUTING, 1.0), (WAITING, 0.0), (MIXED, 15.1 / 17.3), ([], 0.0)]
 )
 def test_the_time_of_late_wake_ups_counts_not_their_number(
     delays: list[float], fraction: float

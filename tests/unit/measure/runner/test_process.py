@@ -21,13 +21,7 @@ from shardkit.errors import MeasurementFailed, MeasurementTimeout
 from shardkit.measure.runner import session
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.session import Session
-from shardkit.measure.runner.spec import (
-    LoaderSpec,
-    StepSpec,
-    StopCondition,
-    Subject,
-    parse_loader,
-)
+from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject, parse_loader
 from shardkit.system import helper
 from shardkit.torch.engine.workers import choose_start_method
 

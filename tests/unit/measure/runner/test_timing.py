@@ -24,10 +24,7 @@ class Batches:
     """A loader of known batches, whose work is known too."""
 
     def __init__(
-        self,
-        sizes: list[int],
-        seconds: float = 0.0,
-        sleep: Callable[[float], object] = time.sleep,
+        self, sizes: list[int], seconds: float = 0.0, sleep: Callable[[float], object] = time.sleep
     ) -> None:
         self.sizes, self.seconds, self.sleep = sizes, seconds, sleep
         self.epochs = self.given = 0

@@ -177,9 +177,7 @@ def spread(median: float, rounds: int = 5) -> Spread:
 
 def tried(setting: LoaderSpec, rate: float, rounds: int = 5) -> Tried:
     return Tried(
-        setting=setting,
-        images_per_second=spread(rate, rounds),
-        speedup=spread(rate / 600, rounds),
+        setting=setting, images_per_second=spread(rate, rounds), speedup=spread(rate / 600, rounds)
     )
 
 

@@ -16,12 +16,7 @@ from helpers import FORMATS, encoded, jpeg, make_dataset, make_folder, make_tree
 from pairwise import pairwise
 from PIL import Image
 from refusals import refused
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, default_collate
 
 from shardkit import (
     CenterCrop,

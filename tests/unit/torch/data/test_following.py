@@ -58,8 +58,7 @@ def opened(path: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("op", "most"),
-    [(CenterCrop(16), 0), (RandomCrop(16, flip=0.5), 0), (RandomResizedCrop(20), 2)],
+    ("op", "most"), [(CenterCrop(16), 0), (RandomCrop(16, flip=0.5), 0), (RandomResizedCrop(20), 2)]
 )
 @pytest.mark.parametrize("engine", ["thread", "process"])
 def test_an_array_of_the_pixels_shows_what_the_image_shows(

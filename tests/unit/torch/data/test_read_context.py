@@ -21,14 +21,7 @@ from loading import METHODS
 from refusals import refused
 from torch.utils.data import DataLoader, Subset
 
-from shardkit import (
-    RandomResizedCrop,
-    UsageError,
-    collate,
-    make_loader,
-    open_dataset,
-    with_rng,
-)
+from shardkit import RandomResizedCrop, UsageError, collate, make_loader, open_dataset, with_rng
 from shardkit.errors import TransformFailed
 from shardkit.torch.data.read_context import (
     BatchContext,

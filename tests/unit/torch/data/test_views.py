@@ -370,8 +370,7 @@ def test_a_dataset_without_shardkit_inside_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "num_workers"),
-    [("none", 2), ("plain subset", 0), ("batches", 2)],
+    ("wrapper", "num_workers"), [("none", 2), ("plain subset", 0), ("batches", 2)]
 )
 @pytest.mark.slow
 def test_two_samplers_on_one_dataset_keep_their_epochs(

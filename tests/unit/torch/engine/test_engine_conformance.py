@@ -288,10 +288,7 @@ def test_a_stopped_run_resumes_with_the_exact_next_batch(
         if full:  # torchdata after the last batch: test_torchdata
             every = 3 if engine in WITH_PROCESSES or is_other else 1
             stops = range(1, len(run[0]) + (not is_other), every)
-        with (
-            read(root, engine, variant) as first,
-            read(root, engine, variant) as second,
-        ):
+        with read(root, engine, variant) as first, read(root, engine, variant) as second:
             for number, stop in enumerate(stops):
                 at = number % 2
                 if is_other:

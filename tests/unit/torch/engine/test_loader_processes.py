@@ -22,17 +22,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import DEADLINE, FORMATS, python
-from loading import (
-    BATCH,
-    CROP,
-    ROWS,
-    SEED,
-    crc,
-    epoch_by_hand,
-    make_datasets,
-    row_order,
-    same,
-)
+from loading import BATCH, CROP, ROWS, SEED, crc, epoch_by_hand, make_datasets, row_order, same
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from shardkit import Rank, make_loader, open_dataset
@@ -227,9 +217,7 @@ class Slow:
         return row
 
 
-def test_the_next_epoch_waits_for_abandoned_requests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_next_epoch_waits_for_abandoned_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardkit.torch.engine.processes._POLL_SECONDS", 0.01)
     options: dict[str, Any] = {"engine": "process", "num_workers": 1, "start_method": "fork"}
     loader = make_loader(Slow(), 1, **options)
