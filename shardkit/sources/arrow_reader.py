@@ -22,6 +22,9 @@ _HELD = 256 << 20
 
 _MOST_OPEN = 64
 
+_IMAGE = {"bytes", "path"}
+"""Parts of a column of images."""
+
 
 class _File:
     """An open file, as groups of rows: the record batches of Arrow, the row groups of Parquet."""
@@ -84,8 +87,8 @@ def _open(path: str, stamp: int) -> _File:
 def describe(path: str, stamp: int) -> tuple[list[int], list[tuple[str, str, list[str] | None]]]:
     """Return the rows of each group, and name, kind and class names of each column.
 
-    The kind is ``image``, ``label``, ``labels``, ``text``, ``bytes``, ``json``, or the NumPy name
-    of a type of numbers.
+    The kind is ``image``, ``images``, ``label``, ``labels``, ``text``, ``bytes``, ``json``, or the
+    NumPy name of a type of numbers.
     """
     file = _open(path, stamp)
     features = _features(file.schema)
@@ -113,7 +116,8 @@ def listing(path: str, stamp: int, group: int, columns: Sequence[str | None]) ->
     images = table.column(image)
     none = places = [None] * len(images)
     if pa.types.is_struct(images.type):
-        places = pc.struct_field(images, "path").to_pylist()
+        if "path" in [images.type.field(number).name for number in range(len(images.type))]:
+            places = pc.struct_field(images, "path").to_pylist()
         images = pc.struct_field(images, "bytes")
     sizes = pc.binary_length(images).to_pylist()
     labels = none if label is None else table.column(label).to_pylist()
@@ -176,6 +180,8 @@ def _kind(type_: Any, feature: Any) -> tuple[str, list[str] | None]:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         inner = feature[0] if isinstance(feature, list) and feature else feature
         inner = inner.get("feature", inner) if isinstance(inner, Mapping) else inner
+        if _plain_kind(type_.value_type) == "image":
+            return "images", None
         names = _class_names(type_.value_type, inner)
         return ("json" if names is None else "labels"), names
     names = _class_names(type_, feature)
@@ -187,7 +193,7 @@ def _kind(type_: Any, feature: Any) -> tuple[str, list[str] | None]:
 def _plain_kind(type_: Any) -> str:
     if pa.types.is_struct(type_):
         parts = {type_.field(number).name: type_.field(number).type for number in range(len(type_))}
-        return "image" if _is_bytes(parts.get("bytes")) and "path" in parts else "json"
+        return "image" if _is_bytes(parts.get("bytes")) and parts.keys() <= _IMAGE else "json"
     if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
         return str(np.dtype(type_.to_pandas_dtype()).name)
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):

@@ -88,12 +88,13 @@ def lost_labels(unused: Iterable[str], image: str, others: Sequence[str] = ()) -
     return f"no labels, but {listed} may hold them: set label to it, or to none" if names else ""
 
 
-_BITS = {0: False, 1: True, "0": False, "1": True, "0.0": False, "1.0": True}
+_BITS: dict[object, bool] = {0: False, "0": False, "0.0": False, "false": False}
+_BITS |= {1: True, "1": True, "1.0": True, "true": True}
 
 
 def bit_of(value: object) -> bool | None:
     """Return whether a cell is 1; None if it is neither that nor 0."""
-    value = value.strip() if isinstance(value, str) else value
+    value = value.strip().lower() if isinstance(value, str) else value
     return _BITS.get(value) if isinstance(value, (str, int, float)) else None
 
 
@@ -250,11 +251,15 @@ class Columns:
 
     def _lost_labels(self) -> list[str]:
         used = {self.image, self.label, *(kept.source for kept in self.keep)}
+        if self.label:
+            return []
         left = [column for column in self._columns.values() if column.name not in used]
+        lists = [column.name for column in left if column.field.kind == "labels"]
         integers = [column.name for column in left if column.holds == "integer"]
-        only = integers * (len(integers) == 1)
-        note = lost_labels([column.name for column in left], self.image, only)
-        return [note] if note and not self.label else []
+        names = [column.name for column in left if self._may_be_labels(column)]
+        note = lost_labels(names, self.image, integers * (len(integers) == 1))
+        notes = [f"no labels, but {name} may hold several: set keep to it" for name in lists]
+        return [*notes, note] if note else notes
 
     @property
     def _listed(self) -> str:

@@ -289,6 +289,8 @@ def _column(name: str, stored: _Column) -> Column:
         return Column(name, str(stored), holds, field=Field(kind, classes=stored.classes))
     if kind in ("image", "text", "bytes", "json"):
         return Column(name, kind, kind, field=Field(kind))
+    if kind == "images":
+        return Column(name, kind, "", why="it holds several images")
     holds = "float" if kind.startswith("float") else "integer"
     return Column(name, kind, holds, field=Field("number", kind))
 

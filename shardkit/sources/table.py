@@ -47,6 +47,7 @@ FILE_NAME = "file_name"
 """The column of images in Hugging Face's metadata files; ``mask_file_name`` is a mask's."""
 
 _COLUMN = re.compile(r"([^:]+)(?::/([^:]*))?\Z")
+_PIXEL = re.compile(r"pixel_?[0-9]+\Z|[0-9]+x[0-9]+\Z", re.IGNORECASE)
 _BOXES = re.compile(r"(.+):(xyxy|xywh)\Z")
 _INT = re.compile(r"-?(0|[1-9][0-9]{0,17})\Z")
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)\Z")
@@ -182,6 +183,12 @@ class Table(NamedSource):
             files = ",".join(f"{name[: -len(FILE_NAME) - 1]}={name}" for name in more)
             self.settle(image=FILE_NAME, file=options.file or files or None)
         options = self.options
+        if options.image is None and any(map(_PIXEL.match, columns)):
+            raise UsageError(
+                f"{self._lists.paths[0]} has columns of pixels, not of files",
+                remedy="save its images and labels with numpy.savez(file, images=..., labels=...), "
+                "and use `shardkit convert npy`",
+            )
         if options.image is None:
             listed = name_list(columns)
             raise UsageError(
@@ -329,7 +336,7 @@ class Table(NamedSource):
                 raise UsageError(
                     f"{self._lists.paths[0]}: there is no file {quoted(name)}, but "
                     f"{quoted(name + suffix)}",
-                    remedy=f"add the suffix with suffix={suffix!r}",
+                    remedy=f"add the suffix with {setting('suffix', suffix)}",
                 )
         paths = [path for path in names.images() if "/" in path]
         count = Counter(path.rpartition("/")[2] for path in paths)

@@ -275,3 +275,37 @@ d.load_from_disk(place / "saved")["train"].to_parquet(place / "train.parquet")
         assert dataset.schema["tags"].classes == ("x", "y", "z")
         assert verify(target, against=source).ok
     assert tree(tmp_path / "made/test")
+
+
+def test_images_without_a_path_and_labels_of_several_types_are_read(tmp_path: Path) -> None:
+    """As pandas writes them: integers are floats next to None, categories are numbered."""
+    data = [png(seed=seed) for seed in range(3)]
+    image = pa.array([{"bytes": each} for each in data])
+    for labels, classes, expected in (
+        (pa.array([2.0, None, 0.0]), ["0", "1", "2"], [2, -1, 0]),
+        (pa.array([True, False, True]), ["0", "1"], [1, 0, 1]),
+        (pa.array(["b", "a", "b"]).dictionary_encode(), ["a", "b"], [1, 0, 1]),
+        (pa.array([1, 0, 3], pa.uint8()), ["0", "1", "2", "3"], [1, 0, 3]),
+    ):
+        pq.write_table(pa.table({"image": image, "label": labels}), tmp_path / "x.parquet")
+        scan = opened(tmp_path / "x.parquet").scan()
+        assert list(scan.classes) == classes
+        assert [entry.label for entry in scan.splits[""].entries] == expected
+        assert [record.fields["png"] for record in scan.splits[""].read(range(3))] == data
+
+
+def test_several_labels_are_noted_and_several_images_refused(tmp_path: Path) -> None:
+    feature = {"feature": {"_type": "ClassLabel", "names": ["a", "b"]}, "_type": "Sequence"}
+    about = json.dumps({"info": {"features": {"labels": feature}}})
+    path = write(tmp_path / "x.parquet", [{"image": {"bytes": png()}, "labels": [1]}])
+    table = pq.read_table(path).append_column("labels", pa.array([[1, 0]]))
+    pq.write_table(table.replace_schema_metadata({"huggingface": about}), path)
+    (note,) = opened(path).scan().notes
+    assert "labels" in note
+    scan = opened(path, keep="labels").scan()
+    assert (scan.notes, scan.schema["labels"].classes) == ([], ("a", "b"))
+    assert scan.splits[""].read([0])[0].meta["labels"] == [0, 1]
+    image = table.column("image").to_pylist()
+    pq.write_table(pa.table({"image": pa.array([image * 2]), "label": [1]}), path)
+    with refused(UsageError, "image (images)"):
+        opened(path)

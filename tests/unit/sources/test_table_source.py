@@ -475,7 +475,8 @@ ONE_HOT = {"cat": [0, 1, 0], "dog": [1, 0, 0], "2": [0, 0, 1]}
     [
         ("csv", str),
         ("csv", " {}".format),
-        ("csv", "{}.0".format),
+        ("csv", float),
+        ("csv", bool),
         ("parquet", int),
         ("jsonl", bool),
     ],
@@ -542,13 +543,15 @@ def test_tables_with_other_suffixes_are_read_or_refused_with_a_way_out(
     (tmp_path / "columns.json").write_text(json.dumps({"path": ["a/0.png"]}))
     (tmp_path / "bad.json").write_text("[")
     (tmp_path / "t.xlsx").write_bytes(b"PK")
+    (tmp_path / "pixels.csv").write_text("label,pixel0,pixel1\n1,0,255\n")
     for name, fact in (
         ("columns.json", "orient='records'"),
         ("bad.json", ".jsonl"),
+        ("pixels.csv", "numpy.savez"),
         ("t.xlsx", f"to_csv('{tmp_path}/t.csv')"),
     ):
         with refused(UsageError, tmp_path / name, fact):
-            scan(tmp_path / name, root=root, image="path")
+            scan(tmp_path / name, root=root)
 
 
 def test_columns_that_may_be_labels_are_noted(root: Path, tmp_path: Path) -> None:
