@@ -328,6 +328,8 @@ def the_kinds(path: str | Path, rest: Sequence[str]) -> Mapping[str, Recognized]
         return {"": certain[0]}
     if splits := _splits_of(certain):
         return splits
+    if str(path).lower().endswith((".7z", ".rar")):
+        raise UsageError(f"{path} is packed:", remedy="unpack it, and convert the folder")
     if not kinds:
         raise UsageError(
             f"{path}: no kind of source recognizes it;",

@@ -51,6 +51,7 @@ from shardkit.sources.places import (
     why_left_out,
 )
 from shardkit.sources.recognize import Overview, recognized
+from shardkit.sources.table_layout import refuse_unread_lists
 from shardkit.system.files import as_text, require_local
 from shardkit.system.formatting import amount
 
@@ -464,7 +465,7 @@ class _Inside(Overview):
     """The content of an archive, as kinds of sources examine a folder."""
 
     def __init__(self, place: _ZipFolder) -> None:
-        super().__init__(place.path)
+        super().__init__(Path("FOLDER", place.below))
         self.is_folder = True
         self._place = place
 
@@ -480,7 +481,7 @@ class _Inside(Overview):
         """Return the start of a file."""
         member = self._place.content(name)
         with contextlib.suppress(BadImage):
-            return _head(str(self.path), member)[:size] if isinstance(member, _Member) else b""
+            return _head(self._place.path, member)[:size] if isinstance(member, _Member) else b""
         return b""
 
     def _list(self, inside: str) -> tuple[list[str], list[str]]:
@@ -493,18 +494,24 @@ def _refuse_other_kinds(place: _ZipFolder) -> None:
     """Refuse an archive of another layout.
 
     Raises:
-        UsageError: If another kind of source recognizes it for certain.
+        UsageError: If another kind of source recognizes it for certain, or a file may list labels.
     """
-    certain = [it for it in recognized(_Inside(place)) if it.by.certain]
+    seen = _Inside(place)
+    certain = [it for it in recognized(seen) if it.by.certain]
     others = [it for it in certain if it.kind != DEFAULT_SOURCE]
     if others:
-        folder = f"FOLDER/{place.below}".rstrip("/")
         raise UsageError(
             f"{place} looks like {' and '.join(map(str, others))}, not like one folder for each "
             "class",
-            remedy=f"unpack it to FOLDER, and run {others[0].command(folder)}; or pass "
+            remedy=f"unpack it to FOLDER, and run {others[0].command(seen.path)}; or pass "
             f"{setting('classes', True)} to take its folders as they are",
         )
+    try:
+        refuse_unread_lists(seen)
+    except UsageError as error:
+        raise UsageError(
+            f"{place}: {error.problem}", remedy=f"unpack it to FOLDER, and {error.remedy}"
+        ) from error
 
 
 def _recognize(seen: Overview) -> Iterator[Recognition]:

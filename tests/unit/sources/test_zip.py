@@ -205,6 +205,15 @@ def test_another_layout_in_an_archive_is_refused_with_its_command(tmp_path: Path
     assert open_source("zip", path, classes=True).scan().classes == ("images", "labels")
 
 
+def test_a_list_of_labels_in_an_archive_is_never_left_out(tmp_path: Path) -> None:
+    files = {"val/1.jpg": JPEG, "val/2.jpg": JPEG, "ground_truth.txt": b"490\n361\n"}
+    path = write_zip(tmp_path / "a.zip", files)
+    with refused(UsageError, path, "ground_truth.txt", "FOLDER/val", "classes=True"):
+        open_source("zip", path).scan()
+    (tmp_path / "a.7z").write_bytes(b"7z")
+    refuses(2, "convert", tmp_path / "a.7z", tmp_path / "out", "--to", "lmdb", facts=("a.7z",))
+
+
 def test_convert_imagefolder_names_the_command_for_an_archive(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "x.zip", CLASSES)
     command = f"shardkit convert zip {path}"
