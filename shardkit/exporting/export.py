@@ -21,12 +21,13 @@ from shardkit.system.files import overlap, require_local, sync
 from shardkit.system.late import load
 from shardkit.system.pool import Progress, Report
 
-LayoutName = Literal["csv", "imagefolder", "parquet", "webdataset"]
+LayoutName = Literal["csv", "imagefolder", "parquet", "webdataset", "yolo"]
 LAYOUTS: Mapping[LayoutName, str] = {
     "csv": "shardkit.exporting.folder:write_csv",
     "imagefolder": "shardkit.exporting.folder:write_imagefolder",
     "parquet": "shardkit.exporting.parquet:write_parquet",
     "webdataset": "shardkit.exporting.archive:write_archives",
+    "yolo": "shardkit.exporting.yolo:write_yolo",
 }
 """Functions that write the files of one dataset, imported at first use."""
 
@@ -66,7 +67,8 @@ def export(
         target: A folder that does not exist or is empty, or has exactly these files.
         layout: ``imagefolder``: a folder for each class, with the file names of the source;
             ``csv``: a folder of images and ``metadata.csv``; ``parquet``: for ``load_dataset`` of
-            Hugging Face, needs pyarrow; ``webdataset``: tar archives.
+            Hugging Face, needs pyarrow; ``webdataset``: tar archives; ``yolo``: images, labels and
+            ``data.yaml`` of Ultralytics.
         raw_as_png: Export raw pixels and planes, which are not the source's files, as PNG files.
         on_progress: Called with the progress since the last call.
 

@@ -124,7 +124,7 @@ class AnnotatedSource(NamedSource):
             inverse = _INVERSE.get(info.orientation, info.orientation)
             turn = Geometry(info.upright, inverse, info.upright, info.upright)
             values |= {
-                name: _turned(values[name], turn, 4 if name == "boxes" else 2)
+                name: turned(values[name], turn, 4 if name == "boxes" else 2)
                 for name in ("boxes", "keypoints")
                 if name in values
             }
@@ -165,7 +165,7 @@ class AnnotatedSource(NamedSource):
         return shows == UPRIGHT
 
 
-def _turned(values: Sequence[Sequence[Any]], turn: Geometry, width: int) -> list[list[Any]]:
+def turned(values: Sequence[Sequence[Any]], turn: Geometry, width: int) -> list[list[Any]]:
     """Return boxes, or points with a visibility, after a turn; points without one stay."""
     if not values:
         return []
