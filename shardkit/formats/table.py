@@ -89,18 +89,13 @@ class TableRows(Sequence[Mapping[str, Range]]):
         }
 
 
-class Walked(NamedTuple):
-    """The content of a file, as the compiled module found it."""
+def as_walked(result: WalkResult) -> tuple[Range, bytes, Table]:
+    """Return the result of `shardkit.system.compiled.walk_tar` or ``walk_lmdb``.
 
-    meta: Range
-    """The shard's metadata; of length 0 if there are none."""
-    raw_header: bytes
-    """The header of all raw pixels; empty without any."""
-    table: Table
-
-
-def as_walked(result: WalkResult) -> Walked:
-    """Return the result of `shardkit.system.compiled.walk_tar` or ``walk_lmdb``."""
+    Returns:
+        The shard's metadata, of length 0 if there are none; the header of all raw pixels, empty
+        without any; and the table.
+    """
     (offset, length, stored, raw_header, text, starts, sizes), ends = result
     names = [name.decode("latin-1") for name in stored]
     order = sorted(range(len(names)), key=names.__getitem__)
@@ -114,4 +109,4 @@ def as_walked(result: WalkResult) -> Walked:
         offsets=np.ascontiguousarray(offsets[:, order]),
         lengths=np.ascontiguousarray(lengths[:, order]),
     )
-    return Walked(Range(offset, length), raw_header, table)
+    return Range(offset, length), raw_header, table
