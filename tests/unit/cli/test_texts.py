@@ -27,7 +27,7 @@ def test_messages_name_options_as_python_and_as_the_command_do() -> None:
         ("force", False, "force=False", "force=False"),
         ("shard_size", None, "shard_size=None", "shard_size=None"),
         ("views", 2, "views=2", "views=2"),  # the command has none
-        ("staging", "it's", 'staging="it\'s"', "--staging it's"),
+        ("staging", "it's", 'staging="it\'s"', "--staging 'it'\"'\"'s'"),
     ):
         text = f"see {setting(name, value)}."
         assert (spelled(text), spelled(text, spell)) == (f"see {python}.", f"see {flag}.")

@@ -210,7 +210,7 @@ def test_labels_may_be_in_another_file(tmp_path: Path) -> None:
     ):
         with refused(UsageError, *facts):
             read(path, label=label)
-    with refused(UsageError, "label=", "2"):
+    with refused(UsageError, "label=", "3"):
         read(tmp_path / "split_*_?.h5", label=option)
 
 
