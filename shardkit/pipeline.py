@@ -256,6 +256,7 @@ class _Conversion:
             return self.codec.inspect(self.data, self.field)
         except BadImage as error:
             unchecked = self.recipe.check == "none" and self.recipe.keeps_bytes
+            # Stored as it is; the size 0 x 0 in the index means that it is unknown.
             if unchecked and self.pixels == "rgb" and self.field != FOREIGN_FIELD:
                 return ImageInfo(0, 0)
             if isinstance(error, TooManyPixels):
@@ -314,6 +315,7 @@ class _Conversion:
     def _recoded(self, coding: Coding) -> tuple[str, bytes]:
         """Return field and content: a JPEG recoded if that has its pixels, or else the JPEG."""
         pixels = self._decode()
+        # Another version of libjpeg may decode to other pixels; then the JPEG stays.
         content = None if CHECK_NOTES & self.notes.keys() else coding.from_jpeg(self.data)
         if content is None or not np.array_equal(coding.decode(content, None, None), pixels):
             return self.field, self.data

@@ -306,6 +306,7 @@ class Recipe(RecipeOptions):
     def describe(self) -> dict[str, Any]:
         """Return the recipe as JSON values, for the manifest."""
         value = describe(self)
+        # Left out at their defaults, so that the manifests of other datasets keep their bytes.
         if not self.copy:
             del value["copy"]
         if self.channels == RGB.channels:
@@ -320,6 +321,7 @@ class Recipe(RecipeOptions):
             UsageError: If an option in ``value`` is out of range.
             TypeError: If ``value`` does not describe a recipe.
         """
+        # `describe` states a resize mode even without a resize, which `Recipe` refuses.
         has_no_effect = () if value.get("resize") else ("resize", "resize_mode")
         return restored(cls, {name: value[name] for name in value if name not in has_no_effect})
 

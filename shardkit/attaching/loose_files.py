@@ -228,7 +228,7 @@ class LooseRows(BatchShards, Sequence[ShardFile]):
         self._all = files
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.numbers)
 
     @overload
     def __getitem__(self, number: int) -> ShardFile: ...
@@ -236,7 +236,7 @@ class LooseRows(BatchShards, Sequence[ShardFile]):
     def __getitem__(self, number: slice) -> list[ShardFile]: ...
     def __getitem__(self, number: int | slice) -> ShardFile | list[ShardFile]:
         if isinstance(number, slice):
-            return self._all.open_rows(self.places[number], self.sizes[number])
+            return self._all.open_rows(self.numbers[number], self.sizes[number])
         return self[number : number + 1][0]
 
     def of_rows(self) -> Sequence[ShardFile]:

@@ -24,7 +24,7 @@ from shardkit.codecs.reduced import reduction
 from shardkit.dataset.located import EncodedImage
 
 
-class DecodedPart(NamedTuple):
+class DecodedRegion(NamedTuple):
     """A part of a decoded image."""
 
     pixels: TypedPixels
@@ -127,7 +127,7 @@ def require_stated_size(image: EncodedImage) -> None:
         )
 
 
-def decode_part(image: EncodedImage, region: Region, how: Decoding) -> DecodedPart:
+def decode_region(image: EncodedImage, region: Region, how: Decoding) -> DecodedRegion:
     """Return a part of an image, or all of it where that costs no more.
 
     Args:
@@ -142,15 +142,15 @@ def decode_part(image: EncodedImage, region: Region, how: Decoding) -> DecodedPa
     if image.field == "raw":
         # torch.from_numpy warns about read-only memory.
         raw = _raw(image)
-        return DecodedPart(raw if raw.flags.writeable else raw.copy(), 0, 0, 1.0)
+        return DecodedRegion(raw if raw.flags.writeable else raw.copy(), 0, 0, 1.0)
     if not image.pixels.is_rgb:
-        return DecodedPart(decode_stored(image), 0, 0, 1.0)
+        return DecodedRegion(decode_stored(image), 0, 0, 1.0)
     if coding := coding_of(image.field):
         require_stated_size(image)
         pixels = coding.decode(image.data, region, None)
-        return DecodedPart(pixels, region.left, region.top, 1.0)
+        return DecodedRegion(pixels, region.left, region.top, 1.0)
     pixels = decode_stored(image, how)
-    return DecodedPart(pixels, 0, 0, reduction(pixels.shape, (image.height, image.width)) or 1.0)
+    return DecodedRegion(pixels, 0, 0, reduction(pixels.shape, (image.height, image.width)) or 1.0)
 
 
 def enclosing(region: Region, size: tuple[int, int], scale: float) -> Region:

@@ -62,9 +62,10 @@ class ShardFile:
         """The open file; closed with this object."""
         try:
             # O_NONBLOCK: opening a pipe in the file's place must not block.
-            with opened(root or path.parent, path.parent.relative_to(root or path.parent)) as place:
+            top = root or path.parent
+            with opened(top, path.parent.relative_to(top)) as folder:
                 flags = os.O_RDONLY | os.O_NONBLOCK
-                self.descriptor = open_plain(path, flags, dir_fd=place)
+                self.descriptor = open_plain(path, flags, dir_fd=folder)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ShardkitError(

@@ -248,10 +248,10 @@ class ShardRecords:
             records = self.read(missing)
             sums = checksums([entry.record for entry in records])
             for row, entry, checksum in zip(missing, records, sums, strict=True):
-                place = row - rows.start
-                indexed.rows[place] = entry.row[0]
-                indexed.keys[place], indexed.paths[place] = entry.record.key, entry.path
-                indexed.checksums[place] = checksum
+                position = row - rows.start
+                indexed.rows[position] = entry.row[0]
+                indexed.keys[position], indexed.paths[position] = entry.record.key, entry.path
+                indexed.checksums[position] = checksum
                 if entry.others:
                     indexed.others.append(entry.others)
         return indexed

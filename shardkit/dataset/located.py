@@ -74,7 +74,7 @@ class Origin(Protocol):
 class BatchShards:
     """The shards of the rows of a batch, all open."""
 
-    places: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
     """The number of each row's shard."""
     files: Mapping[int, ShardFile]
     """The open shards, by number."""
@@ -83,14 +83,14 @@ class BatchShards:
 
     def of_rows(self) -> Sequence[ShardFile]:
         """Return the shard of each row."""
-        return [self.files[shard] for shard in self.places.tolist()]
+        return [self.files[shard] for shard in self.numbers.tolist()]
 
     def pieces(self) -> Iterable[tuple[slice, npt.NDArray[np.int32]]]:
         """Return all rows in one piece."""
         descriptors = np.empty(max(self.files, default=0) + 1, np.int32)
         for shard, file in self.files.items():
             descriptors[shard] = file.descriptor
-        return [(slice(None), descriptors[self.places])]
+        return [(slice(None), descriptors[self.numbers])]
 
 
 def _column(name: str) -> cached_property[list[int]]:
@@ -295,8 +295,8 @@ class LocatedRows:
         """Issue readahead for all images from the given one on, once."""
         if not self._announced:
             self._announced = True
-            for place in range(number, len(self.rows)):
-                self._files[place].announce(self._offsets[place], self.lengths[place])
+            for later in range(number, len(self.rows)):
+                self._files[later].announce(self._offsets[later], self.lengths[later])
 
     def corrupt(self, number: int, reason: str) -> CorruptRecord:
         """Return the error for the damaged record at a position."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardkit.dataset.index import TIMES, index_files, string_files
-from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located
+from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located, setting
 from shardkit.kinds.field import Field, load_schema
 from shardkit.recipe import Recipe
 from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, load_json
@@ -490,8 +490,8 @@ def save_manifest(manifest: Manifest | SplitsManifest, directory: Path) -> None:
         raise ShardkitError(
             f"the manifest would have {len(content):,} bytes, more than the {SMALL_BYTES:,} "
             "that readers accept;",
-            remedy="choose larger shards (--shard-size) or a label with fewer classes, or "
-            "remove bad files from the source",
+            remedy=f"choose larger shards ({setting('shard_size')}) or a label with fewer classes, "
+            "or remove bad files from the source",
         )
     write_atomically(directory / MANIFEST_NAME, content)
 
@@ -524,16 +524,18 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
             remedy="Install a newer shardkit.",
         )
     value.pop("digest", None)
+    # All bytes are compared, not only the digest: JSON has many texts for one value, such as one
+    # that repeats a name, and other parsers could read another value from it.
     if content != _render_or_none(value) or type(version) is not int or version != FORMAT_VERSION:
         raise CorruptDataset(
             f"{path} was changed or truncated: its digest does not match", remedy=_REMEDY
         )
-    body = {name: part for name, part in value.items() if name not in ("format_version", "kind")}
+    body = {name: item for name, item in value.items() if name not in ("format_version", "kind")}
     try:
         if value["kind"] != "splits":
             if "layering" in body and body["layering"] is None:
                 raise ValueError("it states layering without layers")
-            body.setdefault("layering", None)
+            body.setdefault("layering", None)  # not stored without layers
         manifest = build_typed(_KINDS[value["kind"]], body)
         _check(manifest)
     except (TypeError, ValueError, UsageError) as error:
@@ -788,7 +790,7 @@ def build_typed(target: type[_T], value: object) -> _T:
     missing = {item.name for item in fields(target)} - value.keys()  # type: ignore[arg-type]
     if missing:
         raise ValueError(f"{target.__name__} lacks {sorted(missing)}")
-    return target(**{name: _convert(types_of[name], part, name) for name, part in value.items()})
+    return target(**{name: _convert(types_of[name], item, name) for name, item in value.items()})
 
 
 @functools.cache
@@ -813,11 +815,11 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         items = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(items) != len(value):
             raise ValueError(f"{name} must have {len(items)} entries")
-        return tuple(_convert(item, part, name) for item, part in zip(items, value, strict=True))
+        return tuple(_convert(kind, item, name) for kind, item in zip(items, value, strict=True))
     if origin is dict:
         if not isinstance(value, dict):
             raise TypeError(f"{name} must be an object")
-        return {key: _convert(arguments[1], part, f"{name}.{key}") for key, part in value.items()}
+        return {key: _convert(arguments[1], item, f"{name}.{key}") for key, item in value.items()}
     if is_dataclass(kind) and isinstance(kind, type):
         return build_typed(kind, value)
     if kind is Any:
@@ -835,6 +837,6 @@ def _require_plain(value: Any, name: str, deepest: int) -> None:
         raise ValueError(f"{name} is nested too deeply")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} contains the number {value}, which is not JSON")
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for part in parts:
-        _require_plain(part, name, deepest - 1)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in items:
+        _require_plain(item, name, deepest - 1)

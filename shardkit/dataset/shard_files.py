@@ -79,14 +79,14 @@ class ShardFiles:
         """Return the number of the shard of each row."""
         return self.starts.searchsorted(rows, side="right") - 1
 
-    def place(self, row: int) -> tuple[int, int]:
+    def locate(self, row: int) -> tuple[int, int]:
         """Return the number of a row's shard, and its row in there."""
         shard = int(self.numbers(np.array([row]))[0])
         return shard, row - int(self.starts[shard])
 
     def path_of(self, row: int) -> Path:
         """Return the path of the file that has a row."""
-        return self.path(self.place(row)[0])
+        return self.path(self.locate(row)[0])
 
     def paths(self) -> Iterable[Path]:
         """Return all files."""

@@ -76,7 +76,7 @@ class ShardSet:
         """The URL or path of the dataset, for messages."""
         self.files = dataset.access.files(dataset)
         """The shards."""
-        self._verify_given = self._verify_option = verify
+        self._verify = verify
         self._entries: dict[str, IndexRows] = {}
         self._columns: dict[str, StoredColumn] = {}
         self._homes: dict[str, ShardSet] = {}
@@ -85,7 +85,7 @@ class ShardSet:
         return self.manifest.rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = (self._verify_option, self.dataset.access, self.dataset.root)
+        options = (self._verify, self.dataset.access, self.dataset.root)
         return _reopen, (self.directory, *options, self.manifest.digest)
 
     @cached_property
@@ -146,8 +146,7 @@ class ShardSet:
             return self
         home = self._homes.get(store.split)
         if home is None:
-            verify = self._verify_given
-            home = self.dataset.unchanged(lambda: ShardSet(store, verify=verify))
+            home = self.dataset.unchanged(lambda: ShardSet(store, verify=self._verify))
             self._homes[store.split] = home
         return home
 
@@ -222,7 +221,7 @@ class ShardSet:
     @property
     def index(self) -> IndexReader:
         """The files of the index."""
-        return IndexReader(self.dataset, verify=self._verify_option)
+        return IndexReader(self.dataset, verify=self._verify)
 
     def resolve_rows(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return ``rows`` as int64 of shape (N,); negative rows count from the end.
@@ -241,7 +240,7 @@ class ShardSet:
         """
         labels = self.entries.labels()
         require_counts([labels], self.manifest.class_counts)
-        labels.setflags(write=False)
+        labels.setflags(write=False)  # all callers share the array
         return labels
 
     def labels_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -275,6 +274,7 @@ class ShardSet:
             CorruptDataset: If another dataset has replaced this one.
         """
         home = self.home(field)
+        # Not `home is not self`: the store of the conversion has the same shards as this dataset.
         if home.dataset.layer is not self.dataset.layer:
             return home.find(rows, field)
         index = self.entries_of(field).read(rows)
@@ -303,8 +303,8 @@ class ShardSet:
 
     def verifies(self, name: str = IMAGE) -> bool:
         """Return whether each read of a field compares its checksum."""
-        if self._verify_option is not None:
-            return self._verify_option
+        if self._verify is not None:
+            return self._verify
         # Other programs may write to attached files.
         return name not in self._plain or self.manifest.archives is not None
 
@@ -336,9 +336,9 @@ class ShardSet:
         Raises:
             CorruptShard: If its shard is damaged.
         """
-        shard, place = self.files.place(row)
+        shard, position = self.files.locate(row)
         record: Record
-        (record,) = self.files.reader(shard, get_format(self.manifest.format).read).read([place])
+        (record,) = self.files.reader(shard, get_format(self.manifest.format).read).read([position])
         field = self.schema.get(name)
         stored = field.stored_name(name) if field is not None else None
         return record.fields[stored or image_field(record.fields, name) or ""]
@@ -383,7 +383,7 @@ class ShardSet:
             source = self.paths[row]
         except (CorruptDataset, ValueError):
             key = source = "unknown: the index is damaged too"
-        self.files.forget(self.files.place(row)[0])
+        self.files.forget(self.files.locate(row)[0])
         return CorruptRecord(
             f"record {quoted(key)} (row {row}, from {quoted(source)}) in {path} at byte "
             f"{offset} is damaged: {reason}",

@@ -224,7 +224,7 @@ def record_of(shards: ShardSet, row: int) -> Record:
     """
     if not shards.dataset.is_store:
         return _layered(shards, row)
-    shard, place = shards.files.place(row)
+    shard, position = shards.files.locate(row)
     if not shards.manifest.shards[shard].holds_records:
         return _assembled(shards, row)
     storage = get_format(shards.manifest.format)
@@ -232,7 +232,7 @@ def record_of(shards: ShardSet, row: int) -> Record:
     stored: IndexedRecord
     try:
         reader = shards.files.reader(shard, partial(open_records, storage), "records")
-        (stored,) = reader.read([place])
+        (stored,) = reader.read([position])
         part = shards.part(np.array([row]))
         reason = difference(stored, 0, part)[0] or shards.shape_fault(stored.record)
     except (CorruptShard, IndexError) as error:
@@ -263,20 +263,20 @@ def _layered(shards: ShardSet, row: int) -> Record:
 
 def _assembled(shards: ShardSet, row: int) -> Record:
     """Return the record that a conversion of an attached archive would store."""
-    place = np.array([row])
+    rows = np.array([row])
     fields: dict[str, bytes] = {}
     meta: dict[str, Any] = {"path": shards.paths[row]}
     values: dict[str, Any] = {}
     for name, field in shards.schema.items():
         if name == LABEL:
-            if (label := int(shards.labels_of(place)[0])) != NO_LABEL:
+            if (label := int(shards.labels_of(rows)[0])) != NO_LABEL:
                 fields[LABEL_FIELD] = b"%d" % label
             continue
         if not field.type.stored_apart:
-            if (value := shards.values(name, place).value(0)) is not None:
+            if (value := shards.values(name, rows).value(0)) is not None:
                 values[name] = value
             continue
-        located = shards.find(place, name)
+        located = shards.find(rows, name)
         kind = located.fields[0]
         if kind == ABSENT:
             continue

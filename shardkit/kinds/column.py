@@ -206,9 +206,9 @@ def _required(array: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
 def take_rows(column: Column, rows: Sequence[int] | npt.NDArray[np.int64]) -> Column:
     """Return the column of some rows, in that order, including duplicates."""
     if column.ends is None:
-        places = np.asarray(rows, np.int64)
-        present = None if column.present is None else column.present[places]
-        return Column(column.field, column.values[places], None, present)
+        positions = np.asarray(rows, np.int64)
+        present = None if column.present is None else column.present[positions]
+        return Column(column.field, column.values[positions], None, present)
     return join_columns(column.field, [_slice(column, row) for row in rows])
 
 

@@ -203,17 +203,18 @@ class BucketOrder(Order):
         slots = permute(int(self.batches.sum()), key, numbers)
         ends = np.cumsum(self.batches)
         buckets = np.searchsorted(ends, slots, side="right")
-        places = (slots - (ends - self.batches)[buckets]) * self.step + offsets
+        in_bucket = (slots - (ends - self.batches)[buckets]) * self.step + offsets
         starts = (np.cumsum(self.counts) - self.counts)[buckets]
         if self.cumulative is not None:
             return self._drawn(epoch, positions, buckets)
         counts = self.counts[buckets]
         turns = np.full_like(positions, epoch)
         if self.carries:
-            turns, places = np.divmod(places + epoch * self.batches[buckets] * self.step, counts)
+            in_bucket += epoch * self.batches[buckets] * self.step
+            turns, in_bucket = np.divmod(in_bucket, counts)
         keys = np.array([derive_key("bucket", self.seed, 0)], np.uint64)
         keys = step_keys(step_keys(keys, buckets.astype(np.uint64)), turns.astype(np.uint64))
-        rows: Positions = self.members[starts + permute_each(counts, keys, places)]
+        rows: Positions = self.members[starts + permute_each(counts, keys, in_bucket)]
         return rows
 
     def _drawn(self, epoch: int, positions: Positions, buckets: Positions) -> Positions:

@@ -205,7 +205,7 @@ def _image_sizes(dataset: Any) -> Positions:
     if isinstance(dataset, Subset):
         return _image_sizes(dataset.dataset)[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
-        return np.concatenate([_image_sizes(part) for part in dataset.datasets])
+        return np.concatenate([_image_sizes(inner) for inner in dataset.datasets])
     if not isinstance(dataset, ShardDataset):
         raise UsageError(
             f"Buckets needs the size of every image, and {type(dataset).__name__} is no dataset "

@@ -66,8 +66,8 @@ class Neighbors:
             same &= ordered[1:] - ordered[:-1] == 1
         kind = np.int32 if len(rows) < 2**31 else np.int64
         self._rows = rows.astype(kind)
-        self._places = np.empty(len(rows), kind)
-        self._places[rows] = np.arange(len(rows), dtype=kind)
+        self._positions = np.empty(len(rows), kind)
+        self._positions[rows] = np.arange(len(rows), dtype=kind)
         starts = np.flatnonzero(~same) + 1
         self._bounds = np.concatenate([[0], starts, [len(rows)]]).astype(np.int64)
         """Position of the first row of each run of neighbors, and the number of rows."""
@@ -85,9 +85,9 @@ class Neighbors:
             The row of each frame, int64 of shape (B, T), and whether it is padded, bool of shape
             (B, T): True where the episode has no such frame, and its edge frame is repeated.
         """
-        places = self._places[rows].astype(np.int64)
-        runs = np.searchsorted(self._bounds, places, side="right") - 1
-        wanted = places[:, None] + np.asarray(offsets, np.int64)
+        positions = self._positions[rows].astype(np.int64)
+        runs = np.searchsorted(self._bounds, positions, side="right") - 1
+        wanted = positions[:, None] + np.asarray(offsets, np.int64)
         first = self._bounds[runs][:, None]
         last = self._bounds[runs + 1][:, None] - 1
         inside = np.clip(wanted, first, last)

@@ -157,8 +157,8 @@ class Mixture(OrderSampler):
                 "sampler=mixture)",
             )
         _require_same_classes(dataset)
-        lengths = np.array([len(part) for part in datasets], np.int64)
-        counts = np.array([count_by_id[id(part)] for part in datasets], np.int64)
+        lengths = np.array([len(inner) for inner in datasets], np.int64)
+        counts = np.array([count_by_id[id(inner)] for inner in datasets], np.int64)
         used = counts > 0
         members = np.arange(lengths.sum())[np.repeat(used, lengths)]
         return _grouped("Mixture", seed, counts[used], lengths[used], members)
@@ -178,7 +178,7 @@ def _labels(dataset: Any) -> Positions:
     if isinstance(dataset, Subset):
         return _labels(dataset.dataset)[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
-        return np.concatenate([_labels(part) for part in dataset.datasets])
+        return np.concatenate([_labels(inner) for inner in dataset.datasets])
     labels = np.asarray(getattr(dataset, "targets", None))
     if labels.shape != (len(dataset),) or labels.dtype.kind not in "iu":
         raise UsageError(
@@ -191,9 +191,9 @@ def _labels(dataset: Any) -> Positions:
 def _require_same_classes(dataset: Any) -> None:
     """Check that a label means the same class in all inner datasets."""
     first: list[str] | None = None
-    for part in inner_datasets(dataset):
-        classes = getattr(part, "classes", None)
-        if classes is None or getattr(part, "target_transform", None) is not None:
+    for inner in inner_datasets(dataset):
+        classes = getattr(inner, "classes", None)
+        if classes is None or getattr(inner, "target_transform", None) is not None:
             continue
         if first is not None and list(classes) != first:
             raise UsageError(

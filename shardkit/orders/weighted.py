@@ -89,12 +89,12 @@ class GroupedOrder(Order):
         slots = permute_each(np.full_like(positions, block), keys, offsets)
         ends = np.cumsum(self.counts)
         groups = np.searchsorted(ends, slots, side="right")
-        places = numbers * self.counts[groups] + slots - (ends - self.counts)[groups]
-        turns, places = np.divmod(places, self.sizes[groups])
+        in_group = numbers * self.counts[groups] + slots - (ends - self.counts)[groups]
+        turns, in_group = np.divmod(in_group, self.sizes[groups])
         keys = step_keys(self._key("members"), groups.astype(np.uint64))
         keys = step_keys(keys, turns.astype(np.uint64))
         starts = (np.cumsum(self.sizes) - self.sizes)[groups]
-        rows: Positions = self.members[starts + permute_each(self.sizes[groups], keys, places)]
+        rows: Positions = self.members[starts + permute_each(self.sizes[groups], keys, in_group)]
         return rows
 
     def describe(self) -> str:

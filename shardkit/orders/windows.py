@@ -140,7 +140,7 @@ class _Reader:
         """Return the windows of a field. A frame of several windows is read once unless drawn."""
         rows = self._neighbors.of(batch.array, self.fields[name])[0]
         flat = rows.reshape(-1)
-        places = np.arange(rows.size)
+        positions = np.arange(rows.size)
         if drawn:
             samples = [sample for sample in batch.samples for _ in range(rows.shape[1])]
             values = read(batch.of_rows(flat, samples))
@@ -148,34 +148,34 @@ class _Reader:
             unique, inverse = np.unique(flat, return_inverse=True)
             if len(flat) - len(unique) > len(flat) * _COPIED:
                 flat = unique
-                places = inverse.reshape(-1)
+                positions = inverse.reshape(-1)
             values = read(batch.of_rows(flat, flat.tolist()))
-        return _grouped(values, places, rows.shape)
+        return _grouped(values, positions, rows.shape)
 
 
-def _grouped(values: Values, places: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Values:
+def _grouped(values: Values, positions: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Values:
     """Return the values at positions, in windows of shape (N, frames)."""
     block = values.block
     if isinstance(block, torch.Tensor):
-        if len(places) > len(block):
-            block = _gathered(block, torch.from_numpy(places))
+        if len(positions) > len(block):
+            block = _gathered(block, torch.from_numpy(positions))
         block = block.reshape(*shape, *block.shape[1:])
         return Values(block, block)
     if block is not None:
-        block = block[places].reshape(*shape, *block.shape[1:])
+        block = block[positions].reshape(*shape, *block.shape[1:])
         return Values(block, block)
-    listed = [[values.values[place] for place in row] for row in places.reshape(shape).tolist()]
+    listed = [[values.values[n] for n in row] for row in positions.reshape(shape).tolist()]
     return Values([_stacked(window) for window in listed])
 
 
-def _gathered(block: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _gathered(block: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return the values at positions, in the memory of the batch."""
     is_image = block.dim() == 4 and not block.is_contiguous()
     if is_image:  # of shape (N, C, H, W), in memory (N, H, W, C)
         block = block.permute(0, 2, 3, 1)
-    shape = (len(places), *block.shape[1:])
+    shape = (len(positions), *block.shape[1:])
     out = new_block(shape if len(shape) > 1 else (*shape, 1), shared=True, dtype=block.dtype)
-    torch.index_select(block, 0, places, out=out.view(shape))
+    torch.index_select(block, 0, positions, out=out.view(shape))
     return out.permute(0, 3, 1, 2) if is_image else out.view(shape)
 
 

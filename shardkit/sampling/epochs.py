@@ -57,20 +57,20 @@ class Epochs:
         """Return the rows at ``positions`` of ``epoch``, in constant time for each."""
         if not self.recurs:
             return order.rows(epoch, positions)
-        first, passes, places = self._places(order, epoch, positions)
+        first, passes, in_pass = self._passes(order, epoch, positions)
         rows = np.empty_like(positions)
         for number in dict.fromkeys(passes.tolist()):
             inside = passes == number
-            rows[inside] = order.rows(first + number, places[inside])
+            rows[inside] = order.rows(first + number, in_pass[inside])
         return rows
 
     def ahead(self, order: Order, epoch: int, positions: Positions) -> Positions:
         """Return rows to issue readahead for while ``positions`` are read, as `Order.ahead`."""
         if not self.recurs:
             return order.ahead(epoch, positions)
-        first, passes, places = self._places(order, epoch, positions)
+        first, passes, in_pass = self._passes(order, epoch, positions)
         last = passes[-1:]
-        return order.ahead(first + int(last.sum()), places[passes == last])
+        return order.ahead(first + int(last.sum()), in_pass[passes == last])
 
     def describe(self) -> str:
         """Return a text that identifies these options in a state; empty for the defaults."""
@@ -84,11 +84,11 @@ class Epochs:
             f", {name}={value}" for name, value in values.items() if value != default[name]
         )
 
-    def _places(
+    def _passes(
         self, order: Order, epoch: int, positions: Positions
     ) -> tuple[int, Positions, Positions]:
         """Return the first pass, and for each position its pass after that, and position in it."""
         per_pass = max(1, order.size * self.aug_repeats)
         first, start = divmod(epoch * self.size(order), per_pass)
-        passes, places = np.divmod(positions + start, per_pass)
-        return first, passes, places // self.aug_repeats
+        passes, in_pass = np.divmod(positions + start, per_pass)
+        return first, passes, in_pass // self.aug_repeats

@@ -270,12 +270,12 @@ class Loader(Generic[Batch_co]):
             for request, batch in batches:
                 self._resume.advance(run._replace(epoch=request.epoch), request.consumed)
                 yield batch
-                del batch
+                del batch  # its memory is reused once the loop has dropped it too
                 if os.getpid() != owner:
                     raise LoaderFailed(
                         f"process {owner} started this iteration, and this process is a fork of "
-                        "it, which cannot continue it. Iterate over the loader again here: "
-                        "`for batch in loader`"
+                        "it, which cannot continue it",
+                        remedy="Iterate over the loader again here: `for batch in loader`",
                     )
                 if self._iteration != iteration:
                     raise LoaderFailed(

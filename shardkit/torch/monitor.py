@@ -157,17 +157,17 @@ class ThroughputMonitor:
     @property
     def report(self) -> ThroughputReport:
         """Measurements so far, including the current epoch."""
-        parts = tuple(tally.report(number) for number, tally in enumerate(self._tallies))
-        slowest = max(parts, key=lambda part: part.longest, default=None)
+        reports = tuple(tally.report(number) for number, tally in enumerate(self._tallies))
+        slowest = max(reports, key=lambda report: report.longest, default=None)
         return ThroughputReport(
-            batches=sum(part.batches for part in parts),
-            images=sum(part.images for part in parts),
-            seconds=sum(part.seconds for part in parts),
-            first=sum(part.first for part in parts),
-            waited=sum(part.waited for part in parts),
+            batches=sum(report.batches for report in reports),
+            images=sum(report.images for report in reports),
+            seconds=sum(report.seconds for report in reports),
+            first=sum(report.first for report in reports),
+            waited=sum(report.waited for report in reports),
             longest=slowest.longest if slowest else 0.0,
             longest_at=slowest.longest_at if slowest else (0, 0),
-            epochs=parts,
+            epochs=reports,
         )
 
     @property

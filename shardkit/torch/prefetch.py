@@ -201,17 +201,17 @@ class DevicePrefetcher:
     def _move(self, batch: Any) -> Any:
         return self._normalized(self._copy(batch))
 
-    def _copy(self, part: Any) -> Any:
-        if not isinstance(part, torch.Tensor):
-            return map_tensors(self._copy, part)
-        return part.to(self.device, non_blocking=True)
+    def _copy(self, item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return map_tensors(self._copy, item)
+        return item.to(self.device, non_blocking=True)
 
-    def _normalized(self, part: Any) -> Any:
+    def _normalized(self, item: Any) -> Any:
         if self._normalize is None:
-            return part
-        if not isinstance(part, torch.Tensor):
-            return map_tensors(self._normalized, part)
-        return self._normalize(part) if part.dtype == torch.uint8 and part.dim() == 4 else part
+            return item
+        if not isinstance(item, torch.Tensor):
+            return map_tensors(self._normalized, item)
+        return self._normalize(item) if item.dtype == torch.uint8 and item.dim() == 4 else item
 
 
 def _await_tensors(batch: Any, side: torch.cuda.Stream) -> None:
@@ -247,9 +247,9 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
     return tensors
 
 
-def _collect(tensors: list[torch.Tensor], part: Any) -> Any:
+def _collect(tensors: list[torch.Tensor], item: Any) -> Any:
     # Not a closure: it would be part of a cycle, and keep the batch until the garbage collector.
-    if not isinstance(part, torch.Tensor):
-        return map_tensors(partial(_collect, tensors), part)
-    tensors.append(part)
-    return part
+    if not isinstance(item, torch.Tensor):
+        return map_tensors(partial(_collect, tensors), item)
+    tensors.append(item)
+    return item

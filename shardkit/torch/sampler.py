@@ -87,9 +87,9 @@ class EpochBatchSampler(Sampler[list[int]]):
     def _batches(self) -> Iterator[list[int]]:
         self._schedule.require_same_group()
         run = self._resume.begin()
-        for part in nested.inner_datasets(self._dataset):
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(run.epoch, self._schedule.order.seed)
+        for inner in nested.inner_datasets(self._dataset):
+            if hasattr(inner, "set_epoch"):
+                inner.set_epoch(run.epoch, self._schedule.order.seed)
         requests = self._schedule.requests(run.epoch, run.consumed, endless=self._schedule.endless)
         for request in requests:
             self._resume.advance(run._replace(epoch=request.epoch), request.consumed)

@@ -129,17 +129,17 @@ def require_replaceable(path: str | PathLike[str]) -> None:
     Raises:
         UsageError: If it is another file, or its folder is missing or read-only.
     """
-    place = Path(path)
-    if place.exists() or place.is_symlink():
+    file = Path(path)
+    if file.exists() or file.is_symlink():
         try:
-            load_tuned(place)
+            load_tuned(file)
         except UsageError as error:
             raise UsageError(
                 f"{error}. It was not changed", remedy="choose another name"
             ) from error
-    elif not os.access(place.parent, os.W_OK):
-        what = "cannot be written to" if place.parent.is_dir() else "is not a folder"
-        raise UsageError(f"{path} cannot be written: {place.parent} {what}")
+    elif not os.access(file.parent, os.W_OK):
+        what = "cannot be written to" if file.parent.is_dir() else "is not a folder"
+        raise UsageError(f"{path} cannot be written: {file.parent} {what}")
 
 
 def load_tuned(path: str | PathLike[str]) -> Tuned:

@@ -13,7 +13,7 @@ from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import Decoding, ImageInfo, decode, inspect, sniff
 from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.codecs.reduced import reduction
-from shardkit.dataset.decode import decode_part
+from shardkit.dataset.decode import decode_region
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.pipeline import convert_record
@@ -108,7 +108,7 @@ class ImageTarget(Target):
         if field in ("jpg", PLANES) and pixels.shape[0] > 4 and pixels.shape[1] > 4:
             region = Region(1, 2, pixels.shape[1] - 3, pixels.shape[0] - 3)
             stored = EncodedImage(image, field, 0, info.width, info.height)
-            part = decode_part(stored, region, Decoding())
+            part = decode_region(stored, region, Decoding())
             top, left = region.top - part.top, region.left - part.left
             piece = part.pixels[top : top + region.height, left : left + region.width]
             whole = pixels[region.top :, region.left :][: region.height, : region.width]

@@ -117,7 +117,7 @@ class BatchRows:
                 return crops
         samples = self.samples
         draws = self.context.draws
-        crops = op.crops(located.widths, located.heights, lambda place: draws(samples[place]))
+        crops = op.crops(located.widths, located.heights, lambda n: draws(samples[n]))
         self._selected.append((op, located.widths, located.heights, crops))
         return crops
 

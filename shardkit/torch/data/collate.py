@@ -110,12 +110,12 @@ class BatchView(Sequence[Sample]):
             sample.name = self._name(position)
         return sample
 
-    def part(self, start: int, stop: int) -> BatchView:
+    def span(self, start: int, stop: int) -> BatchView:
         """Return the samples of some positions, without a copy."""
         columns = []
         for values, block in self._columns:
-            part = None if block is None else block[start:stop]
-            columns.append(Values(part if values is block else values[start:stop], part))
+            cut = None if block is None else block[start:stop]
+            columns.append(Values(cut if values is block else values[start:stop], cut))
         describe = self._describe
         return BatchView(columns, self._layout, describe and (lambda n: describe(start + n)))
 
@@ -202,9 +202,9 @@ class SeveralViews(BatchView):
             return [TupleOfViews(views) for views in zip(*samples, strict=True)]
         return TupleOfViews(samples)
 
-    def part(self, start: int, stop: int) -> SeveralViews:
+    def span(self, start: int, stop: int) -> SeveralViews:
         """Return the samples of some positions, without a copy."""
-        return SeveralViews([view.part(start, stop) for view in self.views])
+        return SeveralViews([view.span(start, stop) for view in self.views])
 
     @property
     def batch(self) -> tuple[Any, ...]:
@@ -239,8 +239,8 @@ def collate(samples: Sequence[Any]) -> Any:
     layout = layouts.pop() if len(layouts) == 1 else None
     if not isinstance(layout, Layout):
         return default_collate(samples)
-    places = layout.names if layout.as_dict else range(len(layout.names))
-    columns = [Values([sample[place] for sample in samples]) for place in places]
+    keys = layout.names if layout.as_dict else range(len(layout.names))
+    columns = [Values([sample[key] for sample in samples]) for key in keys]
     return BatchView(columns, layout, lambda position: samples[position].name).batch
 
 
@@ -256,45 +256,45 @@ def count(batch: Any) -> int:
         return len(batch)
     level = [batch]
     while level:
-        for part in level:
-            if shape := getattr(part, "shape", ()):
+        for item in level:
+            if shape := getattr(item, "shape", ()):
                 return int(shape[0])
-        level = [inner for part in level for inner in _parts(part)]
-        for part in level:
-            if _is_uncollated(part) or _is_column(part):
-                return len(part)
+        level = [inner for item in level for inner in _items(item)]
+        for item in level:
+            if _is_uncollated(item) or _is_column(item):
+                return len(item)
     if isinstance(batch, (str, bytes)) or (isinstance(batch, tuple) and batch):
         return 1
     return len(batch) if hasattr(type(batch), "__len__") and not hasattr(batch, "shape") else 1
 
 
-def _parts(batch: Any) -> Iterable[Any]:
+def _items(batch: Any) -> Iterable[Any]:
     """Return the items of a tuple, list or mapping; others have none."""
     if isinstance(batch, Mapping):
         return batch.values()
     return batch if isinstance(batch, (tuple, list)) else ()
 
 
-def _is_uncollated(part: Any) -> bool:
+def _is_uncollated(item: Any) -> bool:
     """Return whether this is a sequence of samples: of tuples, or of mappings with equal keys.
 
     ``default_collate`` also returns lists: for two mappings in a sample, a list of two with
     different keys.
     """
-    if isinstance(part, BatchView):
+    if isinstance(item, BatchView):
         return True
-    if not isinstance(part, (tuple, list)) or not part:
+    if not isinstance(item, (tuple, list)) or not item:
         return False
-    if isinstance(part[0], Mapping):
-        keys = part[0].keys()
-        return all(isinstance(sample, Mapping) and sample.keys() == keys for sample in part)
-    return isinstance(part, list) and all(isinstance(sample, tuple) for sample in part)
+    if isinstance(item[0], Mapping):
+        keys = item[0].keys()
+        return all(isinstance(sample, Mapping) and sample.keys() == keys for sample in item)
+    return isinstance(item, list) and all(isinstance(sample, tuple) for sample in item)
 
 
-def _is_column(part: Any) -> bool:
+def _is_column(item: Any) -> bool:
     """Return whether this is a sequence of one plain value per sample, such as a name."""
-    if not isinstance(part, (tuple, list)) or not part:
+    if not isinstance(item, (tuple, list)) or not item:
         return False
     return not any(
-        isinstance(value, (tuple, list, Mapping)) or getattr(value, "shape", ()) for value in part
+        isinstance(value, (tuple, list, Mapping)) or getattr(value, "shape", ()) for value in item
     )

@@ -208,8 +208,8 @@ class RandomCrop(ImageOp):
     """Crop a random region without scaling, as ``torchvision.transforms.RandomCrop`` does.
 
     ``RandomCrop(32, padding=4)`` is the usual augmentation of CIFAR, with its flip. An image that
-    is smaller than the crop, even with its padding, is at a random place in a black crop, as with
-    torchvision's ``pad_if_needed``. The crop is a function of seed, epoch and row.
+    is smaller than the crop, even with its padding, is at a random position in a black crop, as
+    with torchvision's ``pad_if_needed``. The crop is a function of seed, epoch and row.
 
     Raises:
         UsageError: If ``size`` or ``padding`` is no number of pixels, or ``flip`` no probability.
@@ -241,7 +241,7 @@ class RandomCrop(ImageOp):
         return across, max(self.padding, crop_height - height - self.padding)
 
     def crop(self, width: int, height: int, draws: Draws) -> Crop:
-        """Return a random crop; all places are equally likely."""
+        """Return a random crop; all positions are equally likely."""
         (crop_height, crop_width), flip = self.fixed_size, draws.uniform() < self.flip
         across, down = self.margins(width, height)
         left = draws.below(width + 2 * across - crop_width + 1) - across
@@ -259,13 +259,13 @@ class RandomCrop(ImageOp):
             return None
         numbers = np.zeros((len(widths), CROP_NUMBERS), np.int64)
         numbers[:, 3], numbers[:, 2] = self.fixed_size
-        flips, *places = draws().bits(3)
+        flips, *offsets = draws().bits(3)
         numbers[:, 4] = uniform(flips) < self.flip
         for column, sides in ((0, widths), (1, heights)):
             crops = numbers[:, column + 2]
             margins = np.maximum(self.padding, crops - sides - self.padding)
             rooms = sides + 2 * margins - crops + 1
-            numbers[:, column] = below(places[column], rooms) - margins
+            numbers[:, column] = below(offsets[column], rooms) - margins
         return numbers
 
 

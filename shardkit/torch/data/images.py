@@ -324,9 +324,9 @@ def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:
         mark = first.rows.context.mark
         background = first.decoding.background
         rest = compiled.fill_views(first.located, blocks, background=background, mark=mark)
-        places = [place for place, view in enumerate(views) if view is not None]
-        for place, numbers in zip(places, rest, strict=True):
-            left[place] = numbers
+        filled = [number for number, view in enumerate(views) if view is not None]
+        for number, positions in zip(filled, rest, strict=True):
+            left[number] = positions
     return left
 
 
@@ -438,8 +438,8 @@ def require_one_size(rows: BatchRows, leading: str, name: str) -> None:
 def frame_of(crop: Crop, width: int, height: int) -> Frame:
     """Return the view of an image of ``width`` x ``height`` pixels that ``crop`` selects."""
     scaled = (width, height) if crop.scaled is None else crop.scaled[::-1]
-    place = (crop.left, crop.top, crop.width, crop.height)
-    return Frame((width, height), scaled, place, crop.size[::-1], crop.flip)
+    region = (crop.left, crop.top, crop.width, crop.height)
+    return Frame((width, height), scaled, region, crop.size[::-1], crop.flip)
 
 
 def _size(located: Any, number: int) -> tuple[int, int]:

@@ -153,8 +153,8 @@ def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
         return type(batch)(map(function, batch))
     if isinstance(batch, (MutableMapping, list)):
         changed: Any = copy.copy(batch)  # a subclass keeps its attributes
-        for place in batch if isinstance(batch, MutableMapping) else range(len(batch)):
-            changed[place] = function(batch[place])
+        for index in batch if isinstance(batch, MutableMapping) else range(len(batch)):
+            changed[index] = function(batch[index])
         return changed
     return batch
 

@@ -22,7 +22,7 @@ class Portion(NamedTuple):
     dataset: Any
     rows: list[int]
     """Rows of `dataset`."""
-    places: Sequence[int]
+    positions: Sequence[int]
     """Positions of the samples in the batch."""
 
 
@@ -44,23 +44,23 @@ def portions(dataset: Any, rows: list[int]) -> list[Portion]:
         return [Portion(dataset, rows, range(len(rows)))]
     ends = dataset.cumulative_sizes
     rows = [int(row) + ends[-1] if row < 0 else int(row) for row in rows]
-    places_of: dict[int, list[int]] = {}
-    for place, row in enumerate(rows):
-        places_of.setdefault(bisect_right(ends, row), []).append(place)
+    positions_of: dict[int, list[int]] = {}
+    for position, row in enumerate(rows):
+        positions_of.setdefault(bisect_right(ends, row), []).append(position)
     result: list[Portion] = []
-    for number, places in places_of.items():
+    for number, positions in positions_of.items():
         start = ends[number - 1] if number else 0
-        inner = portions(dataset.datasets[number], [rows[place] - start for place in places])
-        result += [part._replace(places=[places[n] for n in part.places]) for part in inner]
+        inner = portions(dataset.datasets[number], [rows[n] - start for n in positions])
+        result += [one._replace(positions=[positions[n] for n in one.positions]) for one in inner]
     return result
 
 
-def in_order(parts: list[Portion], samples: list[Sequence[Any]]) -> list[Any]:
+def in_order(portions: list[Portion], samples: list[Sequence[Any]]) -> list[Any]:
     """Return the samples of several portions in the order of the batch."""
-    by_place: dict[int, Any] = {}
-    for portion, values in zip(parts, samples, strict=True):
-        by_place.update(zip(portion.places, values, strict=True))
-    return [by_place[place] for place in range(len(by_place))]
+    by_position: dict[int, Any] = {}
+    for portion, values in zip(portions, samples, strict=True):
+        by_position.update(zip(portion.positions, values, strict=True))
+    return [by_position[position] for position in range(len(by_position))]
 
 
 def inner_datasets(dataset: Any) -> Iterator[Any]:
@@ -83,9 +83,9 @@ def row_repeats(dataset: Any) -> npt.NDArray[np.int64] | None:
     plain = isinstance(dataset, ShardDataset) and dataset.selected is None
     if plain or not (isinstance(dataset, ShardDataset) or type(dataset) in (Subset, ConcatDataset)):
         return None
-    parts = {id(leaf): leaf for leaf in leaves(dataset)}.values()
-    wrapped = any(not isinstance(leaf, ShardDataset) for leaf in parts)
-    if wrapped and len(parts) > 1 and any(map(has_shards, parts)):
+    datasets = {id(leaf): leaf for leaf in leaves(dataset)}.values()
+    wrapped = any(not isinstance(leaf, ShardDataset) for leaf in datasets)
+    if wrapped and len(datasets) > 1 and any(map(has_shards, datasets)):
         return np.arange(len(dataset))
     return repeats(_origins(dataset, {}))
 
@@ -94,8 +94,8 @@ def leaves(dataset: Any) -> Iterator[Any]:
     """Yield the datasets that `portions` does not take apart."""
     inner = [dataset.dataset] if type(dataset) is Subset else []
     inner = dataset.datasets if type(dataset) is ConcatDataset else inner
-    for part in inner:
-        yield from leaves(part)
+    for one in inner:
+        yield from leaves(one)
     if not inner:
         yield dataset
 
@@ -126,9 +126,9 @@ def repeats(origin: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
     again = np.concatenate([[False], ordered[1:] == ordered[:-1]])
     if not again.any():
         return None
-    places = np.arange(len(origin))
-    counts = np.empty_like(places)
-    counts[order] = places - np.maximum.accumulate(np.where(again, 0, places))
+    positions = np.arange(len(origin))
+    counts = np.empty_like(positions)
+    counts[order] = positions - np.maximum.accumulate(np.where(again, 0, positions))
     return counts
 
 
@@ -145,7 +145,7 @@ def _origins(dataset: Any, bases: dict[Any, int]) -> npt.NDArray[np.int64]:
     if type(dataset) is Subset:
         return _origins(dataset.dataset, bases)[np.asarray(dataset.indices, np.int64)]
     if type(dataset) is ConcatDataset:
-        return np.concatenate([_origins(part, bases) for part in dataset.datasets])
+        return np.concatenate([_origins(one, bases) for one in dataset.datasets])
     if not isinstance(dataset, ShardDataset):
         return bases.setdefault(id(dataset), len(bases) * _ORIGIN_STEP) + np.arange(len(dataset))
     rows = np.arange(len(dataset)) if dataset.selected is None else dataset.selected

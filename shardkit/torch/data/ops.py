@@ -20,7 +20,7 @@ from shardkit.codecs.geometry import Region, crop_or_pad
 from shardkit.codecs.image import Box, Decoding, pixel_codec, resize
 from shardkit.codecs.image_type import TypedPixels
 from shardkit.codecs.reduced import same_scale
-from shardkit.dataset.decode import DecodedPart, decode_part, enclosing
+from shardkit.dataset.decode import DecodedRegion, decode_region, enclosing
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import UsageError, setting
 from shardkit.sampling.order import BatchDraws, Draws
@@ -138,19 +138,20 @@ class ImageOp(ABC):
             BadImage: If the image cannot be decoded, or its size differs from the index.
         """
         shown = _shown(image, crop)
-        part = decode_part(image, shown, how._replace(at_least=self._enough(image, crop)))
-        return self._finish(part, shown, crop, out)
+        decoded = decode_region(image, shown, how._replace(at_least=self._enough(image, crop)))
+        return self._finish(decoded, shown, crop, out)
 
     def _finish(
-        self, part: DecodedPart, shown: Region, crop: Crop, out: TypedPixels | None
+        self, decoded: DecodedRegion, shown: Region, crop: Crop, out: TypedPixels | None
     ) -> TypedPixels:
-        """Return ``crop`` from a part of the image that has the region ``shown``."""
+        """Return ``crop`` from the decoded region ``shown`` of the image."""
         if out is None:
-            out = np.empty((*crop.size, part.pixels.shape[2]), part.pixels.dtype)
+            out = np.empty((*crop.size, decoded.pixels.shape[2]), decoded.pixels.dtype)
         if crop.scaled is not None:
-            box = (0.0, 0.0, shown.width * part.scale, shown.height * part.scale)
-            part = DecodedPart(_scaled(part.pixels, box, crop.scaled, self.filter), 0, 0, 1.0)
-        pixels, box = _cut(part, crop) if part.scale == 1 else _reduced(part, shown)
+            box = (0.0, 0.0, shown.width * decoded.scale, shown.height * decoded.scale)
+            pixels = _scaled(decoded.pixels, box, crop.scaled, self.filter)
+            decoded = DecodedRegion(pixels, 0, 0, 1.0)
+        pixels, box = _cut(decoded, crop) if decoded.scale == 1 else _reduced(decoded, shown)
         pixels = _scaled(pixels, box, crop.size, self.filter)
         out[:] = pixels[:, ::-1] if crop.flip else pixels
         return out
@@ -194,9 +195,9 @@ def render_views(
     for key, region in zip(keys, regions, strict=True):
         around[key] = _around(around.get(key, region), region)
     decodings = {key: how._replace(at_least=size) for key, size in zip(keys, sizes, strict=True)}
-    parts = {key: decode_part(image, around[key], decodings[key]) for key in around}
+    decoded = {key: decode_region(image, around[key], decodings[key]) for key in around}
     return [
-        op._finish(parts[key], region, crop, out)
+        op._finish(decoded[key], region, crop, out)
         for key, region, (op, crop, out) in zip(keys, regions, views, strict=True)
     ]
 
@@ -274,23 +275,23 @@ def _shown(image: EncodedImage, crop: Crop) -> Region:
     return Region(0, 0, image.width, image.height)
 
 
-def _cut(part: DecodedPart, crop: Crop) -> tuple[TypedPixels, Box]:
+def _cut(decoded: DecodedRegion, crop: Crop) -> tuple[TypedPixels, Box]:
     """Return the pixels of ``crop``, black outside the image; a view if it is inside."""
-    place = (crop.left - part.left, crop.top - part.top, crop.width, crop.height)
+    region = (crop.left - decoded.left, crop.top - decoded.top, crop.width, crop.height)
     box = (0.0, 0.0, float(crop.width), float(crop.height))
-    return crop_or_pad(part.pixels, place), box
+    return crop_or_pad(decoded.pixels, region), box
 
 
-def _reduced(part: DecodedPart, region: Region) -> tuple[TypedPixels, Box]:
+def _reduced(decoded: DecodedRegion, region: Region) -> tuple[TypedPixels, Box]:
     """Return the pixels of a reduced image that show ``region``, and its box among them."""
-    height, width = part.pixels.shape[:2]
-    reduced = part.left + width, part.top + height
-    shown = enclosing(region, reduced, part.scale)
-    left = shown.left - part.left
-    top = shown.top - part.top
-    pixels = part.pixels[top : top + shown.height, left : left + shown.width]
-    x = region.left * part.scale - shown.left
-    y = region.top * part.scale - shown.top
-    right = x + region.width * part.scale
-    bottom = y + region.height * part.scale
+    height, width = decoded.pixels.shape[:2]
+    reduced = decoded.left + width, decoded.top + height
+    shown = enclosing(region, reduced, decoded.scale)
+    left = shown.left - decoded.left
+    top = shown.top - decoded.top
+    pixels = decoded.pixels[top : top + shown.height, left : left + shown.width]
+    x = region.left * decoded.scale - shown.left
+    y = region.top * decoded.scale - shown.top
+    right = x + region.width * decoded.scale
+    bottom = y + region.height * decoded.scale
     return pixels, (x, y, right, bottom)

@@ -210,12 +210,12 @@ class OrderOptions(RowOrder):
         first = self.ops[0] if self.ops else self.op
         if first is None:
             return
-        for part in nested.leaves(dataset):
-            if isinstance(part, ShardDataset):
-                part.reader.with_op(first)
-            elif self.ops and not nested.has_shards(part):
+        for inner in nested.leaves(dataset):
+            if isinstance(inner, ShardDataset):
+                inner.reader.with_op(first)
+            elif self.ops and not nested.has_shards(inner):
                 raise UsageError(
                     "views= sets the operation of each view for datasets of shardkit, not "
-                    f"{type(part).__name__}",
+                    f"{type(inner).__name__}",
                     remedy=f"use views={len(self.ops)}, and crop in your dataset",
                 )

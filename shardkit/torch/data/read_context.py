@@ -83,8 +83,8 @@ class NumberedRows(list[int]):
     def __iter__(self) -> Iterator[int]:
         numbers = self.context.repeats
         try:
-            for place, row in enumerate(super().__iter__()):
-                one = numbers[place : place + 1] if numbers else numbers
+            for position, row in enumerate(super().__iter__()):
+                one = numbers[position : position + 1] if numbers else numbers
                 self._set(self.context._replace(repeats=one, earlier=None))
                 yield row
         finally:
@@ -268,9 +268,9 @@ class BatchContext:
         earlier = Counter() if self._earlier is None else self._earlier
         samples = []
         for row in rows:
-            turn, place = divmod(earlier[self._dataset], len(numbers))
+            turn, position = divmod(earlier[self._dataset], len(numbers))
             earlier[self._dataset] += 1
-            samples.append(sample_number(row + turn * _TURN, numbers[place]))
+            samples.append(sample_number(row + turn * _TURN, numbers[position]))
         return samples
 
     def note(self, row: int) -> None:
@@ -337,8 +337,8 @@ def raised(error: BaseException) -> str:
     """
     calls = traceback.extract_tb(error.__traceback__)
     named = [call for call in calls if not call.filename.startswith("<")]  # generated at run time
-    places = [(path, call.lineno) for call in named if not _is_library(path := Path(call.filename))]
-    where = f" ({places[-1][0].name}, line {places[-1][1]})" if places else ""
+    lines = [(path, call.lineno) for call in named if not _is_library(path := Path(call.filename))]
+    where = f" ({lines[-1][0].name}, line {lines[-1][1]})" if lines else ""
     return f"{type(error).__name__}: {error}{where}"
 
 

@@ -44,7 +44,7 @@ class Request(NamedTuple):
     """A number for each sample, different for equal rows of an epoch; None if no row repeats."""
 
     @property
-    def place(self) -> tuple[int, int]:
+    def batch_id(self) -> tuple[int, int]:
         """Identifies the batch among all of a rank."""
         return self.epoch, self.consumed
 
@@ -53,14 +53,14 @@ class Request(NamedTuple):
         """`repeats` as a list; empty if no row repeats."""
         return [] if self.repeats is None else list(self.repeats.tolist())
 
-    def at(self, places: list[int]) -> Request:
+    def at(self, positions: list[int]) -> Request:
         """Return a request of the samples at some positions of the batch, without readahead."""
         first_repeated = len(self.rows) - self.padding
         return self._replace(
-            rows=self.rows[places],
-            padding=sum(place >= first_repeated for place in places),
+            rows=self.rows[positions],
+            padding=sum(position >= first_repeated for position in positions),
             ahead=self.ahead[:0],
-            repeats=None if self.repeats is None else self.repeats[places],
+            repeats=None if self.repeats is None else self.repeats[positions],
         )
 
     def of_view(self, view: int, views: int) -> Request:
@@ -188,8 +188,8 @@ class BatchSchedule:
                 stop = min(request.consumed + self.lookahead, self.size)
                 start = max(announced, request.consumed - self.batch_size)
                 announced = max(start, stop)
-                places = np.arange(start, announced)
-                yield request._replace(ahead=self.epochs.rows(self.order, epoch, places))
+                positions = np.arange(start, announced)
+                yield request._replace(ahead=self.epochs.rows(self.order, epoch, positions))
 
     def _look_up(self, epoch: int, group: list[Step]) -> Iterator[Request]:
         size = self.size
@@ -202,15 +202,15 @@ class BatchSchedule:
             real = np.arange(step.start, min(step.stop, size), step.stride)
             start = end
             end = end + (step.stop - step.start) // step.stride
-            places = slice(start, end)
+            of_step = slice(start, end)
             yield Request(
                 epoch=epoch,
                 seed=self.order.seed,
-                rows=rows[places],
+                rows=rows[of_step],
                 padding=end - start - len(real),
                 consumed=step.consumed,
                 ahead=self.epochs.ahead(self.order, epoch, real),
-                repeats=None if repeats is None else repeats[places],
+                repeats=None if repeats is None else repeats[of_step],
             )
 
     def _number_repeats(self, positions: Positions, rows: Positions) -> Positions | None:

@@ -45,8 +45,8 @@ class DroppingFetch(Fetch):
         try:
             return Answer(super().__call__(request, **options), [], len(request.rows))
         except _BAD:
-            reasons = [self._why_bad(request.at([place])) for place in range(len(request.rows))]
-        good = [place for place, reason in enumerate(reasons) if reason is None]
+            reasons = [self._why_bad(request.at([n])) for n in range(len(request.rows))]
+        good = [number for number, reason in enumerate(reasons) if reason is None]
         rows = nested.dataset_rows(self.dataset, request.rows).tolist()
         bad = [(row, why) for row, why in zip(rows, reasons, strict=True) if why is not None]
         batch = super().__call__(request.at(good), **options) if good else None

@@ -142,7 +142,7 @@ class Fetch:
                 if alone:
                     _GlobalGenerators(request).seed_for_collate()
                 with reading(context):
-                    batch = self.collate(samples.part(start, stop))
+                    batch = self.collate(samples.span(start, stop))
                 yield self._with_rows_added(batch, request)
 
     def accepted(
@@ -267,18 +267,18 @@ class _GlobalGenerators:
         self._request = request
         self._key = derive_key("fetch", request.seed, request.epoch)
 
-    def seed_for_sample(self, place: int) -> None:
+    def seed_for_sample(self, position: int) -> None:
         """Seed them for the sample at a position of the batch."""
-        seed_globals(Draws(self._key, self._number(place)).bits())
+        seed_globals(Draws(self._key, self._number(position)).bits())
 
     def seed_for_collate(self) -> None:
         """Seed them for the collate function."""
         seed_globals(Draws(~self._key, self._number(0)).bits())
 
-    def _number(self, place: int) -> int:
+    def _number(self, position: int) -> int:
         rows = self._request.rows
         repeats = self._request.repeats
-        return sample_number(int(rows[place]), 0 if repeats is None else int(repeats[place]))
+        return sample_number(int(rows[position]), 0 if repeats is None else int(repeats[position]))
 
 
 @contextmanager
@@ -310,16 +310,16 @@ def _read_portion(
 ) -> Sequence[Any]:
     """Return the samples that come from one dataset: in one call if it reads batches."""
     dataset = portion.dataset
-    places = portion.places
+    positions = portion.positions
     rows = NumberedRows(portion.rows, context._replace(repeats=_repeats(portion, request)))
     if _reads_batches(dataset):
         if generators is not None:
-            generators.seed_for_sample(places[0])
+            generators.seed_for_sample(positions[0])
         return cast(Sequence[Any], dataset.__getitems__(rows))
     samples = []
-    for row, place in zip(rows, places, strict=True):
+    for row, position in zip(rows, positions, strict=True):
         if generators is not None:
-            generators.seed_for_sample(place)
+            generators.seed_for_sample(position)
         samples.append(dataset[row])
     return samples
 
@@ -327,7 +327,7 @@ def _read_portion(
 def _repeats(portion: nested.Portion, request: Request) -> list[int] | None:
     """Return `ReadContext.repeats` of a portion."""
     if request.repeats is not None:
-        return list(request.repeats[portion.places].tolist())
+        return list(request.repeats[portion.positions].tolist())
     # Another dataset may read one row of ours for several of its own, so repeats are unknown there.
     return [] if isinstance(portion.dataset, ShardDataset) else None
 

@@ -157,7 +157,7 @@ class _RemoteThreads(Remote):
             with full_explained():
                 for _ in range(call.batches):
                     request, batch = next(self._batches)
-                    answers.append((request.place, batch))
+                    answers.append((request.batch_id, batch))
                     del batch
         except BaseException as error:
             answers.append((_UNKNOWN, failure(error, "in a thread of the helper")))

@@ -34,10 +34,10 @@ def local_ranks() -> int:
 
 def why_processes(dataset: Any) -> str | None:
     """Return why a dataset may hold the GIL, and so needs processes, or None."""
-    for part in inner_datasets(dataset):
-        if not isinstance(part, ShardDataset):
-            return f"{type(part).__name__} is not a dataset of shardkit and may hold the GIL"
-        for name, function in part.reader.transforms.named.items():
+    for inner in inner_datasets(dataset):
+        if not isinstance(inner, ShardDataset):
+            return f"{type(inner).__name__} is not a dataset of shardkit and may hold the GIL"
+        for name, function in inner.reader.transforms.named.items():
             if not getattr(function, "takes_rng", False):
                 called = getattr(function, "__name__", type(function).__name__)
                 return f"the {name} {called} may hold the GIL"
@@ -57,7 +57,7 @@ def why_threads(dataset: Any) -> str | None:
 
     Other datasets than those of shardkit may not be safe in threads, even without a GIL.
     """
-    if _has_gil() or not all(isinstance(part, ShardDataset) for part in inner_datasets(dataset)):
+    if _has_gil() or not all(isinstance(inner, ShardDataset) for inner in inner_datasets(dataset)):
         return None
     return "this Python runs without a GIL"
 
@@ -73,10 +73,10 @@ def _has_gil() -> bool:
 def batch_bytes(dataset: Any, batch_size: int, views: Sequence[ImageOp | None] = ()) -> int | None:
     """Return the estimated bytes of a batch, of all its views; None if unknown."""
     sizes = []
-    for part in inner_datasets(dataset):
-        if not isinstance(part, ShardDataset) or not len(part):
+    for inner in inner_datasets(dataset):
+        if not isinstance(inner, ShardDataset) or not len(inner):
             return None
-        sizes.append(sum(sample_bytes(part, op) for op in views or (None,)))
+        sizes.append(sum(sample_bytes(inner, op) for op in views or (None,)))
     return batch_size * max(sizes, default=0)
 
 

@@ -108,11 +108,11 @@ class ProcessEngine(Engine):
             self._watch()
             while (answers := self._next()) is not None:
                 while answers:
-                    place, batch = answers.pop(0)
+                    batch_id, batch = answers.pop(0)
                     if isinstance(batch, Failure):
                         raise batch.rebuild()
                     # PyTorch before 2.10 makes a list of each tuple that it pins.
-                    epoch, position = place
+                    epoch, position = batch_id
                     yield self._source.take((epoch, position)), batch
                     del batch
         except GeneratorExit:
@@ -332,8 +332,8 @@ class ProcessEngine(Engine):
 
     def _late(self) -> str:
         rows = enumerate(self._marks.flatten().tolist())
-        places = "; ".join(f"worker {number} was {self._where(row)}" for number, row in rows)
-        return f"no batch arrived for {self._timeout:g} s: {places}. {LATE_REMEDY}"
+        activity = "; ".join(f"worker {number} was {self._where(row)}" for number, row in rows)
+        return f"no batch arrived for {self._timeout:g} s: {activity}. {LATE_REMEDY}"
 
     def _where(self, row: int) -> str:
         return "before its first sample" if row < 0 else f"at {self._fetch.name(row)}"
@@ -353,12 +353,12 @@ class Requests:
 
     def __iter__(self) -> Iterator[Any]:
         for request in self._coming:
-            self._open[request.place] = request
+            self._open[request.batch_id] = request
             yield request
 
-    def take(self, place: tuple[int, int]) -> Request:
+    def take(self, batch_id: tuple[int, int]) -> Request:
         """Return and forget a request."""
-        return self._open.pop(place)
+        return self._open.pop(batch_id)
 
 
 class _Groups(Requests):
@@ -417,7 +417,7 @@ class _RemoteFetch(Remote):
     def __getitem__(self, requests: list[Request]) -> Any:
         worker = get_worker_info()
         if worker is None:
-            return [(request.place, self._read_here(request)) for request in requests]
+            return [(request.batch_id, self._read_here(request)) for request in requests]
         slots = self.slots(worker.id)
         mark = self._marks.numpy()[worker.id]
         mark[0] = requests[0].rows[0]
@@ -426,16 +426,16 @@ class _RemoteFetch(Remote):
             with full_explained():
                 batches = self._read(requests, slots.new, mark)
                 for request, batch in zip(requests, batches, strict=True):
-                    answers.append((request.place, batch))
+                    answers.append((request.batch_id, batch))
                     del batch
         except (Exception, SystemExit) as error:
             request = requests[len(answers)]
-            answers.append((request.place, failure(error, self._where(request))))
+            answers.append((request.batch_id, failure(error, self._where(request))))
         try:
             with full_explained():
                 return Packed(slots.pack(answers))
         except Exception as error:
-            return [(requests[0].place, Failure(error))]
+            return [(requests[0].batch_id, Failure(error))]
 
     def _read_here(self, request: Request) -> Any:
         """Return a batch in the main process."""

@@ -91,10 +91,10 @@ class ResidentFetch(Fetch):
         super().__init__(dataset, collate, with_rows=with_rows, views=views)
         self._device = device = _device(self.memory)
         self._parts: list[_Part] = []
-        self._part_of, self._place_of = np.zeros((2, len(dataset)), np.int64)
-        for portion, part, places in _parts(dataset, device):
-            self._part_of[portion.places] = len(self._parts)
-            self._place_of[portion.places] = places
+        self._part_of, self._position_of = np.zeros((2, len(dataset)), np.int64)
+        for portion, part, positions in _parts(dataset, device):
+            self._part_of[portion.positions] = len(self._parts)
+            self._position_of[portion.positions] = positions
             self._parts.append(part)
         _require_same_fields(self._parts)
         _require_memory(sum(part.bytes for part in self._parts), device)
@@ -129,13 +129,13 @@ class ResidentFetch(Fetch):
     def _samples(self, request: Request, *, is_default: bool) -> BatchView:
         """Return the samples of a batch; those of several datasets are put in order."""
         part_of = self._part_of[request.rows]
-        places = self._place_of[request.rows]
+        positions = self._position_of[request.rows]
         if len(self._parts) == 1:
-            columns = self._parts[0].read(request, places, slice(None))
+            columns = self._parts[0].read(request, positions, slice(None))
         else:
             order = np.argsort(part_of, kind="stable")
             groups = np.split(order, np.flatnonzero(np.diff(part_of[order])) + 1)
-            blocks = [self._parts[part_of[g[0]]].read(request, places[g], g) for g in groups]
+            blocks = [self._parts[part_of[g[0]]].read(request, positions[g], g) for g in groups]
             back = _on_device(np.argsort(order), self._device)
             columns = [
                 torch.cat(parts).index_select(0, back) for parts in zip(*blocks, strict=True)
@@ -182,8 +182,8 @@ def _parts(dataset: Any, device: torch.device) -> Iterator[tuple[nested.Portion,
     """Yield each inner dataset with rows of a dataset, and their positions in memory."""
     for portion in nested.portions(dataset, list(range(len(dataset)))):
         if portion.rows:
-            rows, places = np.unique(portion.rows, return_inverse=True)
-            yield portion, _Part(portion.dataset, rows, device), places
+            rows, positions = np.unique(portion.rows, return_inverse=True)
+            yield portion, _Part(portion.dataset, rows, device), positions
 
 
 class _Part:
@@ -241,14 +241,14 @@ class _Part:
             start += len(request.rows)
 
     def read(
-        self, request: Request, places: Positions, group: slice | Positions
+        self, request: Request, positions: Positions, group: slice | Positions
     ) -> list[torch.Tensor]:
         """Return the bytes of each field."""
-        samples = self._stored[places]
+        samples = self._stored[positions]
         if request.repeats is not None:
             samples = sample_number(samples, request.repeats[group])
         draws = BatchDraws(draws_key(self.dataset.view, request.seed, request.epoch), samples)
-        return [field.take(places, draws) for field in self.fields.values()]
+        return [field.take(positions, draws) for field in self.fields.values()]
 
     def view(self, columns: Sequence[torch.Tensor], *, is_default: bool) -> BatchView:
         """Return samples."""
@@ -319,9 +319,9 @@ class _Field:
         self._put(slice(start, start + len(values)), flat)
         return True
 
-    def take(self, places: Positions, draws: BatchDraws) -> torch.Tensor:
+    def take(self, positions: Positions, draws: BatchDraws) -> torch.Tensor:
         """Return the bytes of the values at ``places``, of shape (N, bytes), in new memory."""
-        return self._select(self._data.view(self._rows, self.row_bytes), places)
+        return self._select(self._data.view(self._rows, self.row_bytes), positions)
 
     def block(self, values: torch.Tensor) -> torch.Tensor:
         """Return bytes that `take` returned as a batch has them."""
@@ -334,11 +334,11 @@ class _Field:
     def _in_stored_order(self, block: torch.Tensor) -> torch.Tensor:
         return block.permute(0, 2, 3, 1) if self._is_image else block
 
-    def _select(self, source: torch.Tensor, places: Positions) -> torch.Tensor:
+    def _select(self, source: torch.Tensor, positions: Positions) -> torch.Tensor:
         """Return the bytes at ``places`` of the first axis of ``source``, of shape (N, bytes)."""
-        out = _new_block((len(places), math.prod(source.shape[1:])), self._device)
-        index = _on_device(places, self._device)
-        torch.index_select(source, 0, index, out=out.view(len(places), *source.shape[1:]))
+        out = _new_block((len(positions), math.prod(source.shape[1:])), self._device)
+        index = _on_device(positions, self._device)
+        torch.index_select(source, 0, index, out=out.view(len(positions), *source.shape[1:]))
         return out
 
 
@@ -365,23 +365,23 @@ class _CroppedField(_Field):
         """Bytes of all rows with their margins."""
         return self._pixel * (self._line * (self._lines * self._rows + self._down) + self._across)
 
-    def take(self, places: Positions, draws: BatchDraws) -> torch.Tensor:
+    def take(self, positions: Positions, draws: BatchDraws) -> torch.Tensor:
         """Return the bytes of the crops of the images at ``places``, as `_Field.take`."""
-        widths, heights = np.full((2, len(places)), [[self._width], [self._height]])
+        widths, heights = np.full((2, len(positions)), [[self._width], [self._height]])
         numbers = self._op.numbers(widths, heights, lambda: draws)
         assert numbers is not None, "the class is RandomCrop itself"
         lefts = numbers[:, 0]
         tops = numbers[:, 1]
         flips = numbers[:, 4]
-        starts = (places * self._lines + self._down + tops) * self._line + self._across + lefts
+        starts = (positions * self._lines + self._down + tops) * self._line + self._across + lefts
         order = np.argsort(flips, kind="stable")
         spans = self._select(self._spans(), starts[order])  # from the first to the last pixel
         height, width = self._op.fixed_size
         line = self._line * self._pixel
         crops = spans.as_strided(
-            (len(places), height, width, self._pixel), (spans.shape[1], line, self._pixel, 1)
+            (len(positions), height, width, self._pixel), (spans.shape[1], line, self._pixel, 1)
         )
-        flipped = crops[len(places) - int(flips.sum()) :]
+        flipped = crops[len(positions) - int(flips.sum()) :]
         flipped.copy_(flipped.flip(2))
         return self._select(crops.flatten(2), np.argsort(order))
 
@@ -403,9 +403,9 @@ class _CroppedField(_Field):
         images[rows] = values.view(-1, *shape[1:])
 
 
-def _on_device(places: Positions, device: torch.device) -> torch.Tensor:
+def _on_device(positions: Positions, device: torch.device) -> torch.Tensor:
     """Return positions on a device. A copy from pinned memory does not wait for the GPU's work."""
-    index = torch.from_numpy(places)
+    index = torch.from_numpy(positions)
     return index if device.type == "cpu" else index.pin_memory().to(device, non_blocking=True)
 
 

@@ -48,11 +48,11 @@ class Ring:
 
     def receive(self, sent: _Sent) -> torch.Tensor:
         """Return the bytes of a slot; freeing their last tensor frees the slot."""
-        place = sent.worker, sent.slot
+        key = sent.worker, sent.slot
         if sent.memory is not None:
-            self._slots[place] = sent.memory
+            self._slots[key] = sent.memory
         flags = self.flags.numpy()[sent.worker]
-        lent = self._slots[place].numpy()[:]
+        lent = self._slots[key].numpy()[:]
         number = id(lent)
 
         def free(_: object) -> None:
@@ -122,31 +122,31 @@ class Slots:
         self._message.clear()
         return self._pack(batches)
 
-    def _pack(self, part: Any) -> Any:
-        if type(part) in (tuple, list, dict) or is_namedtuple(part):
-            return map_tensors(self._pack, part)
-        if type(part) is not torch.Tensor or not _is_plain(part):
-            return part
+    def _pack(self, value: Any) -> Any:
+        if type(value) in (tuple, list, dict) or is_namedtuple(value):
+            return map_tensors(self._pack, value)
+        if type(value) is not torch.Tensor or not _is_plain(value):
+            return value
         for number, slot in enumerate(self._slots):
-            if part.numel() and slot.memory.data_ptr() == part.untyped_storage().data_ptr():
-                return self._send(number, slot, part)
-        if part.numel() * part.element_size() <= INLINE_BYTES and _is_dense(part):
-            flat = part.as_strided((part.numel(),), (1,))
-            return _Inline(flat.numpy(), tuple(part.shape), part.stride())
-        return _shared(part)
+            if value.numel() and slot.memory.data_ptr() == value.untyped_storage().data_ptr():
+                return self._send(number, slot, value)
+        if value.numel() * value.element_size() <= INLINE_BYTES and _is_dense(value):
+            flat = value.as_strided((value.numel(),), (1,))
+            return _Inline(flat.numpy(), tuple(value.shape), value.stride())
+        return _shared(value)
 
-    def _send(self, number: int, slot: _Slot, part: torch.Tensor) -> Any:
+    def _send(self, number: int, slot: _Slot, value: torch.Tensor) -> Any:
         """Return a reference to a tensor in a slot; the slot itself is sent only once."""
         fits = (
-            slot.memory.numel() % part.dtype.itemsize == 0
+            slot.memory.numel() % value.dtype.itemsize == 0
         )  # else it cannot be viewed as this type
         if not fits or (self._flags[number] != _FREE and number not in self._message):
-            return _shared(part.clone())
+            return _shared(value.clone())
         self._flags[number] = _TAKEN
         self._message.add(number)
         memory = None if slot.is_known else slot.memory
         slot.is_known = True
-        layout = part.dtype, tuple(part.shape), part.stride(), int(part.storage_offset())
+        layout = value.dtype, tuple(value.shape), value.stride(), int(value.storage_offset())
         return _Sent(self._ring, self._worker, number, memory, *layout)
 
 
@@ -179,15 +179,15 @@ def unpack(batches: Any) -> Any:
     return _unpack({}, batches)
 
 
-def _unpack(blocks: dict[tuple[int, int], torch.Tensor], part: Any) -> Any:
-    if isinstance(part, _Sent):
-        place = part.worker, part.slot
-        if place not in blocks:
-            blocks[place] = _RINGS[part.ring].receive(part)
-        return blocks[place].view(part.dtype).as_strided(part.size, part.stride, part.offset)
-    if isinstance(part, _Inline):
-        return torch.from_numpy(part.values).as_strided(part.size, part.stride)
-    return map_tensors(partial(_unpack, blocks), part)
+def _unpack(blocks: dict[tuple[int, int], torch.Tensor], value: Any) -> Any:
+    if isinstance(value, _Sent):
+        key = value.worker, value.slot
+        if key not in blocks:
+            blocks[key] = _RINGS[value.ring].receive(value)
+        return blocks[key].view(value.dtype).as_strided(value.size, value.stride, value.offset)
+    if isinstance(value, _Inline):
+        return torch.from_numpy(value.values).as_strided(value.size, value.stride)
+    return map_tensors(partial(_unpack, blocks), value)
 
 
 class _Sent(NamedTuple):
@@ -212,16 +212,16 @@ class _Inline(NamedTuple):
     stride: tuple[int, ...]
 
 
-def _is_plain(part: torch.Tensor) -> bool:
+def _is_plain(value: torch.Tensor) -> bool:
     """Return whether NumPy can represent a tensor."""
-    on_cpu = part.device.type == "cpu" and part.layout == torch.strided
-    return on_cpu and part.dtype in _PLAIN and not part.requires_grad
+    on_cpu = value.device.type == "cpu" and value.layout == torch.strided
+    return on_cpu and value.dtype in _PLAIN and not value.requires_grad
 
 
-def _is_dense(part: torch.Tensor) -> bool:
+def _is_dense(value: torch.Tensor) -> bool:
     """Return whether a tensor fills one range of memory without gaps or overlaps."""
     expected = 1
-    for stride, size in sorted(zip(part.stride(), part.shape, strict=True)):
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
         if size != 1 and stride != expected:
             return False
         expected *= size
@@ -236,11 +236,11 @@ _PLAIN = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.
 """Types that NumPy has too."""
 
 
-def _shared(part: torch.Tensor) -> torch.Tensor:
+def _shared(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor in shared memory: a failure raises here and does not block a queue."""
-    if not part.is_shared():  # type: ignore[no-untyped-call]
-        part.share_memory_()  # type: ignore[no-untyped-call]
-    return part
+    if not value.is_shared():  # type: ignore[no-untyped-call]
+        value.share_memory_()  # type: ignore[no-untyped-call]
+    return value
 
 
 _NUMBERS = itertools.count()

@@ -17,7 +17,7 @@ from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import EXACT, Decoding, Pixels, WrongSizeError
 from shardkit.codecs.image_type import ImageType
 from shardkit.codecs.reduced import reduction, sufficient_eighths
-from shardkit.dataset.decode import decode_part, decode_stored, enclosing
+from shardkit.dataset.decode import decode_region, decode_stored, enclosing
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 
@@ -184,7 +184,7 @@ def test_the_enclosing_region_is_minimal(data: st.DataObject) -> None:
 
 def test_a_part_of_raw_pixels_may_be_written_to() -> None:
     for data in (pixels().tobytes(), bytearray(pixels().tobytes())):
-        part = decode_part(stored(bytes(data), "raw"), Region(1, 1, 2, 2), EXACT)
+        part = decode_region(stored(bytes(data), "raw"), Region(1, 1, 2, 2), EXACT)
         assert part.pixels.flags.writeable
 
 
@@ -193,7 +193,7 @@ def test_a_part_of_an_image_of_another_size_is_refused() -> None:
     for (field, data), size in itertools.product(contents.items(), [(24, 17), (23, 16), (48, 32)]):
         for region in (Region(1, 1, 2, 2), Region(0, 0, *size)):
             with pytest.raises(BadImage):
-                decode_part(stored(data, field, *size), region, EXACT)
+                decode_region(stored(data, field, *size), region, EXACT)
 
 
 def test_a_jpeg_of_too_many_scans_is_a_bad_image() -> None:
@@ -202,11 +202,11 @@ def test_a_jpeg_of_too_many_scans_is_a_bad_image() -> None:
     with pytest.raises(BadImage, match=reason):
         decode_stored(image)
     with pytest.raises(BadImage, match=reason):
-        decode_part(image, Region(0, 0, 2, 2), EXACT)
+        decode_region(image, Region(0, 0, 2, 2), EXACT)
 
 
 def test_a_part_of_an_undecodable_image_is_a_bad_image() -> None:
     contents = (b"", b"junk", jpeg()[:2], jpeg()[:200])
     for data, at_least in itertools.product(contents, ((0, 0), (5, 4))):
         with pytest.raises(BadImage):
-            decode_part(stored(data, "jpg"), Region(1, 1, 2, 2), Decoding(at_least=at_least))
+            decode_region(stored(data, "jpg"), Region(1, 1, 2, 2), Decoding(at_least=at_least))
