@@ -42,7 +42,7 @@ def write_yolo(exporting: Exporting, output: OutputFolder) -> None:
         raise UsageError(
             f"{exporting.shards.directory} has the fields {name_list(exporting.shards.schema)}: "
             "labels of YOLO hold boxes with classes, and perhaps keypoints and polygons;",
-            remedy=f"use {setting('layout', 'csv')}, or remove others with `shardkit fields remove`",
+            remedy=f"use {setting('layout', 'csv')}, or `shardkit fields remove` for others",
         )
     dataset = exporting.shards.dataset
     splits = [*OpenedDirectory(dataset.top).splits] if dataset.split else [""]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -435,10 +435,10 @@ def _read_description(path: Path) -> _Description:
             names = [names[number] for number in range(len(names))]
         points, dimensions = _points_of(values)
         return _Description(
-            names=tuple(map(str, names)) if names else None,
-            folder=str(values.get("path") or ""),
+            names=_texts(names) if names else None,
+            folder=_texts([values.get("path") or ""])[0],
             splits={
-                split: [entry] if isinstance(entry, str) else list(map(str, entry))
+                split: _texts([entry] if isinstance(entry, str) else entry)
                 for split in _SPLITS
                 if (entry := values.get(split, values.get("valid") if split == "val" else None))
             },
@@ -480,7 +480,15 @@ def _points_of(values: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
     names = next(iter(stated.values())) if isinstance(stated, dict) and stated else stated
     if not isinstance(names, list) or len(names) != count:
         names = [*range(count)]
-    return tuple(map(str, names)), dimensions
+    return _texts(names), dimensions
+
+
+def _texts(values: Iterable[object]) -> tuple[str, ...]:
+    """Return texts and numbers as texts; lists, which aliases of YAML may make huge, are wrong."""
+    texts = tuple(values)
+    if not all(isinstance(value, str | int | float) for value in texts):
+        raise ValueError("a list is where a text should be")
+    return tuple(map(str, texts))
 
 
 def _recognize(seen: Overview) -> Iterator[Recognition]:

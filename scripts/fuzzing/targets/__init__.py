@@ -14,7 +14,14 @@ from scripts.fuzzing.targets.fields import FieldsTarget
 from scripts.fuzzing.targets.hdf5 import Hdf5Target
 from scripts.fuzzing.targets.image import ImageTarget
 from scripts.fuzzing.targets.index import IndexTarget
-from scripts.fuzzing.targets.lists import CocoTarget, CsvTarget, JsonLinesTarget, VocTarget
+from scripts.fuzzing.targets.lists import (
+    CocoTarget,
+    CsvTarget,
+    JsonLinesTarget,
+    PairsTarget,
+    VocTarget,
+    YoloTarget,
+)
 from scripts.fuzzing.targets.lmdb import LmdbTarget
 from scripts.fuzzing.targets.manifest import ManifestTarget
 from scripts.fuzzing.targets.native import NativeTarget
@@ -62,6 +69,8 @@ TARGETS: dict[str, type[Target]] = {
         JsonLinesTarget,
         CocoTarget,
         VocTarget,
+        YoloTarget,
+        PairsTarget,
         ParquetTarget,
         ArrowTarget,
         ParquetTableTarget,

@@ -1,8 +1,11 @@
-"""Lists of image files that sources parse: tables of text, COCO's JSON and VOC's XML."""
+"""Lists of image files that sources parse: tables, COCO's JSON, VOC's XML, YOLO's labels; masks."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+
+from PIL import Image
 
 from scripts.fuzzing.targets.sources import GIF, SourceTarget
 
@@ -145,6 +148,65 @@ class VocTarget(ListTarget):
             b"<?xml version='1.0'?><annotation><filename>in/x.gif</filename></annotation>",
             b"<!DOCTYPE a SYSTEM '../x'><annotation><filename>x.gif</filename></annotation>",
         ]
+
+    def check(self, data: bytes) -> str:
+        (self.folder / self.file).write_bytes(data)
+        return self._one(self.folder, data, {})
+
+
+def _png() -> bytes:
+    """Return an image of one pixel."""
+    file = io.BytesIO()
+    Image.new("L", (1, 1), 3).save(file, "PNG")
+    return file.getvalue()
+
+
+class YoloTarget(ListTarget):
+    """A description, and after a line with three dashes the labels of an image."""
+
+    name = "source-yolo"
+    kind = "yolo"
+    file = "data.yaml"
+    tokens = (
+        *ListTarget.names,
+        *(b"---\n", b"train: ", b"val: ", b"path: ", b"names: ", b"kpt_shape: [1, 3]\n", b"*a"),
+        *(b"&a ", b"nan", b"1e999", b"-0", b"0.5", b"[" * 900, b"9" * 5000, b"!!python/name:os"),
+        *(b"images", b"images/../../x", b"list.txt", b"{0: k}"),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for name in ("images", "labels"):
+            (folder / name).mkdir()
+        (folder / "images/x.png").write_bytes(_png())
+        (folder / "list.txt").write_bytes(b"./images/x.png\n../x.gif\n")
+        self.seeds = [
+            b"names: [k, l]\ntrain: images\n---\n1 .5 .5 1 1\n0 .1 .2 .5 .2 .3 .8\n",
+            b"path: /x\nnames: {0: k}\ntrain: [list.txt]\nkpt_shape: [1, 3]\n"
+            b"---\n0 .5 .5 1 1 .5 .5 2\n",
+        ]
+
+    def check(self, data: bytes) -> str:
+        description, _, labels = data.partition(b"---\n")
+        (self.folder / self.file).write_bytes(description)
+        (self.folder / "labels/x.txt").write_bytes(labels)
+        return self._one(self.folder, data, {})
+
+
+class PairsTarget(ListTarget):
+    """A mask of an image."""
+
+    name = "source-pairs"
+    kind = "pairs"
+    file = "masks/x.png"
+    tokens = (GIF, b"\x89PNG\r\n\x1a\n", b"IHDR", b"IDAT", b"IEND", b"\xff" * 4, b"\0" * 4)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for name in ("images", "masks"):
+            (folder / name).mkdir()
+        (folder / "images/x.png").write_bytes(_png())
+        self.seeds = [GIF, _png()]
 
     def check(self, data: bytes) -> str:
         (self.folder / self.file).write_bytes(data)

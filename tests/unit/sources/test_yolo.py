@@ -298,6 +298,10 @@ def test_wrong_descriptions_are_refused(tmp_path: Path) -> None:
         file.write_bytes(description(train="images", **values))
         with refused(UsageError, file):
             scan(file)
+    bomb = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+    file.write_text(f"a0: &a0 [x]\n{bomb}names: *a29\ntrain: images\n")
+    with refused(UsageError, file):
+        scan(file)
     with refused(UsageError, tmp_path / "absent"):
         scan(tmp_path / "absent")  # not the folder that it would be in
     file.write_bytes(description(train="images", val="missing/images"))
