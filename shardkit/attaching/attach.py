@@ -119,17 +119,6 @@ def attach(
         source = open_source(DEFAULT_ATTACHED, source, **given)
     elif given:
         raise UsageError(f"{', '.join(given)}", remedy=f"give these options to the source {source}")
-    return attach_source(source, target, options, processes)
-
-
-def attach_source(
-    source: Source, target: str | Path, options: AttachOptions, processes: Processes
-) -> Attached:
-    """Attach the files of a `shardkit.contracts.AttachableSource`; see `attach`.
-
-    Raises:
-        UsageError: If the source cannot be attached, or as `attach`.
-    """
     loose = _has_whole_files(source)
     if not (loose or isinstance(source, AttachableSource)):
         raise UsageError(f"a source of kind {source.kind} cannot be attached", remedy="convert it")
@@ -142,8 +131,7 @@ def attach_source(
     for name in plan.splits.keys() & old.keys():
         _require_same(old[name], plan, name, target)
     builder = Builder(**vars(processes))
-    if builder.on_progress:
-        builder.on_progress(Progress(total=sum(map(len, scan.splits.values()))))
+    builder.expect(sum(map(len, scan.splits.values())))
     attached = None
     with (
         open_staging(target, force=options.force or bool(old)) as staging,
@@ -152,7 +140,7 @@ def attach_source(
         if is_needed:
             attached = _make(plan, staging, old, builder)
     if attached is None:  # an earlier run was killed while publishing; archives may differ since
-        return attach_source(source, target, options, processes)
+        return attach(source, target, **vars(options), **vars(processes))
     marks = [
         remember(target / as_name(name), manifest) for name, manifest in attached.manifests.items()
     ]

@@ -10,14 +10,13 @@ from typing import Any
 
 import click
 
-from shardkit.attaching.attach import Attached, AttachOptions, attach_source
+from shardkit.attaching.attach import Attached, AttachOptions, attach
 from shardkit.cli.console import say
 from shardkit.cli.options import LocalOrUrl, Workers, argument, click_options
 from shardkit.cli.printing import ignored_counts, line, progress_bar, record_noun, show_notes
 from shardkit.cli.run import Run
 from shardkit.cli.runner import Command
 from shardkit.contracts import Attaching, SourceKind
-from shardkit.conversion.build_all import Processes
 from shardkit.errors import UsageError
 from shardkit.options import make
 from shardkit.registry import DEFAULT_ATTACHED, attachable_sources, get_source, open_source
@@ -101,11 +100,8 @@ class _Command(Command):
         options = make(AttachOptions, words)
         source = open_source(self._kind, archives, **words)
         with progress_bar(run, "attaching") as tally:
-            attached = attach_source(
-                source,
-                index_dir,
-                options,
-                Processes(workers=workers.count, on_progress=tally),
+            attached = attach(
+                source, index_dir, **vars(options), workers=workers.count, on_progress=tally
             )
         run.report(
             lambda: {

@@ -18,8 +18,6 @@ from helpers import invoke, png, tree
 from refusals import refused
 
 from shardkit import ConversionFailed, UsageError, attach, convert, open_dataset, verify
-from shardkit.attaching.attach import AttachOptions, attach_source
-from shardkit.conversion.build_all import Processes
 from shardkit.errors import CorruptRecord, CorruptShard
 from shardkit.registry import get_source
 from shardkit.sources import lmdb_reader
@@ -192,7 +190,7 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
     with refused(UsageError):
         attach(source, index, image="png")
     with refused(UsageError):
-        attach_source(get_source("npy").open(tmp_path), index, AttachOptions(), Processes())
+        attach(get_source("npy").open(tmp_path), index)
     attach(source, index)
     with refused(UsageError, "label=", "force=True"):
         attach(get_source("lmdb").open(environment, label="folder"), index)
