@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -24,7 +25,8 @@ from shardkit.contracts import (
 from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
-from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
+from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record, load_json
+from shardkit.sources.columns import NONE, lost_labels, usual_label
 from shardkit.sources.driver import FileSource, Listing, Row
 from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import has_image_suffix, image_record
@@ -71,7 +73,7 @@ class WebDatasetOptions(SourceOptions):
         help="Where the label is: a member with an integer or text, a value in a JSON "
         "member, or the folder in the name.",
         metavar="SUFFIX|json:/PATH|folder|none",
-        shown="cls, or none",
+        shown="cls, or another usual name, or none",
     )
     keep: str | None = option(
         None,
@@ -98,8 +100,8 @@ class WebDataset(FileSource, AttachableSource):
             (``huggingface``); or at the last dot (``basename``). Without ``image``, the image is
             the only member whose suffix is that of an image. ``label``: ``cls`` or another suffix,
             for an integer or text; ``json:/path``, for a value in a JSON object; ``folder``, for
-            the part of the key before the last slash; or ``none``. Without, it is ``cls`` if the
-            first samples have one.
+            the part of the key before the last slash; or ``none``. Without, it is ``cls``, or
+            another member of a usual name, if the first samples have one.
     """
 
     kind = "webdataset"
@@ -114,9 +116,11 @@ class WebDataset(FileSource, AttachableSource):
         self._grouping = options.grouping
         self._image = options.image
         self.class_names = read_classes(options.classes)
+        self._lost = ""
+        """A note on labels that are not used."""
+        self._keep = parse_keep(options.keep)
         self._label = options.label or self._infer_label()
         self.settle(label=self._label)
-        self._keep = parse_keep(options.keep)
         self.schema = {
             kept.name: kept.field("json" if kept.pointer else kind_of_suffix(kept.source))
             for kept in self._keep
@@ -198,6 +202,7 @@ class WebDataset(FileSource, AttachableSource):
             self._choose(archive, listing, samples)
             if reason:
                 listing.blame_rest(archive.name, reason)
+        self.notes += filter(None, [self._lost])
         samples.add_to(listing, [stem(name, _SUFFIXES) for name in self.inputs.names])
         images = ", ".join(f"{name} ({count:,})" for name, count in samples.images.most_common())
         unused = ", ".join(f"{name} ({count:,})" for name, count in samples.unused.most_common(20))
@@ -307,7 +312,7 @@ class WebDataset(FileSource, AttachableSource):
         raise BadImage(f"its sample has no image; it has {name_list(sample.fields)}")
 
     def _code(self, key: str, sample: _Sample, listing: Listing) -> int:
-        if self._label == "none":
+        if self._label == NONE:
             return NO_LABEL
         value = sample.value
         if self._label == "folder":
@@ -322,15 +327,27 @@ class WebDataset(FileSource, AttachableSource):
         return listing.labels.code(value)
 
     def _infer_label(self) -> str:
-        """Return ``cls`` if the first samples have one."""
+        """Return the member of the first samples that is called as labels are, cls before others.
+
+        A value in their JSON that may be a label is noted.
+        """
         suffixes: set[str] = set()
+        values: set[str] = set()
 
         def look(view: OpenedFile) -> None:
             for member in itertools.islice(members(view), _FIRST_MEMBERS):
-                suffixes.update((self._divide(member.name) or ("", ""))[1:])
+                suffix = (self._divide(member.name) or ("", ""))[1]
+                suffixes.add(suffix)
+                if suffix == "json" and member.size <= _MOST_TEXT:
+                    with contextlib.suppress(ValueError):
+                        values.update(f"json:/{key}" for key in load_json(content(view, member)))
 
         scanning(self.inputs.paths[0], look)
-        return "cls" if "cls" in suffixes else "none"
+        label = "cls" if "cls" in suffixes else usual_label(suffixes)
+        if not label:
+            values -= {kept.source + f":/{kept.pointer}" for kept in self._keep}
+            self._lost = lost_labels(sorted(values), "json")
+        return label or NONE
 
 
 @dataclass

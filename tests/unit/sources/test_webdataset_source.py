@@ -113,6 +113,18 @@ def test_labels_come_from_members_json_or_folders(tmp_path: Path) -> None:
         scan(path, label="json:/info/ids/0", classes=str(tmp_path / "names.txt"))
 
 
+def test_labels_of_a_usual_name_are_used_or_noted(tmp_path: Path) -> None:
+    path = tar(tmp_path / "x.tar", ("a.png", A), ("a.txt", b"a cat"), ("a.label", b"7"))
+    assert rows(scan(path))[0][2] == "7"
+    path = tar(tmp_path / "y.tar", ("a.png", A), ("a.json", b'{"label": 7, "caption": "a cat"}'))
+    found = scan(path)
+    assert rows(found)[0][2] is None
+    (note,) = found.notes
+    assert "json:/label" in note
+    for options in {"label": "json:/label"}, {"label": "none"}, {"keep": "n=json:/label:int64"}:
+        assert scan(path, **options).notes == []
+
+
 def test_everything_that_is_left_out_is_named(tmp_path: Path) -> None:
     path = tar(
         tmp_path / "x.tar",
