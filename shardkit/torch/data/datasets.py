@@ -27,7 +27,7 @@ from shardkit.errors import UsageError
 from shardkit.kinds.field import Schema
 from shardkit.options import takes
 from shardkit.sampling.order import check_integer
-from shardkit.torch.data.batch_rows import BatchRows, WindowReader, describe_row
+from shardkit.torch.data.batch_rows import BatchRows, WindowReader
 from shardkit.torch.data.collate import PAIR, BatchView, Sample, SeveralViews
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import BatchContext, EpochCell
@@ -231,10 +231,6 @@ class ShardDataset(Dataset[Sample]):
         for name, kind in self._fields.kinds.items():
             if kind.stored_apart:
                 self.shards.announce(stored, name)
-
-    def describe_row(self, row: int) -> str:
-        """Return the name of a sample in errors: its key, stored row and source file."""
-        return describe_row(self.shards, int(self.stored_rows([row])[0]))
 
     def __repr__(self) -> str:
         more = f", view={self.view}" if self.view else ""
