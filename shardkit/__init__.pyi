@@ -457,7 +457,7 @@ def attach(
             or at the last dot.
         image: Suffix of the image. Default: the only image suffix.
         label: Where the label is: a member with an integer or text, a value in a JSON member, or
-            the folder in the name. Default: cls, or none.
+            the folder in the name. Default: cls, or another usual name, or none.
         keep: More fields to keep, such as caption=txt,age=json:/age:int64,mask=mask.png:mask.
             Samples may lack those with ?.
         classes: Class names, one per line: of label 0, 1, ..., or in the order of labels; or a
