@@ -33,8 +33,8 @@ def page() -> str:
         f"{kinds.count(Stored)}, rejects {bad}, and leaves out {kinds.count(Ignored)} that do not "
         "claim to be images. `tests/campaigns/test_hostile_images.py` converts them together with "
         "intact images, and compares each pixel with a reference computed without shardkit.",
-        "*Outcome* is that of a plain copy with `--check decode`, the default. *Otherwise* lists "
-        "other options with another outcome. *Unseen* means that the bytes are stored without "
+        "*Outcome* is the result of a plain copy with `--check decode`, the default. *Otherwise* "
+        "lists other options with another outcome. *Unseen* means that the bytes are stored without "
         "decoding them, and may not decode.",
     ]
     for group in dict.fromkeys(case.group for case in CASES):
