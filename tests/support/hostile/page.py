@@ -34,8 +34,8 @@ def page() -> str:
         "claim to be images. `tests/campaigns/test_hostile_images.py` converts them together with "
         "intact images, and compares each pixel with a reference computed without shardkit.",
         "*Outcome* is the result of a plain copy with `--check decode`, the default. *Otherwise* "
-        "lists other options with another outcome. *Unseen* means that the bytes are stored without "
-        "decoding them, and may not decode.",
+        "lists other options with another outcome. *Unseen* means that the bytes are stored "
+        "without decoding, and may not decode.",
     ]
     for group in dict.fromkeys(case.group for case in CASES):
         lines = _lines(case for case in CASES if case.group == group)
