@@ -921,7 +921,9 @@ def open_dataset(
     """Open a dataset of any format; the arguments are those of `ShardDataset`.
 
     Args:
-        path: The dataset's directory, the directory of its splits, or its URL.
+        path: The dataset's directory, the directory of its splits, or its URL. A folder of images
+            is read in place, as after ``shardkit attach imagefolder``: its index is in the folder
+            ``shardkit`` of ``$XDG_CACHE_HOME``, and made again if a name, size or time differs.
         transform: Applied to each image. An `ImageOp` works as if passed as ``decode``. A mapping
             sets the transform of each field, or of several together: ``{("image", "mask"):
             function}`` calls ``function(image, mask)``, which returns both.

@@ -33,7 +33,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Nothing that tests make shardkit remember belongs to the user.
 _STATE = tempfile.TemporaryDirectory(prefix="shardkit-state-")
-os.environ["XDG_STATE_HOME"] = _STATE.name
+os.environ["XDG_STATE_HOME"] = os.environ["XDG_CACHE_HOME"] = _STATE.name
 
 # A fifth of the tests' time, and nobody pulls the plug; child processes that are not forks do sync.
 os.fsync = lambda fd: None

@@ -30,7 +30,7 @@ from shardkit.conversion.task import ShardResult
 from shardkit.dataset.index import TIMES, Index
 from shardkit.dataset.manifest import MANIFEST_NAME, AttachedManifest
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.errors import BadImages, Problem, UsageError, setting
+from shardkit.errors import BadImages, Problem, ShardkitError, UsageError, setting
 from shardkit.options import changed, option, require_valid, takes
 from shardkit.recipe import Recipe
 from shardkit.registry import DEFAULT_ATTACHED, get_source, open_source, source_names
@@ -145,6 +145,30 @@ def attach(
         remember(target / as_name(name), manifest) for name, manifest in attached.manifests.items()
     ]
     return replace(attached, remembered=all(marks))
+
+
+def is_current(source: Source, scan: Scan, target: Path) -> bool:
+    """Return whether a directory holds what `attach` would make of a folder of files."""
+    try:
+        old = _attached_before(target)
+    except ShardkitError:
+        return False
+    plan = _plan(source, scan, target, AttachOptions(), loose=True)
+    if list(old) != list(plan.splits):
+        return False
+    for name, split in plan.splits.items():
+        work = Work(name, target / as_name(name), split.tasks)
+        manifest = old[name]
+        _keep(work, manifest, work.folder)
+        same = (manifest.classes, manifest.source, manifest.recipe, manifest.software) == (
+            scan.classes,
+            split.source,
+            plan.recipe.describe(),
+            {"shardkit": __version__},
+        )
+        if not same or not len(split.tasks) == len(manifest.shards) == len(work.results):
+            return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,7 +183,8 @@ class LooseFiles(ShardFiles):
                     again = as_command("attach", "imagefolder", self._folder, self._dataset.path)
                     raise CorruptRecord(
                         f"{self._folder}: {quoted(name)} (row {row}) {error}",
-                        remedy=f"To read the folder as it is now, run {again} again.",
+                        remedy=f"To read the folder as it is now, run {again} again, or open the "
+                        "folder again if you opened it itself.",
                     ) from error
         return files
 

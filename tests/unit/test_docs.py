@@ -80,7 +80,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}"{command} "$@"\n')
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
     path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
-    own = {"PATH": path, "COLUMNS": "100", "XDG_STATE_HOME": str(folder / "state")}
+    own = {"PATH": path, "COLUMNS": "100"}
+    own |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE")}
     return {**os.environ, **own}
 
 

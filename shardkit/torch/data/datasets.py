@@ -27,6 +27,7 @@ from shardkit.errors import UsageError
 from shardkit.kinds.field import Schema
 from shardkit.options import takes
 from shardkit.sampling.order import check_integer
+from shardkit.system.late import load
 from shardkit.torch.data.batch_rows import BatchRows, WindowReader
 from shardkit.torch.data.collate import PAIR, BatchView, Sample, SeveralViews
 from shardkit.torch.data.ops import ImageOp
@@ -349,12 +350,18 @@ class TarDataset(ShardDataset):
     format = "webdataset"
 
 
+_IN_PLACE = "shardkit.attaching.in_place:index_of"
+"""Makes the index of a folder of images."""
+
+
 @takes(ReaderOptions)
 def open_dataset(options: ReaderOptions, path: str | PathLike[str]) -> ShardDataset:
     """Open a dataset of any format; the arguments are those of `ShardDataset`.
 
     Args:
-        path: The dataset's directory, the directory of its splits, or its URL.
+        path: The dataset's directory, the directory of its splits, or its URL. A folder of images
+            is read in place, as after ``shardkit attach imagefolder``: its index is in the folder
+            ``shardkit`` of ``$XDG_CACHE_HOME``, and made again if a name, size or time differs.
 
     Returns:
         A dataset of the class of its format, or a `ShardDataset` for a format of another package.
@@ -365,7 +372,14 @@ def open_dataset(options: ReaderOptions, path: str | PathLike[str]) -> ShardData
         CorruptDataset: If the dataset's manifest is damaged.
         ShardkitError: If an object store cannot be read.
     """
-    shards = options.open(path)
+    try:
+        shards = options.open(path)
+    except UsageError:
+        if not isinstance(path, str | PathLike) or (options.root or options.cache) is not None:
+            raise
+        if (index := load(_IN_PLACE)(path, options.split)) is None:
+            raise
+        shards = replace(options, root=path).open(index)
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}
     kind = kinds.get(shards.manifest.format, ShardDataset)
     dataset = kind.__new__(kind)  # not `kind(path)`, which would open the shards again

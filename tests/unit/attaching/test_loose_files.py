@@ -50,6 +50,7 @@ FILES = {
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which `attach` remembers what the user named."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state"
 
@@ -414,6 +415,63 @@ def test_wrong_uses(index: Path, photos: Path, tmp_path: Path) -> None:
         attached(photos, photos / "index")
     with refused(UsageError, "s3://bucket"):
         attached("s3://bucket/photos", tmp_path / "other")  # type: ignore[arg-type]
+
+
+def test_a_folder_is_opened_in_place(
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(classes: list[str]) -> None:
+        dataset = pickle.loads(pickle.dumps(open_dataset(photos, decode="numpy")))
+        assert dataset.classes == classes
+        assert len(dataset) == len([*photos.rglob("*.*")])
+        for row, path in enumerate(dataset.paths):
+            pixels, label = dataset[row]
+            assert np.array_equal(pixels, by_pillow(photos / path))
+            assert dataset.classes[label] == path.split("/")[0]
+
+    check(["cat", "dog"])
+    assert str(photos) in caplog.text
+    caplog.clear()
+    check(["cat", "dog"])
+    assert not caplog.records  # it says so once
+    changes: list[Callable[[Path], object]] = [
+        touch,
+        lambda path: path.write_bytes(png()),
+        Path.unlink,
+    ]
+    for change in changes:
+        change(photos / "dog/2.jpg")
+        caplog.clear()
+        check(["cat", "dog"])
+        assert caplog.records
+    make_tree(photos, {"ant/new.png": png()})
+    check(["ant", "cat", "dog"])
+    assert open_dataset(str(photos)).reopened(decode="numpy")[0][0].shape == (16, 24, 3)
+
+
+def test_folders_that_are_not_opened_in_place(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = make_tree(tmp_path / "splits", {"train/a/1.png": png(), "val/a/2.png": png()})
+    assert len(open_dataset(splits, split="val")) == 1
+    with refused(UsageError, splits, "'train'"):
+        open_dataset(splits)
+    with refused(UsageError, splits, "'tran'", "train"):
+        open_dataset(splits, split="tran")
+    made = converted(photos, tmp_path / "made")
+    (made / "shardkit.json").unlink()
+    for folder in (made, make_tree(tmp_path / "empty", {}), tmp_path / "missing"):
+        with refused(UsageError, folder):
+            open_dataset(folder)
+    with refused(UsageError, photos):
+        open_dataset(photos, root=photos)
+    make_tree(photos, {"cat/bad.jpg": b"no image"})
+    with refused(BadImages, "cat/bad.jpg", "--on-error skip"):
+        open_dataset(photos)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with refused(UsageError, "XDG_CACHE_HOME"):
+        open_dataset(splits, split="val")
 
 
 def test_the_command(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
