@@ -33,7 +33,7 @@ def index_of(path: str | os.PathLike[str], split: str | None) -> Path | None:
         BadImages: If some of its files are not images, or cannot be read in place.
     """
     folder = Path(path).expanduser()
-    if not folder.is_dir() or any(any(folder.glob(name)) for name in _LEFT):
+    if not os.path.isdir(folder) or any(any(folder.glob(name)) for name in _LEFT):
         return None
     source = open_source("imagefolder", folder)
     try:
