@@ -467,7 +467,7 @@ def attach(
             each. One of ``fail``, ``skip``.
         quick: Identify archives by size and modification time instead of SHA-256.
         force: Replace the dataset in INDEX_DIR and index everything again.
-        workers: Number of processes; the result does not depend on it.
+        workers: Number of processes, fewer for small work; the result does not depend on it.
         on_progress: Called with the work done since the last call.
 
     Returns:
@@ -521,7 +521,7 @@ def append(
         force: Discard the work of another unfinished run.
         schema: Fields of Python samples that differ from those of the dataset: a label with its
             classes and the new ones.
-        workers: Number of processes; the result does not depend on it.
+        workers: Number of processes, fewer for small work; the result does not depend on it.
         on_progress: Called with the work done since the last call.
 
     Raises:
@@ -569,7 +569,7 @@ def add_fields(
             of ``fail``, ``skip``.
         dry_run: Show fields, classes and unmatched keys; write nothing.
         force: Discard the work of another unfinished run.
-        workers: Number of processes; the result does not depend on it.
+        workers: Number of processes, fewer for small work; the result does not depend on it.
         on_progress: Called with the work done since the last call.
 
     Raises:
@@ -616,7 +616,7 @@ def replace_fields(
         dry_run: Show fields, classes and unmatched keys; write nothing.
         force: Discard the work of another unfinished run.
         keep_classes: Keep classes that no new label has.
-        workers: Number of processes; the result does not depend on it.
+        workers: Number of processes, fewer for small work; the result does not depend on it.
         on_progress: Called with the work done since the last call.
 
     Raises:
@@ -764,7 +764,7 @@ def convert(
         group: Keep images of one folder, or with one value in a column, in one split.
         exclude: Leave out the images whose keys or paths FILE lists, one per line, such as the
             lists of `shardkit report --exclude`; for a dataset, also row numbers. Repeatable.
-        workers: Number of processes; the result does not depend on it.
+        workers: Number of processes, fewer for small work; the result does not depend on it.
         on_progress: Called with the work done since the last call.
         executor: Builds the shards instead of ``workers``, one per call: any executor whose
             processes see the paths of source and target, such as that of a Dask client.

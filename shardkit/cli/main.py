@@ -153,7 +153,7 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as in background jobs, and by nohup
             signal.signal(number, _Ending())
-    run = Run(json="--json" in sys.argv)
+    run = Run(json="--json" in sys.argv, owns_process=True)
     try:
         code = cli.main(prog_name="shardkit", standalone_mode=False, obj=run)
     except click.ClickException as error:

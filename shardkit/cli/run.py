@@ -34,10 +34,12 @@ class Run:
 
     Args:
         json: Whether to print a JSON object, until the options are read and replace `output`.
+        owns_process: Whether nothing else runs in this process.
     """
 
-    def __init__(self, *, json: bool = False) -> None:
+    def __init__(self, *, json: bool = False, owns_process: bool = False) -> None:
         self.output = Output(json=json)
+        self.owns_process = owns_process
         self._started = time.monotonic()
         self._fields: dict[str, Any] = {}
         self._ended = False

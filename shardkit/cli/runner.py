@@ -14,6 +14,7 @@ from shardkit.cli.printing import show_problems
 from shardkit.cli.run import Output, Run, flags_of
 from shardkit.errors import BadImages, Problem, ShardkitError
 from shardkit.options import make
+from shardkit.system.pool import fork_workers
 
 Function = Callable[..., "int | None"]
 
@@ -60,6 +61,8 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Call the function, and exit with its code."""
         run = ctx.ensure_object(Run)
+        if run.owns_process:
+            fork_workers()
         values = dict(ctx.params)
         run.output = make(Output, values)
         try:

@@ -12,7 +12,7 @@ from shardkit.contracts import PartedSource, Scan, Source
 from shardkit.conversion.parted_scan import Listed, ListTask, list_part, scan_in_parts
 from shardkit.conversion.task import Built, Task, carry_out
 from shardkit.options import option, require_valid
-from shardkit.system.pool import Progress, Report, run_on, run_tasks
+from shardkit.system.pool import Progress, Report, run_on, run_tasks, worthwhile
 
 _Task = TypeVar("_Task", bound=Task)
 
@@ -25,7 +25,7 @@ class Processes:
 
     workers: int = option(
         1,
-        help="Number of processes; the result does not depend on it.",
+        help="Number of processes, fewer for small work; the result does not depend on it.",
         metavar="N",
         minimum=1,
         shown="number of CPUs",
@@ -68,10 +68,9 @@ class Builder(Processes):
             tasks: The others.
         """
         if self.executor is None:
-            tasks = done + _spread(tasks, self.workers)
-            yield from run_tasks(
-                carry_out, tasks, workers=self.workers, on_progress=self.on_progress
-            )
+            workers = worthwhile(self.workers, (sum(task.source.sizes()) for task in tasks))
+            tasks = done + _spread(tasks, workers)
+            yield from run_tasks(carry_out, tasks, workers=workers, on_progress=self.on_progress)
             return
         for task, built in run_on(self.executor, _carry_out_elsewhere, done + tasks):
             if self.on_progress is not None:

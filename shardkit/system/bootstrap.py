@@ -12,6 +12,7 @@ untrusted directory, use the command ``shardkit``.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing import util
 from pathlib import Path
@@ -20,8 +21,23 @@ from typing import Any
 RECEIVER = "shardkit-helper"
 """Name of a helper's thread that waits for messages. It holds no lock that a fork needs."""
 
+_HARMLESS = {
+    "QueueFeederThread",  # of a loader's workers
+    RECEIVER,  # of a process that measures, which forks as the user's process does
+}
+
 _PACKAGES = str(Path(__file__).parents[1])
 _usual: Any = None
+
+
+def threads_may_fork() -> bool:
+    """Return whether this process may fork: children need no lock that another thread holds."""
+    return all(
+        thread is threading.current_thread()
+        or thread.name in _HARMLESS
+        or type(thread).__module__ == "tqdm._monitor"
+        for thread in threading.enumerate()
+    )
 
 
 def command(program: str) -> str:

@@ -9,6 +9,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from multiprocessing.queues import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from shardkit.errors import ShardkitError, UsageError, setting
-from shardkit.system.bootstrap import guard_helpers, main_problem
+from shardkit.system.bootstrap import guard_helpers, main_problem, threads_may_fork
 from shardkit.system.turns import Turn, join_turn, shared_turn
 
 _Task = TypeVar("_Task")
@@ -36,6 +37,14 @@ _Result = TypeVar("_Result")
 
 _START_METHOD = "spawn"
 """A child starts without its parent's locks, threads and open files. Tests use a fork server."""
+
+_THREADED = {"obstore", "pyarrow", "torch"}
+"""Libraries whose threads a fork would lack."""
+
+_WORTHWHILE = 32 << 20
+"""Bytes of images from which another process takes less time than a new Python needs to start."""
+
+_forks = False
 
 _POLL_SECONDS = 0.1
 """Interval of progress reports while no task finishes."""
@@ -88,6 +97,32 @@ class Meter:
             _report(self._unreported)
         self._unreported = Progress()
         self._reported_at = time.monotonic()
+
+
+def fork_workers() -> None:
+    """Let workers of this process fork: it runs a command, so all of its threads are known.
+
+    A fork takes 0.02 s, a new Python 0.6. It shares its parent's locks, and ends with it.
+    """
+    global _forks  # noqa: PLW0603 - as the process is
+    _forks = sys.platform == "linux"
+
+
+def worthwhile(workers: int, sizes: Iterable[int]) -> int:
+    """Return how many of some processes are of use for tasks of so many bytes each."""
+    total = 0
+    least = _WORTHWHILE // 8 if _method() == "fork" else _WORTHWHILE
+    for size in sizes:
+        total += size
+        if total >= workers * least:
+            return workers
+    return max(1, total // max(1, least))
+
+
+def _method() -> str:
+    """Return how worker processes start."""
+    may_fork = _forks and threads_may_fork() and not _THREADED & sys.modules.keys()
+    return "fork" if may_fork else _START_METHOD
 
 
 def run_tasks(
@@ -290,7 +325,7 @@ def _processes_for_work(
 
 def _new_executor(workers: int, turn: Turn) -> tuple[ProcessPoolExecutor, SimpleQueue[Progress]]:
     """Return an executor whose processes start on demand, and a channel for their progress."""
-    context = multiprocessing.get_context(_START_METHOD)
+    context = multiprocessing.get_context(_method())
     try:
         channel: SimpleQueue[Progress] = context.SimpleQueue()
         arguments = (channel, os.getpid(), turn)
@@ -313,6 +348,7 @@ def _begin(channel: SimpleQueue[Progress], parent: int, turn: Turn) -> None:
     _keep_memory()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has its parent's handler
     end_with_parent(parent)
 
 

@@ -14,7 +14,7 @@ from shardkit.errors import CorruptDataset, UsageError, setting
 from shardkit.options import option, require_valid, takes
 from shardkit.system.files import as_text
 from shardkit.system.late import load
-from shardkit.system.pool import Progress, Report, run_tasks
+from shardkit.system.pool import Progress, Report, run_tasks, worthwhile
 from shardkit.system.urls import STORES, as_local, scheme_and_place
 from shardkit.verification.file_check import check_files, check_index
 from shardkit.verification.record_comparison import ComparisonResult
@@ -226,8 +226,9 @@ class _Verifier:
         compared: dict[str, ComparisonResult] = {}
         if options.on_progress:
             options.on_progress(Progress(total=sum(task.entry.rows for task in tasks)))
+        workers = worthwhile(options.workers, (task.entry.bytes for task in tasks))
         for task, checked in run_tasks(
-            self.checks.check, tasks, workers=options.workers, on_progress=options.on_progress
+            self.checks.check, tasks, workers=workers, on_progress=options.on_progress
         ):
             result.findings += checked.findings
             if checked.sha256 != task.entry.sha256:

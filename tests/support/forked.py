@@ -75,6 +75,7 @@ def stop_server() -> None:
 def fork_workers() -> None:
     """Make conversions of this process fork their workers, and its helpers fork."""
     pool._START_METHOD = "forkserver"
+    pool._WORTHWHILE = 0  # also for the little that tests convert
     pool._begin = Begin()  # type: ignore[assignment]
     helper._launch = LaunchFork()
 
@@ -102,7 +103,8 @@ class Begin:
     """`pool._begin` in a fork of the server, with the variables of the process that needs it."""
 
     def __call__(self, *arguments: Any) -> None:
-        """Executors require it; only the replacement in the fork is called."""
+        """Begin in a fork of this process; in one of the server, a replacement is called."""
+        _begin(*arguments)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, str]]]:
         return _with_variables, (dict(os.environ),)

@@ -18,7 +18,7 @@ import torch
 import torch.multiprocessing
 
 from shardkit.errors import UsageError
-from shardkit.system.bootstrap import RECEIVER, main_file, main_problem
+from shardkit.system.bootstrap import main_file, main_problem, threads_may_fork
 from shardkit.system.priority import lower_priority
 from shardkit.system.turns import Turn, join_turn
 from shardkit.torch import _compat
@@ -179,25 +179,10 @@ def choose_start_method() -> str:
     these it is fastest, and the only method that takes functions defined in a notebook.
     """
     methods = multiprocessing.get_all_start_methods()
-    alone = all(map(_may_fork, threading.enumerate())) and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    alone = threads_may_fork() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if "fork" in methods and alone and sys.platform == "linux":
         return "fork"
     return "forkserver" if "forkserver" in methods else "spawn"
-
-
-_HARMLESS = {
-    "QueueFeederThread",  # of another loader's workers
-    RECEIVER,  # of a process that measures, which forks as the user's process does
-}
-
-
-def _may_fork(thread: threading.Thread) -> bool:
-    """Return whether a process with this thread may fork: workers need no lock that it holds."""
-    return (
-        thread is threading.current_thread()
-        or thread.name in _HARMLESS
-        or type(thread).__module__ == "tqdm._monitor"
-    )
 
 
 def start_problem(requested: str, fetch: Fetch) -> str | None:

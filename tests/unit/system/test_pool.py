@@ -22,13 +22,14 @@ from unittest.mock import Mock
 import pool_tasks
 import psutil
 import pytest
-from helpers import DEADLINE, make_dataset, make_tree, png, wait_until
+from helpers import DEADLINE, make_dataset, make_tree, png, python, wait_until
 from pool_tasks import ERRORS, Task, work
 from refusals import refused
 
 from shardkit import ShardkitError, convert, verify
 from shardkit.errors import BadImage, CorruptRecord
-from shardkit.system.pool import Meter, Progress, Team, run_tasks, team
+from shardkit.system import pool
+from shardkit.system.pool import Meter, Progress, Team, run_tasks, team, worthwhile
 
 
 def processes(folder: Path) -> set[int]:
@@ -123,6 +124,28 @@ def test_a_consumer_that_stops_early_leaves_no_worker(tmp_path: Path) -> None:
     assert next(results) == (Task(0), 0)
     results.close()  # type: ignore[attr-defined]
     assert processes(tmp_path) == set()
+
+
+def test_small_work_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_WORTHWHILE", 100)
+
+    assert [worthwhile(4, sizes) for sizes in ([], [99], [150, 60], [400])] == [1, 1, 2, 4]
+    assert worthwhile(4, itertools.repeat(90)) == 4  # not all are counted
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others cannot fork safely")
+def test_workers_of_a_command_fork_unless_a_library_has_threads() -> None:
+    code = (
+        "import sys\n"
+        "from shardkit.system import pool\n"
+        "pool.fork_workers()\n"
+        "sys.mark = 'here'  # a new Python does not have it\n"
+        "found = [*pool.run_tasks(eval, ['__import__(\"sys\").mark'] * 2, workers=2)]\n"
+        "sys.modules['torch'] = sys\n"
+        "print([mark for _, mark in found], pool._method())"
+    )
+    done = python(code)
+    assert (done.stdout.strip(), done.stderr) == ("['here', 'here'] spawn", "")
 
 
 def test_progress_reporting_ends_with_the_tasks() -> None:
