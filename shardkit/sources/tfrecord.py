@@ -106,7 +106,7 @@ class TFRecord(FileSource):
             if not columns:  # the records before it are good
                 raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
         if not columns:
-            raise UsageError(f"there are no records in {path}")
+            raise UsageError(f"there are no records with features in {path}")
         return [*columns.values()]
 
     def read(self, split: str, entry: Entry) -> Record:

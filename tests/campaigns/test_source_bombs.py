@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from campaign import cases
-from foreign import write_lmdb
+from foreign import write_lmdb, write_tfrecord
 from helpers import png, run_main
 from hostile.foreign_shards import (
     old_sparse_member,
@@ -281,10 +281,10 @@ def test_labels_are_not_read_if_they_are_too_many(tmp_path: Path) -> None:
         file.create_dataset("y", (10**9,), "i8", chunks=(1000,))
     done = run_main(
         *("convert", "hdf5", path, tmp_path / "out", "--to", "lmdb"),
-        *("--images", "x", "--labels", "y"),
+        *("--image", "x", "--label", "y"),
     )
     assert done.returncode == 2
-    assert "it has 100 images, but 1000000000 labels" in done.stderr
+    assert "it has 1,000,000,000 values for 100 images" in done.stderr
 
 
 def test_a_limited_number_of_problems_is_named(
@@ -292,11 +292,13 @@ def test_a_limited_number_of_problems_is_named(
 ) -> None:
     monkeypatch.setattr(driver, "_MOST_PROBLEMS", 100)
     path = tmp_path / "a.tfrecord"
-    path.write_bytes(tfrecord_record(b"") * 1000 + b"cut")
+    write_tfrecord(path, [{"image": (png(), "byte")}])
+    with path.open("ab") as file:
+        file.write(tfrecord_record(b"") * 1000 + b"cut")
     problems = get_source("tfrecord").open(path, image="image", label="none").scan().problems[""]
     assert [problem.path for problem in problems[98:]] == [
-        "a/00000098",
         "a/00000099",
+        "a/00000100",
         "a.tfrecord (rest)",
         "(900 more)",
     ]
