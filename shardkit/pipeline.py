@@ -277,7 +277,8 @@ class _Conversion:
         recipe = self.recipe
         if self.field in LOSSY:
             raise BadImage(
-                f"a mask cannot be a {self.field} file, which changes values", remedy="use PNG"
+                f"a mask cannot be a {self.field} file, which changes values",
+                remedy="use PNG, or the kind image",
             )
         if view is None:
             upright = self.info.upright
@@ -285,7 +286,8 @@ class _Conversion:
         if self.size != view.stored:
             raise BadImage(
                 f"the mask is {self.size[0]} x {self.size[1]} pixels; its image is "
-                f"{view.stored[0]} x {view.stored[1]}"
+                f"{view.stored[0]} x {view.stored[1]}",
+                remedy="if it should have another size, use the kind array or image",
             )
         _check_size(view.canvas)
         if not view.is_identity or self.field == FOREIGN_FIELD:

@@ -80,11 +80,7 @@ class Together(Source):
             classes=known,
             ignored={name: scan.ignored[""] for name, scan in scans.items()},
             problems={name: scan.problems[""] for name, scan in scans.items()},
-            understood={
-                f"{name} {term}": text
-                for name, scan in scans.items()
-                for term, text in scan.understood.items()
-            },
+            understood=_joined({name: scan.understood for name, scan in scans.items()}),
             notes=[f"{name}: {note}" for name, scan in scans.items() for note in scan.notes],
             fields=labeled.fields,
         )
@@ -100,6 +96,21 @@ class Together(Source):
     def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
         """Return the file of each image, if records have no other fields."""
         return self.members[split].source.files("", entries)
+
+
+def _joined(understood: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return the text of each term, with the splits if it is not the same for all."""
+    terms = dict.fromkeys(term for texts in understood.values() for term in texts)
+    joined = {}
+    for term in terms:
+        texts = {split: of[term] for split, of in understood.items() if term in of}
+        differs = len(set(texts.values())) > 1
+        joined[term] = (
+            "; ".join(f"{split}: {text}" for split, text in texts.items())
+            if differs
+            else next(iter(texts.values()))
+        )
+    return joined
 
 
 def _united(
