@@ -182,11 +182,10 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
         words += ["--root", f"{{}}/{folder}"] * (folder != file.rpartition("/")[0])
         if label := usual_label(others) or _only(columns, column) or "2" * is_list:
             words += ["--label", label, *_classes(seen, columns[label])]
-        elif ones:
-            words += ["--label" if is_one else "--labels", ",".join(ones)]
-        elif others:
-            kept = [_kept(name, values) for name, values in others.items()]
-            words += ["--keep", ",".join(filter(None, kept))]
+        else:
+            words += ["--label" if is_one else "--labels", ",".join(ones)] * bool(ones)
+            kept = [_kept(name, others[name]) for name in others if name not in ones]
+            words += ["--keep", ",".join(filter(None, kept))] * any(kept)
         words += ["--suffix", suffix] * bool(suffix)
         evidence = f"{file}, which lists the images in {folder or 'it'}"
         top = file.rpartition("/")[0]

@@ -32,11 +32,15 @@ class Together(Source):
     Args:
         root: The folder that has all of them.
         members: The source of each split.
+        commands: What converts each by itself, for messages.
     """
 
-    def __init__(self, root: Path, members: Mapping[str, Member]) -> None:
+    def __init__(
+        self, root: Path, members: Mapping[str, Member], commands: Sequence[str] = ()
+    ) -> None:
         self.root = root
         self.members = members
+        self.commands = commands
         self.kind = next(iter(members.values())).source.kind
 
     def __str__(self) -> str:
@@ -67,7 +71,7 @@ class Together(Source):
             fields = "; ".join(f"{name}: {name_list(scan.schema)}" for name, scan in scans.items())
             raise UsageError(
                 f"{self}: the splits have different fields, or classes of boxes ({fields});",
-                remedy="convert each file by itself",
+                remedy=f"convert each file by itself: {', and '.join(self.commands)}",
             )
         every = [*scans.values()]
         labeled = next((scan for scan in every if scan.classes), every[0])
@@ -136,6 +140,7 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
         UsageError: If one cannot be opened.
     """
     members = {}
+    commands = []
     for name, kind in kinds.items():
         words = kind.by.options(root)
         given = {key: value for key, value in options.items() if value is not None}
@@ -145,7 +150,8 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
         }
         source = open_source(kind.kind, root / as_name(kind.by.inside), **{**recognized, **given})
         members[name] = Member(source, kind.places)
-    return Together(root, members)
+        commands.append(kind.command(root, (f"DST/{name}", "--to", "lmdb")))
+    return Together(root, members, commands)
 
 
 def reopen(kind: str, root: Path, described: Described) -> Together:

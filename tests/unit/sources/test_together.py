@@ -87,7 +87,8 @@ def test_splits_share_their_classes(tmp_path: Path) -> None:
 def test_splits_with_other_categories_are_refused(tmp_path: Path) -> None:
     files = {**COCO, "annotations/instances_val2017.json": coco("val", ("cat", "fox"))}
     source = make_tree(tmp_path / "src", files)
-    refuses(2, "convert", source, tmp_path / "out", "--to", "lmdb", facts=(source, "boxes"))
+    facts = ("boxes", "DST/train", "DST/val", f"--root {source}/val2017")
+    refuses(2, "convert", source, tmp_path / "out", "--to", "lmdb", facts=facts)
 
 
 def test_equal_names_in_several_folders_need_a_choice(tmp_path: Path) -> None:
