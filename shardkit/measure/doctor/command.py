@@ -11,7 +11,7 @@ from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.reports import EXCLUDED
 from shardkit.recipe import Recipe
-from shardkit.registry import DEFAULT_SOURCE
+from shardkit.registry import DEFAULT_ATTACHED, DEFAULT_SOURCE, format_names
 from shardkit.sources.imagefolder import natural
 from shardkit.system.text import shell
 
@@ -121,7 +121,8 @@ def provenance_of(path: str, directory: Path) -> Provenance:
     splits = (parent / MANIFEST_NAME).exists()
     return Provenance(
         path=path,
-        format=manifest.format,
+        # Files in place have the name of their source instead.
+        format=manifest.format if manifest.format in format_names() else DEFAULT_ATTACHED,
         recipe=dict(manifest.recipe),
         source=sources[0],
         parts=len(sources),

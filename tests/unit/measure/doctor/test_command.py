@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers import DEADLINE, jpeg, make_tree, run_main
 
-from shardkit import open_dataset
+from shardkit import attach, open_dataset, open_source
 from shardkit.dataset.manifest import load_manifest
 from shardkit.measure.doctor.command import Provenance, command_words, merged, provenance_of
 from shardkit.recipe import Recipe
@@ -167,3 +167,9 @@ def test_recipes_merge(old: dict[str, Any], change: dict[str, Any], new: tuple[i
     assert found.quality == old.get("quality")
     assert found.encode == change.get("encode", old.get("encode", "keep"))
     assert found.resize_mode == old.get("resize_mode", "shorter")
+
+
+def test_a_folder_in_place_becomes_shards(photos: Path) -> None:
+    attach(open_source("imagefolder", photos), "index")
+    words = command_words(SMALLER, provenance_of("index", Path("index")))
+    assert words[words.index("--to") + 1] == "webdataset"
