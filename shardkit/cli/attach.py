@@ -21,17 +21,18 @@ from shardkit.errors import UsageError
 from shardkit.options import make
 from shardkit.registry import DEFAULT_ATTACHED, attachable_sources, get_source, open_source
 from shardkit.reporting.describe import summarize
+from shardkit.sources.recognize import recognized
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable, quoted, shell, suggestion
 
 
 class _Kinds(click.Group):
-    """One command for each kind of file; without the name of a kind, that for tar archives."""
+    """One command for each kind of file; without its name, that of what is there."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Add the kind before other arguments."""
         if args and args[0] not in (*attachable_sources(), "-h", "--help"):
-            args = [DEFAULT_ATTACHED, *args]
+            args = [_kind_of(args[0]), *args]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -46,12 +47,26 @@ class _Kinds(click.Group):
         return _Command(kind, kind.attaching)
 
 
+def _kind_of(path: str) -> str:
+    """Return the kind that recognizes a path for certain, or that of tar archives."""
+    certain = [kind for kind in recognized(path) if kind.by.certain]
+    if len(certain) != 1:
+        return DEFAULT_ATTACHED
+    (first,) = certain
+    if first.kind not in attachable_sources():
+        raise UsageError(
+            f"{path} looks like {first}, which cannot be attached;",
+            remedy=f"run `{first.command(path)}`",
+        )
+    return first.kind
+
+
 @click.group("attach", cls=_Kinds)
 def attach_command() -> None:
     """Read files of other programs in place: index them as a dataset.
 
-    COMMAND is the kind of files. Without it, they are tar archives: `shardkit attach ARCHIVES
-    INDEX_DIR` is `shardkit attach webdataset ARCHIVES INDEX_DIR`.
+    COMMAND is the kind of files. Without it, an existing file or folder is recognized as by
+    `convert`; anything else is a pattern of tar archives.
     """
 
 

@@ -86,7 +86,8 @@ class _Sources(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            raise hinted(error, ctx, source_hint(args[0])) from error
+            hint = source_hint(args[0]) or " No file or folder is called that, either."
+            raise hinted(error, ctx, hint) from error
 
 
 def _title(name: str) -> str:

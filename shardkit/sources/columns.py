@@ -197,6 +197,8 @@ class Columns:
         self.image = self._choose_image(options.image)
         self._require_rows(self._columns[self.image].rows)
         self.label = "" if options.label == NONE else self._choose_label(options.label)
+        if not (self.label or options.label):
+            self._refuse_other_length()
         """"" if there is none."""
         self.keep = self._kept(options.keep)
         self.schema = {kept.name: self._field(kept) for kept in self.keep}
@@ -248,6 +250,16 @@ class Columns:
             if column.rows != rows:
                 why = f"it has {column.rows:,} values for {rows:,} images"
                 self._columns[name] = column._replace(holds="", why=why)
+
+    def _refuse_other_length(self) -> None:
+        """Refuse labels of another number than the images: they would be lost."""
+        rows = self._columns[self.image].rows
+        names = [column.name for column in self._columns.values() if column.rows != rows]
+        if name := usual_label(names, self.image):
+            raise UsageError(
+                f"{self._path}: {name} looks like labels, but {self._columns[name].why};",
+                remedy=f"{setting('label', NONE)} converts without labels",
+            )
 
     def _lost_labels(self) -> list[str]:
         used = {self.image, self.label, *(kept.source for kept in self.keep)}

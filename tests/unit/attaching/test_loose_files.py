@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, exif, invoke, jpeg, make_tree, picture, png, tree
+from helpers import encoded, exif, invoke, jpeg, make_tree, picture, png, run_main, tree
 from PIL import Image
 from refusals import refused, refuses
 from stated import restate_json
@@ -482,3 +482,12 @@ def test_the_command(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "../photos" in invoke("info", "index").output
     assert "cat/a b.jpg" in invoke("show", "index", 0).output
     refuses(2, "attach", "imagefolder", "nothing", "other", facts=("nothing",))
+
+
+def test_attach_recognizes_what_is_there(photos: Path, tmp_path: Path) -> None:
+    assert run_main("attach", photos, tmp_path / "index").returncode == 0
+    dataset = open_dataset(tmp_path / "index", decode="bytes")
+    assert {dataset.paths[row]: dataset[row][0] for row in range(len(dataset))} == FILES
+    yolo = {"images/train/a.png": png(), "labels/train/a.txt": b"0 0.5 0.5 0.1 0.1"}
+    boxes = make_tree(tmp_path / "boxes", yolo)
+    refuses(2, "attach", boxes, tmp_path / "other", facts=(boxes, "convert yolo"))

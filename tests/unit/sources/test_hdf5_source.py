@@ -94,6 +94,11 @@ def test_wrong_datasets_are_named(path: Path, tmp_path: Path) -> None:
         file["short"] = [1, 2]
     with pytest.raises(UsageError, match="it has 2 values for 3 images"):
         scan(path, image="x", label="short")
+    with h5py.File(tmp_path / "fewer.h5", "w") as file:
+        file["images"], file["labels"] = np.zeros((3, 4, 4, 3), np.uint8), [1, 2]
+    with refused(UsageError, tmp_path / "fewer.h5", "labels", "2", "3"):
+        scan(tmp_path / "fewer.h5")
+    assert scan(tmp_path / "fewer.h5", label="none").classes is None
     (tmp_path / "bad.h5").write_bytes(b"not hdf5")
     with pytest.raises(UsageError, match=r"bad\.h5"):
         scan(tmp_path / "bad.h5")
