@@ -88,7 +88,9 @@ class TableValues(FieldValues):
                 raise UsageError(f"{path} has no column {quoted(name)}; it has {_list(columns)}")
         if not self._kept:
             raise UsageError(
-                f"{path}", remedy=f"choose columns with field=NAME=COLUMN from {_list(columns)}"
+                f"{path}",
+                remedy=f"choose columns with {setting('field', 'COLUMN')}, or NAME=COLUMN, from "
+                f"{_list(columns)}",
             )
         used = {self._key, *(kept.source for kept in self._kept)}
         self._used = [name for name in columns if name in used]

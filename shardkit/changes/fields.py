@@ -393,7 +393,8 @@ def _providers(
     if path.suffix == ".npy" or path.is_dir():
         if len(options.field) != 1 or options.key:
             raise UsageError(
-                f"{path} holds one field in row order", remedy="name it with field=NAME alone"
+                f"{path} holds one field in row order",
+                remedy=f"name it with {setting('field', 'NAME')} alone",
             )
         return [FileValues(path, options.field[0], opened)]
     if not is_table(path):

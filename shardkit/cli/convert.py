@@ -86,7 +86,7 @@ class _Sources(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            hint = source_hint(args[0]) or " No file or folder is called that, either."
+            hint = source_hint(args[0]) or " No file or folder has this name, either: check it."
             raise hinted(error, ctx, hint) from error
 
 

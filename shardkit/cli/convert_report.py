@@ -24,7 +24,7 @@ from shardkit.conversion.convert import Converted
 from shardkit.conversion.plan import Plan
 from shardkit.dataset.manifest import Manifest
 from shardkit.errors import Problem
-from shardkit.record import IMAGE_FIELDS
+from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL
 from shardkit.reporting.describe import summarize
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable, shell
@@ -176,10 +176,14 @@ def _show_dataset(name: str, manifest: Manifest, ignored: Collection[Problem] | 
     labeled = manifest.classes is not None and (
         any(manifest.class_counts or ()) or not manifest.rows
     )
-    classes = f"in {amount(len(manifest.classes or ()), 'class')}" if labeled else "without labels"
+    schema = manifest.fields_by_name
+    others = some([name for name in schema if name not in (IMAGE, LABEL)])
+    classes = f"with {others}" if others and IMAGE in schema else "without labels"
+    if labeled:
+        classes = f"in {amount(len(manifest.classes or ()), 'class')}"
     line(
         name or "dataset",
-        f"{amount(manifest.rows, record_noun(manifest.fields_by_name))} {classes}, "
+        f"{amount(manifest.rows, record_noun(schema))} {classes}, "
         f"{amount(len(manifest.shards), 'shard')} of {manifest.format}, {size(manifest.bytes)}",
     )
     if manifest.recipe.get("encode") == "planes":

@@ -86,6 +86,7 @@ _NOTES = {
     "damaged": "with lost JPEG data, due to --tolerate-damage; readers decode them as Pillow does",
     "dropped": "lost boxes or keypoints that the crop cut off; --resize-mode pad keeps them all",
     "frames": "with several frames or pages; readers take the first",
+    "small": "smaller than the size that an earlier conversion asked for",
 }
 
 

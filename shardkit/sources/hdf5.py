@@ -140,7 +140,9 @@ class Hdf5(FileSource, AttachableSource):
                 name = datasets[0] if len(datasets) == 1 else name
             raise UsageError(
                 f"{path} has no labels, but {stems[found]} next to it may have them",
-                remedy=f"pass {setting('label', f'{stems[found]}:{name}')}, or "
+                remedy="convert each file by itself: "
+                * (len(self.inputs.paths) > 1)
+                + f"pass {setting('label', f'{stems[found]}:{name}')}, or "
                 f"{setting('label', NONE)} to convert without labels",
             )
 

@@ -214,6 +214,12 @@ def test_where_and_remedy_are_told_apart(tmp_path: Path) -> None:
     for words, what, where, remedy in (
         ("verify nowhere", "nowhere is not a shardkit dataset: the dir", "nowhere", None),
         ("verfy x", "No such command 'verfy'", None, "Did you mean verify?"),
+        (
+            "convert nowhere b --to lmdb",
+            "No such command 'nowhere'",
+            None,
+            "No file or folder has this name, either: check it.",
+        ),
         ("upload a b", "b is not a URL", "b", "give az://, gs:// or s3://"),
         (
             "convert imagefolder a b --tto lmdb",

@@ -197,6 +197,8 @@ def test_labels_may_be_in_another_file(tmp_path: Path) -> None:
     option = "split_train_y.h5:y"
     command = ("convert", "hdf5", path, tmp_path / "out", "--to", "lmdb")
     refuses(2, *command, facts=("split_train_x.h5", f"--label {option}", "--label none"))
+    both = ("convert", "hdf5", tmp_path, tmp_path / "made", "--to", "lmdb", "--image", "x")
+    refuses(2, *both, facts=("each file by itself", f"--label {option}"))
     assert read(path, label="none")[1] == [None] * 4
     assert read(path, label=option)[2].understood["label"].startswith(f"{option}: 3 integers")
     assert run_main(*command, "--label", tmp_path / option).returncode == 0

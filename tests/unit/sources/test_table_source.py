@@ -123,7 +123,7 @@ def test_images_that_lost_a_box_are_not_called_dropped(root: Path, tmp_path: Pat
     options = ("--to", "lmdb", "--workers", 1, "--image", "path", "--boxes", "found:xyxy")
     done = invoke("convert", "table", table, tmp_path / "made", *options, "--resize", "6x2")
     printed = " ".join(done.stdout.split())
-    assert "dataset 3 images without labels" in printed
+    assert "dataset 3 images with boxes," in printed
     assert "noted 1 image lost boxes or keypoints that the crop cut off; --resize-mode" in printed
 
 
