@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -301,7 +302,9 @@ class ImageFolder(PartedSource):
 
     def _has_image(self, folder: str) -> bool:
         """Return whether a folder has an image, not only folders with some."""
-        return any(map(claims_image, self.place.inner(folder).names()))
+        with contextlib.suppress(PermissionError):  # the listing will name it
+            return any(map(claims_image, self.place.inner(folder).names()))
+        return True
 
     def _may_have_masks(self, tops: Sequence[str]) -> bool:
         """Return whether class folders have names of masks."""

@@ -64,7 +64,7 @@ class Overview:
 
     def has(self, *names: str) -> bool:
         """Return whether there are files or folders of all these names, below the path."""
-        return all((self.path / as_name(name)).exists() for name in names)
+        return all(os.path.exists(self.path / as_name(name)) for name in names)
 
     def inner(self, folder: str) -> Overview:
         """Return the overview of a folder below the path."""

@@ -95,16 +95,22 @@ class TFRecord(FileSource):
     def _columns(self, path: str) -> list[Column]:
         """Return the features of the first records of a file as columns."""
         columns: dict[str, Column] = {}
+        wrong: list[BadImage] = []  # reading names these records
         try:
             with reading(path) as view:
                 for record in itertools.islice(records(view), _FIRST):
-                    found = features(view.read, record.start, record.start + record.length)
+                    try:
+                        found = features(view.read, record.start, record.start + record.length)
+                    except BadImage as error:
+                        wrong.append(error)
+                        continue
                     for name, feature in sorted(found.items()):
                         if name not in columns or not columns[name].holds:
                             columns[name] = _column(name, feature, view)
-        except BadImage as error:
-            if not columns:  # the records before it are good
-                raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
+        except BadImage as error:  # the end of what can be read of the file
+            wrong.append(error)
+        if not columns and wrong:
+            raise UsageError(f"{path}: {wrong[0].problem}", remedy=wrong[0].remedy) from wrong[0]
         if not columns:
             raise UsageError(f"there are no records with features in {path}")
         return [*columns.values()]

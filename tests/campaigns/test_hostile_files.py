@@ -104,6 +104,8 @@ UNREADABLE = """
 import os, sys
 from shardkit.errors import BadImage
 from shardkit.sources.imagefolder import scan_imagefolder
+from shardkit.sources.recognize import recognized
+recognized(".")  # loads what Python could not read afterwards
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)

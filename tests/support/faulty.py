@@ -26,6 +26,12 @@ NOTHING, SIGNAL_BEFORE, SIGNAL_AFTER, TEAR, FAIL, SHORTEN = range(6)
 SELF, MAIN, GROUP = range(3)
 ALL, ONLY_MAIN, ONLY_OTHERS = range(3)
 
+PROGRAM = (
+    "from shardkit.system import pool; pool._WORTHWHILE = 0; "
+    "from shardkit.cli.main import main; main()"
+)
+"""The command line, with worker processes also for the little that tests convert."""
+
 FOREVER = 1 << 40
 """More calls than any conversion makes."""
 
@@ -182,7 +188,7 @@ class Bench:
         self._arm(fault or Fault())
         words = [os.fspath(a) if isinstance(a, Path) else str(a) for a in arguments]
         process = subprocess.Popen(
-            [sys.executable, "-m", "shardkit", *words],
+            [sys.executable, "-c", PROGRAM, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

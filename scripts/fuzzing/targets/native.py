@@ -166,8 +166,8 @@ class _File:
     def __len__(self) -> int:
         return len(self.array)
 
-    def descriptors(self) -> npt.NDArray[np.int32]:
-        return np.full(len(self), self._descriptor, np.int32)
+    def pieces(self) -> list[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
+        return [(slice(None), self.entries, np.full(len(self), self._descriptor, np.int32))]
 
     def maps(self) -> list[Any] | None:
         return None if self._map is None else [self._map] * len(self)

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import shardkit
 from shardkit.cli.main import main
+from shardkit.system import pool
 
 COMMANDS = (
     *("append", "attach", "commit", "convert", "export", "fields", "info", "repair", "report"),
@@ -42,6 +43,7 @@ def serve() -> None:
     tqdm.monitor_interval = 0  # it would start a thread
     Image.init()
     load_everything()
+    pool._WORTHWHILE = 0  # as in `faulty.PROGRAM`
     control = Control.of(Path(os.environ["FAULTS_CONTROL"]))
     gc.freeze()
     for line in sys.stdin:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from faulty import PROGRAM
 from helpers import (
     DEADLINE,
     FORMATS,
@@ -463,10 +464,8 @@ def test_a_signal_ends_all_processes_and_a_rerun_resumes(
     crowd: Path, tmp_path: Path, number: signal.Signals, code: int, group: bool
 ) -> None:
     out = tmp_path / "out"
-    small = "from shardkit.system import pool; pool._WORTHWHILE = 0; "  # these images are small
-    program = f"{small}from shardkit.cli.main import main; main()"
     given = [*map(str, words(crowd / "photos", out, "--workers", 2, *CROWD))]
-    command = [sys.executable, "-c", program, *given]
+    command = [sys.executable, "-c", PROGRAM, *given]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

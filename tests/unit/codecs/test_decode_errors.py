@@ -134,6 +134,7 @@ def test_simplejpeg_s_out_of_memory_messages_are_recognized(
         decode(jpeg(), "jpg")
 
 
+@pytest.mark.usefixtures("without_native")  # whose encoder is not Pillow's
 @pytest.mark.parametrize("field", ["jpg", "png", "webp"])
 def test_a_lack_of_memory_while_encoding_passes_through(
     monkeypatch: pytest.MonkeyPatch, field: str

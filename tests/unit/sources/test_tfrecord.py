@@ -162,6 +162,23 @@ def test_damage_is_reported_after_the_good_records(tmp_path: Path) -> None:
         found.splits[""].read([2])
 
 
+def test_a_first_record_that_is_no_example_is_a_bad_record(tmp_path: Path) -> None:
+    path = imagenet(tmp_path / "x.tfrecord")
+    wrong = b"\x0a\x7f"  # a message of 127 bytes, of which there are none
+    length = struct.pack("<Q", len(wrong))
+    path.write_bytes(length + masked(length) + wrong + masked(wrong) + path.read_bytes())
+    found = scan(path)
+    assert labels(found) == ["1", "2", "3"]
+    (reason,) = problems(found).values()
+    assert "tf.train.Example" in reason
+
+
+def masked(data: bytes) -> bytes:
+    """Return the CRC-32C of TFRecord, rotated and with a number added."""
+    crc = reference(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
 def test_more_features_are_kept(tmp_path: Path) -> None:
     rows: list[Features] = [
         {
