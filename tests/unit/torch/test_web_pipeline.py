@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import FORMATS, make_dataset
+from helpers import FORMATS, copy_dataset
 from PIL import Image
 from refusals import refused
 from table import for_each
@@ -24,27 +24,26 @@ OWN = ("__url__", "__local_path__", "json")
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its files open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@for_each("to", FORMATS)
-def test_samples_are_those_of_webdataset(folder: Path, tmp_path: Path, to: str) -> None:
-    tars = make_dataset(folder, tmp_path / f"{to}-tars", to="webdataset", shard_samples=2)
-    dataset = make_dataset(folder, tmp_path / to, to=to)
-    urls = sorted(map(str, tars.glob("*.tar")))
+def test_samples_are_those_of_webdataset(folder: Path, tmp_path: Path) -> None:
+    tars = copy_dataset(folder, tmp_path / "tars", to="webdataset")
     theirs = {
         sample["__key__"]: {name: sample[name] for name in sample.keys() - OWN}
-        for sample in wds.WebDataset(urls, shardshuffle=False)
+        for sample in wds.WebDataset(sorted(map(str, tars.glob("*.tar"))), shardshuffle=False)
         if "cls" in sample
     }
-    ours = list(to_webdataset(dataset, decode="bytes"))
-    assert {sample["__key__"]: sample for sample in ours} == theirs
-    gc.collect()  # so they are closed here
-    assert len(ours) == 6
+    gc.collect()  # closes them here, not in another test
+    for to in FORMATS:
+        dataset = copy_dataset(folder, tmp_path / to, to=to)
+        ours = list(to_webdataset(dataset, decode="bytes"))
+        assert {sample["__key__"]: sample for sample in ours} == theirs
+        assert len(ours) == 6
 
 
 @for_each("workers", [0, 2])
 def test_the_order_is_that_of_the_iterable_dataset(
     folder: Path, tmp_path: Path, workers: int
 ) -> None:
-    path = make_dataset(folder, tmp_path / "set", to="webdataset")
+    path = copy_dataset(folder, tmp_path / str(workers), to="webdataset")
     for number in range(2):
         rank = Rank(rank=number, world_size=2)
         options: dict[str, Any] = {"shuffle": True, "seed": 3, "rank": rank}
@@ -66,7 +65,7 @@ def _arrays(sample: Any) -> tuple[np.ndarray[Any, Any], int]:
 
 
 def test_images_may_be_decoded_by_shardkit(folder: Path, tmp_path: Path) -> None:
-    path = make_dataset(folder, tmp_path / "set")
+    path = copy_dataset(folder, tmp_path / "set")
     batches = to_webdataset(path, decode=CenterCrop(8)).to_tuple("image", "cls").batched(4)
     stored = list(to_webdataset(path, decode="bytes"))
     images = np.concatenate([np.stack([np.asarray(each) for each in b[0]]) for b in batches])
