@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from itertools import zip_longest
@@ -266,19 +266,8 @@ def _archive_tasks(
     names = [as_text(os.path.relpath(path, folder)) for path in real]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UsageError(f"{source} names {printable(twice[0])} twice, by links to one file")
-    tasks: list[IndexTask] = [
-        ArchiveTask(
-            folder=target,
-            path=Path(path),
-            archive=name,
-            source=some,
-            schema=plan.scan.schema,
-            recipe=plan.recipe,
-            part=parts / _digest(name),
-            quick=plan.options.quick,
-        )
-        for path, name, (_, some) in zip(real, names, files, strict=True)
-    ]
+    archives = zip(names, map(Path, real), (some for _, some in files), strict=True)
+    tasks = _index_tasks(ArchiveTask, archives, target, plan, parts)
     return folder, not files[0][0].is_absolute(), tasks
 
 
@@ -288,19 +277,32 @@ def _folder_tasks(
     """Return the folder of all files, whether it was given as relative, and a task per class."""
     root = source.locate(images.split, Entry("", "", 0, 0, 0))
     folder = os.path.realpath(root)
-    tasks: list[IndexTask] = [
-        FolderTask(
+    folders = ((name, Path(folder), some) for name, some in by_folder(images).items())
+    tasks = _index_tasks(FolderTask, folders, target, plan, parts)
+    return folder, not os.path.isabs(root), tasks
+
+
+def _index_tasks(
+    task: type[IndexTask],
+    archives: Iterable[tuple[str, Path, Images]],
+    target: Path,
+    plan: _AttachPlan,
+    parts: Path,
+) -> list[IndexTask]:
+    """Return a task for each archive or class folder, given its name, path and images."""
+    return [
+        task(
             folder=target,
-            path=Path(folder),
+            path=path,
             archive=name,
-            source=some,
+            source=images,
             schema=plan.scan.schema,
             recipe=plan.recipe,
             part=parts / _digest(name),
+            quick=plan.options.quick,
         )
-        for name, some in by_folder(images).items()
+        for name, path, images in archives
     ]
-    return folder, not os.path.isabs(root), tasks
 
 
 def _option(name: str) -> str:
