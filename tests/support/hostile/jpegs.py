@@ -210,7 +210,7 @@ def exif_cases() -> Iterator[Case]:
             lambda c=content: with_segments(segment(0xE1, c)),  # type: ignore[misc]
         )
     yield as_it_is(
-        "with EXIF data twice, of which the first counts",
+        "with EXIF data twice: the first counts",
         lambda: with_segments(segment(0xE1, exif(6).tobytes()), segment(0xE1, exif(3).tobytes())),
         orientation=6,
     )

@@ -44,12 +44,13 @@ def test_the_order_is_that_of_the_iterable_dataset(
     folder: Path, tmp_path: Path, workers: int
 ) -> None:
     path = copy_dataset(folder, tmp_path / str(workers), to="webdataset")
+    keys: dict[int, list[str]] = {0: [], 1: []}
     for number in range(2):
         rank = Rank(rank=number, world_size=2)
         options: dict[str, Any] = {"shuffle": True, "seed": 3, "rank": rank}
         expected = IterableTarDataset(path, decode="numpy", **options)
-        pipeline = to_webdataset(path, decode="bytes", **options).decode("pilrgb")
-        pipeline = pipeline.to_tuple("jpg;png", "cls")
+        source = to_webdataset(path, decode="bytes", **options)
+        pipeline = source.decode("pilrgb").to_tuple("jpg;png", "cls")
         for epoch in (0, 1):
             expected.set_epoch(epoch)
             pipeline.set_epoch(epoch)
@@ -58,6 +59,9 @@ def test_the_order_is_that_of_the_iterable_dataset(
             wanted = [(image.tobytes(), label) for image, label in expected]
             # DataLoader takes one sample of each worker in turn, as shardkit divides them.
             assert found == wanted
+            keys[epoch] += [sample["__key__"] for sample in source]
+    files = sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.*"))
+    assert [sorted(read) for read in keys.values()] == [files, files]
 
 
 def _arrays(sample: Any) -> tuple[np.ndarray[Any, Any], int]:
