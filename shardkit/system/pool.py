@@ -24,7 +24,7 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.queues import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
@@ -174,7 +174,8 @@ def _run_in_processes(
         for task in tasks:
             waiting[executor.submit(function, task)] = task
         while waiting:
-            done, _ = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+            with _unlocking(waiting):
+                done, _ = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             _pass_on(channel, on_progress)
             if not done and _dead(executor):
                 raise BrokenProcessPool  # the executor does not always notice by itself
@@ -182,6 +183,22 @@ def _run_in_processes(
                 yield waiting.pop(future), future.result()
         _pass_on(channel, on_progress)
         executor.shutdown()
+
+
+@contextmanager
+def _unlocking(futures: Iterable[Future[Any]]) -> Iterator[None]:
+    """Leave no future locked if an exception comes, such as Ctrl-C while `wait` locks all of them.
+
+    The executor's own thread would wait for the lock forever, and Python, at exit, for that thread.
+    """
+    try:
+        yield
+    except BaseException:
+        for future in futures:
+            with suppress(RuntimeError):  # this thread has not locked it
+                while True:
+                    future._condition.release()
+        raise
 
 
 def run_on(
@@ -196,8 +213,9 @@ def run_on(
     """
     waiting = {executor.submit(function, task): task for task in tasks}
     try:
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
+        with _unlocking(waiting):
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
     except BrokenExecutor as error:
         raise ShardkitError(
             f"a worker of the executor died, and it did not start another: {error}",
@@ -276,7 +294,9 @@ class Team:
 
     def _wait(self, future: Future[Any]) -> bool:
         """Wait a moment for a result; return whether it is still missing."""
-        if wait([future], _POLL_SECONDS).done:
+        with _unlocking([future]):
+            is_done = bool(wait([future], _POLL_SECONDS).done)
+        if is_done:
             return False
         if self._executor and _dead(self._executor):
             raise BrokenProcessPool  # the executor does not always notice by itself

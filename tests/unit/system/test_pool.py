@@ -13,7 +13,7 @@ import textwrap
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
@@ -48,6 +48,25 @@ def processes(folder: Path) -> set[int]:
 @pytest.fixture(params=[1, 2])
 def workers(request: pytest.FixtureRequest) -> int:
     return int(request.param)
+
+
+def test_ctrl_c_while_futures_are_locked_leaves_none_locked() -> None:
+    """Python would wait at exit for the executor's thread, and that thread for the lock."""
+    futures = [Future[None]() for _ in range(4)]
+    last = max(futures, key=id)  # `wait` locks them in this order
+    last._condition = Mock(
+        acquire=Mock(side_effect=KeyboardInterrupt), release=Mock(side_effect=RuntimeError)
+    )
+    with pytest.raises(KeyboardInterrupt), pool._unlocking(futures):
+        wait(futures)
+    free: list[bool] = []
+    others = [future._condition for future in futures if future is not last]
+    thread = threading.Thread(
+        target=lambda: free.extend(lock.acquire(blocking=False) for lock in others)
+    )
+    thread.start()
+    thread.join()
+    assert free == [True] * 3
 
 
 def total(reports: list[Progress]) -> Progress:
