@@ -28,23 +28,33 @@ from isolation import COMPLETE, FAILED, NOT_RUN, STOPPED, Outcome, Part, run_par
 
 PARTS = (
     Part(name="environment", function="gpu_parts.environment:run", weight=1.5),
-    Part(name="data", function="gpu_parts.data:run", weight=2),
+    Part(name="data", function="gpu_parts.data:run", weight=1.5),
+    *(
+        Part(
+            name=f"training-{layers}-{cores or 'all'}",
+            function="gpu_parts.training:run",
+            weight=3,
+            options={"layers": layers, "most_cores": cores},
+        )
+        for cores in (None, 4)
+        for layers in (50, 18)
+    ),
     Part(name="checks", function="gpu_parts.checks:run", weight=1.5),
-    Part(name="training", function="gpu_parts.training:run", weight=3),
-    Part(name="scaling-jpeg", function="gpu_parts.scaling:jpeg", weight=1.2),
-    Part(name="scaling-planes", function="gpu_parts.scaling:planes", weight=1.2),
-    Part(name="scaling-raw", function="gpu_parts.scaling:raw", weight=1.2),
+    Part(
+        name="launches", function="gpu_parts.training:launches", weight=1.5, options={"layers": 18}
+    ),
+    Part(name="scaling-jpeg", function="gpu_parts.scaling:jpeg", weight=1.5),
     Part(name="decoding", function="gpu_parts.decoding:run", weight=0.7),
-    Part(name="memory", function="gpu_parts.checks:memory", weight=1),
+    Part(name="scaling-planes", function="gpu_parts.scaling:planes", weight=1),
+    Part(name="scaling-raw", function="gpu_parts.scaling:raw", weight=1),
+    Part(name="memory", function="gpu_parts.checks:memory", weight=0.7),
 )
 """In this order: what matters most comes first. The first may wait for PyTorch to come from a disk;
 it leaves the rest of its time to the others."""
 
 RATIOS = {
-    "training": "of one cached batch",
-    "scaling-jpeg": "efficiency",
-    "scaling-planes": "efficiency",
-    "scaling-raw": "efficiency",
+    "training and launches": "of one cached batch",
+    "scaling": "efficiency",
     "decoding": "of shardkit on the CPU",
 }
 """What the ratios of a part compare with."""

@@ -40,6 +40,8 @@ class Part:
     """``module:name``; it takes a job and a `Progress`."""
     weight: float
     """Time relative to the other parts. What a part leaves is for those after it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Added to its job."""
 
 
 @dataclass(kw_only=True)
@@ -150,7 +152,7 @@ def run_part(
     """Run one part in a process of its own; fill ``outcome``, also if it is interrupted."""
     results, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     results.unlink(missing_ok=True)
-    task = {"function": part.function, "job": dict(job), "results": str(results)}
+    task = {"function": part.function, "job": {**job, **part.options}, "results": str(results)}
     command = [sys.executable, __file__, json.dumps({**task, "seconds": seconds})]
     start, code, remark = time.monotonic(), None, "interrupted"
     with open(log, "wb") as output:

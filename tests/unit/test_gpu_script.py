@@ -28,7 +28,7 @@ from isolation import NotAvailable
 
 
 def works(job, progress):
-    progress.add("sum", sum(job["numbers"]), "things")
+    progress.add("sum", sum(job["numbers"]) + job["more"], "things")
 
 
 def fails(job, progress):
@@ -94,7 +94,8 @@ def run(isolation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def run_planted(*names: str) -> dict[str, Any]:
         parts = [
-            isolation.Part(name=name, function=f"planted:{name}", weight=1.0) for name in names
+            isolation.Part(name=name, function=f"planted:{name}", weight=1.0, options={"more": 4})
+            for name in names
         ]
         outcomes = isolation.run_parts(parts, {"numbers": [1, 2]}, tmp_path, 100 * DEADLINE)
         assert [outcome.name for outcome in outcomes] == list(names)
@@ -125,7 +126,7 @@ def test_a_part_that_fails_leaves_the_others_alone(run: Any) -> None:
     assert outcomes["exits"].remark == "its process ended with exit code 3: a library gave up"
     assert outcomes["lacks"].remark == "no torchcodec"
     assert rows(outcomes["fails"]) == [("before", 1)], "results before the failure count"
-    assert rows(outcomes["works"]) == [("sum", 3)]
+    assert rows(outcomes["works"]) == [("sum", 7)]
 
 
 def test_a_part_that_hangs_is_killed_with_its_workers(
@@ -248,7 +249,7 @@ def test_the_table_has_a_line_for_each_result_and_each_problem(
         "| checks | | | | stopped: killed |",
         "| memory | | | | not run |",
     ]
-    assert "training: of one cached batch" in notes
+    assert "training and launches: of one cached batch" in notes
     assert [gpu.has_failed(outcome) for outcome in outcomes] == [False, False, True, True]
     wrong = isolation.Outcome(name="checks", status="complete", rows=[row("a", is_failure=True)])
     assert gpu.has_failed(wrong)
@@ -309,12 +310,17 @@ def test_the_default_time_is_below_nine_minutes(gpu: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_the_model_is_resnet_50(bench: None) -> None:
+@pytest.mark.parametrize(
+    ("layers", "parameters", "convolutions"), [(18, 11_689_512, 20), (50, 25_557_032, 53)]
+)
+def test_the_model_is_a_resnet(
+    bench: None, layers: int, parameters: int, convolutions: int
+) -> None:
     resnet = importlib.import_module("gpu_parts.resnet")
-    assert resnet.ResNet50(width=4)(torch.zeros(2, 3, 32, 32)).shape == (2, 1000)
-    model = resnet.ResNet50()
-    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
-    assert sum(isinstance(module, torch.nn.Conv2d) for module in model.modules()) == 53
+    assert resnet.ResNet(layers, width=4)(torch.zeros(2, 3, 32, 32)).shape == (2, 1000)
+    model = resnet.ResNet(layers)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert sum(isinstance(module, torch.nn.Conv2d) for module in model.modules()) == convolutions
 
 
 def test_idle_time_lies_between_steps(bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,7 +547,9 @@ def test_without_a_gpu_a_part_says_so(
 @pytest.mark.slow
 def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCH / "gpu.py"), "--device", "cpu", "--minutes", "60"]
-    command += ["--results", str(tmp_path)]
+    # The others differ in options alone.
+    parts = "environment,data,training-18-4,checks,launches,decoding,scaling-raw,memory"
+    command += ["--results", str(tmp_path), "--only", parts]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     values = json.loads((tmp_path / "gpu.json").read_text())
@@ -551,4 +559,4 @@ def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
     cases = {(part["name"], row["case"]) for part in values["parts"] for row in part["rows"]}
     expected = {("checks", "pixels, thread, not pinned"), ("scaling-raw", "process, 2 workers")}
     assert expected <= cases, done.stdout
-    assert any(name == "training" and "one cached batch" in case for name, case in cases)
+    assert any(name == "training-18-4" and "one cached batch" in case for name, case in cases)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from gpu_parts.job import Job, engines, pause
-from gpu_parts.resnet import ResNet50
+from gpu_parts.resnet import ResNet
 from isolation import NotAvailable, Progress
 from torch import nn
 
@@ -257,7 +257,7 @@ def checksum(images: torch.Tensor) -> torch.Tensor:
 
 
 def _sample(side: int) -> tuple[nn.Module, torch.Tensor]:
-    return ResNet50(), torch.zeros(3, side, side)
+    return ResNet(), torch.zeros(3, side, side)
 
 
 def _small_sample(side: int) -> tuple[nn.Module, torch.Tensor]:

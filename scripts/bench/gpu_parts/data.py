@@ -1,4 +1,7 @@
-"""The datasets: JPEGs of 256 pixels, their planes, and raw pixels, all in LMDB."""
+"""The datasets: photographs, JPEGs of 256 pixels, their planes, and raw pixels, all in LMDB.
+
+Beside them, what other libraries read: folders of the same JPEGs, and tar files of the former.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def run(values: dict[str, Any], progress: Progress) -> None:
         NotAvailable: If the folder of photographs holds none.
     """
     job = Job.of(values)
-    folder, side = job.work / "photos", 48 if job.is_small else 256
+    folder, side = job.folder("photos"), 48 if job.is_small else 256
     photographs = _photographs(job)
     _write(photographs, folder, job.images)
     source = "generated" if job.photos is None else job.photos
@@ -48,6 +51,10 @@ def run(values: dict[str, Any], progress: Progress) -> None:
             enlarge=True,
             workers=workers,
         ),
+        "photos": lambda target: convert(folder, target, to="lmdb", workers=workers),
+        "tar": lambda target: convert(
+            folder, target, to="webdataset", shard_samples=job.images // 32 + 1, workers=workers
+        ),
         "planes": lambda target: convert(
             DatasetSource(job.work / "jpeg"), target, to="lmdb", encode="planes", workers=workers
         ),
@@ -64,6 +71,8 @@ def run(values: dict[str, Any], progress: Progress) -> None:
         start = time.perf_counter()
         step(job.work / name)
         progress.add(name, job.images / (time.perf_counter() - start), "images/s, converted")
+    stored = job.dataset("jpeg", "bytes")
+    _write([stored[row][0] for row in range(len(stored))], job.folder("jpeg"), job.images)
 
 
 def _photographs(job: Job) -> list[bytes]:

@@ -18,8 +18,14 @@ from shardkit.record import DATASET_FILE
 from shardkit.torch.engine.options import ENGINES
 from shardkit.torch.loader import Loader
 
-KINDS = ("jpeg", "planes", "raw")
-"""Datasets of the same photographs; random crops of the first two, and the pixels of the last."""
+KINDS = {
+    "photos": "JPEGs as they came",
+    "jpeg": "JPEGs of 256 pixels",
+    "planes": "planes of 256 pixels",
+    "raw": "raw pixels",
+}
+"""Datasets of the same photographs; of all but ``raw``, which is stored at the model's size, random
+crops are read."""
 
 PLANNED_ENGINES = ("thread", "helper", "process")
 """Engines to measure."""
@@ -36,6 +42,10 @@ class Job:
     """An image folder; None to generate photographs."""
     is_small: bool = False
     """Whether to do as little as shows that it works."""
+    layers: int = 50
+    """Of the ResNet that is trained."""
+    most_cores: int | None = None
+    """CPUs that the part may use, if fewer than there are."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Job:
@@ -65,6 +75,18 @@ class Job:
         if self.device_name == "cpu":
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
+
+    def limit_cores(self) -> None:
+        """Leave this process and its workers only some of the CPUs."""
+        if self.most_cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: self.most_cores])
+        # Counted when PyTorch was imported; operations as small as those of a test take longer
+        # with more.
+        torch.set_num_threads(1 if self.is_small else cores())
+
+    def folder(self, kind: str) -> Path:
+        """Return the image folder that holds what the dataset ``kind`` was made from, or holds."""
+        return self.work / f"{kind}-folder"
 
     def dataset(self, kind: str, decode: Any = None) -> ShardDataset:
         """Return a dataset of photographs.

@@ -1,7 +1,7 @@
-"""An epoch of ResNet-50 fed by each engine, over the same epoch with one batch that stays there.
+"""Training of a ResNet fed in ten ways, over the same training with one batch that stays there.
 
-Two batch sizes: one at which the GPU is busy, and one at which a step waits for its launches, which
-a loader delays most. Times on the GPU are those of events: one before a step and one after it.
+How busy the CPUs are is measured, too: a machine with fewer of them than a loader keeps busy would
+leave its GPU idle. Times on the GPU are those of events: one before a step and one after it.
 """
 
 from __future__ import annotations
@@ -10,25 +10,42 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
-from gpu_parts.job import KINDS, Job, engines, pause
-from gpu_parts.resnet import ResNet50
+from gpu_parts import peers
+from gpu_parts.job import KINDS, Job, cores, engines, pause
+from gpu_parts.resnet import ResNet
 from isolation import Progress
 from torch import nn
 
-from shardkit import DevicePrefetcher, Normalize
+from shardkit import DevicePrefetcher, Normalize, RandomCrop
+
+FEEDS = (
+    ("photos", "ImageFolder"),
+    ("photos", "thread"),
+    ("jpeg", "thread"),
+    ("jpeg", "ImageFolder"),
+    ("photos", "process"),
+    ("photos", "helper"),
+    ("photos", "WebDataset"),
+    ("planes", "thread"),
+    ("raw", "thread"),
+    ("raw", "resident"),
+)
+"""What is read, and by what: a peer, an engine, or from the device's memory."""
 
 SMALL_BATCH = 32
+"""A step waits for its launches, which a loader delays most."""
 
 _BATCHES = {40: 256, 20: 128, 10: 64, 0: 32}
 """Largest batch by GiB that are free."""
 
-_LONGEST = 12.0
+_LONGEST = 5.0
 """Seconds of an epoch."""
 
 _FEWEST = 2
@@ -49,6 +66,8 @@ class Epoch:
     """Of each step on the device, gaps between its kernels included."""
     idle: list[float] = field(default_factory=list)
     """On the device between two steps, which includes waiting for a copy."""
+    busy: float = 0.0
+    """CPU time of this process and its workers, in seconds."""
 
     def compared(self, base: Epoch) -> dict[str, float]:
         """Return figures of this epoch, times as multiples of those of ``base``."""
@@ -56,6 +75,7 @@ class Epoch:
         median, base_median = (statistics.median(one.launches) for one in (self, base))
         return {
             "images_per_second": self.images / self.seconds,
+            "cores": self.busy / self.seconds,
             "idle": sum(self.idle) / (sum(self.idle) + sum(self.steps)),
             "step": statistics.median(self.steps) / statistics.median(base.steps),
             "launch_ms": median,
@@ -110,6 +130,7 @@ class Trainer:
         """Train for so many seconds, but at least for `_FEWEST` steps."""
         epoch, marks = Epoch(), Marks(self.device)
         pause(self.device)
+        epoch.busy = -cpu_seconds()
         start = time.perf_counter()
         while len(epoch.launches) < _FEWEST or time.perf_counter() - start < seconds:
             images, labels = next(batches)
@@ -121,45 +142,94 @@ class Trainer:
             epoch.images += len(labels)
         pause(self.device)
         epoch.seconds = time.perf_counter() - start
+        epoch.busy += cpu_seconds()
         spans = marks.spans()
         epoch.steps, epoch.idle = spans[::2], spans[1::2]
         return epoch
 
 
 def run(values: dict[str, Any], progress: Progress) -> None:
-    """Measure; the ratio is images/s over one cached batch of the same size."""
+    """Measure all feeds; the ratio is images/s over one cached batch of the same size."""
     job = Job.of(values)
-    if job.is_small:
-        torch.set_num_threads(1)  # operations so small take longer with more
-    trainer = Trainer(job.device, ResNet50(8 if job.is_small else 64))
-    sizes = [2] if job.is_small else [_largest(job.device), SMALL_BATCH]
-    available = engines(progress)
-    cases = [(size, "jpeg", engine) for size in sizes for engine in available]
-    cases += [(sizes[0], kind, engine) for kind in KINDS[1:] for engine in available]
-    bases: dict[int, Epoch] = {}
-    for number, (size, kind, engine) in enumerate(cases):
-        case = f"batches of {size}, {kind}, {engine}"
-        coming = len(cases) - number + len(sizes) - len(bases)
-        seconds = job.seconds(_LONGEST, progress.left / coming)
+    job.limit_cores()
+    trainer = _trainer(job)
+    size = 2 if job.is_small else _largest(job.device)
+    prefix = f"ResNet-{job.layers}, {cores()} cores, batches of {size}"
+    base = _cached(trainer, job, size, job.seconds(_LONGEST, progress.left / (len(FEEDS) + 1)))
+    _add(progress, f"{prefix}: {CACHED}", base, base)
+    for number, (kind, feed) in enumerate(FEEDS):
+        case = f"{prefix}: {KINDS[kind]}, {feed}"
+        seconds = job.seconds(_LONGEST, progress.left / (len(FEEDS) - number) / 2)
         if not seconds:
             progress.add(case, remark="no time left")
             continue
-        if size not in bases:
-            bases[size] = _cached(trainer, job, size, seconds)
-            _add(progress, f"batches of {size}, {CACHED}", bases[size], bases[size])
         with progress.case(case):
-            loader = job.loader(job.dataset(kind), size, engine, endless=True)
-            with closing(loader):
-                epoch = _fed(trainer, loader, seconds)
-            _add(progress, case, epoch, bases[size])
+            loader = _loader(job, kind, feed, size)
+            _add(progress, case, _fed(trainer, loader, seconds), base)
+            _close(loader)
+
+
+def launches(values: dict[str, Any], progress: Progress) -> None:
+    """Measure what loaders do to the launches of a small model, prefetched or not."""
+    job = Job.of(values)
+    job.limit_cores()
+    trainer = _trainer(job)
+    size = 2 if job.is_small else SMALL_BATCH
+    cases: list[tuple[str, dict[str, Any]]] = [(engine, {}) for engine in engines(progress)]
+    cases += [("thread", {"priority": "low"}), ("thread", {"num_workers": 4})]
+    prefix = f"ResNet-{job.layers}, batches of {size}"
+    base = _cached(trainer, job, size, job.seconds(_LONGEST, progress.left / 8))
+    _add(progress, f"{prefix}: {CACHED}", base, base)
+    for number, (engine, options) in enumerate(cases):
+        seconds = job.seconds(_LONGEST, progress.left / (len(cases) + 1 - number) / 2)
+        case = ", ".join([f"{prefix}: {engine}", *(f"{k}={v}" for k, v in options.items())])
+        with progress.case(case):
+            loader = _loader(job, "jpeg", engine, size, **options)
+            _add(progress, case, _fed(trainer, loader, seconds), base)
+            if engine == "thread" and not options:
+                plain = _copied(loader, trainer.device)
+                _add(progress, f"{case}, no prefetcher", _train(trainer, plain, seconds), base)
+            _close(loader)
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and its workers so far."""
+    process = psutil.Process()
+    total = 0.0
+    for each in [process, *process.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _trainer(job: Job) -> Trainer:
+    return Trainer(job.device, ResNet(job.layers, 8 if job.is_small else 64))
+
+
+def _loader(job: Job, kind: str, feed: str, size: int, **options: Any) -> Any:
+    """Return an endless loader."""
+    if feed in ("ImageFolder", "WebDataset"):
+        make = peers.imagefolder if feed == "ImageFolder" else peers.webdataset
+        folder = job.folder(kind) if feed == "ImageFolder" else job.work / "tar"
+        return make(folder, job.side, size, pin_memory=job.device.type == "cuda")
+    if feed == "resident":
+        dataset = job.dataset(kind, RandomCrop(job.side, padding=16, flip=0.5))
+        return job.loader(dataset, size, "auto", resident=job.device.type, endless=True)
+    return job.loader(job.dataset(kind), size, feed, endless=True, **options)
+
+
+def _close(loader: Any) -> None:
+    """End the workers, if the loader says how."""
+    getattr(loader, "close", lambda: None)()
 
 
 def _add(progress: Progress, case: str, epoch: Epoch, base: Epoch) -> None:
     figures = epoch.compared(base)
     remark = (
-        f"GPU idle {figures['idle']:.1%}; step on the GPU {figures['step']:.2f}x; launches "
-        f"{figures['launch_ms']:.1f} ms, {figures['launch_median']:.2f}x, 95th percentile "
-        f"{figures['launch_tail']:.2f}x"
+        f"GPU idle {figures['idle']:.1%}; {figures['cores']:.1f} cores busy; step on the GPU "
+        f"{figures['step']:.2f}x; launches {figures['launch_ms']:.1f} ms, "
+        f"{figures['launch_median']:.2f}x, 95th percentile {figures['launch_tail']:.2f}x"
     )
     rate = figures["images_per_second"]
     ratio = rate / (base.images / base.seconds)
@@ -176,13 +246,22 @@ def _cached(trainer: Trainer, job: Job, size: int, seconds: float) -> Epoch:
 
 
 def _fed(trainer: Trainer, loader: Any, seconds: float) -> Epoch:
-    """Train on the batches of a loader; the first steps do not count."""
-    batches = iter(DevicePrefetcher(loader, trainer.device, Normalize()))
-    try:
-        trainer.epoch(batches, 0)  # workers start, and buffers fill
+    """Train on the batches of a loader."""
+    return _train(trainer, iter(DevicePrefetcher(loader, trainer.device, Normalize())), seconds)
+
+
+def _train(trainer: Trainer, batches: Any, seconds: float) -> Epoch:
+    """Train on batches; the first steps do not count."""
+    with closing(batches):
+        trainer.epoch(batches, seconds / 4)  # workers start, and buffers fill
         return trainer.epoch(batches, seconds)
-    finally:
-        batches.close()  # type: ignore[attr-defined]
+
+
+def _copied(loader: Any, device: torch.device) -> Iterator[Any]:
+    """Copy batches and normalize them as a plain loop does."""
+    normalize = Normalize()
+    for images, labels in loader:
+        yield normalize(images.to(device, non_blocking=True)), labels.to(device)
 
 
 def _largest(device: torch.device) -> int:
