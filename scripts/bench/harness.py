@@ -62,7 +62,7 @@ class Result:
     rates: list[float] = field(default_factory=list)
     """Images/s of each round."""
     note: str = ""
-    """Why it was not measured, if it was not; or what is to be said of it."""
+    """Why it was not measured; or how near its images are to the reference."""
 
     @property
     def median(self) -> float | None:
@@ -81,7 +81,6 @@ class Table:
     """The contender that the others are compared with."""
     results: list[Result] = field(default_factory=list)
     unit: str = "images/s"
-    notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     rounds: int = 0
 
@@ -190,14 +189,10 @@ class MeasurementProcess:
         return found
 
 
-def start(
-    contenders: Sequence[Contender], work: Path
-) -> tuple[dict[str, MeasurementProcess], dict[str, Result], dict[str, str]]:
-    """Start and check contenders.
-
-    Returns:
-        Those that run; a result for each, with a note where it cannot be measured; versions.
-    """
+def run_interleaved(
+    table: Table, contenders: Sequence[Contender], work: Path, rounds: int
+) -> Table:
+    """Start, check and time contenders with a warm page cache; fill and return the table."""
     results = {contender.name: Result(name=contender.name) for contender in contenders}
     served: dict[str, MeasurementProcess] = {}
     for contender in contenders:  # all at once: they import while the first are checked
@@ -215,26 +210,21 @@ def start(
             except Failed as error:
                 results[name].note = str(error)
                 served.pop(name).close()
-    except BaseException:
+        time_rounds(served, results, rounds)
+    finally:
         for one in served.values():
             one.close()
-        raise
-    return served, results, versions
+    table.results, table.versions, table.rounds = list(results.values()), versions, rounds
+    return table
 
 
-def time_rounds(
-    runners: Mapping[str, Runner],
-    results: Mapping[str, Result],
-    rounds: int,
-    before: Callable[[str], None] = lambda name: None,
-) -> None:
+def time_rounds(runners: Mapping[str, Runner], results: Mapping[str, Result], rounds: int) -> None:
     """Time each runner once in each round, into its result.
 
     Args:
         runners: By the name of the contender.
         results: By the same names.
         rounds: That count; one comes first that does not.
-        before: Called before each run, with the contender's name.
     """
     names = list(runners)
     for number in range(-1, rounds):
@@ -244,7 +234,6 @@ def time_rounds(
                 continue
             show(f"round {number + 1} of {rounds}, {name}")
             try:
-                before(name)
                 images, seconds = runners[name].epoch()
             except Failed as error:
                 results[name].note, results[name].rates = f"failed: {error}", []
@@ -252,20 +241,6 @@ def time_rounds(
             if number >= 0:
                 results[name].rates.append(images / seconds)
     show("")
-
-
-def run_interleaved(
-    table: Table, contenders: Sequence[Contender], work: Path, rounds: int
-) -> Table:
-    """Start, check and time contenders with a warm page cache; fill and return the table."""
-    served, results, versions = start(contenders, work)
-    try:
-        time_rounds(served, results, rounds)
-    finally:
-        for one in served.values():
-            one.close()
-    table.results, table.versions, table.rounds = list(results.values()), versions, rounds
-    return table
 
 
 def contend_here(table: Table, work: Mapping[str, Callable[[], int]], rounds: int) -> Table:

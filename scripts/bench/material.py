@@ -41,7 +41,14 @@ def make(photos: Path, work: Path, copies: int) -> None:
     Raises:
         SystemExit: If ``work`` was made from something else.
     """
-    count = make_folders(photos, work, copies, FOLDERS)
+    chosen = [path for path in sorted(photos.glob("*/*")) if _is_large_enough(path)]
+    if not chosen:
+        raise SystemExit(f"{photos} has no class folders with images of at least 256 pixels")
+    _stamp(work, {"photographs": _digest(chosen), "copies": copies})
+    for name, content in FOLDERS.items():
+        show(f"making the folder {name}")
+        times = max(1, copies // 5) if name == "large" else copies
+        make_once(work / name, lambda to, n=times, c=content: _write(chosen, to, n, c))  # type: ignore[misc]
     references: list[tuple[str, str, Callable[[Image.Image], Any]]] = [
         ("crop", "jpeg256", crop),
         ("resize", "originals", resize_and_crop),
@@ -53,24 +60,9 @@ def make(photos: Path, work: Path, copies: int) -> None:
         show(f"making the reference {name}")
         place = work / "references" / name
         make_once(place, lambda to, f=folder, t=transform: _refer(work / f, to, t))  # type: ignore[misc]
-    make_once(work / "references" / "bytes", lambda to: _refer_bytes(work / "jpeg256", to))
     show("making latents")
-    make_once(work / "latents", lambda to: _latents(to, count * copies))
+    make_once(work / "latents", lambda to: _latents(to, len(chosen) * copies))
     make_once(work / "references" / "latents", lambda to: _refer_latents(work / "latents", to))
-
-
-def make_folders(photos: Path, work: Path, copies: int, names: Iterable[str]) -> int:
-    """Make only some of `FOLDERS`, as `make` does; return the number of photographs."""
-    chosen = [path for path in sorted(photos.glob("*/*")) if _is_large_enough(path)]
-    if not chosen:
-        raise SystemExit(f"{photos} has no class folders with images of at least 256 pixels")
-    _stamp(work, {"photographs": _digest(chosen), "copies": copies})
-    for name in names:
-        show(f"making the folder {name}")
-        content = FOLDERS[name]
-        times = max(1, copies // 5) if name == "large" else copies
-        make_once(work / name, lambda to, n=times, c=content: _write(chosen, to, n, c))  # type: ignore[misc]
-    return len(chosen)
 
 
 def describe(work: Path) -> list[str]:
@@ -199,14 +191,6 @@ def _refer_latents(folder: Path, target: Path) -> None:
     values = np.stack([np.load(folder / path) for path, _ in found])
     np.save(target / "images.npy", values.transpose(0, 2, 3, 1))
     np.save(target / "digests.npy", [value.mean(dtype=np.float64) for value in values])
-    _refer_entries(found, target)
-
-
-def _refer_bytes(folder: Path, target: Path) -> None:
-    found = entries(folder)
-    sums = np.array([zlib.crc32((folder / path).read_bytes()) for path, _ in found], np.float64)
-    np.save(target / "images.npy", sums)
-    np.save(target / "digests.npy", sums)
     _refer_entries(found, target)
 
 

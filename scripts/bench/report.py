@@ -32,14 +32,12 @@ _OURS = ("shardkit", "imagefolder", "onebyone")
 
 
 def table_markdown(table: Table) -> str:
-    """Return one table, its title before it and its notes after it."""
+    """Return one table below its title."""
     base = next((one.median for one in table.results if one.name == table.baseline), None)
     lines = [f"**{table.title}**, median of {table.rounds} interleaved rounds", ""]
     lines += [f"| candidate | {table.unit} | lowest to highest | x {table.baseline} | remark |"]
     lines += ["|---|---:|---:|---:|---|"]
     lines += [_row(result, base) for result in table.results]
-    if table.notes:
-        lines += ["", *table.notes]
     return "\n".join(lines)
 
 

@@ -27,11 +27,7 @@ WORKLOADS = {
     "raw": "raw",
     "arrays": "arrays",
     "random": "random_crop",
-    "cold": "cold",
     "convert": "conversion",
-    "options": "options",
-    "scaling": "scaling",
-    "monitor": "monitor",
 }
 """Name on the command line and in the page, and its module in `workloads`."""
 

@@ -2,8 +2,8 @@
 
     python serve.py '{"adapter": "imagefolder", "kind": "crop", "folder": ..., "sets": ...}'
 
-It answers ``prepare``, ``check`` (with a reference), ``epoch``, ``files`` and ``forget``. What the
-libraries print goes to standard error.
+It answers ``prepare``, ``check`` (with a reference) and ``epoch``. What the libraries print goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import sys
 import time
 import traceback
-import zlib
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
@@ -23,7 +22,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from contenders.adapter import Adapter, Task
-from memory_maps import forget
 
 
 class Server:
@@ -43,20 +41,12 @@ class Server:
         images = sum(len(labels) for _, labels in self.adapter.shuffled())
         return {"images": images, "seconds": time.perf_counter() - begun}
 
-    def files(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Say which files an epoch reads."""
-        return {"files": [str(path) for path in self.adapter.files()]}
-
-    def forget(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Let go of the pages of files below a folder that this process has mapped."""
-        return {"bytes": forget(Path(request["below"]))}
-
     def check(self, request: dict[str, Any]) -> dict[str, Any]:
         """Compare all images and labels with a reference: in order, and those of an epoch.
 
         Returns:
             ``images``; ``labels_wrong``; ``difference``, the largest and the mean of the images'
-            mean absolute differences (0 to 255; 255 for bytes that differ); ``worst``, where the
+            mean absolute differences (0 to 255); ``worst``, where the
             largest is; ``epoch_difference``, the largest between the sorted digests of an epoch
             and of the reference (None where pieces are random); ``epoch_labels_wrong``.
         """
@@ -117,9 +107,6 @@ class Reference:
 
     def differences(self, images: Any, rows: list[int]) -> list[float]:
         """Return the mean absolute difference of each image, 0 to 255."""
-        if isinstance(images, (list, tuple)):
-            found = np.array(digests_of(images)) != self._images[rows]
-            return [255.0 * wrong for wrong in found.tolist()]
         given = images.permute(0, 2, 3, 1).numpy()
         if given.dtype == np.float16:
             return [
@@ -132,9 +119,7 @@ class Reference:
 
 
 def digests_of(images: Any) -> list[float]:
-    """Return the mean of each image, or the checksum of each record."""
-    if isinstance(images, (list, tuple)):
-        return [float(zlib.crc32(data)) for data in images]
+    """Return the mean of each image."""
     return [float(image.mean(dtype=np.float64)) for image in images.numpy()]
 
 

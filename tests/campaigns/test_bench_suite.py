@@ -88,7 +88,7 @@ common = ["--rounds", "1", "--copies", "1", "--work", work, "--results", results
 run.main([photos, "--only", name, *common])
 """
 
-_WORKLOADS = ("crop", "raw", "arrays", "random", "cold", "convert", "options", "scaling", "monitor")
+_WORKLOADS = ("crop", "raw", "arrays", "random", "convert")
 
 _WRONG = {
     "mirrored": "def ordered(self): return ((i.flip(3), n) for i, n in super().ordered())",

@@ -1,7 +1,7 @@
 """What each contender offers; it runs in an environment of its own, so nothing of shardkit is here.
 
 An adapter makes its own dataset from the image folder that all share, once, and then hands out
-batches: of uint8 images of shape (N, 3, 224, 224), or lists of stored bytes, with int64 labels.
+batches: uint8 images of shape (N, 3, 224, 224) with int64 labels.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from PIL import Image
 BATCH, SIDE, WORKERS = 64, 224, 2
 
 Batch = tuple[Any, torch.Tensor]
-"""Images, uint8 of shape (N, 3, 224, 224), or N stored files as bytes; and int64 labels."""
+"""Images, uint8 of shape (N, 3, 224, 224), and int64 labels."""
 
-KINDS = ("crop", "resize", "raw", "random", "bytes", "latent")
+KINDS = ("crop", "resize", "raw", "random", "latent")
 """What becomes of a stored image: its center; its center after a resize to 256; itself; a random
-piece, mirrored or not; nothing. Of ``latent``, arrays of the shape `LATENT` are read instead."""
+piece, mirrored or not. Of ``latent``, arrays of the shape `LATENT` are read instead."""
 
 LATENT = (4, 64, 64)
 """Shape of float16 arrays: what an autoencoder makes of an image of 512 x 512 pixels."""
@@ -76,10 +76,6 @@ class Adapter(ABC):
         """Return the relative path of each image of `ordered`: by default the sorted paths."""
         return [path for path, _ in self.entries]
 
-    def files(self) -> list[Path]:
-        """Return what an epoch reads: the files that a cold cache must not hold."""
-        raise NotImplementedError
-
 
 def entries(folder: Path) -> list[tuple[str, int]]:
     """Return relative path and label of each file of an image folder, sorted by path."""
@@ -103,22 +99,17 @@ def make_once(target: Path, make: Callable[[Path], None]) -> Path:
 
 
 def batches(items: Iterable[tuple[Any, int]]) -> Iterator[Batch]:
-    """Join images, or bytes, and labels to batches, in this process."""
+    """Join images and labels to batches, in this process."""
     images: list[Any] = []
     labels: list[int] = []
     for image, label in items:
         images.append(image)
         labels.append(int(label))
         if len(labels) == BATCH:
-            yield _joined(images, labels)
+            yield torch.stack(images), torch.tensor(labels)
             images, labels = [], []
     if labels:
-        yield _joined(images, labels)
-
-
-def _joined(images: list[Any], labels: list[int]) -> Batch:
-    joined = images if isinstance(images[0], bytes) else torch.stack(images)
-    return joined, torch.tensor(labels)
+        yield torch.stack(images), torch.tensor(labels)
 
 
 def crop(image: Image.Image) -> torch.Tensor:

@@ -88,10 +88,6 @@ class Adapter(adapter.Adapter):
             decode = [CenterCropRGBImageDecoder((SIDE, SIDE), ratio=1.0)]
         return self._flat(self._make(OrderOption.SEQUENTIAL, decode))
 
-    def files(self) -> list[Path]:
-        """Return the one file."""
-        return [self.path]
-
     def _write(self, target: Path) -> None:
         raw = self.task.kind == "raw"
         image = RGBImageField(write_mode="raw") if raw else StoredJPEGField(write_mode="jpg")
@@ -125,9 +121,9 @@ class Adapter(adapter.Adapter):
         return Loader(
             str(self.path),
             BATCH,
-            num_workers=self.task.options.get("workers", WORKERS),
+            num_workers=WORKERS,
             order=order,
-            os_cache=self.task.options.get("os_cache", True),
+            os_cache=True,
             drop_last=False,
             pipelines={
                 "image": [*operations, ToTensor(), *images],

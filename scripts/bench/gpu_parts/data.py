@@ -5,15 +5,17 @@ Beside them, what other libraries read: folders of the same JPEGs, and tar files
 
 from __future__ import annotations
 
+import io
 import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gpu_parts.job import Job, cores
 from isolation import NotAvailable, Progress
-from memory import pictures
+from PIL import Image
 
 from shardkit import convert
 from shardkit.dataset.source import DatasetSource
@@ -88,6 +90,20 @@ def _photographs(job: Job) -> list[bytes]:
     if not photographs:
         raise NotAvailable(f"{folder} holds no JPEG: leave PHOTOS out to generate photographs")
     return photographs
+
+
+def pictures(count: int) -> list[bytes]:
+    """Return JPEGs of 500 x 375 pixels with smooth parts and some grain, as photographs have."""
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (7, 9, 3), np.uint8))
+        smooth = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC), np.int16)
+        grain = smooth + rng.normal(0, 6, (375, 500, 1)).astype(np.int16)
+        buffer = io.BytesIO()
+        Image.fromarray(grain.clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=78)
+        made.append(buffer.getvalue())
+    return made
 
 
 def _write(photographs: list[bytes], folder: Path, count: int) -> None:

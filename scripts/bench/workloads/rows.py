@@ -88,10 +88,6 @@ class Rows:
         known = {
             "webdataset": ("WebDataset", "webdataset_"),
             "litdata": ("LitData", "litdata_"),
-            "streaming": ("MosaicML Streaming", "streaming_"),
-            "huggingface": ("Hugging Face datasets", "huggingface"),
-            "spdl": ("SPDL, Pillow", "spdl_"),
-            "energon": ("energon", "energon_"),
         }
         return [
             Contender(

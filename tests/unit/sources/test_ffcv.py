@@ -1,4 +1,4 @@
-"""Files that FFCV's own package wrote, and files that lie: see `scripts/make_betons.py`."""
+"""Files that the package of FFCV 1.0.2 wrote, and files that lie."""
 
 from __future__ import annotations
 

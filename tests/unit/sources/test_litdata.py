@@ -1,4 +1,4 @@
-"""Chunks that LitData's own package wrote, and an index that lies."""
+"""Chunks that the package of LitData 0.2.76 wrote, and an index that lies."""
 
 from __future__ import annotations
 

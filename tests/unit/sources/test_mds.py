@@ -1,4 +1,4 @@
-"""Shards that MosaicML Streaming's own package wrote, and an index that lies."""
+"""Shards that the package of MosaicML Streaming 0.13.0 wrote, and an index that lies."""
 
 from __future__ import annotations
 

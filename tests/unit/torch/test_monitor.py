@@ -370,7 +370,7 @@ def test_an_object_without_batches_is_refused(path: Path) -> None:
 
 @pytest.mark.measures
 def test_monitoring_costs_microseconds() -> None:
-    """A hundredth of 5 ms, the quickest batches there are, is 50; `scripts/bench` measures it."""
+    """A hundredth of 5 ms, the quickest batches there are, is 50."""
     batches = [(torch.zeros(1), torch.zeros(1))] * 2000
     best = min(_seconds(ThroughputMonitor(batches, Bar())) for _ in range(5))
     assert best / len(batches) < 50e-6
