@@ -80,12 +80,16 @@ def one_hot(rows: npt.NDArray[Any], where: str) -> list[Value]:
     return [*rows.argmax(1).tolist()]
 
 
-def lost_labels(unused: Iterable[str], image: str, others: Sequence[str] = ()) -> str:
+def lost_labels(
+    unused: Iterable[str], image: str, others: Sequence[str] = (), option: str = "label"
+) -> str:
     """Return that columns of a usual name, or others, may be labels; "" if there are none."""
     names = [name for name in unused if _as_label(name, image)]
+    option = "label" if names else option
     names = names or [",".join(others)] * bool(others)
     listed = " or ".join(names)
-    return f"no labels, but {listed} may hold them: set label to it, or to none" if names else ""
+    none = "to none" if option == "label" else "label to none"
+    return f"no labels, but {listed} may hold them: set {option} to it, or {none}" if names else ""
 
 
 _BITS: dict[object, bool] = {0: False, "0": False, "0.0": False, "false": False}
@@ -98,15 +102,12 @@ def bit_of(value: object) -> bool | None:
     return _BITS.get(value) if isinstance(value, (str, int, float)) else None
 
 
-def ones_of(columns: Mapping[str, Sequence[object]]) -> tuple[list[str], bool]:
-    """Return the columns of 0 and 1, and whether just one is 1 in each row.
-
-    There are none if it is only one column, or a row has no 1.
-    """
+def ones_of(columns: Mapping[str, Sequence[object]]) -> tuple[list[str], set[int]]:
+    """Return the columns of 0 and 1, if there are several, and how many are 1 in the rows."""
     bits = {name: [*map(bit_of, cells)] for name, cells in columns.items()}
     bits = {name: cells for name, cells in bits.items() if None not in cells}
-    counts = [sum(map(bool, row)) for row in zip(*bits.values(), strict=True)]
-    return [*bits] if len(bits) > 1 and all(counts) else [], counts == [1] * len(counts)
+    counts = {sum(map(bool, row)) for row in zip(*bits.values(), strict=True)}
+    return ([*bits], counts) if len(bits) > 1 else ([], set())
 
 
 def as_is(data: bytes) -> bytes:

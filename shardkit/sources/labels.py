@@ -134,9 +134,10 @@ class LabelValues:
         fractions = {text for text in texts if _FRACTION.match(text)}
         numbers = {value for value in values if isinstance(value, int)} | fractions
         missing = {text for text in self._codes if _read_one(text) is None}
-        listed = missing.intersection(names)
+        listed = {text for text in missing if text in names or _plain(text) in names}
         if listed or (names and texts) or (texts and all(map(_PADDED.match, texts))):
-            return [text if text not in missing - listed else None for text in self._codes]
+            plain = {text: text if text in names else _plain(text) for text in self._codes}
+            return [plain[text] if text not in missing - listed else None for text in self._codes]
         if fractions and fractions == texts:
             raise UsageError(
                 f"the labels are numbers, but not integers ({self._listed(values, texts)})",
@@ -150,10 +151,14 @@ class LabelValues:
                 f"the labels are {'names' if are_names else 'numbers'}, but for {odd}",
                 remedy=f"correct these or leave them empty, {_OR_NAMES}",
             )
-        if not names and numbers == {1} and missing & {"-1", "-1.0"}:
+        minus = {text for text in missing if _plain(text) == "-1"}
+        if not names and numbers == {1} and minus:
+            count = sum(self._counts[self._codes[text]] for text in minus)
             raise UsageError(
-                "the labels are 1 and -1, but -1 stands for a missing label",
-                remedy=f"if it is a class, write 0 instead, {_OR_NAMES}",
+                f"{amount(self._images(values, numbers), 'image')} have the label 1, and "
+                f"{count:,} the label -1, which may be a class, or stand for a missing label",
+                remedy=f"choose with a file for {setting('classes')}: with the lines -1 and 1, "
+                "both are classes; with the lines 0 and 1, -1 is missing",
             )
         return values
 
@@ -183,6 +188,12 @@ class Labels(NamedTuple):
     def of(self, code: int) -> int:
         """Return the label of a code; that of `NO_LABEL` is itself."""
         return NO_LABEL if code == NO_LABEL else self.labels[code]
+
+
+def _plain(text: str) -> str:
+    """Return an integer without the fraction that pandas adds; other texts as they are."""
+    match = _INTEGER.match(text)
+    return match[1] if match else text
 
 
 def _read_one(text: str) -> Value | None:

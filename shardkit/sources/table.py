@@ -226,13 +226,15 @@ class Table(NamedSource):
     def _lost_labels(self, columns: Sequence[str]) -> str:
         """Return which unused columns may be labels, or ""."""
         options = self.options
-        texts = [options.boxes, options.box_labels, options.keep, options.file, self._image]
+        texts = [options.boxes, options.box_labels, options.file, self._image]
         left = [name for name in columns if not any(name in text for text in texts if text)]
+        unused = [name for name in left if name not in (options.keep or "")]
         rows = islice(rows_of(self._lists.paths[0], columns, self._dialect), _FIRST)
         with suppress(UsageError):  # columns of bytes
             first = [row for _, row in rows if isinstance(row, dict)]
-            ones, _ = ones_of({name: [row.get(name) for row in first] for name in left})
-            return lost_labels(left, self._image, ones)
+            ones, counts = ones_of({name: [row.get(name) for row in first] for name in left})
+            option = "label" if counts == {1} else "labels"
+            return lost_labels(unused, self._image, ones, option)
         return ""
 
     def _require_header(self) -> None:

@@ -177,13 +177,14 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
         others = {name: columns[name] for name in columns if name not in ("", column)}
         if any(map(_BOXED.fullmatch, itertools.chain(*others.values()))):
             return  # no option reads the class alone
-        ones, is_one = ones_of(others)
+        ones, counts = ones_of(others)
+        ones = [] if 0 in counts else ones  # of a row without any, they may be something else
         words = ["--image", column]
         words += ["--root", f"{{}}/{folder}"] * (folder != file.rpartition("/")[0])
         if label := usual_label(others) or _only(columns, column) or "2" * is_list:
             words += ["--label", label, *_classes(seen, columns[label])]
         else:
-            words += ["--label" if is_one else "--labels", ",".join(ones)] * bool(ones)
+            words += ["--label" if counts == {1} else "--labels", ",".join(ones)] * bool(ones)
             kept = [_kept(name, others[name]) for name in others if name not in ones]
             words += ["--keep", ",".join(filter(None, kept))] * any(kept)
         words += ["--suffix", suffix] * bool(suffix)

@@ -176,7 +176,7 @@ def test_numbers_that_are_padded_are_names(tmp_path: Path) -> None:
     ("labels", "facts"),
     [
         (["0.5", "1.0", "0.25"], ["'0.5', '0.25'", "2 images", "keep=", "classes="]),
-        (["1", "-1", "1"], ["1 and -1", "0 instead", "classes="]),
+        (["1", "-1", "1"], ["2 images have the label 1", "1 the label -1", "classes="]),
         (["cat", "1.5", "dog"], ["names", "'1.5' of 1 image"]),
         (["3", "-2"], ["-2", "only -1", "keep="]),
         (["0", "99999999"], ["99999999"]),
@@ -193,6 +193,10 @@ def test_one_and_minus_one_may_be_names(tmp_path: Path) -> None:
     (tmp_path / "names").write_text("-1\n1\n")
     path = csv_of(tmp_path, "1", "-1", "1")
     assert scanned(path, classes=str(tmp_path / "names")) == ([1, 0, 1], ("-1", "1"))
+    path = csv_of(tmp_path, "1.0", "-1.0", "1.0")
+    assert scanned(path, classes=str(tmp_path / "names")) == ([1, 0, 1], ("-1", "1"))
+    (tmp_path / "names").write_text("0\n1\n")
+    assert scanned(path, classes=str(tmp_path / "names")) == ([1, -1, 1], ("0", "1"))
 
 
 def test_a_list_in_a_cell_is_several_labels(tmp_path: Path) -> None:

@@ -561,6 +561,11 @@ def test_columns_that_may_be_labels_are_noted(root: Path, tmp_path: Path) -> Non
     assert "class_name" in note
     assert scan(path, root=root, image="path", label="none").notes == []
     assert scan(path, root=root, image="path", keep="class_id,class_name").notes == []
+    path = write_table(tmp_path / "t.csv", rows(cat=[1, 0, 1], dog=[1, 0, 0]))
+    for keep in (None, "cat:int64,dog:int64"):
+        (note,) = scan(path, root=root, image="path", keep=keep).notes
+        assert "set labels to" in note
+    assert scan(path, root=root, image="path", labels="cat,dog").notes == []
 
 
 LISTS = {
