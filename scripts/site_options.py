@@ -24,7 +24,7 @@ class Options(griffe.Extension):
             parameters = inspect.signature(made).parameters.values()
             func.parameters = griffe.Parameters(*map(_parameter, parameters))
 
-    def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """Give a field of options its help, and show its default alone."""
         if isinstance(attr.value, griffe.ExprCall) and str(attr.value.function) == "option":
             parent, name = attr.path.rsplit(".", 1)

@@ -51,6 +51,11 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return markdown + help_of_commands() if page.file.src_uri == "cli.md" else markdown
 
 
+def on_page_content(html: str, **_: object) -> str:
+    """Return a page with options marked, which site.css does not break after their hyphens."""
+    return re.sub(r"(?<=[\s>(\[|])--\w+(-\w+)*", r'<span class="option">\g<0></span>', html)
+
+
 def site_text(text: str) -> str:
     """Return a page from the root with its links as they are within ``docs``."""
     for name, path in PAGES.items():
