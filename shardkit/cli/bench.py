@@ -5,19 +5,15 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
-from shardkit.cli.options import LocalOrUrl, Options, argument, command_option
+from shardkit.cli.options import LocalOrUrl, argument, command_option
 from shardkit.cli.printing import measuring_bar, show_text
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
-from shardkit.errors import UsageError
 from shardkit.measure.bench.bench import BenchOptions, bench
-from shardkit.measure.bench.page import chart, page, require_output
 from shardkit.measure.runner.rounds import CACHES
-from shardkit.system.files import write_result
 from shardkit.system.text import shell
 
 
@@ -43,37 +39,12 @@ class CommandOptions(BenchOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileOptions(Options):
-    """The files to write."""
-
-    HEADING = "Output"
-
-    plot: Path | None = command_option(
-        None, help="Write the chart of the page to FILE, an SVG image.", metavar="FILE"
-    )
-    html: Path | None = command_option(
-        None, help="Write a self-contained HTML page to FILE.", metavar="FILE"
-    )
-
-    def __post_init__(self) -> None:
-        for path, flag in ((self.plot, "--plot"), (self.html, "--html")):
-            if path is not None:
-                require_output(path, flag)
-        if self.html is not None and self.html == self.plot:
-            raise UsageError(
-                f"--html and --plot name the same file, {self.html};", remedy="choose two files"
-            )
-
-
 @command(
     "bench",
     argument("datasets", metavar="DATASET...", nargs=-1, type=LocalOrUrl()),
-    options=(CommandOptions, FileOptions),
+    options=(CommandOptions,),
 )
-def bench_command(
-    run: Run, options: CommandOptions, files: FileOptions, *, datasets: tuple[str, ...]
-) -> int:
+def bench_command(run: Run, options: CommandOptions, *, datasets: tuple[str, ...]) -> int:
     """Measure how fast each DATASET is read: datasets, and plain folders of images.
 
     If a folder is given, it is the baseline: the speedups show what converting gains. Each loader
@@ -85,14 +56,11 @@ def bench_command(
     Examples:
       shardkit bench photos dataset
       shardkit bench dataset --loader auto --loader process:num_workers=4 --cache warm
-      shardkit bench photos dataset --transform augment:train --step-ms 40 --html bench.html
+      shardkit bench photos dataset --transform augment:train --step-ms 40 --json
       shardkit bench dataset --steps
     """
     with measuring_bar(run) as watch:
         report = bench(datasets, **{**vars(options), "watch": watch})
     report = dataclasses.replace(report, command=shell("shardkit", *sys.argv[1:]))
     run.report(report.as_dict, lambda: show_text(report.describe()))
-    for path, render in ((files.plot, chart), (files.html, page)):
-        if path is not None:
-            write_result(path, render(report).encode())
     return 130 if report.interrupted else int(report.failed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from shardkit.cli.options import LocalOrUrl, Options, Workers, argument, command
 from shardkit.cli.printing import line, progress_bar
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
-from shardkit.errors import UsageError
 from shardkit.reporting.findings import KINDS, Findings
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import DatasetReport, report, require_examined
@@ -44,9 +42,6 @@ class ReportOptions(Options):
         help="Write a self-contained HTML page with pictures to FILE.",
         flags=("-o", "--output"),
         metavar="FILE",
-    )
-    json_file: Path | None = command_option(
-        None, help="Write everything that the page states to FILE as JSON.", metavar="FILE"
     )
     exclude: Path | None = command_option(
         None,
@@ -80,14 +75,8 @@ class ReportOptions(Options):
     def __post_init__(self) -> None:
         if self.embedding is None:
             require_examined(self.fail_on)
-        for path, flag in ((self.output, "--output"), (self.json_file, "--json-file")):
-            if path is not None:
-                require_own_output(path, flag, MARK)
-        if self.output is not None and self.output == self.json_file:
-            raise UsageError(
-                f"--json-file and --output name the same file, {self.output};",
-                remedy="choose two files",
-            )
+        if self.output is not None:
+            require_own_output(self.output, "--output", MARK)
 
 
 @command(
@@ -119,21 +108,15 @@ def report_command(
             on_progress=tally,
         )
     output = options.output
-    json_file = options.json_file
     exclude = options.exclude
     if output is not None:
         write_result(output, page(measured, options.seed).encode())
     lists = measured.save_exclude(exclude) if exclude is not None else []
-    if json_file is not None:
-        value = {"generator": MARK, **measured.as_dict()}
-        # Without indent: a million findings then need a fifth of the memory and time.
-        write_result(json_file, json.dumps(value, allow_nan=False).encode())
     failed = measured.failed(options.fail_on)
     run.report(measured.as_dict, lambda: _show(measured, run.seconds))
     if run.is_text:
-        for name, path in (("page", output), ("json", json_file)):
-            if path is not None:
-                line(name, f"written to {path}")
+        if output is not None:
+            line("page", f"written to {output}")
         if lists:
             line("exclude", f"{amount(len(lists), 'list')} written to {exclude}")
     if failed and not run.output.json:

@@ -404,7 +404,7 @@ def _finding(report: DatasetReport, finding: Findings, album: _Album) -> str:
         )
     more = len(finding.groups) - len(shown)
     if more:
-        body += f"<p>... and {more:,} more. <code>--json-file FILE</code> lists all.</p>"
+        body += f"<p>... and {more:,} more. <code>shardkit report --json</code> lists all.</p>"
     if finding.note:
         body += f"<p>{_safe(finding.note)}.</p>"
     if not finding.complete:

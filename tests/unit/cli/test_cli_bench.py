@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from helpers import make_folder, run_main
-from parsed import Parsed
 from refusals import refuses
 from staged import Stage
 
@@ -35,7 +34,7 @@ def test_a_run_measures_each_line(place: Path) -> None:
         place / "made",
         *("--rounds", 2, "--seconds", 0.1, "--batch-size", 4, "--limit", 10),
         *("--decode", "RandomResizedCrop(8)", "--loader", "thread:num_workers=1"),
-        *("--json", "--plot", place / "plot.svg", "--html", place / "page.html"),
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -62,9 +61,7 @@ def test_a_run_measures_each_line(place: Path) -> None:
     assert (folder["images"], folder["total"]) == (dataset["images"], dataset["total"]) == (10, 16)
     assert f"10 of 16 images of {place / 'made'} were read." in told["details"]
     assert told["command"].split()[0] == "shardkit"
-    assert told["headline"] in Parsed((place / "page.html").read_text("utf-8")).text
-    assert (place / "plot.svg").read_text("utf-8").startswith("<svg")
-    assert {path.name for path in place.iterdir()} == {"photos", "made", "plot.svg", "page.html"}
+    assert {path.name for path in place.iterdir()} == {"photos", "made"}
 
 
 @pytest.mark.measures
@@ -103,12 +100,10 @@ def test_a_failure_is_shown_and_exits_with_1(place: Path, stage: Stage) -> None:
     assert "    warm       100       100..100" in done.stdout
 
 
-def test_quiet_prints_nothing(place: Path, stage: Stage, tmp_path: Path) -> None:
-    target = tmp_path / "plot.svg"
-    done = run_main("bench", place / "made", "--quiet", "--rounds", 1, "--plot", target)
+def test_quiet_prints_nothing(place: Path, stage: Stage) -> None:
+    done = run_main("bench", place / "made", "--quiet", "--rounds", 1)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert target.read_text("utf-8").startswith("<svg")
 
 
 def test_json_has_the_command_and_the_lines_of_one_cache(place: Path, stage: Stage) -> None:
@@ -131,10 +126,6 @@ def test_invalid_requests_are_refused_before_anything_is_measured(
         "bench made --loader quick": ("'quick'",),
         "bench made --loader auto:colour=red": ("'colour'",),
         "bench made --decode flip": ("'flip'",),
-        "bench made --plot plot.png": ("plot.png", ".svg"),
-        "bench made --plot nowhere/plot.svg": ("nowhere",),
-        "bench made --html nowhere/page.html": ("nowhere",),
-        "bench made --html one.svg --plot one.svg": ("--html", "--plot"),
         "bench made --step-ms 5 --model small": ("step", "model"),
         "bench --steps nowhere": ("nowhere",),
         "bench --steps made photos": ("one path",),

@@ -37,21 +37,18 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_are_written(dataset: Path, tmp_path: Path) -> None:
-    page, data, lists = tmp_path / "page.html", tmp_path / "report.json", tmp_path / "lists"
-    options = ("-o", page, "--json-file", data, "--exclude", lists, "--workers", 1)
+    page, lists = tmp_path / "page.html", tmp_path / "lists"
+    options = ("-o", page, "--exclude", lists, "--workers", 1)
     told("report", dataset, *options)
     shown = told("report", dataset, *options)  # its own files are replaced
-    value = json.loads(data.read_text())
     expected = json.loads(json.dumps(report(dataset, workers=1).as_dict()))
 
     assert any(line.split()[:2] == ["exact-duplicate", "2"] for line in shown.splitlines())
-    assert value.pop("generator")
-    assert value == expected
     assert page.read_text().startswith("<!doctype html>")
     assert [path.name for path in lists.iterdir()] == ["exact-duplicate.txt"]
     assert (lists / "exact-duplicate.txt").read_text() == "cat/copy\n"
     printed = json.loads(told("report", dataset, "--json", "--workers", 1))
-    assert (printed["findings"], printed["images"]) == (expected["findings"], 6)
+    assert {name: printed[name] for name in expected} == expected
 
 
 def test_old_lists_are_removed(dataset: Path, tmp_path: Path) -> None:
@@ -125,7 +122,6 @@ def test_mistakes_are_named(dataset: Path, tmp_path: Path) -> None:
         (("report", dataset, "--fail-on", ""), ("''", "leak,")),
         (("report", dataset, "--fail-on", "leak,"), ("''", "leak,")),
         (("report", dataset, "-o", mine), ("mine.html",)),
-        (("report", dataset, "--json-file", mine), ("mine.html",)),
         (("report", dataset, "-o", tmp_path / "no/page.html"), ("/no",)),
         (("report", tmp_path / "nothing"), ("nothing",)),
         (("report", dataset, dataset), ("twice",)),

@@ -165,7 +165,7 @@ def test_the_page_stays_small(made: DatasetReport, monkeypatch: pytest.MonkeyPat
     small = page(made)
 
     assert len(small) < whole / 2
-    assert "more. <code>--json-file FILE</code> lists all" in small
+    assert "more. <code>shardkit report --json</code> lists all" in small
     assert "1 of 3 classes, drawn with seed 0" in small
     assert "--exclude DIR" in small
 
