@@ -1,11 +1,13 @@
 """A hook of MkDocs: what the site shows in addition to ``docs``.
 
-Pages at the root of the repository, where links start with ``docs/``, and the help of each command.
+Pages at the root of the repository, where links start with ``docs/``, the help of each command, and
+what each file of tests checks.
 README.md is the first page of the site.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,7 +50,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Return a page of ``docs`` with links to pages at the root as they are in the site."""
     for name, path in PAGES.items():
         markdown = markdown.replace(f"](../{name}", f"]({path}")
-    return markdown + help_of_commands() if page.file.src_uri == "cli.md" else markdown
+    more = _GENERATED.get(page.file.src_uri)
+    return markdown + more() if more else markdown
 
 
 def on_page_content(html: str, **_: object) -> str:
@@ -74,6 +77,23 @@ def help_of_commands() -> str:
         parts.append(f"## `{' '.join(['shardkit', *words])}`")
         parts.append(f"```text\n{output}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def promises_of_tests() -> str:
+    """Return the first line of each file of tests, by folder."""
+    parts = [""]
+    for folder in sorted({path.parent for path in ROOT.glob("tests/**/test_*.py")}):
+        said = [f"* {_first_line(path)} `{path.name}`" for path in sorted(folder.glob("test_*.py"))]
+        parts += [f"### {folder.relative_to(ROOT)}", "\n".join(said)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
+
+
+_GENERATED = {"cli.md": help_of_commands, "reliability.md": promises_of_tests}
+"""Page -> what the site adds at its end."""
 
 
 def _commands(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -330,13 +330,6 @@ def test_each_public_name_has_a_docstring() -> None:
                 assert inspect.getdoc(value), f"{name}.{member} has no docstring"
 
 
-def test_every_option_of_convert_is_documented() -> None:
-    page = (DOCS / "converting.md").read_text("utf-8")
-    command = invoke("convert", "imagefolder", "--help").output
-    for option in set(re.findall(r"--[a-z-]+", command)) - {"--help"}:
-        assert option in page, f"docs/converting.md does not mention {option}"
-
-
 def test_the_changelog_has_the_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert f"## [{shardkit.__version__}]" in changelog
