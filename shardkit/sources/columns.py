@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from shardkit.contracts import SourceOptions
 from shardkit.errors import BadImage, UsageError, setting
@@ -18,7 +19,7 @@ from shardkit.kinds.field import Field, check_schema
 from shardkit.options import option
 from shardkit.sources.images import AS_ARRAYS
 from shardkit.sources.kept import Kept, parse_keep, value_of
-from shardkit.sources.labels import Value, classes_option
+from shardkit.sources.labels import Value, classes_option, label_of
 from shardkit.system.text import name_list, quoted
 
 NONE = "none"
@@ -28,6 +29,8 @@ _LABEL = re.compile(
     r"diagnosis|dx|breed|species|y"
 )
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_MOST_LABEL = 4096
+"""Bytes of a label or name."""
 _LONGEST = 32
 """Characters of a field's name."""
 _LABELS = ("integer", "text", "float")
@@ -143,6 +146,31 @@ class Column(NamedTuple):
         return f"{self.name} ({self.type})"
 
 
+def label_in(column: Column, value: Any) -> Value:
+    """Return the label that a column has for a row; "" if it is missing.
+
+    Of an array, it is the position of the only 1.
+
+    Raises:
+        BadImage: If it is no label, or too long.
+    """
+    if isinstance(value, np.ndarray):
+        value = value.item() if value.size == 1 else one_hot(value.reshape(1, -1), column.name)[0]
+    if isinstance(value, bytes):
+        if len(value) > _MOST_LABEL:
+            raise BadImage(
+                f"its {column.name} has {len(value):,} bytes, over the limit of {_MOST_LABEL:,}"
+            )
+        as_text = Kept(column.name, column.name, None, None, False)
+        is_json = column.holds == "json"
+        value = (
+            value_of(as_text, Field("json"), value)
+            if is_json
+            else value.decode("utf-8", "surrogateescape")
+        )
+    return label_of(value, column.name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions(SourceOptions):
     """The options of these sources."""
@@ -162,6 +190,13 @@ class ColumnOptions(SourceOptions):
         help="More columns to keep, such as weight,caption=info:/caption:text; none: no column.",
         metavar="[NAME=]COLUMN[:KIND],...",
         shown="all",
+    )
+    name: str | None = option(
+        None,
+        help="Column with the image's name.",
+        metavar="NAME",
+        shown="file and number of the row",
+        stored="image_name",
     )
     classes: str | None = classes_option()
 
@@ -206,6 +241,16 @@ class Columns:
         self.notes = [] if options.label else self._lost_labels()
         """Columns that may be labels, but are not used."""
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def column(self, name: str) -> Column:
+        """Return a column; one that holds nothing if there is none, such as without labels."""
+        return self._columns.get(name, Column(name, "", ""))
+
     def describe(self, image: str, name: str | None = None) -> dict[str, str]:
         """Return how columns are used, for `Scan.understood`.
 
@@ -233,11 +278,16 @@ class Columns:
         """
         field = self.schema[kept.name]
         if isinstance(value, np.ndarray):
+            if field.kind == "image":  # an array would not tell where its channels are
+                return Image.fromarray(value)
             return value if field.kind in ("array", "mask") else value.tolist()
+        of_json = self.column(kept.source).holds == "json" and kept.pointer is None
+        if of_json and isinstance(value, bytes) and field.kind not in ("json", "bytes"):
+            kept = kept._replace(pointer="")
         if (
             kept.pointer is not None
             or (isinstance(value, bytes) and field.kind != "bytes")
-            or (isinstance(value, str) and field.kind not in ("text", "label", "bytes"))
+            or (isinstance(value, str) and field.kind not in ("text", "label"))
         ):
             content = value if isinstance(value, bytes) else _as_text(value).encode()
             return value_of(kept, field, content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,23 +27,24 @@ from shardkit.contracts import (
 )
 from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
-from shardkit.kinds.packing import with_fields
-from shardkit.record import Record
 from shardkit.sources import hdf5_reader
-from shardkit.sources.columns import NONE, Column, Columns, usual_label
-from shardkit.sources.driver import FileSource, Listing, Row
+from shardkit.sources.column_source import Cells, ColumnSource, Known, RowFile, row_files
+from shardkit.sources.columns import NONE, Column, usual_label
 from shardkit.sources.hdf5_images import SUFFIXES, Hdf5Images, Hdf5Options, datasets_of
 from shardkit.sources.image_files import CHANGED
-from shardkit.sources.images import (
-    image_axes,
-    image_record,
-    pixel_record,
-    raw_record,
-    require_pixels,
+from shardkit.sources.images import image_axes, require_pixels
+from shardkit.sources.inputs import (
+    InputFiles,
+    OpenedFile,
+    find_files,
+    place_of,
+    refusing,
+    require_rows,
+    stamp_of,
+    stem,
 )
-from shardkit.sources.inputs import file_at, place, place_of, require_rows, stamp_of, stem
-from shardkit.sources.kept import Kept, kind_of_bytes
-from shardkit.sources.labels import Value, read_classes
+from shardkit.sources.kept import kind_of_bytes
+from shardkit.sources.labels import Value
 from shardkit.sources.library_process import call
 from shardkit.sources.located import located_in
 from shardkit.sources.npy_files import read_array
@@ -54,7 +55,7 @@ _CHUNK = 256
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
-class Hdf5(FileSource, AttachableSource):
+class Hdf5(ColumnSource, AttachableSource):
     """HDF5 files with one dataset of images, read by ``h5py`` in a child process.
 
     A dataset of arrays becomes PNG files: uint8, height x width with 1, 3 or 4 channels, first or
@@ -70,13 +71,12 @@ class Hdf5(FileSource, AttachableSource):
     kind = "hdf5"
 
     def __init__(self, pattern: str | Path, options: Hdf5Options) -> None:
-        super().__init__(pattern, options, SUFFIXES)
-        self.class_names = read_classes(options.classes)
-        path = self.inputs.paths[0]
-        try:
+        inputs = find_files(pattern, SUFFIXES)
+        path = inputs.paths[0]
+        with refusing(path):
             datasets = datasets_of(path)
             columns = _columns(path, datasets)
-            self._label_file, label = self._in_sibling(options.label, datasets)
+            self._label_file, label = _in_sibling(options.label, inputs, datasets)
             if options.image is None:
                 _require_no_image_each(path, columns)
             given = replace(
@@ -85,82 +85,76 @@ class Hdf5(FileSource, AttachableSource):
                 label=NONE if self._label_file else label,
                 keep=_plain(options.keep),
             )
-            self._chosen = Columns(path, columns, given, eager=False)
-            self._image = self._chosen.image
-            shape, kind = datasets[self._image]
+            super().__init__(pattern, given, row_files(inputs, SUFFIXES), columns)
+            shape, kind = datasets[self.image.name]
             self._shape = tuple(shape[1:])
             """Sides of arrays; none for encoded images."""
             if kind != "bytes":
                 require_pixels(shape[1:])
-        except BadImage as error:
-            raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
-        self._label = label if self._label_file else self._chosen.label
-        if not self._label and options.label is None:
-            self._refuse_sibling()
-        self._keep = self._chosen.keep
-        self.schema = self._chosen.schema
+        self.others = inputs.others
+        if self._label_file:
+            self.label = Column(str(label), "", "")
+            self.settle(label=f"{self._label_file}:{label}")
+        elif not self.label.name and options.label is None:
+            _refuse_sibling(inputs)
         self.exact_sizes = not self._shape
-        where = f"{self._label_file}:" if self._label_file else ""
-        self.settle(image=self._image, label=where + (self._label or NONE))
 
-    def _in_sibling(
-        self, label: str | None, datasets: Mapping[str, object]
-    ) -> tuple[str, str | None]:
-        """Return the file of the labels, if it is another one, and the name of their dataset."""
-        file, colon, name = (label or "").rpartition(":")
-        if not colon or _plain(label) in datasets:
-            return "", _plain(label)
-        folder = os.path.dirname(self.inputs.paths[0])
-        others = {"", os.path.abspath(folder)}
-        if len(self.inputs.paths) > 1:
-            raise UsageError(
-                f"{setting('label', label)} is in one file, but {self.path} names "
-                f"{len(self.inputs.paths)} files",
-                remedy="convert each by itself",
-            )
-        if os.path.dirname(file) and os.path.abspath(os.path.dirname(file)) not in others:
-            raise UsageError(f"{file} is not in the folder of {self.inputs.paths[0]}")
-        file = os.path.basename(file)
-        if not name or not os.path.isfile(os.path.join(folder, file)):
-            raise UsageError(f"{setting('label', label)} is neither a dataset nor FILE:DATASET")
-        return file, name.strip("/")
+    def rows(self, file: RowFile, view: OpenedFile) -> Iterator[Cells]:
+        """Yield the rows of a file; their values are label and name.
 
-    def _refuse_sibling(self) -> None:
-        """Refuse images without labels next to a file that may have these, as PCam's has."""
-        path = Path(self.inputs.paths[0])
-        names: list[str] = []
-        with suppress(OSError):
-            names = [name for name in os.listdir(path.parent) if name.endswith(SUFFIXES)]
-        stems = {stem(name, SUFFIXES): name for name in sorted(names)}
-        found = usual_label(stems.keys() - {path.stem}, path.stem)
-        if found:
-            name = "DATASET"
-            with suppress(BadImage):
-                datasets = [*datasets_of(str(path.parent / stems[found]))]
-                name = datasets[0] if len(datasets) == 1 else name
-            raise UsageError(
-                f"{path} has no labels, but {stems[found]} next to it may have them",
-                remedy="convert each file by itself: "
-                * (len(self.inputs.paths) > 1)
-                + f"pass {setting('label', f'{stems[found]}:{name}')}, or "
-                f"{setting('label', NONE)} to convert without labels",
-            )
+        Raises:
+            UsageError: If the datasets are missing, differ between files or cannot be images.
+        """
+        with refusing(file.path):
+            yield from self._rows(file, view)
 
-    def read(self, split: str, entry: Entry) -> Record:
-        """Return the record of an image."""
-        return self._read(entry, self._record)
+    def _rows(self, file: RowFile, view: OpenedFile) -> Iterator[Cells]:
+        full = os.path.abspath(file.path)
+        datasets = datasets_of(file.path)
+        if self.image.name not in datasets:
+            raise BadImage(f"there is no dataset {self.image.name}")
+        shape, kind = datasets[self.image.name]
+        if tuple(shape[1:]) != self._shape or (kind == "bytes") == bool(shape[1:]):
+            raise BadImage(f"{self.image.name} is {kind} {shape}, unlike in the first file")
+        require_rows(file.path, shape[0])
+        for kept in self.keep:
+            rows, _ = datasets.get(kept.source, ([shape[0]] * kept.optional, ""))
+            if rows[:1] != shape[:1]:
+                count = rows[0] if rows else "no"
+                raise BadImage(f"it has {shape[0]} images, but {count} values of {kept.source}")
+        suffix = ".png" if self._shape else ""
+        for start in range(0, shape[0] or 1, _CHUNK):  # also checks the labels of no images
+            part = Range(start, min(_CHUNK, shape[0] - start))
+            sizes = [math.prod(self._shape)] * part.length
+            if not self._shape:
+                sizes = call(hdf5_reader.sizes, full, view.stamp, self.image.name, *part)
+            label_file = os.path.join(os.path.dirname(full), self._label_file or full)
+            labels = self._texts(label_file, self.label.name, shape[0], part)
+            names = self._texts(full, self.name or "", shape[0], part)
+            for row, (size, label, name) in enumerate(
+                zip(sizes, labels, names, strict=True), start
+            ):
+                values = {self.name: name, self.label.name: label}
+                yield Known(row, values, size, suffix)
 
-    def _read(self, entry: Entry, record_of: Callable[[Entry, bytes], Record]) -> Record:
-        path, row = file_at(self.inputs.paths, entry.place)
-        if stamp_of(path) != entry.stamp:
-            raise BadImage(CHANGED)
-        data = call(hdf5_reader.read, os.path.abspath(path), entry.stamp, self._image, row)
-        record = record_of(entry, data)
-        if not self._keep:
-            return record
-        kept = {field.name: self._value(field, path, entry.stamp, row) for field in self._keep}
-        values = {name: value for name, value in kept.items() if value is not None}
-        return with_fields(record, self.schema, values)
+    def _texts(self, path: str, name: str, count: int, part: Range) -> Sequence[Value | None]:
+        """Return the labels or names of some of ``count`` rows."""
+        if not name:
+            return [None] * part.length
+        return call(hdf5_reader.labels, path, stamp_of(path), name, count, part)
+
+    def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
+        """Return a row."""
+        return _Row(os.path.abspath(file.path), entry, self.image, self._shape)
+
+    def image_words(self) -> str:
+        """Return what images are."""
+        return f"uint8 {'x'.join(map(str, self._shape))}" if self._shape else "encoded images"
+
+    def label_words(self) -> str:
+        """Return the dataset of labels, perhaps in another file."""
+        file = f"{self._label_file}:" if self._label_file else ""
+        return file + super().label_words()
 
     @property
     def raw_shape(self) -> tuple[int, int, int] | None:
@@ -170,126 +164,121 @@ class Hdf5(FileSource, AttachableSource):
         height, width, channels = (*self._shape, 0)[:3]
         return height, width, channels
 
+    def is_in_place(self, column: Column) -> bool:
+        """Return whether the files have the values of a dataset as records do."""
+        if column != self.image:
+            return False
+        return not self._shape or (len(self._shape) == 3 and self._shape[2] == 3)
+
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
         """Return each file with its images.
 
         Raises:
             UsageError: If a record has bytes that the files do not have as they are.
         """
-        remedy = "cannot be read in place: use `shardkit convert`"
-        if self._shape and (len(self._shape) != 3 or self._shape[2] != 3):
+        if not self.is_in_place(self.image):
             raise UsageError(
-                f"{self._image} has rows of {'x'.join(map(str, self._shape))}; arrays other than "
-                f"height x width x 3 {remedy}"
+                f"{self.image.name} has rows of {'x'.join(map(str, self._shape))}; arrays other "
+                "than height x width x 3 cannot be read in place",
+                remedy="use `shardkit convert`",
             )
-        for name, field in self.schema.items():
-            if field.type.stored_apart:
-                raise UsageError(
-                    f"{setting('keep', name)}: a field of the kind {field.kind} {remedy}"
-                )
-        for path in self.inputs.paths:
-            try:
-                call(hdf5_reader.offsets, os.path.abspath(path), stamp_of(path), self._image, [])
-            except BadImage as error:
-                raise UsageError(
-                    f"{path}: {self._image} {remedy}; {error.problem}", remedy=error.remedy
-                ) from error
+        for path, *_ in self.inputs:
+            full = os.path.abspath(path)
+            with refusing(f"{path}: {self.image.name} cannot be read in place"):
+                call(hdf5_reader.offsets, full, stamp_of(path), self.image.name, [])
         return super().by_file(images)
 
     def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
         """Yield each of some images of one file, with the offset of its row."""
         if not entries:
             return iter(())
-        path = os.path.abspath(self.inputs.paths[place_of(entries[0].place)[0]])
+        path = os.path.abspath(self.inputs[place_of(entries[0].place)[0]].path)
 
         def offsets(part: Sequence[Entry]) -> list[int | None]:
             rows = [place_of(entry.place)[1] for entry in part]
-            return call(hdf5_reader.offsets, path, part[0].stamp, self._image, rows)
+            return call(hdf5_reader.offsets, path, part[0].stamp, self.image.name, rows)
 
-        return located_in(path, entries, offsets, partial(self._as_stored, split))
+        return located_in(path, entries, offsets, partial(self.record, in_place=True))
 
-    def _as_stored(self, split: str, entry: Entry) -> Record:
-        """Return the record of an image; of an array, with its pixels as they are."""
-        return self._read(entry, self._raw_record if self._shape else self._record)
 
-    def _raw_record(self, entry: Entry, data: bytes) -> Record:
-        height, width, _ = self._shape
-        return raw_record(entry, data, height, width)
+class _Row(Cells):
+    """A row.
 
-    def _record(self, entry: Entry, data: bytes) -> Record:
+    Args:
+        path: The file.
+        entry: The image.
+        image: The column of images.
+        shape: Sides of arrays; none for encoded images.
+    """
+
+    def __init__(self, path: str, entry: Entry, image: Column, shape: Sequence[int]) -> None:
+        _, self.place = place_of(entry.place)
+        self._path = path
+        self._stamp = entry.stamp
+        self._image = image
+        self._shape = shape
+
+    def value(self, column: Column) -> Any:
+        """Return the value of a dataset; None if there is no such dataset."""
+        at = (self._path, self._stamp, column.name, self.place)
+        if column != self._image:
+            data = call(hdf5_reader.value, *at, True)
+            if not data:
+                return None
+            return data[1:] if data[:1] == b"B" else read_array(data[1:])
+        data = call(hdf5_reader.read, *at)
         if not self._shape:
-            return image_record(entry, data)
+            return data
         if len(data) != math.prod(self._shape):
             raise BadImage(CHANGED)
         pixels = np.frombuffer(data, np.uint8).reshape(self._shape)
         if image_axes(np.dtype(np.uint8), self._shape) == "CHW":
             pixels = pixels.transpose(1, 2, 0)
-        return pixel_record(entry, np.ascontiguousarray(pixels))
+        return np.ascontiguousarray(pixels)
 
-    def _value(self, kept: Kept, path: str, stamp: int, row: int) -> Any:
-        """Return the value of a field to keep, or None if the file lacks the dataset."""
-        name = kept.source
-        data = call(hdf5_reader.value, os.path.abspath(path), stamp, name, row, kept.optional)
-        if not data:
-            return None
-        value = data[1:] if data[:1] == b"B" else read_array(data[1:])
-        return self._chosen.value(kept, value)
 
-    def locate(self, split: str, entry: Entry) -> str:
-        """Return file, dataset and row of an image."""
-        number, row = place_of(entry.place)
-        return f"{self.inputs.paths[number]}: {self._image} at row {row}"
+def _in_sibling(
+    label: str | None, inputs: InputFiles, datasets: Mapping[str, object]
+) -> tuple[str, str | None]:
+    """Return the file of the labels, if it is another one, and the name of their dataset."""
+    file, colon, name = (label or "").rpartition(":")
+    if not colon or _plain(label) in datasets:
+        return "", _plain(label)
+    folder = os.path.dirname(inputs.paths[0])
+    others = {"", os.path.abspath(folder)}
+    if len(inputs.paths) > 1:
+        raise UsageError(
+            f"{setting('label', label)} is in one file, but images are in {len(inputs.paths)}",
+            remedy="convert each by itself",
+        )
+    if os.path.dirname(file) and os.path.abspath(os.path.dirname(file)) not in others:
+        raise UsageError(f"{file} is not in the folder of {inputs.paths[0]}")
+    file = os.path.basename(file)
+    if not name or not os.path.isfile(os.path.join(folder, file)):
+        raise UsageError(f"{setting('label', label)} is neither a dataset nor FILE:DATASET")
+    return file, name.strip("/")
 
-    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the rows of all files, in order.
 
-        Raises:
-            UsageError: If the datasets are missing, differ between files or cannot be images.
-        """
-        (listing,) = listings.values()
-        listing.ignored += self.inputs.others
-        for number, path in enumerate(self.inputs.paths):
-            try:
-                self._list(listing, number, path)
-            except BadImage as error:
-                raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
-        self.notes += self._chosen.notes
-        kind = f"uint8 {'x'.join(map(str, self._shape))}" if self._shape else "encoded images"
-        understood = self._chosen.describe(kind)
-        if self._label_file:
-            understood["label"] = f"{self._label_file}:{self._label}"
-        return {"files": f"{len(self.inputs.paths):,}, with {len(listing):,} rows", **understood}
-
-    def _list(self, listing: Listing, number: int, path: str) -> None:
-        stamp = stamp_of(path)
-        full = os.path.abspath(path)
-        file = os.path.join(os.path.dirname(full), self._label_file) if self._label_file else full
-        datasets = datasets_of(path)
-        if self._image not in datasets:
-            raise BadImage(f"there is no dataset {self._image}")
-        shape, kind = datasets[self._image]
-        if tuple(shape[1:]) != self._shape or (kind == "bytes") == bool(shape[1:]):
-            raise BadImage(f"{self._image} is {kind} {shape}, unlike in the first file")
-        require_rows(path, shape[0])
-        for kept in self._keep:
-            rows, _ = datasets.get(kept.source, ([shape[0]] * kept.optional, ""))
-            if rows[:1] != shape[:1]:
-                count = rows[0] if rows else "no"
-                raise BadImage(f"it has {shape[0]} images, but {count} values of {kept.source}")
-        folder = stem(self.inputs.names[number], SUFFIXES)
-        for start in range(0, shape[0] or 1, _CHUNK):  # also checks the labels of no images
-            count = min(_CHUNK, shape[0] - start)
-            sizes = [math.prod(self._shape)] * count
-            if not self._shape:
-                sizes = call(hdf5_reader.sizes, full, stamp, self._image, start, count)
-            labels: Sequence[Value | None] = [None] * count
-            if self._label:
-                part = Range(start, count)
-                labels = call(hdf5_reader.labels, file, stamp_of(file), self._label, shape[0], part)
-            for row, (size, label) in enumerate(zip(sizes, labels, strict=True), start):
-                code = listing.code(label)
-                name = f"{folder}/{row:08d}{'.png' if self._shape else ''}"
-                listing.add(Row(name, code, size, stamp, place(number, row)))
+def _refuse_sibling(inputs: InputFiles) -> None:
+    """Refuse images without labels next to a file that may have these, as PCam's has."""
+    path = Path(inputs.paths[0])
+    names: list[str] = []
+    with suppress(OSError):
+        names = [name for name in os.listdir(path.parent) if name.endswith(SUFFIXES)]
+    stems = {stem(name, SUFFIXES): name for name in sorted(names)}
+    found = usual_label(stems.keys() - {path.stem}, path.stem)
+    if found:
+        name = "DATASET"
+        with suppress(BadImage):
+            datasets = [*datasets_of(str(path.parent / stems[found]))]
+            name = datasets[0] if len(datasets) == 1 else name
+        raise UsageError(
+            f"{path} has no labels, but {stems[found]} next to it may have them",
+            remedy="convert each file by itself: "
+            * (len(inputs.paths) > 1)
+            + f"pass {setting('label', f'{stems[found]}:{name}')}, or "
+            f"{setting('label', NONE)} to convert without labels",
+        )
 
 
 def _plain(text: str | None) -> str | None:

@@ -26,6 +26,7 @@ from shardkit.sources.inputs import (
     find_files,
     place,
     place_of,
+    refusing,
     require_rows,
     stamp_of,
     stem,
@@ -91,17 +92,15 @@ class Hdf5Images(FileSource):
         if options.image is not None:
             return _ANY in options.image
         path = find_files(pattern, SUFFIXES).paths[0]
-        try:
+        with refusing(path):
             shapes = datasets_of(path).values()
-        except BadImage as error:
-            raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
         return options.label is None and len(shapes) > 1 and all(_is_image(*one) for one in shapes)
 
     def __init__(self, pattern: str | Path, options: Hdf5Options) -> None:
         super().__init__(pattern, options, SUFFIXES)
         self.class_names = read_classes(options.classes)
-        if options.keep:
-            raise UsageError(f"{setting('keep')} needs one dataset of all images, not one for each")
+        if option := "keep" if options.keep else "name" if options.name else "":
+            raise UsageError(f"{setting(option)} needs one dataset of all images, not one for each")
         self._images = images = options.image or _ANY
         if images.count(_ANY) != 1 or (options.label or _ANY).count(_ANY) > 1:
             raise UsageError(
@@ -141,10 +140,8 @@ class Hdf5Images(FileSource):
         (listing,) = listings.values()
         listing.ignored += self.inputs.others
         for number, path in enumerate(self.inputs.paths):
-            try:
+            with refusing(path):
                 self._list(listing, number, path)
-            except BadImage as error:
-                raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
         return {
             "files": f"{len(self.inputs.paths):,}, with {len(listing):,} datasets",
             "image": f"{self._images}: one dataset each",

@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from shardkit.contracts import (
-    Entry,
-    Recognition,
-    SourceKind,
-)
+from shardkit.contracts import Entry, Recognition, SourceKind
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field
-from shardkit.kinds.packing import with_fields
-from shardkit.options import option, same_option
-from shardkit.record import NO_LABEL, Record, load_json
+from shardkit.options import same_option
+from shardkit.record import load_json
 from shardkit.sources import arrow_reader
-from shardkit.sources.columns import NONE, Column, ColumnOptions, Columns
-from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, split_names
+from shardkit.sources.column_source import Cells, ColumnSource, Known, RowFile
+from shardkit.sources.columns import Column, ColumnOptions
+from shardkit.sources.driver import Listing, SplitOptions, split_names
 from shardkit.sources.image_files import CHANGED
-from shardkit.sources.images import image_record
 from shardkit.sources.inputs import (
     InputFiles,
-    file_at,
+    OpenedFile,
     find_files,
-    place,
     place_of,
+    refusing,
     require_rows,
     stamp_of,
 )
-from shardkit.sources.kept import Kept
-from shardkit.sources.labels import label_of, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.places import below
 from shardkit.system.files import read_small
 from shardkit.system.formatting import size
 from shardkit.system.safe_paths import parts_of
-from shardkit.system.text import name_list, quoted
+from shardkit.system.text import quoted
 
 if TYPE_CHECKING:
     from shardkit.sources.recognize import Overview
@@ -56,27 +48,15 @@ _SPLIT = re.compile(r"(?P<split>\w+)-[0-9]{5}-of-[0-9]{5}(-[0-9a-f]+)?\.parquet"
 """The name of a file of one split, as on the Hub."""
 
 
-class _Column(NamedTuple):
-    """A column of the files."""
-
-    kind: str
-    """As in `shardkit.sources.arrow_reader.describe`."""
-    classes: list[str] | None
-
-    def __str__(self) -> str:
-        return self.kind if self.classes is None else f"{self.kind} of {len(self.classes)} classes"
-
-
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceOptions(ColumnOptions):
     """The options of this source."""
 
-    name: str | None = option(
-        None,
+    name: str | None = same_option(
+        ColumnOptions,
+        "name",
         help="Column with the image's name; the column of images means its path.",
-        metavar="COLUMN",
         shown="number of the row",
-        stored="image_name",
     )
     label: str | None = same_option(
         ColumnOptions, "label", shown="the only one with class names, or label"
@@ -85,7 +65,7 @@ class HuggingFaceOptions(ColumnOptions):
     split: str | None = same_option(SplitOptions, "split", metavar="NAME", shown="")
 
 
-class HuggingFace(ListedSource):
+class HuggingFace(ColumnSource):
     """A folder from ``save_to_disk``, or Parquet files, read by pyarrow in a child process.
 
     Args:
@@ -99,43 +79,60 @@ class HuggingFace(ListedSource):
     def __init__(self, pattern: str | Path, options: HuggingFaceOptions) -> None:
         if find_spec("pyarrow") is None:
             raise UsageError(f"{pattern} needs pyarrow", remedy="pip install 'shardkit[parquet]'")
-        super().__init__(pattern, options)
         files_of = _find_splits(pattern)
         names = {"": ""}
         if options.split or "" not in files_of:
             names = split_names(options.split, tuple(files_of))
-        self.splits = self._files = {ours: files_of[theirs] for ours, theirs in names.items()}
-        self._columns = self._first_columns()
-        columns = itertools.starmap(_column, self._columns.items())
-        self._chosen = Columns(self.path, columns, options, eager=False)
-        self.schema = self._chosen.schema
-        self.settle(image=self._chosen.image, label=self._chosen.label or NONE)
-        self._name = options.name
-        if self._name is not None and self._name not in self._columns:
-            raise UsageError(
-                f"{pattern} has no column {quoted(self._name)}; it has {name_list(self._columns)}"
-            )
-        self.class_names = read_classes(options.classes)
-        if self._chosen.label and self.class_names is None:
-            self.class_names = self._columns[self._chosen.label].classes
+        files = [
+            RowFile(path, name, "", ours)
+            for ours, theirs in names.items()
+            for path, name in zip(files_of[theirs].paths, files_of[theirs].names, strict=True)
+        ]
+        with refusing(files[0].path):
+            columns = _describe(files[0].path)[1]
+        super().__init__(pattern, options, files, columns)
+        self._groups: list[int] = []
+        """Bytes of images in each group of rows."""
 
-    def paths(self) -> Sequence[Path]:
-        """Return the files."""
-        return [Path(path) for files in self._files.values() for path in files.paths]
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
+        """List the rows of all files, in order."""
+        self._groups = []
+        understood = super().list_images(listings)
+        most = max(self._groups, default=0)
+        if not most or self.paths()[0].suffix != ".parquet":
+            return understood
+        groups = (
+            f"{len(self._groups):,} of rows, up to {size(most)} of images each; with over 256 MiB "
+            "in all, --no-shuffle is faster"
+        )
+        return {**understood, "groups": groups}
 
-    def locate(self, split: str, entry: Entry) -> str:
-        """Return the file and row of an image."""
-        number, row = place_of(entry.place)
-        return f"{self._files[split].paths[number]} at row {row}"
+    def rows(self, file: RowFile, view: OpenedFile) -> Iterator[Cells]:
+        """Yield the rows of a file; their values are label and name."""
+        full = os.path.abspath(file.path)
+        counts, columns = _describe(file.path)
+        there = {column.name: column for column in columns}
+        for column in (self.image, self.label):
+            if column.name and there.get(column.name) != column:
+                raise BadImage(f"its column {quoted(column.name)} differs from the first file's")
+        row = 0
+        wanted = (self.image.name, self.label.name or None, self.name)
+        for group in range(len(counts)):
+            listed = call(arrow_reader.listing, full, view.stamp, group, wanted)
+            sizes, paths, labels, names = listed
+            for length, path, label, name in zip(sizes, paths, labels, names, strict=True):
+                only = f", only the path {quoted(path)}" if path else ""
+                why = f"row {row} of the file has no image bytes{only}"
+                values = {self.name: name, self.label.name: label}
+                yield Known(row, values, length, why=why)
+                row += 1
+            self._groups.append(sum(length or 0 for length in sizes))
 
-    def read(self, split: str, entry: Entry) -> Record:
-        """Return the record of an image."""
-        files = self._files.get(split)
-        path, row = file_at(files.paths if files else (), entry.place)
-        if stamp_of(path) != entry.stamp:
-            raise BadImage(CHANGED)
-        columns = [self._chosen.image, *(kept.source for kept in self._chosen.keep)]
-        answer = call(arrow_reader.read, os.path.abspath(path), entry.stamp, row, columns)
+    def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
+        """Return a row."""
+        _, row = place_of(entry.place)
+        names = [self.image.name, *(kept.source for kept in self.keep)]
+        answer = call(arrow_reader.read, os.path.abspath(file.path), entry.stamp, row, names)
         head, _, blobs = answer.partition(b"\n")
         values: list[Any] = []
         for item in json.loads(head):
@@ -146,77 +143,7 @@ class HuggingFace(ListedSource):
                 values.append(item["value"])
         if not isinstance(values[0], bytes):
             raise BadImage(CHANGED)
-        record = image_record(entry, values[0])
-        kept = {
-            kept.name: self._kept(kept, value)
-            for kept, value in zip(self._chosen.keep, values[1:], strict=True)
-            if value is not None or not kept.optional
-        }
-        return with_fields(record, self.schema, kept) if kept else record
-
-    def _kept(self, kept: Kept, value: Any) -> Any:
-        """Return the value of a field to keep."""
-        if value is None:
-            raise BadImage(f"its row has no {kept.source}; {kept.source}? accepts it")
-        return self._chosen.value(kept, value)
-
-    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the rows of all files, in order."""
-        groups: list[int] = []
-        for split, files in self._files.items():
-            for number, path in enumerate(files.paths):
-                try:
-                    groups += self._list(listings[split], number, path)
-                except BadImage as error:
-                    listings[split].blame_rest(files.names[number], str(error))
-        self.notes += self._chosen.notes
-        count = sum(map(len, listings.values()))
-        understood = {
-            "files": f"{sum(len(f.paths) for f in self._files.values()):,}, with {count:,} images",
-            **self._chosen.describe(self._columns[self._chosen.image].kind, self._name),
-        }
-        if max(groups, default=0) and self.paths()[0].suffix == ".parquet":
-            understood["groups"] = (
-                f"{len(groups):,} of rows, up to {size(max(groups))} of images each; with over 256 "
-                "MiB in all, --no-shuffle is faster"
-            )
-        return understood
-
-    def _list(self, listing: Listing, number: int, path: str) -> list[int]:
-        """List the rows of a file; return the bytes of images in each of its groups."""
-        stamp = stamp_of(path)
-        full = os.path.abspath(path)
-        counts, columns_of_file = _describe(path)
-        for name in filter(None, (self._chosen.image, self._chosen.label)):
-            if columns_of_file.get(name) != self._columns[name]:
-                raise BadImage(f"its column {quoted(name)} differs from that of the first file")
-        groups = []
-        row = 0
-        for group in range(len(counts)):
-            columns = (self._chosen.image, self._chosen.label or None, self._name)
-            sizes, places, labels, names = call(arrow_reader.listing, full, stamp, group, columns)
-            for length, original, label, name in zip(sizes, places, labels, names, strict=True):
-                path = f"{listing.logged:08d}"
-                if self._name is not None:
-                    path = str(name).strip("/") if name not in (None, "") else path
-                if length is None:
-                    only = f", only the path {quoted(original)}" if original else ""
-                    listing.blame(path, f"row {row} of the file has no image bytes{only}")
-                else:
-                    code = NO_LABEL
-                    if self._chosen.label:
-                        code = listing.code(label_of(label, self._chosen.label))
-                    listing.add(Row(path, code, length, stamp, place(number, row)))
-                row += 1
-            groups.append(sum(length or 0 for length in sizes))
-        return groups
-
-    def _first_columns(self) -> dict[str, _Column]:
-        files = next(iter(self._files.values()))
-        try:
-            return _describe(files.paths[0])[1]
-        except BadImage as error:
-            raise UsageError(f"{files.paths[0]}: {error.problem}", remedy=error.remedy) from error
+        return Known(row, dict(zip(names, values, strict=True)))
 
 
 def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:
@@ -274,19 +201,19 @@ def _load(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
-def _describe(path: str) -> tuple[list[int], dict[str, _Column]]:
+def _describe(path: str) -> tuple[list[int], list[Column]]:
     """Return the number of rows of each group of a file, and its columns."""
     rows, columns = call(arrow_reader.describe, os.path.abspath(path), stamp_of(path))
     require_rows(path, sum(rows))
-    return rows, {name: _Column(kind, names) for name, kind, names in columns}
+    return rows, [_column(*column) for column in columns]
 
 
-def _column(name: str, stored: _Column) -> Column:
-    """Return a column of the files as one of a source."""
-    kind = stored.kind
-    if stored.classes is not None:
+def _column(name: str, kind: str, classes: list[str] | None) -> Column:
+    """Return a column; its kind is as in `shardkit.sources.arrow_reader.describe`."""
+    if classes is not None:
         holds = "integer" if kind == "label" else "json"
-        return Column(name, str(stored), holds, field=Field(kind, classes=stored.classes))
+        words = f"{kind} of {len(classes)} classes"
+        return Column(name, words, holds, field=Field(kind, classes=tuple(classes)))
     if kind in ("image", "text", "bytes", "json"):
         return Column(name, kind, kind, field=Field(kind))
     if kind == "images":

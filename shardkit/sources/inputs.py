@@ -317,6 +317,15 @@ def reading(
         raise BadImage(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+@contextlib.contextmanager
+def refusing(path: str | Path) -> Iterator[None]:
+    """Raise `UsageError` for a `BadImage`: without this file, there is no source."""
+    try:
+        yield
+    except BadImage as error:
+        raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
+
+
 def stamp_of(path: str) -> int:
     """Return a file's modification time, in nanoseconds.
 

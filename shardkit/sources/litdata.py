@@ -16,7 +16,6 @@ import numpy.typing as npt
 from shardkit.contracts import Attaching, SourceKind
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Field
-from shardkit.kinds.values import parse_json
 from shardkit.sources.column_shards import (
     AS_PNG,
     ColumnShards,
@@ -43,9 +42,9 @@ _PLAIN: dict[str, tuple[str, Callable[[bytes], Any], Field]] = {
     "int": ("integer", partial(number_of, "<i8"), Field("number", "int64")),
     "float": ("float", partial(number_of, "<f8"), Field("number", "float64")),
     "bool": ("integer", partial(number_of, "?"), Field("number", "bool")),
-    "str": ("text", bytes.decode, Field("text")),
-    "text": ("text", bytes.decode, Field("text")),
-    "json": ("json", parse_json, Field("json")),
+    "str": ("text", as_is, Field("text")),
+    "text": ("text", as_is, Field("text")),
+    "json": ("json", as_is, Field("json")),
     "bytes": ("bytes", as_is, Field("bytes")),
     "file": ("bytes", as_is, Field("bytes")),
 }
@@ -78,7 +77,6 @@ class LitData(ColumnShards):
         columns = [_column(*pair) for pair in zip(names, formats, strict=True)]
         return columns, [
             Shard(
-                folder,
                 text(chunk["filename"], "filename"),
                 whole_number(chunk["chunk_size"], "chunk_size"),
                 whole_number(chunk["chunk_bytes"], "chunk_bytes"),

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from shardkit.contracts import Attaching, SourceKind
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Field
-from shardkit.kinds.values import parse_json
 from shardkit.sources.column_shards import (
     AS_PNG,
     ColumnShards,
@@ -45,9 +44,9 @@ _PLAIN: dict[str, tuple[str, Callable[[bytes], Any], Field]] = {
     "png": ("image", as_is, Field("image")),
     "str_int": ("integer", int, Field("number", "int64")),
     "str_float": ("float", float, Field("number", "float64")),
-    "str_decimal": ("text", bytes.decode, Field("text")),
-    "str": ("text", bytes.decode, Field("text")),
-    "json": ("json", parse_json, Field("json")),
+    "str_decimal": ("text", as_is, Field("text")),
+    "str": ("text", as_is, Field("text")),
+    "json": ("json", as_is, Field("json")),
     "bytes": ("bytes", as_is, Field("bytes")),
 }
 
@@ -82,7 +81,7 @@ class Mds(ColumnShards):
             if packed and not _is_there(folder, name):
                 name = text(packed["basename"], "basename")
             rows = whole_number(shard["samples"], "samples")
-            shards.append(Shard(folder, name, rows, whole_number(raw["bytes"], "bytes")))
+            shards.append(Shard(name, rows, whole_number(raw["bytes"], "bytes")))
         names, encodings, sizes = stated or ((), (), ())
         return [
             _column(text(name, "a name"), text(encoding, "an encoding"), size)

@@ -179,7 +179,7 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
         ({"image": "gzip"}, "gzip cannot be read in place.*compressed or filtered"),
         ({"image": "parts"}, "its chunks have parts of rows"),
         ({"image": "gray"}, "rows of 6x8; arrays other than height x width x 3"),
-        ({"image": "x", "keep": "emb"}, "keep='emb': a field of the kind array"),
+        ({"image": "x", "keep": "emb"}, "the column emb"),
     ):
         with pytest.raises(UsageError, match=message):
             attach(get_source("hdf5").open(path, **options), index)

@@ -144,7 +144,7 @@ def test_an_attached_file_has_the_images_of_the_converted_one(name: str, tmp_pat
     [
         ("smart", "2 of 5 images are raw pixels"),
         ("raw-sizes", "5 of 5 images are raw pixels"),
-        ("fields", r"the field 'swapped' \(array of >f4"),
+        ("fields", r"the column swapped \(array of >f4"),
     ],
 )
 def test_what_is_not_stored_as_it_is_cannot_be_attached(
@@ -178,7 +178,7 @@ def test_a_dry_run_shows_every_field(tmp_path: Path) -> None:
         *("--keep", "weight,caption=info:/caption:text,latent"),
     )
     for line in (
-        "  file      FFCV, 5 samples of 10 fields",
+        "  files     1, with 5 samples",
         "  image     image: 5 JPEG",
         "  label     label: 3 integers from 0 to 2",
         "  weight    weight (float): number of float64",

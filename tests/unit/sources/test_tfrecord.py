@@ -124,8 +124,8 @@ def test_missing_features_are_named(tmp_path: Path) -> None:
     path = write_tfrecord(tmp_path / "x.tfrecord", rows)
     assert problems(scan(path)) == {
         "x/00000001": "its record has no feature 'image'",
-        "x/00000002": "its record has no feature 'label'",
-        "x/00000003": "its feature label has 2 values, not one",
+        "x/00000002": "its row has no label",
+        "x/00000003": "its feature 'label' has 2 values, not one",
         "x/00000004": "its feature 'image' has int64, not one value of bytes",
     }
     assert labels(scan(path, label="none")) == [None] * 3
@@ -204,7 +204,7 @@ def test_more_features_are_kept(tmp_path: Path) -> None:
     keep = "caption=text,age=meta:/age:int64,score=score,many=many:array,ids=ids,other=mask:image?"
     found = scan(path, image="image", keep=keep)
     assert problems(found) == {
-        "x/00000002": "its record has no feature 'meta'; meta? accepts it",
+        "x/00000002": "its row has no meta; meta? accepts it",
     }
     assert found.understood["ids"] == "ids (int64 2): json"
     convert(found.source, tmp_path / "made", to="hdf5", shuffle=False, on_error="skip")
@@ -218,5 +218,5 @@ def test_more_features_are_kept(tmp_path: Path) -> None:
     assert first.fields["other.png"] == C
     assert "other.png" not in second.fields
     assert np.load(io.BytesIO(first.fields["many.npy"])).tolist() == [0.5, 2.0]
-    with refused(BadImage, "'ids'", "2"):
+    with refused(BadImage, "id", "[3, -4]"):
         scan(path, image="image", keep="id=ids:int64").splits[""].read([0])

@@ -1,0 +1,357 @@
+"""Rows with named columns: a format gives columns and rows; all else of its source is here.
+
+That is the choice of columns, labels, names, fields to keep, problems, the description, and records
+for conversions and for attached files. A format is a subclass of `ColumnSource`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardkit.contracts import Entry, Images, Located
+from shardkit.errors import BadImage, Problem, UsageError, setting
+from shardkit.kinds.packing import with_fields
+from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
+from shardkit.sources.columns import NONE, Column, ColumnOptions, Columns, label_in
+from shardkit.sources.driver import ListedSource, Listing, Row, images_by_file
+from shardkit.sources.images import image_record, pixel_record, raw_record
+from shardkit.sources.inputs import (
+    InputFiles,
+    OpenedFile,
+    file_at,
+    limited,
+    place,
+    place_of,
+    reading,
+    scanning,
+    stem,
+)
+from shardkit.sources.kept import Kept
+from shardkit.sources.labels import Value, read_classes
+from shardkit.sources.unpacking import packing_of
+from shardkit.system.text import name_list, quoted
+
+_CONVERT = "use `shardkit convert`"
+
+
+class RowFile(NamedTuple):
+    """A file of rows."""
+
+    path: str
+    name: str
+    """A short name, for problems."""
+    folder: str
+    """The start of its images' names; "" numbers all images of a split instead."""
+    split: str = ""
+    size: int | None = None
+    """Its unpacked size, if that is known."""
+
+
+def row_files(inputs: InputFiles, suffixes: Sequence[str]) -> list[RowFile]:
+    """Return the files that a user named, whose images are named after them."""
+    names = [stem(stem(name, (".gz",)), suffixes) for name in inputs.names]
+    return [*map(RowFile, inputs.paths, inputs.names, names)]
+
+
+class Cells:
+    """The values of one row, each read when it is used.
+
+    Methods raise `BadImage` if a value cannot be read.
+    """
+
+    place: int = 0
+    """Offset or number of the row, for `ColumnSource.row`."""
+    suffix: str = ""
+    """Suffix of the image's name."""
+    values: str = ""
+    """As `Entry.values`."""
+    stamp: int | None = None
+    """As `Entry.stamp`; None means the time of the file."""
+
+    def has(self, name: str) -> bool:
+        """Return whether the row has a value in a column."""
+        return True
+
+    def size(self, name: str) -> int:
+        """Return the bytes of the image in a column, to list it."""
+        raise NotImplementedError
+
+    def value(self, column: Column) -> Any:
+        """Return a value: bytes, as stored, also of text and JSON; a number; or an array.
+
+        None if it is missing.
+        """
+        raise NotImplementedError
+
+    def offset(self, name: str) -> int | None:
+        """Return where the file has a value as it is; None if it does not."""
+        return None
+
+
+class Known(Cells):
+    """A row whose values were read before, such as by a library.
+
+    Args:
+        at: The place.
+        values: Some values, by column.
+        size: Bytes of the image; None if it has none.
+        suffix: The suffix.
+        why: Why it has no image.
+    """
+
+    def __init__(
+        self,
+        at: int,
+        values: Mapping[str | None, Any],
+        size: int | None = None,
+        suffix: str = "",
+        why: str = "",
+    ) -> None:
+        self.place = at
+        self.suffix = suffix
+        self._values = values
+        self._size = size
+        self._why = why
+
+    def size(self, name: str) -> int:
+        """Return the size that is known."""
+        if self._size is None:
+            raise BadImage(self._why)
+        return self._size
+
+    def value(self, column: Column) -> Any:
+        """Return a value; None for one that was not read."""
+        return self._values.get(column.name)
+
+
+class ColumnSource(ListedSource):
+    """Files of rows with named columns.
+
+    An `Entry.place` is file and `Cells.place`.
+
+    Args:
+        path: The path that the user gave.
+        options: The options.
+        files: The files, in order.
+        columns: Their columns.
+    """
+
+    images: Sequence[str] = ("image", "bytes")
+    """What columns of images may hold."""
+    is_eager = False
+    """Whether all columns are kept by default; see `Columns`."""
+    rows_are = "rows"
+    """Rows in this format's words."""
+    is_stamped = True
+    """Whether `Entry.stamp` is the time of the file."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        options: ColumnOptions,
+        files: Sequence[RowFile],
+        columns: Iterable[Column],
+    ) -> None:
+        super().__init__(path, options)
+        self.inputs = files
+        self.others: Sequence[Problem] = ()
+        """Files next to these that are not used."""
+        self.splits = {file.split: file.split for file in files}
+        self.class_names = read_classes(options.classes)
+        self.chosen = Columns(path, columns, options, images=self.images, eager=self.is_eager)
+        self.image = self.chosen.column(self.chosen.image)
+        self.label = self.chosen.column(self.chosen.label)
+        self.keep: Sequence[Kept] = self.chosen.keep
+        self.schema = self.chosen.schema
+        self.exact_sizes = not self.image.why
+        self.class_names = self.class_names or self.label.field.classes
+        if options.name is not None and options.name not in self.chosen:
+            raise UsageError(
+                f"{path} has no column {quoted(options.name)}; it has {name_list(self.chosen)}"
+            )
+        self.name = options.name
+        self.settle(image=self.chosen.image, label=self.chosen.label or NONE)
+
+    @abstractmethod
+    def rows(self, file: RowFile, view: OpenedFile) -> Iterator[Cells]:
+        """Yield the rows of a file, in order.
+
+        Raises:
+            BadImage: If the file cannot be read further.
+        """
+
+    @abstractmethod
+    def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
+        """Return one row, perhaps that of anybody's plan.
+
+        Raises:
+            BadImage: If there is no such row, or it has changed.
+        """
+
+    def paths(self) -> Sequence[Path]:
+        """Return the files."""
+        return [Path(file.path) for file in self.inputs]
+
+    def locate(self, split: str, entry: Entry) -> str:
+        """Return the file, and the number or offset of a row."""
+        number, at = place_of(entry.place)
+        return f"{self.inputs[number].path} at {self.rows_are.removesuffix('s')} {at}"
+
+    def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
+        """List the rows of all files, in order.
+
+        A file that cannot be read to its end is a problem; its rows until then are good.
+        """
+        next(iter(listings.values())).ignored += self.others
+        for number, file in enumerate(self.inputs):
+            listing = listings[file.split]
+            if reason := scanning(file.path, partial(self._list, listing, number), file.size):
+                listing.blame_rest(file.name, reason)
+        self.notes += self.chosen.notes
+        count = sum(map(len, listings.values()))
+        files = f"{len(self.inputs):,}, with {count:,} {self.rows_are}"
+        understood = self.chosen.describe(self.image_words(), self.name)
+        return {"files": files, **understood, "label": self.label_words()}
+
+    def image_words(self) -> str:
+        """Return what the column of images holds, for the user to check."""
+        return f"{self.image.type}{self.image.why and f', {self.image.why}'}"
+
+    def label_words(self) -> str:
+        """Return where labels are, for the user to check."""
+        return self.label.name or "no column"
+
+    def label_of(self, cells: Cells) -> Value:
+        """Return the label of a row; "" if it is missing."""
+        if not cells.has(self.label.name):
+            raise BadImage(f"its row has no {self.label.name}")
+        return label_in(self.label, cells.value(self.label))
+
+    def _list(self, listing: Listing, number: int, view: OpenedFile) -> None:
+        file = self.inputs[number]
+        for position, cells in enumerate(limited(file.path, self.rows(file, view))):
+            name = f"{listing.logged:08d}"
+            if file.folder:
+                name = f"{file.folder}/{position:08d}"
+            try:
+                name = self._name_of(cells) or name
+                size = cells.size(self.image.name)
+                code = listing.code(self.label_of(cells)) if self.label.name else NO_LABEL
+                for kept in self.keep:
+                    if not (kept.optional or cells.has(kept.source)):
+                        raise _lacks(kept.source)
+            except BadImage as error:
+                listing.blame(name, str(error))
+                continue
+            stamp = view.stamp if cells.stamp is None else cells.stamp
+            spot = place(number, cells.place)
+            listing.add(Row(name + cells.suffix, code, size, stamp, spot, cells.values))
+
+    def _name_of(self, cells: Cells) -> str:
+        """Return the name that a row has in a column, or ""."""
+        if self.name is None:
+            return ""
+        column = self.chosen.column(self.name)
+        return str(label_in(column, cells.value(column))).strip("/")
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image."""
+        return self.record(entry)
+
+    def record(self, entry: Entry, *, in_place: bool = False) -> Record:
+        """Return the record of an image; pixels are a PNG file, or as the file has them."""
+        with self._reading(entry) as view:
+            return self._record(entry, self._row(view, entry), in_place=in_place)
+
+    def _reading(self, entry: Entry, *, ahead: bool = False) -> AbstractContextManager[OpenedFile]:
+        path, _ = file_at([file.path for file in self.inputs], entry.place)
+        stated = self.inputs[place_of(entry.place)[0]].size
+        stamp = entry.stamp if self.is_stamped else None
+        return reading(path, stamp, ahead=ahead, stated=stated)
+
+    def _row(self, view: OpenedFile, entry: Entry) -> Cells:
+        return self.row(self.inputs[place_of(entry.place)[0]], view, entry)
+
+    def _record(self, entry: Entry, cells: Cells, *, in_place: bool = False) -> Record:
+        """Return the record of an image; pixels become a PNG file, or stay as they are."""
+        image = cells.value(self.image)
+        if not isinstance(image, np.ndarray):
+            record = image_record(entry, image)
+        elif in_place:
+            record = raw_record(entry, image.tobytes(), *image.shape[:2])
+        else:
+            record = pixel_record(entry, image)
+        values = {}
+        for kept in self.keep:
+            value = cells.value(self.chosen.column(kept.source)) if cells.has(kept.source) else None
+            if value is not None:
+                values[kept.name] = self.chosen.value(kept, value)
+            elif not kept.optional:
+                raise _lacks(kept.source)
+        return with_fields(record, self.schema, values) if values else record
+
+    def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
+        """Return each file with its images.
+
+        Raises:
+            UsageError: If a record has bytes that the files do not have as they are.
+        """
+        for file in self.inputs:
+            if packing_of(file.path):
+                raise UsageError(
+                    f"{file.path} is compressed, so its images cannot be read in place",
+                    remedy=f"{_CONVERT}, or unpack it",
+                )
+        if not self.is_in_place(self.image):
+            raise UsageError(f"the column {self.image} cannot be read in place", remedy=_CONVERT)
+        for kept in self.keep:
+            column = self.chosen.column(kept.source)
+            field = self.schema[kept.name]
+            is_same = field == column.field and self.is_in_place(column)
+            if field.type.stored_apart and not is_same:
+                raise UsageError(
+                    f"the column {column} cannot be read in place",
+                    remedy=f"{_CONVERT}, or omit it with {setting('keep')}",
+                )
+        return images_by_file(self.paths(), images)
+
+    def is_in_place(self, column: Column) -> bool:
+        """Return whether the files have the values of a column as records do."""
+        return not column.why and (column.holds != "array" or column.field.dtype is not None)
+
+    def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
+        """Yield each of some images of one file, with the offsets of its values."""
+        if entries:
+            with self._reading(entries[0], ahead=True) as view:
+                for entry in entries:
+                    try:
+                        yield self._located(view, entry)
+                    except BadImage as error:
+                        yield error
+
+    def _located(self, view: OpenedFile, entry: Entry) -> Located:
+        cells = self._row(view, entry)
+        record = self._record(entry, cells, in_place=True)
+        offsets = {record.image_field or FOREIGN_FIELD: cells.offset(self.image.name)}
+        for kept in self.keep:
+            type_ = self.schema[kept.name].type
+            name = type_.stored_in(record.fields, kept.name) or kept.name
+            if type_.stored_apart and name in record.fields:
+                offsets[name] = cells.offset(kept.source)
+        stored = {name: offset for name, offset in offsets.items() if offset is not None}
+        for name in offsets:
+            data = record.fields[name]
+            if name not in stored or view.read(stored[name], len(data)) != data:
+                raise BadImage(f"its {name} is not stored as it is, in one piece")
+        return Located(record, stored)
+
+
+def _lacks(name: str) -> BadImage:
+    return BadImage(f"its row has no {name}; {name}? accepts it")
