@@ -189,25 +189,6 @@ def jpeg_has_end(data: bytes) -> bool:
     return jpeg_pieces(data)[-1] == b"\xff\xd9"
 
 
-def jpeg_ends_after_scan(data: bytes | memoryview) -> bool:
-    """Return whether a JPEG's first scan ends with the image, not with the file or another marker.
-
-    Then decoding all of it gives warnings at worst.
-    """
-    at = 2
-    while match := _MARKER.search(data, at):
-        at = match.end()
-        marker = match[0][1]
-        if marker in _BORDERS:
-            break
-        if marker not in _LONELY:
-            at += int.from_bytes(data[at : at + 2], "big")
-        if marker == _START_OF_SCAN:
-            end = _SCAN_END.search(data, at)
-            return end is not None and end[0][1] == _BORDERS[1]
-    return False
-
-
 def tiff_frames(data: bytes) -> int:
     """Return the number of images in a TIFF file.
 

@@ -77,8 +77,6 @@ _ISSUERS = "SSL_CERT_FILE"
 _BAD_NAME = "path segment"
 """Part of the client's errors about names, such as "contained empty path segment"."""
 
-_BAD_LIST = "invalid list response"
-
 _UNTRUSTED = "InvalidCertificate"
 
 _SIZELESS = "MissingContentLength"

@@ -47,7 +47,7 @@ class _LibraryTarget(SourceTarget):
 
     def _one(self, path: Path, data: bytes, options: dict[str, Any]) -> str:
         time = next(self._times)
-        os.utime(path, ns=(time, time))
+        os.utime(self.folder / self.file, ns=(time, time))
         return super()._one(path, data, options)
 
 

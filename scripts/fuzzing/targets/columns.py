@@ -10,9 +10,8 @@ from typing import Any
 
 from hostile.foreign_shards import pil_value, write_litdata, write_mds
 
-from scripts.fuzzing.target import broken
-from scripts.fuzzing.targets.sources import GIF, SourceTarget
-from shardkit.errors import BadImage, UsageError
+from scripts.fuzzing.targets.sources import GIF, SourceTarget, require_in_place
+from shardkit.errors import UsageError
 from shardkit.registry import get_source
 
 _PIL = pil_value("RGB", 2, 1, b"123456")
@@ -36,19 +35,14 @@ class ColumnsTarget(SourceTarget):
 
     def _one(self, path: Any, data: bytes, options: dict[str, Any]) -> str:
         shard = (self.folder / self.shard).read_bytes()
-        source: Any = get_source(self.kind).open(path.parent, **options)
+        source: Any = get_source(self.kind).open(path, **options)
         images = next(iter(source.scan().splits.values()))
         try:
             groups = source.by_file(images)
         except UsageError:
             groups = ()
         for _, part in groups:
-            for located in source.located("", list(part.entries[:100])):
-                if not isinstance(located, BadImage):
-                    for name, start in located.offsets.items():
-                        content = located.record.fields[name]
-                        if shard[start : start + len(content)] != content:
-                            broken("an attached shard has other bytes there", located.record.key)
+            require_in_place(source.located("", list(part.entries[:100])), shard)
         return super()._one(path, data + shard, options)
 
     def mend(self, data: bytes, rng: random.Random) -> bytes:

@@ -120,6 +120,7 @@ class VocTarget(ListTarget):
     name = "source-voc"
     kind = "voc"
     file = "Annotations/0.xml"
+    whole = True
     tokens = (
         *ListTarget.names,
         *(b"<!DOCTYPE a [<!ENTITY b 'c'>]>", b"&b;", b"&#0;", b"<![CDATA[", b"]]>", b"<object>"),
@@ -149,10 +150,6 @@ class VocTarget(ListTarget):
             b"<!DOCTYPE a SYSTEM '../x'><annotation><filename>x.gif</filename></annotation>",
         ]
 
-    def check(self, data: bytes) -> str:
-        (self.folder / self.file).write_bytes(data)
-        return self._one(self.folder, data, {})
-
 
 def _png() -> bytes:
     """Return an image of one pixel."""
@@ -167,6 +164,7 @@ class YoloTarget(ListTarget):
     name = "source-yolo"
     kind = "yolo"
     file = "data.yaml"
+    whole = True
     tokens = (
         *ListTarget.names,
         *(b"---\n", b"train: ", b"val: ", b"path: ", b"names: ", b"kpt_shape: [1, 3]\n", b"*a"),
@@ -188,9 +186,8 @@ class YoloTarget(ListTarget):
 
     def check(self, data: bytes) -> str:
         description, _, labels = data.partition(b"---\n")
-        (self.folder / self.file).write_bytes(description)
         (self.folder / "labels/x.txt").write_bytes(labels)
-        return self._one(self.folder, data, {})
+        return super().check(description)
 
 
 class PairsTarget(ListTarget):
@@ -199,6 +196,7 @@ class PairsTarget(ListTarget):
     name = "source-pairs"
     kind = "pairs"
     file = "masks/x.png"
+    whole = True
     tokens = (GIF, b"\x89PNG\r\n\x1a\n", b"IHDR", b"IDAT", b"IEND", b"\xff" * 4, b"\0" * 4)
 
     def __init__(self, folder: Path) -> None:
@@ -207,7 +205,3 @@ class PairsTarget(ListTarget):
             (folder / name).mkdir()
         (folder / "images/x.png").write_bytes(_png())
         self.seeds = [GIF, _png()]
-
-    def check(self, data: bytes) -> str:
-        (self.folder / self.file).write_bytes(data)
-        return self._one(self.folder, data, {})

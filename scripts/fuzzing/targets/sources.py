@@ -6,7 +6,7 @@ import io
 import random
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
@@ -50,13 +50,12 @@ class SourceTarget(Target):
     def check(self, data: bytes) -> str:
         path = self.folder / self.file
         path.write_bytes(data)
+        path = self.folder if self.whole else path
         seen = [self._one(path, data, options) for options in self.options]
         return " ".join(sorted(set(seen)))
 
     def _one(self, path: Path, data: bytes, options: dict[str, Any]) -> str:
-        found: Scan = (
-            get_source(self.kind).open(path.parent if self.whole else path, **options).scan()
-        )
+        found: Scan = get_source(self.kind).open(path, **options).scan()
         outcome = "listed" if not any(found.problems.values()) else "problems"
         for images in found.splits.values():
             if len(images) > len(data) + 1:
@@ -75,6 +74,16 @@ class SourceTarget(Target):
         return outcome
 
 
+def require_in_place(found: Iterable[Any], data: bytes) -> None:
+    """Require that records that can be attached have these bytes at their offsets in a file."""
+    for located in found:
+        if not isinstance(located, BadImage):
+            for name, start in located.offsets.items():
+                content = located.record.fields[name]
+                if data[start : start + len(content)] != content:
+                    broken("an attached file has other bytes there", located.record.key)
+
+
 class ArchiveTarget(SourceTarget):
     """Archives whose images can be attached."""
 
@@ -82,12 +91,7 @@ class ArchiveTarget(SourceTarget):
         source: Any = get_source(self.kind).open(path, **options)
         for images in source.scan().splits.values():
             stored = images.of([entry for entry in images.entries[:500] if self.is_stored(entry)])
-            for located in source.located(images.split, stored.entries):
-                if not isinstance(located, BadImage):
-                    for name, start in located.offsets.items():
-                        content = located.record.fields[name]
-                        if data[start : start + len(content)] != content:
-                            broken("an attached archive has other bytes there", located.record.key)
+            require_in_place(source.located(images.split, stored.entries), data)
         return super()._one(path, data, options)
 
     def is_stored(self, entry: Entry) -> bool:
@@ -196,7 +200,7 @@ class TFRecordTarget(SourceTarget):
         return b"".join(records)
 
 
-class BetonTarget(SourceTarget):
+class BetonTarget(ArchiveTarget):
     """Fields, offsets, sizes and owners that lie."""
 
     name = "source-ffcv"
@@ -230,17 +234,6 @@ class BetonTarget(SourceTarget):
         size = 24 * min(rows, 4) * sum(kind > 1 for kind in kinds)
         head = struct.pack("<HHIQQ", 2, fields, page, min(rows, 4), max(0, len(data) - size))
         return head + data[24:]
-
-    def _one(self, path: Path, data: bytes, options: dict[str, Any]) -> str:
-        source: Any = get_source(self.kind).open(path, **options)
-        (images,) = source.scan().splits.values()
-        for located in source.located(images.split, list(images.entries[:500])):
-            if not isinstance(located, BadImage):
-                for name, start in located.offsets.items():
-                    content = located.record.fields[name]
-                    if data[start : start + len(content)] != content:
-                        broken("an attached file has other bytes there", located.record.key)
-        return super()._one(path, data, options)
 
 
 class IdxTarget(SourceTarget):
