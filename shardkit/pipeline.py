@@ -5,6 +5,7 @@ Masks, boxes and keypoints follow the geometry of the primary image.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import index
@@ -59,6 +60,9 @@ from shardkit.record import (
 from shardkit.system import compiled
 from shardkit.system.npy import npy_header
 
+_NOTED = re.compile(b'"(?:%b)"' % "|".join(NOTES).encode())
+"""Metadata that may have notes; parsing them takes longer than copying a small record."""
+
 _ONE_IMAGE: Schema = {IMAGE: Field("image")}
 
 
@@ -87,7 +91,8 @@ def convert_record(
     """
     others = _others(schema)
     if recipe.copy:
-        return ConvertedRecord(record, _notes_in(record.meta, others))
+        noted = _NOTED.search(record.fields.get(META_FIELD, b""))
+        return ConvertedRecord(record, _notes_in(record.meta, others) if noted else {})
     if recipe.max_pixels is None:
         return _convert(recipe, record, schema, others, proven=proven)
     with pixels_up_to(recipe.max_pixels):
@@ -107,6 +112,8 @@ def _convert(
         image = _Conversion(recipe, original).image(proven=proven)
         if not others:
             return ConvertedRecord(_stored(record, field, image), image.notes)
+    elif not others:
+        return ConvertedRecord(record, {})
     return _convert_others(recipe, record, {name: schema[name] for name in others}, image)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from shardkit.codecs.image_type import RGB, ImageType
 from shardkit.codecs.limits import pixels_up_to
 from shardkit.contracts import Images, ShardSpec, ShardWriter
-from shardkit.conversion.bulk import Prepared, read_ordinary
+from shardkit.conversion.bulk import Prepared, read_ordinary, read_together
 from shardkit.conversion.observers import Observed, get_observer
 from shardkit.conversion.plan import software_of
 from shardkit.conversion.task import (
@@ -305,9 +305,10 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     tally = _Tally()
     plain = chunk.schema.keys() <= {IMAGE, LABEL}
     ordinary = read_ordinary(source, recipe, measuring) if plain else [None] * len(source)
+    together = read_together(source)
     for row in range(len(source)):
         try:
-            record, notes = ordinary[row] or _read(chunk, row)
+            record, notes = ordinary[row] or _read(chunk, row, together[row])
         except BadImage as error:
             tally.bad.append(Problem(path=source.entries[row].path, reason=str(error)))
         except MemoryError as error:  # the image is not to blame, and must not be left out
@@ -343,10 +344,12 @@ def _named_failures() -> Iterator[None]:
         ) from error
 
 
-def _read(chunk: _Chunk, row: int) -> Prepared:
-    """Read, check and convert one record."""
-    with pixels_up_to(chunk.recipe.max_pixels):  # sources compare annotations with the image's size
-        (record,) = chunk.source.read([row])
+def _read(chunk: _Chunk, row: int, record: Record | None) -> Prepared:
+    """Read a record, unless it was read together with others, check and convert it."""
+    if record is None:
+        # Sources compare annotations with the image's size.
+        with pixels_up_to(chunk.recipe.max_pixels):
+            (record,) = chunk.source.read([row])
     return convert_record(chunk.recipe, record, chunk.schema)
 
 

@@ -7,7 +7,7 @@ All others, and everything that is wrong with a file, are left to source and rec
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +39,14 @@ def read_ordinary(
     """
     try:
         return _read_ordinary(source, recipe, measuring)
+    except MemoryError:  # one by one, they need less
+        return [None] * len(source)
+
+
+def read_together(source: Images) -> Sequence[Record | None]:
+    """Return the records that a source reads together, None for each that it reads alone."""
+    try:
+        return source.read_together()
     except MemoryError:  # one by one, they need less
         return [None] * len(source)
 

@@ -34,6 +34,7 @@ REMEDY = "Restore it from a copy, or from the source with `shardkit repair`."
 
 _Handle = TypeVar("_Handle")
 _Read = TypeVar("_Read")
+_Result = TypeVar("_Result")
 
 
 class ShardFile:
@@ -211,8 +212,12 @@ class LockedReader(Generic[_Read]):
 
     def read(self, rows: Sequence[int]) -> list[_Read]:
         """Return the records of ``rows`` in that order, including duplicates."""
+        return self.call(lambda reader: reader.read(rows))
+
+    def call(self, work: Callable[[Any], _Result]) -> _Result:
+        """Return the result of ``work`` with the reader."""
         with self._lock:
-            return self._reader.read(rows)
+            return work(self._reader)
 
 
 class _Pool:

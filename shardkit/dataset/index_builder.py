@@ -256,6 +256,22 @@ class ShardRecords:
                     indexed.others.append(entry.others)
         return indexed
 
+    def read_intact(self, rows: range, part: IndexPart) -> list[Record]:
+        """Return neighboring records, or none if one differs from its index.
+
+        Args:
+            rows: Their rows.
+            part: Their index.
+
+        Raises:
+            CorruptShard: As `read`.
+        """
+        indexed = self.index(rows)
+        records = self._reader.read(rows)
+        # The bytes that were indexed may not be those that were read.
+        same = checksums(records) == indexed.checksums
+        return records if same and join_indexed([indexed], self.schema).equals(part) else []
+
     def index_known(
         self, rows: range, piece: FilePiece = _NO_PIECE, *, summed: bool = True
     ) -> tuple[npt.NDArray[np.bool_], IndexedRecords]:

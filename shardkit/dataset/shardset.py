@@ -361,18 +361,23 @@ class ShardSet:
     def _raw_bytes(self) -> int:
         return math.prod(self.manifest.raw_shape or (0,))
 
-    def part(self, rows: npt.NDArray[np.int64]) -> IndexPart:
-        """Return the index of some rows, counted from 0.
+    def part(self, rows: range) -> IndexPart:
+        """Return the index of neighboring rows, counted from 0.
 
         Raises:
             CorruptDataset: If the index is damaged, or another dataset has replaced this one.
         """
+        start, stop = rows.start, rows.stop
+        numbers = np.arange(start, stop)
         return IndexPart(
-            self.entries.read(rows),
-            [self.keys[row] for row in rows.tolist()],
-            [self.paths[row] for row in rows.tolist()],
-            {name: self.entries_of(name).read(rows) for name in apart_of(self.schema)},
-            {name: self.values(name, rows) for name in columns_of(self.schema)},
+            self.entries.read(numbers),
+            self.keys[start:stop],
+            self.paths[start:stop],
+            {name: self.entries_of(name).read(numbers) for name in apart_of(self.schema)},
+            {
+                name: self._stored_column(name).slice(start, stop)
+                for name in columns_of(self.schema)
+            },
         )
 
     def corrupt(self, row: int, offset: int, reason: str) -> CorruptRecord:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.contracts import (
     Entry,
@@ -141,7 +143,7 @@ class DatasetSource(Source):
         splits = {}
         understood = {}
         for split, shards in self._sets.items():
-            shards.part(np.arange(min(1, len(shards))))  # refuses a damaged index at once
+            shards.part(range(min(1, len(shards))))  # refuses a damaged index at once
             chosen = select(shards, where=self._options.where, rows=self._rows)
             if not chosen.any():
                 raise UsageError(f"no row of {shards.directory} is selected")
@@ -206,13 +208,57 @@ class DatasetSource(Source):
             raise BadImage(error.problem, remedy=error.remedy) from error
         if record.key != entry.key or record.meta["path"] != entry.path:
             raise BadImage("it changed since the scan")
-        if entry.label in (NO_LABEL, record.label):
-            return record
-        return Record(record.key, {**record.fields, LABEL_FIELD: b"%d" % entry.label})
+        return _labeled(record, entry.label)
+
+    def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
+        """Return records of shards; neighbors are compared with the index at once."""
+        rows = np.array([entry.place for entry in entries], np.int64)
+        try:
+            found = [*_intact_records(self._sets[split], rows)]
+        except (CorruptDataset, KeyError, IndexError):  # `read` tells which one is damaged
+            return [None] * len(entries)
+        return [
+            _labeled(stored[0], entry.label)
+            if stored and (stored[0].key, stored[1]) == (entry.key, entry.path)
+            else None
+            for stored, entry in zip(found, entries, strict=True)
+        ]
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the dataset and the row of a record."""
         return f"{self._sets[split].directory}, row {entry.place}"
+
+
+def _labeled(record: Record, label: int) -> Record:
+    """Return a record with the label that its entry states, if it states one."""
+    if label in (NO_LABEL, record.label):
+        return record
+    return Record(record.key, {**record.fields, LABEL_FIELD: b"%d" % label})
+
+
+def _intact_records(
+    shards: ShardSet, rows: npt.NDArray[np.int64]
+) -> Iterator[tuple[Record, str] | None]:
+    """Yield records that equal the index, with their paths; None for others, and those of layers.
+
+    Raises:
+        CorruptDataset: If one is damaged.
+    """
+    files = shards.files
+    read = partial(open_records, get_format(shards.manifest.format))
+    cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(files.numbers(rows)) != 0)) + 1
+    for run in np.split(rows, cuts):
+        shard, first = files.locate(int(run[0]))
+        records: Sequence[Record] = ()
+        if shards.dataset.is_store and shards.manifest.shards[shard].holds_records:
+            part = shards.part(range(int(run[0]), int(run[-1]) + 1))
+            inside = range(first, first + len(run))
+            work = methodcaller("read_intact", inside, part)
+            records = files.reader(shard, read, "records").call(work)
+        if not records or any(map(shards.shape_fault, records)):
+            yield from repeat(None, len(run))
+        else:
+            yield from zip(records, part.paths, strict=True)
 
 
 def record_of(shards: ShardSet, row: int) -> Record:
@@ -233,7 +279,7 @@ def record_of(shards: ShardSet, row: int) -> Record:
     try:
         reader = shards.files.reader(shard, partial(open_records, storage), "records")
         (stored,) = reader.read([position])
-        part = shards.part(np.array([row]))
+        part = shards.part(range(row, row + 1))
         reason = difference(stored, 0, part)[0] or shards.shape_fault(stored.record)
     except (CorruptShard, IndexError) as error:
         reason = str(error)
