@@ -11,7 +11,6 @@ from typing import Any
 
 from shardkit.errors import MeasurementFailed, ShardkitError, UsageError, setting
 from shardkit.measure.doctor.checks import Finding, Plan, check_data, fits_in_memory, run_checks
-from shardkit.measure.doctor.command import command_words
 from shardkit.measure.doctor.judgement import (
     Diagnosis,
     LoopDiagnosis,
@@ -31,7 +30,7 @@ from shardkit.measure.doctor.pipeline import (
 )
 from shardkit.measure.doctor.profile import OWN_CODE, Profile, profile
 from shardkit.measure.doctor.remedies import loop_changes, propose, together
-from shardkit.measure.doctor.stored import convert_images, loaded_provenance, write_images
+from shardkit.measure.doctor.stored import convert_images, to_convert, write_images
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import turn
 from shardkit.measure.runner.spec import StepSpec, Subject
@@ -331,7 +330,7 @@ class _Examination:
         best = diagnosis.recommended
         if best is None or best.remedy.recipe is None:
             return (best.remedy.code if best else ""), []
-        provenance = self.process.call(loaded_provenance, files=self.files)
-        words = command_words(best.remedy.recipe, provenance)
+        converted = self.process.call(to_convert, files=self.files)
+        words = converted.words(best.remedy.recipe)
         setting = [f"with {best.remedy.code}"] if best.remedy.code else []
-        return shell(*words), provenance.hints(words[4], best.remedy.decode) + setting
+        return shell(*words), converted.hints(words[4], best.remedy.decode) + setting

@@ -18,10 +18,11 @@ from shardkit.codecs.planes import sniff_planes
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.measure.doctor.command import SOURCE, Provenance, provenance_of
+from shardkit.measure.doctor.command import SOURCE, Convertible, convertible
 from shardkit.measure.runner.session import Session
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, PLANES
+from shardkit.registry import DEFAULT_SOURCE
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.machine import usable_cpus
 from shardkit.torch.data.datasets import ShardDataset
@@ -185,8 +186,8 @@ def convert_images(source: Path, target: Path, recipe: Recipe) -> None:
     )
 
 
-def loaded_provenance(session: Session, *, files: Sequence[str]) -> Provenance:
-    """Return how the dataset was made; runs in the measurement process.
+def to_convert(session: Session, *, files: Sequence[str]) -> Convertible:
+    """Return what a command converts; runs in the measurement process.
 
     Args:
         session: The session.
@@ -195,13 +196,10 @@ def loaded_provenance(session: Session, *, files: Sequence[str]) -> Provenance:
     dataset = innermost(session.dataset)
     path = session.subject.path
     if isinstance(dataset, ShardDataset):
-        return provenance_of(path or str(dataset.path), dataset.path)
+        return convertible(path or str(dataset.path), dataset.path)
     if not path:  # a dataset with files of its own, such as torchvision's ImageFolder
         paths = files or [file for file, _ in dataset.samples]
         path = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in paths])
         if path == os.path.dirname(path):  # the root: the files have no folder in common
             path = SOURCE
-    source = {"kind": "imagefolder"}
-    return Provenance(
-        path=path, format=FORMAT, source=source, folder=True, has_own_files=bool(files)
-    )
+    return Convertible(kind=DEFAULT_SOURCE, path=path, format=FORMAT, has_own_files=bool(files))

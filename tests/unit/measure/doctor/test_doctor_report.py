@@ -53,8 +53,8 @@ def report(
         "load": OtherLoad(busy=0.1, present=8),
         "profile": found,
         "diagnosis": diagnosis,
-        "command": "shardkit convert imagefolder SRC made-raw256",
-        "hints": ["SRC is the folder that made was converted from: photos"],
+        "command": "shardkit convert dataset made made-256",
+        "hints": ["then: make_loader(open_dataset('made-256', ...), ...)"],
     }
     return DoctorReport(**{**values, **changed})
 
@@ -79,8 +79,8 @@ remedies    images/s              800 needed
 trust       good: other programs used 0.1 of 8 CPUs; 3 rounds vary by 5%; conversions were tried
             with 1 of 10,000 images
 machine     1 check passed (--verbose lists all)
-next        shardkit convert imagefolder SRC made-raw256
-            SRC is the folder that made was converted from: photos"""
+next        shardkit convert dataset made made-256
+            then: make_loader(open_dataset('made-256', ...), ...)"""
     )
 
 

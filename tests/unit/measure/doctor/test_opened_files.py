@@ -16,7 +16,7 @@ from shardkit.measure.doctor.opened_files import only_image, opened_paths
 from shardkit.measure.doctor.pipeline import Loading, Pipeline
 from shardkit.measure.doctor.profile import Profile, profile
 from shardkit.measure.doctor.remedies import propose
-from shardkit.measure.doctor.stored import convert_images, loaded_provenance, write_images
+from shardkit.measure.doctor.stored import convert_images, to_convert, write_images
 from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import StepSpec, Subject
 
@@ -103,9 +103,9 @@ def test_the_images_of_an_own_dataset_are_found_and_converted(photos: Path, tmp_
     images, labels = next(iter(loader))
     assert (tuple(images.shape), labels.tolist()) == ((4, 3, 32, 32), [0] * 4)
 
-    provenance = loaded_provenance(given, files=found.files)
-    assert (provenance.path, provenance.folder) == (str(photos / "a"), True)
-    then, labels = provenance.hints("made", remedy.decode)
+    converted = to_convert(given, files=found.files)
+    assert (converted.path, converted.kind) == (str(photos / "a"), "imagefolder")
+    then, labels = converted.hints("made", remedy.decode)
     assert "decode=RandomResizedCrop(32)" in then
     assert labels.startswith("labels are the folders in ")
 

@@ -28,7 +28,7 @@ from shardkit.measure.doctor import pipeline as pipeline_module
 from shardkit.measure.doctor import profile as profile_module
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Remedy, Trial, measure_rate
 from shardkit.measure.doctor.profile import Profile, profile
-from shardkit.measure.doctor.stored import convert_images, loaded_provenance, write_images
+from shardkit.measure.doctor.stored import convert_images, to_convert, write_images
 from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import StepSpec, Subject
 from shardkit.recipe import Recipe
@@ -256,4 +256,5 @@ def test_a_sample_is_converted(photos: Path, made: Path, tmp_path: Path) -> None
     loader = Pipeline(given, Loading()).loader(Remedy(), str(tmp_path / "raw"), [0])
     images, _ = next(iter(loader))
     assert tuple(images.shape) == (4, 3, 32, 32)
-    assert loaded_provenance(given, files=()).source["name"] == "photos"
+    converted = to_convert(given, files=())
+    assert (converted.kind, converted.path) == ("dataset", str(made))
