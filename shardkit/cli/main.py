@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from shardkit._version import __version__
 from shardkit.cli.console import open_streams, say, show_usage_error
@@ -51,12 +52,20 @@ _COMMANDS: dict[str, dict[str, str]] = {
         "tune": "Find the fastest loader settings on this machine.",
         "bench": "Compare the reading speed of datasets and image folders.",
     },
+    "Shell": {
+        "completion": "Print the completion script of bash, zsh or fish.",
+    },
 }
 """Names and help of the commands, by heading. Each is an object of a module of its own name."""
 
 
 class _Commands(click.Group):
     """The commands of `_COMMANDS`, imported when they are used."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse words: --json is an option of each command, and here of --version alone."""
+        version_as_json = {*args} == {"--version", "--json"}  # which `Run` knows
+        return super().parse_args(ctx, ["--version"] if version_as_json else args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -71,6 +80,13 @@ class _Commands(click.Group):
             module = import_module(f"shardkit.cli.{name}")
         command: click.Command = getattr(module, f"{name}_command")
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return names and options that start as given, without loading the commands."""
+        texts = {name: text for commands in _COMMANDS.values() for name, text in commands.items()}
+        names = [name for name in texts if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=texts[name]) for name in names), *options]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -121,7 +137,7 @@ def _memory_of_libraries() -> Iterator[None]:
     expose_value=False,
     is_eager=True,
     callback=lambda context, _, wanted: _show_version(context) if wanted else None,
-    help="Show the version and whether the compiled module is used.",
+    help="Show the version and whether the compiled module is used; also with --json.",
 )
 def cli() -> None:
     """Convert image folders to open shards, prove every byte, and train from them repeatably.
@@ -140,9 +156,14 @@ def cli() -> None:
 
 
 def _show_version(context: click.Context) -> None:
-    click.echo(f"shardkit {__version__} (compiled module: {native.describe()})")
+    run = context.ensure_object(Run)
+    compiled = native.describe()
+    text = f"shardkit {__version__} (compiled module: {compiled})"
     if (licenses := native.PACKAGE / "licenses").exists():  # of what a wheel is linked with
-        click.echo(f"licenses of the libraries in it: {licenses}")
+        text += f"\nlicenses of the libraries in it: {licenses}"
+    fields = {"version": __version__, "compiled_module": compiled}
+    run.report(lambda: fields, lambda: click.echo(text))
+    run.end(0)
     context.exit()
 
 

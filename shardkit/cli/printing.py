@@ -168,7 +168,11 @@ def progress_bar(run: Run, action: str) -> Iterator[Tally]:
         action: One word for the work.
     """
     hidden = run.output.quiet or None
-    with Bar(desc=action, unit="img", disable=hidden, leave=False) as bar:
+    # What matters most comes first: a narrow terminal shows the start.
+    shape = (
+        "{desc} {percentage:.0f}%|{bar}| {n_fmt}/{total_fmt} {remaining} left{postfix}, {rate_fmt}"
+    )
+    with Bar(desc=action, unit="img", disable=hidden, leave=False, bar_format=shape) as bar:
         yield Tally(run, bar)
 
 

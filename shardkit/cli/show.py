@@ -94,7 +94,7 @@ def show_command(run: Run, options: ShowOptions, *, dataset: Path, record: str |
         lambda: _list(dataset, records) if record is None else _show(records[0]),
     )
     if options.output is not None:
-        image = sheet(shards, rows) if record is None else picture(shards, rows[0], _SIDE)
+        image = sheet(shards, records) if record is None else picture(shards, rows[0], _SIDE)
         mark = PngInfo()
         mark.add_text("Software", _MARK)
         buffer = io.BytesIO()

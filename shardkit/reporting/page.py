@@ -65,6 +65,7 @@ h3 {{ font-size: 1rem; margin: 1rem 0 .4rem; }}
 a {{ color: var(--link); }}
 nav ul {{ display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; list-style: none; }}
 code, pre {{ font: .86em ui-monospace, "DejaVu Sans Mono", monospace; }}
+code {{ white-space: nowrap; }}
 pre {{ overflow-x: auto; padding: .7rem; background: var(--soft); border: 1px solid var(--line);
   border-radius: .4rem; }}
 .scroll {{ overflow-x: auto; }}
@@ -129,11 +130,11 @@ def page(report: DatasetReport, seed: int = 0) -> str:
     album = _Album(report)
     sections = {
         "Findings": _findings(report, album),
+        "Contact sheets": _sheets(report, album, seed),
         "Overview": _overview(report),
         "Channel statistics": _channels(report),
         "Distributions": _charts(report),
         "Classes": _classes(report),
-        "Contact sheets": _sheets(report, album, seed),
     }
     if report.fields:
         sections["Fields"] = _fields(report)

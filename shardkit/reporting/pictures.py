@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from shardkit.codecs.image import Decoding
 from shardkit.dataset.decode import decode_shown
@@ -17,11 +17,15 @@ from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage
 from shardkit.record import ABSENT
 from shardkit.reporting.fields import read_mask
+from shardkit.system.text import shortened
 
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
 """Okabe and Ito's color-blind safe colors."""
 
 _GAP = 4
+
+_TEXT = 28
+"""Height of two lines of text below a picture, in pixels."""
 
 
 def picture(shards: ShardSet, row: int, side: int, *, annotated: bool = True) -> Image.Image:
@@ -69,18 +73,29 @@ def data_uri(shown: Image.Image) -> str:
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def sheet(shards: ShardSet, rows: Sequence[int], side: int = 160) -> Image.Image:
-    """Return pictures of some rows in a grid of about equal width and height."""
-    columns = max(1, int(np.ceil(np.sqrt(len(rows)))))
-    lines = -(-len(rows) // columns)
-    step = side + _GAP
-    canvas = Image.new("RGB", (columns * step + _GAP, lines * step + _GAP), "white")
-    for number, row in enumerate(rows):
-        shown = picture(shards, row, side)
-        left = _GAP + number % columns * step
-        top = _GAP + number // columns * step
-        canvas.paste(shown, (left + (side - shown.width) // 2, top + (side - shown.height) // 2))
+def sheet(shards: ShardSet, records: Sequence[Mapping[str, Any]], side: int = 160) -> Image.Image:
+    """Return pictures of records that `describe_record` described, in about a square.
+
+    Row and key are below each picture, and its class.
+    """
+    columns = max(1, int(np.ceil(np.sqrt(len(records)))))
+    width, height = side + _GAP, side + _TEXT + _GAP
+    size = columns * width + _GAP, -(-len(records) // columns) * height + _GAP
+    canvas = Image.new("RGB", size, "white")
+    for number, record in enumerate(records):
+        line, column = divmod(number, columns)
+        tile = _with_caption(picture(shards, record["row"], side), record, side)
+        canvas.paste(tile, (_GAP + column * width, _GAP + line * height))
     return canvas
+
+
+def _with_caption(shown: Image.Image, record: Mapping[str, Any], side: int) -> Image.Image:
+    tile = Image.new("RGB", (side, side + _TEXT), "white")
+    tile.paste(shown, ((side - shown.width) // 2, (side - shown.height) // 2))
+    texts = f"{record['row']}: {record['key']}", record["class"] or ""
+    lines = "\n".join(shortened(text, side // 6) for text in texts)
+    ImageDraw.Draw(tile).multiline_text((0, side), lines, "black", ImageFont.load_default())
+    return tile
 
 
 def _with_mask(shown: Image.Image, mask: npt.NDArray[np.generic] | None) -> Image.Image:

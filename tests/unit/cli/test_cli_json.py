@@ -26,6 +26,7 @@ from helpers import (
 )
 from repairing import flip
 
+import shardkit
 from shardkit import add_fields, convert, open_dataset
 
 COMMON = ["exit_code", "seconds", "error"]
@@ -203,7 +204,14 @@ def test_usage_errors(tmp_path: Path) -> None:
 
 def test_the_table_has_all_commands() -> None:
     names = re.findall(r"^  ([a-z]\S*) {2,}\S", run_main("--help").stdout, re.MULTILINE)
-    assert {name.partition(" ")[0] for name in TABLE} == set(names)
+    assert {name.partition(" ")[0] for name in TABLE} == {*names} - {"completion"}
+
+
+def test_the_version_is_an_object() -> None:
+    for words in ("--version --json", "--json --version"):
+        shown = json.loads(run_main(*words.split()).stdout)
+        assert list(shown) == [*COMMON, "version", "compiled_module"]
+        assert shown["version"] == shardkit.__version__
 
 
 NEW_CLICK = tuple(map(int, version("click").split(".")[:2])) >= (8, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -198,7 +199,7 @@ def test_python_m_shardkit_runs_the_command() -> None:
 @pytest.mark.parametrize(
     ("words", "heavy"),
     [
-        ("--help,--version", "torch,h5py,lmdb,webdataset,numpy,PIL,simplejpeg,tqdm"),
+        ("--help,--version,completion zsh", "torch,h5py,lmdb,webdataset,numpy,PIL,simplejpeg,tqdm"),
         # They list the filters, which Pillow knows.
         pytest.param(
             "convert --help,convert imagefolder --help",
@@ -218,7 +219,32 @@ for command in words:
     except SystemExit as end:
         print("loaded:", *sorted({*heavy} & sys.modules.keys()), "code:", end.code)
 """
-    assert python(code, words, heavy).stdout.count("loaded: code: 0\n") == 2
+    assert python(code, words, heavy).stdout.count("loaded: code: 0\n") == words.count(",") + 1
+
+
+def test_bash_completes_names_of_commands_and_values(tmp_path: Path) -> None:
+    ours = tmp_path / "shardkit"
+    ours.write_text(f'#!/bin/sh\nexec {shlex.join(shardkit_command())} "$@"\n')
+    ours.chmod(0o700)
+    code = """
+eval "$($1 completion bash)"
+for words in "ver" "completion z"; do
+    COMP_WORDS=(shardkit $words) COMPREPLY=()
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _shardkit_completion "$1"
+    echo "${COMPREPLY[@]}"
+done
+"""
+    command = ["bash", "-c", code, "bash", str(ours)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert done.stdout == "verify\nzsh\n"
+
+
+def test_completion_needs_a_shell_that_it_knows() -> None:
+    for shell in ("zsh", "fish"):
+        assert f"_SHARDKIT_COMPLETE={shell}_complete" in run_main("completion", shell).stdout
+    for words in ([], ["tcsh"], ["zsh", "fish"]):
+        assert run_main("completion", *words).returncode == 2
 
 
 def test_a_closed_pipe_is_not_a_traceback() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import encoded, make_tree, opened, png, run_main
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from planted_faults import scene
 from refusals import refuses
 
@@ -176,4 +176,12 @@ def test_a_sheet_of_a_class_is_written(dataset: Path, tmp_path: Path) -> None:
     assert len(rows) == 4
     assert rows == sorted(rows)
     assert 5 not in rows
-    assert opened((tmp_path / "sheet.png").read_bytes()).size == (332, 332)
+    keys = open_dataset(dataset).keys
+    pictures = opened((tmp_path / "sheet.png").read_bytes())
+    assert pictures.size == (332, 388)
+    for number, row in enumerate(rows):
+        text = f"{row}: {keys[row]}\ncat"
+        expected = Image.new("RGB", (160, 28), "white")
+        ImageDraw.Draw(expected).text((0, 0), text, "black", ImageFont.load_default())
+        left, top = 4 + number % 2 * 164, 164 + number // 2 * 192
+        assert pictures.crop((left, top, left + 160, top + 28)).tobytes() == expected.tobytes()

@@ -194,6 +194,14 @@ def test_json_is_exact_on_a_terminal(place: Path) -> None:
     assert b"\x1b" not in shown
 
 
+def test_progress_fits_a_narrow_terminal(place: Path) -> None:
+    narrow = ["sh", "-c", 'stty rows 9 cols 40; exec "$@"', "sh"]
+    shown = on_terminal([*narrow, *shardkit_command("verify", place)]).decode()
+    states = [line for line in re.split(r"[\r\n]", shown) if line.startswith("verifying")]
+    assert any("0/? ? left" in line for line in states)
+    assert max(map(len, states)) <= 40
+
+
 def test_a_warning_is_one_line_and_a_long_text_is_shortened() -> None:
     code = f"""
 import runpy, sys, warnings

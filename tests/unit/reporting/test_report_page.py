@@ -34,11 +34,11 @@ from shardkit.system.text import printable
 
 SECTIONS = (
     "Findings",
+    "Contact sheets",
     "Overview",
     "Channel statistics",
     "Distributions",
     "Classes",
-    "Contact sheets",
 )
 HOSTILE = "<script>document.title='broken'<script> \x1b[31m & \"x\" {7}"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
