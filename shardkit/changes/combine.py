@@ -72,7 +72,7 @@ def open_splits(directory: Path) -> dict[str, OpenedDataset]:
         CorruptDataset: If a manifest is damaged, or of another dataset.
     """
     opened = OpenedDirectory(directory).with_own_shards(
-        f"{directory} reads archives of another program in place; first make a dataset with "
+        f"{directory} reads files in place; first make a dataset with "
         "shards of its own: shardkit convert dataset"
     )
     return opened.splits

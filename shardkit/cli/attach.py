@@ -19,7 +19,7 @@ from shardkit.cli.runner import Command
 from shardkit.contracts import Attaching, SourceKind
 from shardkit.errors import UsageError
 from shardkit.options import make
-from shardkit.registry import DEFAULT_ATTACHED, attachable_sources, get_source, open_source
+from shardkit.registry import DATASET, DEFAULT_ATTACHED, attachable_sources, get_source, open_source
 from shardkit.reporting.describe import summarize
 from shardkit.sources.recognize import recognized
 from shardkit.system.formatting import amount, size
@@ -53,6 +53,8 @@ def _kind_of(path: str) -> str:
     if len(certain) != 1:
         return DEFAULT_ATTACHED
     (first,) = certain
+    if first.kind == DATASET:
+        raise UsageError(f"{path} is a dataset of shardkit", remedy="use it as it is, unattached")
     if first.kind not in attachable_sources():
         raise UsageError(
             f"{path} looks like {first}, which cannot be attached;",

@@ -216,6 +216,16 @@ class _Command(Command):
         self._kind = kind
         self._of_source = [str(option.name) for option in of_source]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; a folder called like the kind is no source if it is the first."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            name = self._kind.name
+            hint = f" To convert what is called {name} here, write ./{name}"
+            shown = click.UsageError(error.format_message())
+            raise hinted(shown, ctx, hint * os.path.lexists(name)) from error
+
     def _run(
         self, run: Run, options: CommandOptions, *, src: Path, dst: Path, **words: Any
     ) -> None:

@@ -612,7 +612,11 @@ def _lack(path: Path) -> str:
             f"it has no {path.name}, but {splits[0].parent} has: open that, or restore the file of "
             "all splits from a copy"
         )
-    return f"it contains no {path.name}; make one of its files with `shardkit convert`"
+    attach = as_command("attach", path.parent, "INDEX")
+    return (
+        f"it contains no {path.name}; make one of its files with `shardkit convert`, or read "
+        f"images in place after {attach}"
+    )
 
 
 def _as_json(manifest: Manifest | SplitsManifest) -> dict[str, Any]:

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.contracts import (
-    Recognition,
-    SourceKind,
-)
+from shardkit.contracts import Recognition, Source, SourceKind
 from shardkit.errors import BadImage, ConversionFailed, UsageError
 from shardkit.kinds.field import Field
 from shardkit.options import option
@@ -28,6 +25,7 @@ from shardkit.sources.named_files import (
 )
 from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview, split_in
+from shardkit.sources.together import open_folder
 from shardkit.system.files import as_name
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import quoted
@@ -343,6 +341,13 @@ def _skip(text: str, place: int) -> int:
     return spaces.end() if spaces else place
 
 
+def _open(path: str | Path, options: CocoOptions) -> Source:
+    """Open a file of annotations, or all of a folder as splits."""
+    if os.path.isdir(path):
+        return open_folder(Coco.kind, path, vars(options))
+    return Coco(path, options)
+
+
 def _recognize(seen: Overview) -> Iterator[Recognition]:
     if not seen.is_folder:
         if seen.path.suffix.lower() == ".json" and _is_coco(seen.ends()):
@@ -374,6 +379,7 @@ SOURCE = SourceKind(
     name=Coco.kind,
     title="Convert images with COCO annotations.",
     help="""Convert the images of the COCO file SRC, with their annotations, to a dataset in DST.
+    Of a folder SRC, the file of each split is read.
 
     Boxes become left, top, right and bottom, with the position of their category, sorted by ID.
     Keypoints are kept, and all entries of an image as JSON, with its segmentation or captions.
@@ -388,5 +394,5 @@ SOURCE = SourceKind(
     """,
     options=CocoOptions,
     recognize=_recognize,
-    source=Coco,
+    source=_open,
 )

@@ -312,17 +312,20 @@ def _is_certainly_other(kind: Recognized) -> bool:
     return kind.by.certain and kind.kind != DEFAULT_SOURCE
 
 
-def the_kinds(path: str | Path, rest: Sequence[str]) -> Mapping[str, Recognized]:
+def the_kinds(
+    path: str | Path, rest: Sequence[str] = (), only: str = ""
+) -> Mapping[str, Recognized]:
     """Return the kind of a source, or of the file of each split.
 
     Args:
         path: The source.
         rest: Arguments of the command after the source, for messages.
+        only: The kind that the user has named, if any.
 
     Raises:
         UsageError: If not exactly one kind is certain.
     """
-    kinds = recognized(path)
+    kinds = [kind for kind in recognized(path) if only in ("", kind.kind)]
     certain = [kind for kind in kinds if kind.by.certain]
     if len(certain) == 1:
         return {"": certain[0]}
@@ -330,6 +333,8 @@ def the_kinds(path: str | Path, rest: Sequence[str]) -> Mapping[str, Recognized]
         return splits
     if str(path).lower().endswith((".7z", ".rar")):
         raise UsageError(f"{path} is packed:", remedy="unpack it, and convert the folder")
+    if not kinds and only:
+        raise UsageError(f"{path} is a folder without files of {only}", remedy="name the file")
     if not kinds:
         raise UsageError(
             f"{path}: no kind of source recognizes it;",
@@ -339,7 +344,7 @@ def the_kinds(path: str | Path, rest: Sequence[str]) -> Mapping[str, Recognized]
     may_be = certain or kinds
     raise UsageError(
         f"{path} may be {', or '.join(map(str, may_be))}",
-        remedy=f"Choose {_commands(may_be, path, rest)}",
+        remedy=f"Choose {_commands(may_be, path, rest or ('DST', '--to', 'lmdb'))}",
     )
 
 

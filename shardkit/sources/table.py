@@ -335,15 +335,20 @@ class Table(NamedSource):
                 names.status(name + suffix)
                 if not suffix:
                     return
-                raise UsageError(
-                    f"{self._lists.paths[0]}: there is no file {quoted(name)}, but "
-                    f"{quoted(name + suffix)}",
-                    remedy=f"add the suffix with {setting('suffix', suffix)}",
-                )
+                self._refuse_without(name, name + suffix)
         paths = [path for path in names.images() if "/" in path]
         count = Counter(path.rpartition("/")[2] for path in paths)
         by_name = {path.rpartition("/")[2]: path for path in paths}
         self._nested = {of: path for of, path in by_name.items() if count[of] == 1}
+        if file := next((of for of in by_name if of.rpartition(".")[0] == name), None):
+            self._refuse_without(name, by_name[file])
+
+    def _refuse_without(self, name: str, file: str) -> None:
+        """Refuse a name that lacks the suffix of its file."""
+        raise UsageError(
+            f"{self._lists.paths[0]}: there is no file {quoted(name)}, but {quoted(file)}",
+            remedy=f"add the suffix with {setting('suffix', os.path.splitext(file)[1])}",
+        )
 
     def _values_of(
         self, row: Mapping[str, Any], text: bool, scan: _Scan

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardkit.contracts import Entry, Scan, Source
-from shardkit.errors import CorruptDataset, UsageError
+from shardkit.errors import CorruptDataset, UsageError, setting
 from shardkit.record import Record
 from shardkit.registry import get_source, open_source
 from shardkit.sources.opening import MEMBER, Described
-from shardkit.sources.recognize import Recognized
+from shardkit.sources.recognize import Recognized, left_out, the_kinds
 from shardkit.system.files import as_name, as_text
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import name_list
@@ -41,6 +42,8 @@ class Together(Source):
         self.root = root
         self.members = members
         self.commands = commands
+        self.unread: Sequence[str] = ()
+        """What is next to the files in the folder, for a note."""
         self.kind = next(iter(members.values())).source.kind
 
     def __str__(self) -> str:
@@ -85,7 +88,10 @@ class Together(Source):
             ignored={name: scan.ignored[""] for name, scan in scans.items()},
             problems={name: scan.problems[""] for name, scan in scans.items()},
             understood=_joined({name: scan.understood for name, scan in scans.items()}),
-            notes=[f"{name}: {note}" for name, scan in scans.items() for note in scan.notes],
+            notes=[
+                *[f"next to it, not read: {name_list(self.unread)}"] * bool(self.unread),
+                *(f"{name}: {note}" for name, scan in scans.items() for note in scan.notes),
+            ],
             fields=labeled.fields,
         )
 
@@ -139,6 +145,7 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
     Raises:
         UsageError: If one cannot be opened.
     """
+    _require_own_roots(root, kinds, options.get("root"))
     members = {}
     commands = []
     for name, kind in kinds.items():
@@ -152,6 +159,29 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
         members[name] = Member(source, kind.places)
         commands.append(kind.command(root, (f"DST/{name}", "--to", "lmdb")))
     return Together(root, members, commands)
+
+
+def _require_own_roots(root: Path, kinds: Mapping[str, Recognized], given: str | None) -> None:
+    """Refuse the folder of one split for all splits, where each has its own."""
+    roots = {os.path.realpath(root / as_name(kind.places[-1])) for kind in kinds.values()}
+    if given is not None and len(roots) > 1 and os.path.realpath(given) in roots:
+        raise UsageError(
+            f"{setting('root', given)} is the folder of one split of {root}, which has "
+            f"{name_list(kinds)}",
+            remedy="leave it out: the folder of each split is known",
+        )
+
+
+def open_folder(kind: str, folder: str | Path, options: Mapping[str, Any]) -> Together:
+    """Return all sources of a kind in a folder, as splits.
+
+    Raises:
+        UsageError: If there is none, it is not clear which are meant, or one cannot be opened.
+    """
+    kinds = the_kinds(folder, only=kind)
+    source = together(Path(folder), kinds, options)
+    source.unread = left_out(folder, kinds.values())
+    return source
 
 
 def reopen(kind: str, root: Path, described: Described) -> Together:

@@ -98,7 +98,10 @@ class Yolo(AnnotatedSource):
             raise UsageError(f"{path} does not exist")
         self.description = _NOTHING
         self._file = self.path if os.path.isfile(self.path) else _description_in(self.root)
+        self._lists: list[str] = []
+        """Files that were read to find images and the names of classes."""
         if self._file is not None:
+            self._lists.append(str(self._file))
             self.description = _read_description(self._file)
         self._odd: list[str] = []
         """Differences from the description, for notes."""
@@ -143,7 +146,7 @@ class Yolo(AnnotatedSource):
                 f"boxes: {found.bare[0]}"
             )
         self.notes += self._odd
-        next(iter(listings.values())).ignored += names.unused([str(self.path)])
+        next(iter(listings.values())).ignored += names.unused(self._lists)
         return self._settle(found)
 
     def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
@@ -307,6 +310,7 @@ class Yolo(AnnotatedSource):
         folder = place.rpartition("/")[0]
         names = self.names()
         names.find(place)
+        self._lists.append(os.path.join(self.root, as_name(place)))
         lines = read_small(Path(self.root, as_name(place))).decode("utf-8-sig").splitlines()
         return [_listed_image(self.root, folder, line.strip()) for line in lines if line.strip()]
 
@@ -338,6 +342,7 @@ class Yolo(AnnotatedSource):
             for file in _CLASS_FILES:
                 path = os.path.join(self.root, folder, file)
                 if os.path.isfile(path) and isinstance(names := read_classes(path), tuple):
+                    self._lists.append(path)
                     return names
         return None
 

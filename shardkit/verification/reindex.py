@@ -52,7 +52,7 @@ def rebuild_index(
     manifest = store.manifest
     manifest.require_own_shards(
         f"{directory} is attached: rerun its `shardkit attach` command with --force, which "
-        "indexes the archives again"
+        "indexes its files again"
     )
     storage = get_format(manifest.format)
 

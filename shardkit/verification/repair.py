@@ -85,7 +85,7 @@ def repair(
 def _opened(directory: Path) -> OpenedDirectory:
     """Return the dataset, or those of all splits."""
     return OpenedDirectory(directory).with_own_shards(
-        f"{directory} is attached: shardkit did not write its archives. Restore them from a "
+        f"{directory} is attached: shardkit did not write its files. Restore them from a "
         "copy; `shardkit attach --force` rebuilds the index"
     )
 

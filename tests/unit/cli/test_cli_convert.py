@@ -386,6 +386,15 @@ def test_a_folder_in_place_of_the_source_type_is_recognized(folder: Path, tmp_pa
     assert done.stdout.startswith("read as imagefolder: class folders such as ")
 
 
+def test_a_folder_that_has_the_name_of_a_kind_needs_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path / "coco")
+    monkeypatch.chdir(tmp_path)
+    refuses(2, "convert", "coco", "out", "--to", "lmdb", facts=("DST", "./coco"))
+    assert run_main("convert", "./coco", "out", "--to", "lmdb", "--dry-run").returncode == 0
+
+
 def test_a_dataset_is_no_other_kind_of_source(folder: Path, tmp_path: Path) -> None:
     suffixes = {"lmdb": "lmdb", "hdf5": "h5", "webdataset": "tar"}
     facts = ("`shardkit convert dataset`",)
@@ -397,6 +406,7 @@ def test_a_dataset_is_no_other_kind_of_source(folder: Path, tmp_path: Path) -> N
             refuses(2, "attach", kind, path, "new", "--on-error", "skip", facts=facts)
         refuses(2, "convert", "hdf5", place, "new", "--to", "lmdb", facts=facts)
     place = tmp_path / "lmdb"
+    refuses(2, "attach", place, "new", facts=(place, "as it is"))
     refuses(2, *words(place, "new"), facts=(*facts, "/lmdb", "`shardkit merge`"))
 
 

@@ -366,6 +366,8 @@ def test_files_in_subfolders_are_found_by_a_name_that_is_unique(tmp_path: Path) 
     found = scan(path, image="path", suffix=".png")
     assert [entry.path for entry in found.splits[""].entries] == ["two/b.png", "one/a.png"]
     assert problems(found).keys() == {"twice.png"}
+    with refused(UsageError, path, "one/a.png", "suffix='.png'"):
+        scan(write_table(root / "t.csv", [{"path": "a"}, {"path": "b"}]), image="path")
 
 
 def test_the_column_called_label_is_the_label(root: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from helpers import jpeg, make_tree, run_main
 from refusals import refused, refuses
 
-from shardkit import open_dataset, repair, verify
+from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
 from shardkit.errors import CorruptDataset
 from shardkit.sources.opening import reopen
 
@@ -61,6 +61,27 @@ def test_files_of_captions_are_named_and_left_out(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "src", {**COCO, **captions})
     done = run_main("convert", source, tmp_path / "out", "--to", "lmdb", "--workers", "1")
     assert f"not read: {next(iter(captions))}" in done.stdout
+
+
+def test_a_folder_of_annotations_is_read_whole_also_as_coco(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "src", {**COCO, "notes.txt": b"x"})
+    opened = open_source("coco", source)
+    assert opened.scan().notes == ["next to it, not read: notes.txt"]
+    convert(opened, tmp_path / "out", to="lmdb", workers=1)
+    assert [len(open_dataset(tmp_path / "out" / split)) for split in JPEGS] == [1, 1]
+    assert verify(tmp_path / "out", against=source).findings == []
+    one = make_tree(tmp_path / "one", {"a.json": coco("train"), "1.jpg": JPEGS["train"]})
+    convert(open_source("coco", one), tmp_path / "made", to="lmdb", workers=1)
+    assert len(open_dataset(tmp_path / "made")) == 1
+    assert verify(tmp_path / "made", against=one).findings == []
+    with refused(UsageError, tmp_path / "none", "coco"):
+        open_source("coco", make_tree(tmp_path / "none", {"1.jpg": JPEGS["train"]}))
+
+
+def test_the_root_of_one_split_is_not_that_of_all(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "src", ROBOFLOW)
+    command = ("convert", source, tmp_path / "out", "--to", "lmdb", "--root", source / "train")
+    refuses(2, *command, facts=("--root", "train, val"))
 
 
 def test_splits_share_their_classes(tmp_path: Path) -> None:

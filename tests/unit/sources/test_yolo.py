@@ -183,12 +183,14 @@ def test_labels_refer_to_the_upright_picture(tmp_path: Path) -> None:
 def test_images_without_labels_have_no_boxes_and_are_noted(tmp_path: Path) -> None:
     files = {"images/a.jpg": JPEG, "labels/a.txt": ROW, "images/b.jpg": JPEG}
     files |= {"images/c.jpg": JPEG, "labels/c.txt": b" \n", "labels/stray.txt": ROW}
+    files |= {"data.yaml": b"names: ['0', '1']\ntrain: all.txt\n"}
+    files |= {"all.txt": b"".join(b"images/%c.jpg\n" % name for name in b"abc")}
     scanned = scan(make_tree(tmp_path, files))
-    assert boxes(scanned, "") == [[BOX], [], []]
+    assert boxes(scanned, "train") == [[BOX], [], []]
     (note,) = scanned.notes
     assert note.startswith("1 image ")
     assert "images/b.jpg" in note
-    assert [problem.path for problem in scanned.ignored[""]] == ["labels/stray.txt"]
+    assert [problem.path for problem in scanned.ignored["train"]] == ["labels/stray.txt"]
     assert scanned.schema["boxes"].classes == ("0", "1")
     (tmp_path / "labels/a.txt").unlink()
     (tmp_path / "labels/c.txt").unlink()
