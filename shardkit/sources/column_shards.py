@@ -189,20 +189,16 @@ class _Sample(Cells):
         return places
 
     def has(self, name: str) -> bool:
-        """Return whether there is such a column."""
         return name in self._places
 
     def size(self, name: str) -> int:
-        """Return the bytes of a value."""
         return self._places[name][1]
 
     def value(self, column: Column) -> Any:
-        """Return a value."""
         data = self._view.read(*self._places[column.name])
         return data if column.holds in PARSED else _decoded(column, data)
 
     def offset(self, name: str) -> int | None:
-        """Return the offset of a value."""
         return self._places[name][0]
 
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardkit.contracts import Entry, Images, Located
+from shardkit.contracts import Entry, Images, Located, SourceOptions
 from shardkit.errors import BadImage, Problem, UsageError, setting
+from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
 from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
 from shardkit.sources.columns import NONE, Column, ColumnOptions, Columns, label_in
@@ -131,61 +132,29 @@ class Known(Cells):
         return self._values.get(column.name)
 
 
-class ColumnSource(ListedSource):
-    """Files of rows with named columns.
-
-    An `Entry.place` is file and `Cells.place`.
+class RowSource(ListedSource):
+    """Files of rows, each an image with values; an `Entry.place` is file and `Cells.place`.
 
     Args:
         path: The path that the user gave.
         options: The options.
-        files: The files, in order.
-        columns: Their columns.
+        inputs: The files, in order.
     """
 
-    images: Sequence[str] = ("image", "bytes")
-    """What columns of images may hold."""
-    is_eager = False
-    """Whether all columns are kept by default; see `Columns`."""
     rows_are = "rows"
     """Rows in this format's words."""
     is_stamped = True
     """Whether `Entry.stamp` is the time of the file."""
 
-    def __init__(
-        self,
-        path: str | Path,
-        options: ColumnOptions,
-        files: Sequence[RowFile],
-        columns: Iterable[Column],
-    ) -> None:
+    def __init__(self, path: str | Path, options: SourceOptions, inputs: Sequence[RowFile]) -> None:
         super().__init__(path, options)
-        self.inputs = files
+        self.inputs = inputs
+        self.splits = {file.split: file.split for file in inputs}
         self.others: Sequence[Problem] = ()
         """Files next to these that are not used."""
-        self.splits = {file.split: file.split for file in files}
-        self.class_names = read_classes(options.classes)
-        self.chosen = Columns(path, columns, options, images=self.images, eager=self.is_eager)
-        self.image = self.chosen.column(self.chosen.image)
-        self.label = self.chosen.column(self.chosen.label)
-        self.keep: Sequence[Kept] = self.chosen.keep
-        self.schema = self.chosen.schema
-        self.exact_sizes = not self.image.why
-        self.class_names = self.class_names or self.label.field.classes
-        if options.name is not None and options.name not in self.chosen:
-            raise UsageError(
-                f"{path} has no column {quoted(options.name)}; it has {name_list(self.chosen)}"
-            )
-        self.name = options.name
-        self.settle(image=self.chosen.image, label=self.chosen.label or NONE)
-
-    @abstractmethod
-    def rows(self, file: RowFile, view: OpenedFile) -> Iterator[Cells]:
-        """Yield the rows of a file, in order.
-
-        Raises:
-            BadImage: If the file cannot be read further.
-        """
+        self.image = Column("", "", "image")
+        """The column of images."""
+        self.keep: Sequence[Kept] = ()
 
     @abstractmethod
     def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
@@ -195,6 +164,18 @@ class ColumnSource(ListedSource):
             BadImage: If there is no such row, or it has changed.
         """
 
+    def column_of(self, name: str) -> Column:
+        """Return a column to keep."""
+        raise NotImplementedError
+
+    def fit(self, kept: Kept, value: Any) -> Any:
+        """Return what a field stores for a value.
+
+        Raises:
+            BadImage: If it is not a value of the field.
+        """
+        raise NotImplementedError
+
     def paths(self) -> Sequence[Path]:
         """Return the files."""
         return [Path(file.path) for file in self.inputs]
@@ -203,6 +184,158 @@ class ColumnSource(ListedSource):
         """Return the file, and the number or offset of a row."""
         number, at = place_of(entry.place)
         return f"{self.inputs[number].path} at {self.rows_are.removesuffix('s')} {at}"
+
+    def read(self, split: str, entry: Entry) -> Record:
+        """Return the record of an image."""
+        return self.record(entry)
+
+    def record(self, entry: Entry, *, in_place: bool = False) -> Record:
+        """Return the record of an image; pixels are a PNG file, or as the file has them."""
+        with self._reading(entry) as view:
+            return self._record(entry, self._row(view, entry), in_place=in_place)
+
+    def _reading(self, entry: Entry, *, ahead: bool = False) -> AbstractContextManager[OpenedFile]:
+        path, _ = file_at([file.path for file in self.inputs], entry.place)
+        stated = self.inputs[place_of(entry.place)[0]].size
+        stamp = entry.stamp if self.is_stamped else None
+        return reading(path, stamp, ahead=ahead, stated=stated)
+
+    def _row(self, view: OpenedFile, entry: Entry) -> Cells:
+        return self.row(self.inputs[place_of(entry.place)[0]], view, entry)
+
+    def _record(self, entry: Entry, cells: Cells, *, in_place: bool = False) -> Record:
+        """Return the record of an image; pixels become a PNG file, or stay as they are."""
+        image = cells.value(self.image)
+        if not isinstance(image, np.ndarray):
+            record = image_record(entry, image)
+        elif in_place:
+            record = raw_record(entry, image.tobytes(), *image.shape[:2])
+        else:
+            record = pixel_record(entry, image)
+        values = {}
+        for kept in self.keep:
+            value = cells.value(self.column_of(kept.source)) if cells.has(kept.source) else None
+            if value is not None:
+                values[kept.name] = self.fit(kept, value)
+            elif not kept.optional:
+                raise _lacks(kept.source)
+        return with_fields(record, self.schema, values) if values else record
+
+    def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
+        """Return each file with its images.
+
+        Raises:
+            UsageError: If a record has bytes that the files do not have as they are.
+        """
+        for file in self.inputs:
+            if packing_of(file.path):
+                raise UsageError(
+                    f"{file.path} is compressed, so its images cannot be read in place",
+                    remedy=f"{_CONVERT}, or unpack it",
+                )
+        if not self.is_in_place(self.image, self.image.field):
+            raise UsageError(f"the column {self.image} cannot be read in place", remedy=_CONVERT)
+        for kept in self.keep:
+            column = self.column_of(kept.source)
+            field = self.schema[kept.name]
+            is_same = self.is_in_place(column, field)
+            if field.type.stored_apart and not is_same:
+                raise UsageError(
+                    f"the column {column} cannot be read in place",
+                    remedy=f"{_CONVERT}, or omit it with {setting('keep')}",
+                )
+        return images_by_file(self.paths(), images)
+
+    def is_in_place(self, column: Column, field: Field) -> bool:
+        """Return whether the files have the values of a column as a field does."""
+        is_stated = column.holds != "array" or field.dtype is not None
+        return field == column.field and not column.why and is_stated
+
+    def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
+        """Yield each of some images of one file, with the offsets of its values."""
+        if entries:
+            with self._reading(entries[0], ahead=True) as view:
+                for entry in entries:
+                    try:
+                        yield self._located(view, entry)
+                    except BadImage as error:
+                        yield error
+
+    def _located(self, view: OpenedFile, entry: Entry) -> Located:
+        cells = self._row(view, entry)
+        types = {kept: self.schema[kept.name].type for kept in self.keep if cells.has(kept.source)}
+        apart = [kept for kept, type_ in types.items() if type_.stored_apart]
+        places = {}
+        for name in (self.image.name, *(kept.source for kept in apart)):
+            offset = cells.offset(name)
+            if offset is None:  # before it is read: it may be one large hole
+                raise BadImage(f"its {name or 'image'} is not stored in one piece")
+            places[name] = offset
+        record = self._record(entry, cells, in_place=True)
+        offsets = {record.image_field or FOREIGN_FIELD: places[self.image.name]}
+        for kept in apart:
+            name = types[kept].stored_in(record.fields, kept.name) or kept.name
+            offsets[name] = places[kept.source]
+        for name, offset in offsets.items():
+            data = record.fields[name]
+            if view.read(offset, len(data)) != data:
+                raise BadImage(f"its {name} is not stored as it is")
+        return Located(record, offsets)
+
+
+class ColumnSource(RowSource):
+    """Files of rows with named columns.
+
+    Args:
+        path: The path that the user gave.
+        options: The options.
+        inputs: The files, in order.
+        columns: Their columns.
+    """
+
+    images: Sequence[str] = ("image", "bytes")
+    """What columns of images may hold."""
+    is_eager = False
+    """Whether all columns are kept by default; see `Columns`."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        options: ColumnOptions,
+        inputs: Sequence[RowFile],
+        columns: Iterable[Column],
+    ) -> None:
+        super().__init__(path, options, inputs)
+        chosen = Columns(path, columns, options, images=self.images, eager=self.is_eager)
+        self.chosen = chosen
+        self.image = chosen.column(chosen.image)
+        self.label = chosen.column(chosen.label)
+        self.keep = chosen.keep
+        self.schema = chosen.schema
+        self.exact_sizes = not self.image.why
+        self.class_names = read_classes(options.classes) or self.label.field.classes
+        if options.name is not None and options.name not in chosen:
+            raise UsageError(
+                f"{path} has no column {quoted(options.name)}; it has {name_list(chosen)}"
+            )
+        self.name = options.name
+        self.settle(image=chosen.image, label=chosen.label or NONE)
+
+    def column_of(self, name: str) -> Column:
+        """Return a column; one that holds nothing if there is none, such as without labels."""
+        return self.chosen.column(name)
+
+    def fit(self, kept: Kept, value: Any) -> Any:
+        """Return what a field stores for a value; see `Columns.value`."""
+        return self.chosen.value(kept, value)
+
+    @abstractmethod
+    def rows(self, file: RowFile, view: OpenedFile) -> Iterator[Cells]:
+        """Yield the rows of a file, in order.
+
+        Raises:
+            BadImage: If the file cannot be read further.
+        """
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the rows of all files, in order.
@@ -258,99 +391,8 @@ class ColumnSource(ListedSource):
         """Return the name that a row has in a column, or ""."""
         if self.name is None:
             return ""
-        column = self.chosen.column(self.name)
+        column = self.column_of(self.name)
         return str(label_in(column, cells.value(column))).strip("/")
-
-    def read(self, split: str, entry: Entry) -> Record:
-        """Return the record of an image."""
-        return self.record(entry)
-
-    def record(self, entry: Entry, *, in_place: bool = False) -> Record:
-        """Return the record of an image; pixels are a PNG file, or as the file has them."""
-        with self._reading(entry) as view:
-            return self._record(entry, self._row(view, entry), in_place=in_place)
-
-    def _reading(self, entry: Entry, *, ahead: bool = False) -> AbstractContextManager[OpenedFile]:
-        path, _ = file_at([file.path for file in self.inputs], entry.place)
-        stated = self.inputs[place_of(entry.place)[0]].size
-        stamp = entry.stamp if self.is_stamped else None
-        return reading(path, stamp, ahead=ahead, stated=stated)
-
-    def _row(self, view: OpenedFile, entry: Entry) -> Cells:
-        return self.row(self.inputs[place_of(entry.place)[0]], view, entry)
-
-    def _record(self, entry: Entry, cells: Cells, *, in_place: bool = False) -> Record:
-        """Return the record of an image; pixels become a PNG file, or stay as they are."""
-        image = cells.value(self.image)
-        if not isinstance(image, np.ndarray):
-            record = image_record(entry, image)
-        elif in_place:
-            record = raw_record(entry, image.tobytes(), *image.shape[:2])
-        else:
-            record = pixel_record(entry, image)
-        values = {}
-        for kept in self.keep:
-            value = cells.value(self.chosen.column(kept.source)) if cells.has(kept.source) else None
-            if value is not None:
-                values[kept.name] = self.chosen.value(kept, value)
-            elif not kept.optional:
-                raise _lacks(kept.source)
-        return with_fields(record, self.schema, values) if values else record
-
-    def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
-        """Return each file with its images.
-
-        Raises:
-            UsageError: If a record has bytes that the files do not have as they are.
-        """
-        for file in self.inputs:
-            if packing_of(file.path):
-                raise UsageError(
-                    f"{file.path} is compressed, so its images cannot be read in place",
-                    remedy=f"{_CONVERT}, or unpack it",
-                )
-        if not self.is_in_place(self.image):
-            raise UsageError(f"the column {self.image} cannot be read in place", remedy=_CONVERT)
-        for kept in self.keep:
-            column = self.chosen.column(kept.source)
-            field = self.schema[kept.name]
-            is_same = field == column.field and self.is_in_place(column)
-            if field.type.stored_apart and not is_same:
-                raise UsageError(
-                    f"the column {column} cannot be read in place",
-                    remedy=f"{_CONVERT}, or omit it with {setting('keep')}",
-                )
-        return images_by_file(self.paths(), images)
-
-    def is_in_place(self, column: Column) -> bool:
-        """Return whether the files have the values of a column as records do."""
-        return not column.why and (column.holds != "array" or column.field.dtype is not None)
-
-    def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
-        """Yield each of some images of one file, with the offsets of its values."""
-        if entries:
-            with self._reading(entries[0], ahead=True) as view:
-                for entry in entries:
-                    try:
-                        yield self._located(view, entry)
-                    except BadImage as error:
-                        yield error
-
-    def _located(self, view: OpenedFile, entry: Entry) -> Located:
-        cells = self._row(view, entry)
-        record = self._record(entry, cells, in_place=True)
-        offsets = {record.image_field or FOREIGN_FIELD: cells.offset(self.image.name)}
-        for kept in self.keep:
-            type_ = self.schema[kept.name].type
-            name = type_.stored_in(record.fields, kept.name) or kept.name
-            if type_.stored_apart and name in record.fields:
-                offsets[name] = cells.offset(kept.source)
-        stored = {name: offset for name, offset in offsets.items() if offset is not None}
-        for name in offsets:
-            data = record.fields[name]
-            if name not in stored or view.read(stored[name], len(data)) != data:
-                raise BadImage(f"its {name} is not stored as it is, in one piece")
-        return Located(record, stored)
 
 
 def _lacks(name: str) -> BadImage:

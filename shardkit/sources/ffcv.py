@@ -110,10 +110,12 @@ class Ffcv(ColumnSource, AttachableSource):
             )
         return super().by_file(images)
 
-    def is_in_place(self, column: Column) -> bool:
-        """Return whether the file has the values of a field as records do."""
+    def is_in_place(self, column: Column, field: Field) -> bool:
+        """Return whether the file has the values of a field as a field does."""
+        if field != column.field:
+            return False
         if column.holds == "array":
-            return self._beton.fields[column.name].dtype == column.field.values
+            return self._beton.fields[column.name].dtype == field.values
         is_main = column == self.image
         return is_main or all(mode == JPEG for mode, *_ in self._modes.get(column.name, ()))
 
@@ -210,13 +212,11 @@ class _Sample(Cells):
         self.values = json.dumps({name: sizes[name] for name in others}) if others else ""
 
     def size(self, name: str) -> int:
-        """Return the bytes of an image."""
         if self.fault:
             raise BadImage(self.fault)
         return self._sizes[name]
 
     def value(self, column: Column) -> Any:
-        """Return a value; raw pixels as an array."""
         name = column.name
         field = self._beton.fields[name]
         where = self._sample[name]
@@ -234,7 +234,6 @@ class _Sample(Cells):
         return without_terminator(data) if field.holds == "json" else data
 
     def offset(self, name: str) -> int | None:
-        """Return the offset of a value."""
         return _start_of(self._sample[name])
 
 

@@ -164,8 +164,8 @@ class Hdf5(ColumnSource, AttachableSource):
         height, width, channels = (*self._shape, 0)[:3]
         return height, width, channels
 
-    def is_in_place(self, column: Column) -> bool:
-        """Return whether the files have the values of a dataset as records do."""
+    def is_in_place(self, column: Column, field: Field) -> bool:
+        """Return whether the files have the values of a dataset as a field does."""
         if column != self.image:
             return False
         return not self._shape or (len(self._shape) == 3 and self._shape[2] == 3)
@@ -176,7 +176,7 @@ class Hdf5(ColumnSource, AttachableSource):
         Raises:
             UsageError: If a record has bytes that the files do not have as they are.
         """
-        if not self.is_in_place(self.image):
+        if not self.is_in_place(self.image, self.image.field):
             raise UsageError(
                 f"{self.image.name} has rows of {'x'.join(map(str, self._shape))}; arrays other "
                 "than height x width x 3 cannot be read in place",
@@ -219,7 +219,6 @@ class _Row(Cells):
         self._shape = shape
 
     def value(self, column: Column) -> Any:
-        """Return the value of a dataset; None if there is no such dataset."""
         at = (self._path, self._stamp, column.name, self.place)
         if column != self._image:
             data = call(hdf5_reader.value, *at, True)

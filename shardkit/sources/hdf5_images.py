@@ -15,21 +15,19 @@ import numpy as np
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.options import same_option
-from shardkit.record import Record
 from shardkit.sources import hdf5_reader
+from shardkit.sources.column_source import Cells, Known, RowFile, RowSource, row_files
 from shardkit.sources.columns import NONE, ColumnOptions
-from shardkit.sources.driver import FileSource, Listing, Row
-from shardkit.sources.image_files import CHANGED
-from shardkit.sources.images import has_image_suffix, image_record, pixel_record, require_pixels
+from shardkit.sources.driver import Listing, Row
+from shardkit.sources.images import has_image_suffix, require_pixels
 from shardkit.sources.inputs import (
-    file_at,
+    OpenedFile,
     find_files,
     place,
     place_of,
     refusing,
     require_rows,
     stamp_of,
-    stem,
 )
 from shardkit.sources.labels import Value, label_of, read_classes
 from shardkit.sources.library_process import call
@@ -73,7 +71,7 @@ class Hdf5Options(ColumnOptions):
     )
 
 
-class Hdf5Images(FileSource):
+class Hdf5Images(RowSource):
     """HDF5 files with a dataset for each image: encoded bytes, or an array with channels last.
 
     Args:
@@ -97,7 +95,9 @@ class Hdf5Images(FileSource):
         return options.label is None and len(shapes) > 1 and all(_is_image(*one) for one in shapes)
 
     def __init__(self, pattern: str | Path, options: Hdf5Options) -> None:
-        super().__init__(pattern, options, SUFFIXES)
+        inputs = find_files(pattern, SUFFIXES)
+        super().__init__(pattern, options, row_files(inputs, SUFFIXES))
+        self.others = inputs.others
         self.class_names = read_classes(options.classes)
         if option := "keep" if options.keep else "name" if options.name else "":
             raise UsageError(f"{setting(option)} needs one dataset of all images, not one for each")
@@ -112,24 +112,22 @@ class Hdf5Images(FileSource):
         self.settle(image=images, label=self._labels)
 
     def _infer_labels(self) -> str:
-        names = filter(self._pattern.match, datasets_of(self.inputs.paths[0]))
+        names = filter(self._pattern.match, datasets_of(self.inputs[0].path))
         return _FOLDER if all("/" in name for name in names) else NONE
 
-    def read(self, split: str, entry: Entry) -> Record:
-        """Return the record of an image; of an array, as a PNG file."""
-        path, _ = file_at(self.inputs.paths, entry.place)
-        if stamp_of(path) != entry.stamp:
-            raise BadImage(CHANGED)
-        data = call(hdf5_reader.whole, os.path.abspath(path), entry.stamp, entry.values)
+    def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
+        """Return an image; an array becomes a PNG file."""
+        path = os.path.abspath(file.path)
+        data = call(hdf5_reader.whole, path, entry.stamp, entry.values)
         if data[:1] == b"B":
-            return image_record(entry, data[1:])
+            return Known(0, {"": data[1:]})
         pixels = read_array(data[1:])
         require_pixels(pixels.shape)
-        return pixel_record(entry, np.ascontiguousarray(pixels, np.uint8))
+        return Known(0, {"": np.ascontiguousarray(pixels, np.uint8)})
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return file and dataset of an image."""
-        return f"{self.inputs.paths[place_of(entry.place)[0]]}: {entry.values}"
+        return f"{self.inputs[place_of(entry.place)[0]].path}: {entry.values}"
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the datasets of all files, in the order of their names.
@@ -138,34 +136,33 @@ class Hdf5Images(FileSource):
             UsageError: If a file cannot be read.
         """
         (listing,) = listings.values()
-        listing.ignored += self.inputs.others
-        for number, path in enumerate(self.inputs.paths):
-            with refusing(path):
-                self._list(listing, number, path)
+        listing.ignored += self.others
+        for number, file in enumerate(self.inputs):
+            with refusing(file.path):
+                self._list(listing, number, file)
         return {
-            "files": f"{len(self.inputs.paths):,}, with {len(listing):,} datasets",
+            "files": f"{len(self.inputs):,}, with {len(listing):,} datasets",
             "image": f"{self._images}: one dataset each",
             "label": "the group" if self._labels == _FOLDER else self._labels,
         }
 
-    def _list(self, listing: Listing, number: int, path: str) -> None:
-        stamp = stamp_of(path)
-        datasets = datasets_of(path)
-        require_rows(path, len(datasets))
-        folder = stem(self.inputs.names[number], SUFFIXES)
+    def _list(self, listing: Listing, number: int, file: RowFile) -> None:
+        stamp = stamp_of(file.path)
+        datasets = datasets_of(file.path)
+        require_rows(file.path, len(datasets))
         for row, (name, (shape, kind)) in enumerate(datasets.items()):
             match = self._pattern.match(name)
             if match is None:
                 if not self._is_label(name):
-                    where = f"{self.inputs.names[number]}:{name}"
+                    where = f"{file.name}:{name}"
                     listing.ignored.append(Problem(path=where, reason="a dataset that is not used"))
                 continue
-            is_array = len(shape) > 1
-            image = f"{folder}/{name}{'.png' if is_array and not has_image_suffix(name) else ''}"
+            is_png = len(shape) > 1 and not has_image_suffix(name)
+            image = f"{file.folder}/{name}{'.png' * is_png}"
             try:
                 if not _is_image(shape, kind):
                     raise BadImage(f"it is {kind} {shape}: an image is uint8 or bytes")
-                label = self._label_of(match[1], path, stamp)
+                label = self._label_of(match[1], file.path, stamp)
             except BadImage as error:
                 listing.blame(image, str(error))
                 continue

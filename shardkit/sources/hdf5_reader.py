@@ -31,6 +31,8 @@ _REFERENCE = struct.Struct("<IQI")
 _HEAP = struct.Struct("<4s4xQ")
 _OBJECT = struct.Struct("<H6xQ")
 
+_CONVERT = "use `shardkit convert`"
+
 _OPEN: dict[str, tuple[int, Any]] = {}
 """Open files by path, each with its stamp when it was opened."""
 _MOST_OPEN = 64
@@ -124,7 +126,7 @@ def offsets(path: str, stamp: int, name: str, rows: list[int]) -> list[int | Non
     """
     data = _dataset(path, stamp, name)
     if _is_matlab(data) and data.ndim > 2:
-        raise BadImage("MATLAB stores its pixels column by column")
+        raise BadImage("MATLAB stores its pixels column by column", remedy=_CONVERT)
     width = data.id.get_type().get_size() * math.prod(data.shape[1:])
     starts = _chunks(data) if data.chunks else None
     in_heap = h5py.check_vlen_dtype(data.dtype) is not None or (
@@ -148,9 +150,9 @@ def offsets(path: str, stamp: int, name: str, rows: list[int]) -> list[int | Non
 def _chunks(data: Any) -> dict[int, int]:
     """Return the offset of each chunk, by its number."""
     if data.id.get_create_plist().get_nfilters():
-        raise BadImage("its chunks are compressed or filtered")
+        raise BadImage("its chunks are compressed or filtered", remedy=_CONVERT)
     if data.chunks[1:] != data.shape[1:]:
-        raise BadImage("its chunks have parts of rows")
+        raise BadImage("its chunks have parts of rows", remedy=_CONVERT)
     if not hasattr(data.id, "chunk_iter"):  # HDF5 before 1.12.3
         raise BadImage("this version of HDF5 cannot list chunks", remedy="update h5py")
     offsets: dict[int, int] = {}

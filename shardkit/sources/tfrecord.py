@@ -132,15 +132,12 @@ class _Example(Cells):
         return features(self._read, *self._span)
 
     def has(self, name: str) -> bool:
-        """Return whether the record has a feature."""
         return name in self._features
 
     def size(self, name: str) -> int:
-        """Return the bytes of an image."""
         return _only(name, self._features.get(name)).length
 
     def value(self, column: Column) -> Any:
-        """Return the value of a feature: bytes, a number, or several as an array."""
         feature = self._features.get(column.name)
         if feature is None or feature.kind not in ("int64", "float"):
             return self._read(*_only(column.name, feature))

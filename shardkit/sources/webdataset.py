@@ -8,35 +8,27 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import (
-    AttachableSource,
-    Attaching,
-    Entry,
-    Images,
-    Located,
-    SourceKind,
-    SourceOptions,
-)
+from shardkit.contracts import AttachableSource, Attaching, Entry, SourceKind, SourceOptions
 from shardkit.errors import BadImage, UsageError, setting
-from shardkit.kinds.packing import with_fields
+from shardkit.kinds.field import Field
 from shardkit.options import option
-from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record, load_json
-from shardkit.sources.columns import NONE, lost_labels, usual_label
-from shardkit.sources.driver import FileSource, Listing, Row
+from shardkit.record import NO_LABEL, load_json
+from shardkit.sources.column_source import Cells, RowFile, RowSource, row_files
+from shardkit.sources.columns import NONE, Column, lost_labels, usual_label
+from shardkit.sources.driver import Listing, Row
 from shardkit.sources.image_files import CHANGED
-from shardkit.sources.images import has_image_suffix, image_record
-from shardkit.sources.inputs import OpenedFile, file_at, place, place_of, reading, scanning, stem
-from shardkit.sources.kept import kind_of_suffix, parse_keep, value_of
+from shardkit.sources.images import has_image_suffix
+from shardkit.sources.inputs import OpenedFile, find_files, place, place_of, scanning
+from shardkit.sources.kept import Kept, kind_of_suffix, parse_keep, value_of
 from shardkit.sources.labels import Value, classes_option, label_of, read_classes
 from shardkit.sources.recognize import having
 from shardkit.sources.row_log import RowLog
 from shardkit.sources.tar_members import Member, content, members
-from shardkit.sources.unpacking import packing_of
 from shardkit.system.text import name_list
 from shardkit.system.text_hashes import TextHashes
 
@@ -85,7 +77,7 @@ class WebDatasetOptions(SourceOptions):
     classes: str | None = classes_option()
 
 
-class WebDataset(FileSource, AttachableSource):
+class WebDataset(RowSource, AttachableSource):
     """Tar archives in which the members ``KEY.SUFFIX`` of one sample share their key.
 
     Unlike WebDataset's own reader, this one finds members that are not adjacent, and reports
@@ -112,106 +104,67 @@ class WebDataset(FileSource, AttachableSource):
                 f"{setting('grouping', options.grouping)} is unknown;",
                 remedy=f"choose from {', '.join(GROUPINGS)}",
             )
-        super().__init__(pattern, options, _SUFFIXES)
+        inputs = find_files(pattern, _SUFFIXES)
+        super().__init__(pattern, options, row_files(inputs, _SUFFIXES))
+        self.others = inputs.others
         self._grouping = options.grouping
         self._image = options.image
         self.class_names = read_classes(options.classes)
         self._lost = ""
         """A note on labels that are not used."""
-        self._keep = parse_keep(options.keep)
+        self.keep = parse_keep(options.keep)
         self._label = options.label or self._infer_label()
         self.settle(label=self._label)
         self.schema = {
             kept.name: kept.field("json" if kept.pointer else kind_of_suffix(kept.source))
-            for kept in self._keep
+            for kept in self.keep
         }
 
-    def read(self, split: str, entry: Entry) -> Record:
-        """Return the record of an image."""
-        path, _ = file_at(self.inputs.paths, entry.place)
-        with reading(path, entry.stamp) as view:
-            return self._locate(view, entry).record
+    def column_of(self, name: str) -> Column:
+        """Return the members of a suffix as a column."""
+        kind = kind_of_suffix(name)
+        return Column(name, kind, kind, field=Field(kind))
 
-    def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
-        """Return each archive with its images.
+    def is_in_place(self, column: Column, field: Field) -> bool:
+        """Return whether it may be; each record is compared with its archive."""
+        return True
 
-        Raises:
-            UsageError: If an archive is compressed.
-        """
-        for path in self.inputs.paths:
-            if packing_of(path):
-                raise UsageError(
-                    f"{path} is compressed, so its images cannot be read in place",
-                    remedy="unpack it, or use `shardkit convert`",
-                )
-        return super().by_file(images)
+    def fit(self, kept: Kept, value: Any) -> Any:
+        """Return the value in the bytes of a member."""
+        return value_of(kept, self.schema[kept.name], value)
 
-    def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
-        """Yield each of some images of one archive, with the offsets of its members."""
-        if entries:
-            number, _ = place_of(entries[0].place)
-            with reading(self.inputs.paths[number], entries[0].stamp, ahead=True) as view:
-                for entry in entries:
-                    try:
-                        located = self._locate(view, entry, in_place=True)
-                        for name, offset in located.offsets.items():
-                            if offset < 0:
-                                raise BadImage(f"its {name} is not stored as it is")
-                        yield located
-                    except BadImage as error:
-                        yield error
-
-    def _locate(self, view: OpenedFile, entry: Entry, *, in_place: bool = False) -> Located:
-        """Return the record of an image; an offset is -1 if the archive has other bytes there."""
+    def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
+        """Return a sample."""
         member = next(members(view, place_of(entry.place)[1]), None)
         if member is None or member.size != entry.bytes:
             raise BadImage(CHANGED)
-        if in_place:
-            _require_one_piece(member)
-        record = image_record(entry, content(view, member))
-        offsets = {record.image_field or FOREIGN_FIELD: _offset(member)}
-        if not self._keep:
-            return Located(record, offsets)
-        values: dict[str, Any] = {}
-        apart: dict[str, tuple[Member, bytes]] = {}
-        for kept, start in zip(self._keep, json.loads(entry.values), strict=True):
-            if start is not None:
-                member = next(members(view, start))
-                field = self.schema[kept.name]
-                if in_place and field.type.stored_apart:
-                    _require_one_piece(member)
-                data = content(view, member)
-                values[kept.name] = value_of(kept, field, data)
-                if field.type.stored_apart:
-                    apart[kept.name] = member, data
-        record = with_fields(record, self.schema, values)
-        for name, (member, data) in apart.items():
-            field = self.schema[name]
-            stored = field.type.stored_in(record.fields, name) or name
-            offsets[stored] = _offset(member) if record.fields.get(stored) == data else -1
-        return Located(record, offsets)
+        starts = zip(self.keep, json.loads(entry.values) if self.keep else (), strict=True)
+        kept = {
+            kept.source: next(members(view, start)) for kept, start in starts if start is not None
+        }
+        return _Members(view, {"": member, **kept})
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the samples of all archives, in order."""
         (listing,) = listings.values()
-        listing.ignored += self.inputs.others
+        listing.ignored += self.others
         samples = _Samples()
-        for number, path in enumerate(self.inputs.paths):
-            archive = _Archive(number, self.inputs.names[number])
-            reason = scanning(path, functools.partial(self._walk, archive, listing))
+        for number, file in enumerate(self.inputs):
+            archive = _Archive(number, file.name)
+            reason = scanning(file.path, functools.partial(self._walk, archive, listing))
             self._choose(archive, listing, samples)
             if reason:
-                listing.blame_rest(archive.name, reason)
+                listing.blame_rest(file.name, reason)
         self.notes += filter(None, [self._lost])
-        samples.add_to(listing, [stem(name, _SUFFIXES) for name in self.inputs.names])
+        samples.add_to(listing, [file.folder for file in self.inputs])
         images = ", ".join(f"{name} ({count:,})" for name, count in samples.images.most_common())
         unused = ", ".join(f"{name} ({count:,})" for name, count in samples.unused.most_common(20))
         return {
-            "archives": f"{len(self.inputs.paths):,}, with {len(listing):,} samples grouped by the "
+            "archives": f"{len(self.inputs):,}, with {len(listing):,} samples grouped by the "
             f"rule {self._grouping}",
             "image": images or "none",
             "label": self._label,
-            **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self._keep},
+            **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self.keep},
             "unused": unused or "no member",
         }
 
@@ -246,20 +199,18 @@ class WebDataset(FileSource, AttachableSource):
 
     def _value(self, view: OpenedFile, member: Member) -> Value | BadImage:
         """Return the label in a member, or what is wrong with it."""
+        suffix, colon, pointer = self._label.partition(":")
         if member.size > _MOST_TEXT:
-            return BadImage(f"its {self._label} has {member.size} bytes, too many for a label")
+            return BadImage(f"its {suffix} has {member.size} bytes, too many for a label")
+        kept = Kept(suffix, suffix, pointer if colon else None, "text", False)
         try:
-            text = content(view, member).decode()
-            if ":" not in self._label:
-                return label_of(text, self._label)
-            value = json.loads(text)
-            for part in self._label.partition(":")[2].strip("/").split("/"):
-                value = value[int(part) if isinstance(value, list) else part]
+            value = value_of(kept, kept.field(""), content(view, member))
+        except BadImage:
+            return BadImage(f"its sample has no label at {self._label}")
+        try:
             return label_of(value, self._label)
         except BadImage as error:
             return error
-        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-            return BadImage(f"its sample has no label at {self._label}")
 
     def _choose(self, archive: _Archive, listing: Listing, samples: _Samples) -> None:
         """Find image and label of each sample of an archive."""
@@ -278,7 +229,7 @@ class WebDataset(FileSource, AttachableSource):
                 continue
             samples.images[suffix] += 1
             samples.unused.update(
-                sample.fields.keys() - {suffix, used, *(kept.source for kept in self._keep)}
+                sample.fields.keys() - {suffix, used, *(kept.source for kept in self.keep)}
             )
             image = sample.fields[suffix]
             spot = place(archive.number, image.start)
@@ -286,12 +237,12 @@ class WebDataset(FileSource, AttachableSource):
 
     def _values(self, sample: _Sample) -> str:
         """Return where the fields to keep are, as JSON, or "" without any."""
-        if not self._keep:
+        if not self.keep:
             return ""
-        for kept in self._keep:
+        for kept in self.keep:
             if kept.source not in sample.fields and not kept.optional:
                 raise BadImage(f"its sample has no member {kept.source}; {kept.source}? accepts it")
-        members_ = [sample.fields.get(kept.source) for kept in self._keep]
+        members_ = [sample.fields.get(kept.source) for kept in self.keep]
         return json.dumps([member and member.start for member in members_])
 
     def _image_of(self, sample: _Sample) -> str:
@@ -300,7 +251,7 @@ class WebDataset(FileSource, AttachableSource):
                 has = name_list(sample.fields)
                 raise BadImage(f"its sample has no member {self._image}; it has {has}")
             return self._image
-        kept = {kept.source for kept in self._keep}
+        kept = {kept.source for kept in self.keep}
         suffixes = [name for name in sample.fields if has_image_suffix(name) and name not in kept]
         if len(suffixes) == 1:
             return suffixes[0]
@@ -342,10 +293,10 @@ class WebDataset(FileSource, AttachableSource):
                     with contextlib.suppress(ValueError):
                         values.update(f"json:/{key}" for key in load_json(content(view, member)))
 
-        scanning(self.inputs.paths[0], look)
+        scanning(self.inputs[0].path, look)
         label = "cls" if "cls" in suffixes else usual_label(suffixes)
         if not label:
-            values -= {kept.source + f":/{kept.pointer}" for kept in self._keep}
+            values -= {kept.source + f":/{kept.pointer}" for kept in self.keep}
             self._lost = lost_labels(sorted(values), "json")
         return label or NONE
 
@@ -393,15 +344,24 @@ class _Samples:
             listing.add(row._replace(path=f"{folder}{row.path}"))
 
 
-def _offset(member: Member) -> int:
-    """Return the offset of a member's content; -1 if it is in several pieces."""
-    (piece, *others) = member.pieces or (None,)
-    return -1 if piece is None or others or piece.length != member.size else piece.offset
+class _Members(Cells):
+    """A sample: its members by suffix; the image has none."""
 
+    def __init__(self, view: OpenedFile, members_: Mapping[str, Member]) -> None:
+        self._view = view
+        self._members = members_
 
-def _require_one_piece(member: Member) -> None:
-    if _offset(member) < 0:
-        raise BadImage(f"its {member.name} is not stored in one piece")
+    def has(self, name: str) -> bool:
+        return name in self._members
+
+    def value(self, column: Column) -> bytes:
+        return content(self._view, self._members[column.name])
+
+    def offset(self, name: str) -> int | None:
+        member = self._members[name]
+        (piece, *others) = member.pieces or (None,)
+        whole = piece is not None and not others and piece.length == member.size
+        return piece.offset if piece is not None and whole else None
 
 
 def _plain(name: str) -> str:
