@@ -26,7 +26,7 @@ from shardkit.kinds.picture import as_png
 from shardkit.sources.column_source import Cells, ColumnSource, RowFile
 from shardkit.sources.columns import PARSED, Column, ColumnOptions
 from shardkit.sources.images import require_pixels
-from shardkit.sources.inputs import OpenedFile, place_of
+from shardkit.sources.inputs import OpenedFile, place_of, require_rows
 from shardkit.system import safe_paths
 from shardkit.system.files import read_small
 from shardkit.system.text import quoted
@@ -78,6 +78,7 @@ class ColumnShards(ColumnSource, AttachableSource):
             for name, rows, size in shards:
                 stem = name.partition(".mds")[0].removesuffix(".bin")
                 files.append(RowFile(str(folder / name), name, stem, split, size))
+                require_rows(files[-1].path, rows)
                 self._rows[files[-1].path] = rows
         super().__init__(path, options, files, self._columns)
 
