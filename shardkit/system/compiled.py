@@ -497,11 +497,7 @@ class ImageFiles(NamedTuple):
 
 
 def read_images(
-    paths: Sequence[bytes],
-    stats: tuple[Integers, Integers],
-    *,
-    decode: bool,
-    measuring: tuple[Measures, Waves] | None,
+    paths: Sequence[bytes], stats: tuple[Integers, Integers], *, decode: bool
 ) -> ImageFiles | None:
     """Read and inspect image files.
 
@@ -509,22 +505,15 @@ def read_images(
         paths: The files.
         stats: Size and modification time in nanoseconds of each; other files are left.
         decode: Whether to check the pixels.
-        measuring: Receives the measures of images that are decoded, by these waves.
     """
     compiled = native.module()
     if compiled is None:
         return None
     headers = np.zeros(len(paths), _HEADER)
     codes = np.zeros(len(paths), np.uint8)
-    measures, waves = measuring or (None, None)
+    no_measures = None, bytearray()
     contents = compiled.read_images(
-        paths,
-        *stats,
-        decode,
-        headers.view(np.uint8),
-        codes,
-        waves,
-        bytearray() if measures is None else measures.view(np.uint8),
+        paths, *stats, decode, headers.view(np.uint8), codes, *no_measures
     )
     return ImageFiles(contents, list(map(FileHeader._make, headers.tolist())), codes.tolist())
 
