@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: each cell has a figure; those of AMD are medians of the stored results."""
+"""docs/benchmarks.md: each cell has a figure; those of AMD and of the GPU are in the results."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from refusals import refused
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
 RESULTS = ROOT / "docs" / "results" / "amd-2026-11-26"
+GPU_RESULTS = ROOT / "docs" / "results" / "h200-2026-11-27"
 
 
 def _tables() -> list[list[list[str]]]:
@@ -49,6 +50,37 @@ def test_figures_of_amd_are_medians_of_the_results() -> None:
     }
     assert len(figures) > 40
     assert figures - known == set()
+
+
+def test_figures_of_the_gpu_are_in_the_results() -> None:
+    values = json.loads((GPU_RESULTS / "gpu.json").read_text("utf-8"))
+    cells = {(part["name"], row["case"]): row for part in values["parts"] for row in part["rows"]}
+    training = [row for (name, _), row in cells.items() if name.startswith("training-")]
+    tables = [table for table in _tables() if table[0][0] in ("16 cores", "4 cores")]
+    assert len(tables) == 2
+    shown = {tuple(row[at : at + 3]) for table in tables for row in table[1:] for at in (1, 4)}
+    assert shown == {
+        (f"{row['value']:,.0f}", f"{row['details']['idle']:.0%}", f"{row['details']['cores']:.1f}")
+        for row in training
+    }
+    (scaling,) = [table for table in _tables() if table[0] == ["", "1", "4", "8", "16"]]
+    kinds = ("scaling-jpeg", "scaling-planes", "scaling-raw")
+    engines = ("thread", "helper", "process")
+    workers = ("1 worker", "4 workers", "8 workers", "16 workers")
+    expected = [
+        [f"{cells[kind, f'{engine}, {count}']['value']:,.0f}" for count in workers]
+        for kind in kinds
+        for engine in engines
+    ]
+    assert [row[1:] for row in scaling[1:]] == expected
+
+
+def test_the_readme_has_figures_of_the_page() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    section = readme.partition("## What it costs")[2].partition("\n## ")[0]
+    figures = set(re.findall(r"\d+,\d{3}", section))
+    assert len(figures) > 10
+    assert figures <= set(re.findall(r"\d+,\d{3}", PAGE))
 
 
 def _is_amd(table: list[list[str]]) -> bool:
