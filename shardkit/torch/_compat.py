@@ -91,6 +91,17 @@ def shut_down(iterator: Any) -> None:
     iterator._shutdown_workers()
 
 
+def stop_pinning(iterator: Any, seconds: float) -> None:
+    """Stop the thread that pins batches, while the workers still hand their memory over.
+
+    It would end with a traceback if they were stopped first. One that is blocked is left alone.
+    """
+    if getattr(iterator, "_pin_memory_thread", None) is not None:
+        iterator._pin_memory_thread_done_event.set()
+        iterator._worker_result_queue.put((None, None))  # wakes it up
+        iterator._pin_memory_thread.join(seconds)
+
+
 def unwatch(iterator: Any) -> None:
     """Keep PyTorch from raising an exception, wherever the main thread is, when a worker ends."""
     if getattr(iterator, "_worker_pids_set", False):  # else an iterator at its address cannot start

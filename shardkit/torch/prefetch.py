@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from shardkit.errors import UsageError
 from shardkit.system.text import quoted
@@ -116,7 +116,12 @@ class DevicePrefetcher:
         Raises:
             UsageError: If ``loader`` is not a loader, or there is no such device.
         """
-        if isinstance(loader, (str, Dataset)) or not hasattr(loader, "__iter__"):
+        # A `WebLoader` is a dataset, too: a pipeline of stages, of which one is a loader.
+        stages = getattr(loader, "pipeline", ())
+        yields_samples = isinstance(loader, (str, Dataset)) and not any(
+            isinstance(stage, DataLoader) for stage in stages
+        )
+        if yields_samples or not hasattr(loader, "__iter__"):
             raise UsageError(
                 f"DevicePrefetcher needs a loader, such as make_loader(...) returns, not {loader!r}"
             )

@@ -58,6 +58,8 @@ def end(processes: list[Any], owner: int, iterator: Any) -> None:
     # Else PyTorch would raise an exception here, wherever the main thread is, for each that is
     # killed. It still may for a worker of another loader.
     _compat.unwatch(iterator)
+    with contextlib.suppress(RuntimeError, ValueError):  # at exit, or its queue is closed
+        _compat.stop_pinning(iterator, _STOP_SECONDS)
     for process in processes:
         with contextlib.suppress(RuntimeError):
             if process.is_alive():  # else another process may have its number by now

@@ -323,6 +323,15 @@ def test_any_iterable_of_batches_is_accepted(device: str) -> None:
     assert list(DevicePrefetcher([torch.ones(1)], device)) == [torch.ones(1)]
 
 
+def test_webdatasets_loader_is_accepted_and_its_dataset_is_not() -> None:
+    webdataset = pytest.importorskip("webdataset")
+    samples = webdataset.DataPipeline(lambda: iter([torch.tensor([1]), torch.tensor([2])]))
+    found = DevicePrefetcher(webdataset.WebLoader(samples, batch_size=2), "cpu")
+    assert [batch.tolist() for batch in found] == [[[1], [2]]]
+    with refused(UsageError, "a loader"):
+        DevicePrefetcher(samples, "cpu")
+
+
 def test_an_error_of_the_loader_is_raised(device: str) -> None:
     """Each batch before it is given out first, or its state says that it was not."""
 

@@ -12,20 +12,24 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import DEADLINE, FORMATS, python
+from helpers import DEADLINE, FORMATS, python, wait_until
 from loading import BATCH, CROP, ROWS, SEED, crc, epoch_by_hand, make_datasets, row_order, same
 from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data._utils import pin_memory
 
 from shardkit import Rank, make_loader, open_dataset
+from shardkit.torch.engine import workers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -278,3 +282,52 @@ def test_workers_leave_no_folders_behind(
 
         assert done.stdout.split() == ["4", str(inside)], done.stderr
         assert list(folder.iterdir()) == []
+
+
+def test_closing_a_loader_that_pins_batches_prints_no_traceback(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's thread takes batches from the workers; it must end before they do."""
+    queues: list[Any] = []
+    threads: list[threading.Thread] = []
+    pinned: list[torch.Tensor] = []
+    is_dead = threading.Event()
+    loop, terminate = pin_memory._pin_memory_loop, BaseProcess.terminate
+
+    def watched(queue: Any, *others: Any) -> None:
+        queues.append(queue)
+        threads.append(threading.current_thread())
+        loop(queue, *others)
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor)
+        if len(pinned) > 2:  # image and label of the first batch
+            is_dead.wait(DEADLINE)
+        return tensor.clone()
+
+    def kill(process: BaseProcess) -> None:
+        terminate(process)
+        process.join()
+        is_dead.set()
+        threads[0].join(DEADLINE)
+
+    for place, name, value in (
+        (torch.cuda, "is_available", lambda: True),
+        (torch.accelerator, "is_available", lambda: True),
+        (torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cpu")),
+        (torch.accelerator, "current_device_index", lambda: 0),
+        (torch.accelerator, "set_device_index", lambda _: None),
+        (torch.Tensor, "pin_memory", pin),
+        (pin_memory, "_pin_memory_loop", watched),
+        (BaseProcess, "terminate", kill),
+        (workers, "_STOP_SECONDS", 0.01),  # for the thread, which waits for the worker's end here
+    ):
+        monkeypatch.setattr(place, name, value)
+    errors: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_value))
+    dataset = open_dataset(root / "lmdb", CROP)
+    options = in_processes(1, pin_memory=True, prefetch_factor=2)
+    with closing(make_loader(dataset, BATCH, **options)) as loader:
+        next(iter(loader))
+        wait_until(lambda: len(pinned) > 2 and not queues[0].empty(), "a batch behind the one held")
+    assert errors == []
