@@ -304,7 +304,6 @@ def test_mixing_in_the_loop_repeats_with_the_position(path: Path, recipe: Recipe
     [
         ("kornia", "Kornia", 0),
         ("torchvision", "torchvision's transforms", 0),
-        ("torchvision", "Mixup and other batch transforms", 2),
         ("torchvision", "Detection and segmentation", 2),
     ],
 )
