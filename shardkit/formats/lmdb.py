@@ -104,10 +104,9 @@ class LmdbWriter:
 
     def _put_pending(self) -> None:
         with self._environment.begin(write=True) as transaction:
-            for key, value in self._pending:
-                # A refused append returns False and raises nothing.
-                if not transaction.put(key, value, append=True):
-                    raise ValueError(f"LMDB refused to append the key {key!r}")
+            _, added = transaction.cursor().putmulti(self._pending, append=True)
+            if added < len(self._pending):  # a refused append raises nothing
+                raise ValueError(f"LMDB refused to append {len(self._pending) - added} keys")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.image_files import CHANGED, require_inside
+from shardkit.sources.image_files import CHANGED, read_file, require_inside
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.inputs import place, place_of, require_rows
 from shardkit.sources.labels import Value, classes_option, label_of, read_classes
@@ -38,6 +38,7 @@ from shardkit.sources.places import why_left_out
 from shardkit.sources.table_rows import columns_of, rows_of
 from shardkit.system import safe_paths
 from shardkit.system.files import as_name, as_text, require_local
+from shardkit.system.npy import npy_header
 from shardkit.system.text import name_list, quoted
 
 PICKLED = (".pt", ".pth", ".pkl", ".pickle")
@@ -155,13 +156,31 @@ class NpyArrays(ListedSource):
                         raise BadImage(CHANGED)
                     stored = values(view, array, row, 1)[0]
             arrays[name] = stored.astype(stored.dtype.newbyteorder("<"), copy=False)
-        fields = {META_FIELD: b'{"path":%b}' % dump_json(entry.path)}
-        if entry.label != NO_LABEL:
-            fields[LABEL_FIELD] = b"%d" % entry.label
         little = {
             name: array.astype(array.dtype.newbyteorder("<")) for name, array in arrays.items()
         }
-        return with_fields(Record(entry.key, fields), self.schema, little)
+        return with_fields(Record(entry.key, _described(entry)), self.schema, little)
+
+    def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
+        """Return the records of .npy files as NumPy writes them, if all arrays have one shape."""
+        field = self.schema.get(_ONE)
+        if self._rows or len(self.schema) > 1 or field is None or not field.is_uniform:
+            return super().read_together(split, entries)
+        header = npy_header(field.shape or (), field.values)
+        return [self._read_plain(split, entry, header, field) for entry in entries]
+
+    def _read_plain(self, split: str, entry: Entry, header: bytes, field: Field) -> Record | None:
+        """Return the record of an .npy file with this header, or None."""
+        try:
+            require_inside(entry.path)
+            path = self._file(split, entry.path)
+            content = read_file(path, len(header) + field.bytes, entry.stamp, image=False)
+        except BadImage:  # `read` says why
+            return None
+        if not content.startswith(header):
+            return None
+        stored = str(field.stored_name(_ONE))
+        return Record(entry.key, {**_described(entry), stored: content[len(header) :]})
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the file of a sample, and its row."""
@@ -289,6 +308,14 @@ class NpyArrays(ListedSource):
             name: first if first.shape == schema[name].shape else Field("array", first.dtype)
             for name, first in self.schema.items()
         }
+
+
+def _described(entry: Entry) -> dict[str, bytes]:
+    """Return path and label of a sample, as its record has them."""
+    fields = {META_FIELD: b'{"path":%b}' % dump_json(entry.path)}
+    if entry.label != NO_LABEL:
+        fields[LABEL_FIELD] = b"%d" % entry.label
+    return fields
 
 
 def _splits(root: Path) -> dict[str, str]:

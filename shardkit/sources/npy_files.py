@@ -319,8 +319,9 @@ def walk(root: Path, listing: Listing, suffixes: Sequence[str]) -> Iterator[tupl
             inner.sort(key=as_text)
             if not top:
                 inner.clear()
+            above = os.path.relpath(folder, root) if top else ""
             for name in sorted(names, key=as_text):
-                path = as_text(os.path.relpath(os.path.join(folder, name), root))
+                path = as_text(os.path.join(above, name))
                 if name.startswith(".") or not name.endswith(tuple(suffixes)):
                     listing.ignore(path, f"not an {suffixes[0]} file")
                 else:

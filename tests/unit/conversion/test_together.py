@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fields import make_fields
 from helpers import FORMATS, make_dataset, make_folder
 
 from shardkit import convert, open_source
-from shardkit.contracts import Images
+from shardkit.contracts import Images, Source
 from shardkit.conversion import build
 from shardkit.conversion.bulk import Prepared
 from shardkit.record import Record
 
 
-def fields(place: Path) -> Path:
-    return make_fields(place / "fields")
+def fields(place: Path) -> Source:
+    return open_source("dataset", make_fields(place / "fields"))
 
 
-def images(place: Path) -> Path:
-    return make_dataset(make_folder(place / "photos"), place / "images", to="webdataset")
+def images(place: Path) -> Source:
+    photos = make_folder(place / "photos")
+    return open_source("dataset", make_dataset(photos, place / "images", to="webdataset"))
 
 
-SOURCES: dict[str, Callable[[Path], Path]] = {"fields": fields, "images": images}
+def arrays(place: Path) -> Source:
+    for number in range(20):
+        path = place / "arrays" / f"{number % 3}" / f"é {number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.arange(number, number + 12, dtype=np.float16).reshape(3, 4))
+    return open_source("npy", place / "arrays", arrays=True)
+
+
+SOURCES: dict[str, Callable[[Path], Source]] = {
+    "fields": fields,
+    "images": images,
+    "arrays": arrays,
+}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
     place = tmp_path_factory.mktemp("made")
     return {name: make(place) for name, make in SOURCES.items()}
 
 
-def written(source: Path, target: Path, to: Any) -> dict[str, bytes]:
-    """Return the shards and the index of a copy."""
-    convert(open_source("dataset", source), target, to=to, workers=1, shard_samples=7)
+def written(source: Source, target: Path, to: Any) -> dict[str, bytes]:
+    """Return the files of a dataset."""
+    convert(source, target, to=to, workers=1, shard_samples=7)
     return {path.name: path.read_bytes() for path in target.rglob("*") if path.is_file()}
 
 
@@ -47,7 +62,7 @@ def alone(images: Images) -> list[Record | None]:
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("name", SOURCES)
 def test_both_ways_write_the_same_bytes(
-    made: dict[str, Path], tmp_path: Path, name: str, to: str, monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Source], tmp_path: Path, name: str, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(Images, "read_together", alone)
@@ -60,3 +75,18 @@ def test_both_ways_write_the_same_bytes(
 
     monkeypatch.setattr(build, "_read", given)
     assert written(made[name], tmp_path / "together", to) == expected
+
+
+def test_arrays_that_changed_or_have_another_header_are_read_alone(tmp_path: Path) -> None:
+    source = arrays(tmp_path)
+    images = source.scan().splits[""]
+    expected = images.read(range(len(images)))
+    assert images.read_together() == expected
+    folder = tmp_path / "arrays"
+    paths = [folder / entry.path for entry in images.entries]
+    os.utime(paths[0], ns=(1, 1))
+    time = paths[1].stat().st_mtime_ns
+    np.save(paths[1], np.zeros((4, 3), np.float16))
+    os.utime(paths[1], ns=(time, time))
+    paths[2].unlink()
+    assert images.read_together() == [None] * 3 + expected[3:]
