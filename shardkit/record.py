@@ -58,7 +58,8 @@ IMAGE = "image"
 LABEL = "label"
 """The names of the primary image and the primary label, which training code gets by default."""
 
-_PRIMARY_ARRAY = f"{IMAGE}.{ARRAY_IMAGE}"
+PRIMARY_ARRAY = f"{IMAGE}.{ARRAY_IMAGE}"
+"""The stored name of the primary image as an array."""
 
 _FIELD_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,31}(?:\.[a-z0-9][a-z0-9_]{0,31})?\Z")
 _UNQUOTED = re.compile(r"[A-Za-z0-9_~/-]*")
@@ -134,7 +135,7 @@ def image_field(names: Iterable[str], field: str = IMAGE) -> str | None:
     """
     if field == IMAGE:
         for name in names:
-            if name in IMAGE_FIELDS or name == _PRIMARY_ARRAY:
+            if name in IMAGE_FIELDS or name == PRIMARY_ARRAY:
                 return name
         return None
     for name in names:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -29,6 +30,7 @@ from shardkit.dataset.index import (
 )
 from shardkit.errors import CorruptShard
 from shardkit.formats.ranges import RangeReader, reads_its_ranges
+from shardkit.formats.table import Table
 from shardkit.kinds.column import build_column, value_in
 from shardkit.kinds.field import Field, Packed, Schema, apart_of, columns_of, load_schema
 from shardkit.record import (
@@ -38,6 +40,7 @@ from shardkit.record import (
     LABEL_FIELD,
     META_FIELD,
     NO_LABEL,
+    PRIMARY_ARRAY,
     STORED_KINDS,
     Record,
     checksums,
@@ -61,7 +64,7 @@ _META = -3
 _KINDS = {
     LABEL_FIELD: _LABEL,
     META_FIELD: _META,
-    **{name: STORED_KINDS.index(name) for name in IMAGE_FIELDS},
+    **{name: STORED_KINDS.index(image_kind(name)) for name in (*IMAGE_FIELDS, PRIMARY_ARRAY)},
 }
 """Numbers of fields in the compiled module."""
 
@@ -111,14 +114,16 @@ def index_shard(
 
 def join_indexed(pieces: Sequence[IndexedRecords], schema: Schema) -> IndexPart:
     """Return the index of the records of several pieces, in order."""
-    others = [other for piece in pieces for other in piece.others]
     return IndexPart(
         np.concatenate([as_rows(()), *(piece.rows for piece in pieces)]),
         [key for piece in pieces for key in piece.keys],
         [path for piece in pieces for path in piece.paths],
-        {name: as_rows([other.entries[name] for other in others]) for name in apart_of(schema)},
         {
-            name: build_column(field, [other.values[name] for other in others])
+            name: np.concatenate([as_rows(()), *(piece.entries[name] for piece in pieces)])
+            for name in apart_of(schema)
+        },
+        {
+            name: build_column(field, [value for piece in pieces for value in piece.values[name]])
             for name, field in columns_of(schema).items()
         },
     )
@@ -143,8 +148,34 @@ class IndexedRecords(NamedTuple):
     """Their source paths."""
     checksums: list[int]
     """Their `shardkit.record.checksums`."""
-    others: list[Others]
-    """Their other fields; empty if no record has any."""
+    entries: dict[str, Rows]
+    """Their rows of the index of each other field with bytes of its own, by name."""
+    values: dict[str, list[Packed | None]]
+    """Their values of each small field, by name."""
+
+    @classmethod
+    def blank(cls, count: int, schema: Schema) -> IndexedRecords:
+        """Return the index of records that are still unknown."""
+        return cls(
+            np.zeros(count, ROW),
+            [""] * count,
+            [""] * count,
+            [0] * count,
+            {name: np.zeros(count, ROW) for name in apart_of(schema)},
+            {name: [None] * count for name in columns_of(schema)},
+        )
+
+    def put(self, position: int, record: IndexedRecord, checksum: int) -> None:
+        """Fill in a record."""
+        self.rows[position] = record.row[0]
+        self.keys[position] = record.record.key
+        self.paths[position] = record.path
+        self.checksums[position] = checksum
+        if record.others:
+            for name, packed in record.others.entries.items():
+                self.entries[name][position] = as_rows([packed])[0]
+            for name, value in record.others.values.items():
+                self.values[name][position] = value
 
 
 class IndexedRecord(NamedTuple):
@@ -248,12 +279,7 @@ class ShardRecords:
             records = self.read(missing)
             sums = checksums([entry.record for entry in records])
             for row, entry, checksum in zip(missing, records, sums, strict=True):
-                position = row - rows.start
-                indexed.rows[position] = entry.row[0]
-                indexed.keys[position], indexed.paths[position] = entry.record.key, entry.path
-                indexed.checksums[position] = checksum
-                if entry.others:
-                    indexed.others.append(entry.others)
+                indexed.put(row - rows.start, entry, checksum)
         return indexed
 
     def read_intact(self, rows: range, part: IndexPart) -> list[Record]:
@@ -285,32 +311,88 @@ class ShardRecords:
         Returns:
             Whether each record is one of them, and the index, which is valid only for those.
         """
-        index = np.zeros(len(rows), ROW)
-        sums = np.zeros(len(rows), np.uint32)
-        blank = [""] * len(rows)
-        nothing = IndexedRecords(index, blank, blank.copy(), [0] * len(rows), [])
-        readable = not (self._compares or self._apart or self._small)
+        found = IndexedRecords.blank(len(rows), self.schema)
+        none = np.zeros(len(rows), np.bool_), found
         table = None
-        if readable and isinstance(self._reader, RangeReader):
+        if self._is_ordinary and isinstance(self._reader, RangeReader):
             table = self._reader.table(rows)
         if table is None or not 0 < len(table.names) <= _MOST_NAMES:
-            return np.zeros(len(rows), np.bool_), nothing
-        indexed = compiled.index_records(
-            self._descriptor,
-            {name: _KINDS.get(name, _OTHER) for name in table.names},
-            (table.offsets, table.lengths, table.labels, table.text, table.ends, table.start),
-            piece,
-            (index.view(np.uint8), sums if summed else None),
-        )
+            return none
+        kinds = {name: _KINDS.get(name, _OTHER) for name in table.names}
+        sums = np.zeros(len(rows), np.uint32)
+        indexed = self._index_table(table, kinds, piece, found.rows, sums if summed else None)
         if indexed is None:
-            return np.zeros(len(rows), np.bool_), nothing
-        paths, codes = indexed
+            return none
         try:
             keys = table.keys()
         except UnicodeDecodeError:  # the record's reader explains it
-            keys = [""] * len(rows)
-            codes = np.ones(len(rows), np.uint8)
-        return codes == 0, IndexedRecords(index, keys, paths, sums.tolist(), [])
+            return none
+        paths, known = indexed
+        if IMAGE in self.schema and not (self._apart or self._small):
+            known &= found.rows["field"] != STORED_KINDS.index(ABSENT)
+        for name, field in self._apart.items():
+            known &= self._index_apart(table, name, field, piece, found.entries[name])
+        for name, field in self._small.items():
+            self._index_small(table, name, field, known, found.values[name])
+        return known, found._replace(keys=keys, paths=paths, checksums=sums.tolist())
+
+    @cached_property
+    def _is_ordinary(self) -> bool:
+        """Whether the compiled module may handle records: all fields have names that it knows."""
+        fields = (self._apart | self._small).items()
+        return not self._compares and all(field.stored_name(name) for name, field in fields)
+
+    def _index_table(
+        self,
+        table: Table,
+        kinds: Mapping[str, int],
+        piece: FilePiece,
+        rows: Rows,
+        sums: npt.NDArray[np.uint32] | None = None,
+    ) -> tuple[list[str], npt.NDArray[np.bool_]] | None:
+        """Fill in rows of the index; return paths, and which are valid. None without the module."""
+        indexed = compiled.index_records(
+            self._descriptor,
+            kinds,
+            (table.offsets, table.lengths, table.labels, table.text, table.ends, table.start),
+            piece,
+            (rows.view(np.uint8), sums),
+        )
+        return indexed and (indexed[0], indexed[1] == 0)
+
+    def _index_apart(
+        self, table: Table, name: str, field: Field, piece: FilePiece, rows: Rows
+    ) -> npt.NDArray[np.bool_]:
+        """Fill in the entries of an array or of bytes; return which are valid."""
+        stored = str(field.stored_name(name))
+        alone = table.only(stored)
+        indexed = self._index_table(
+            alone, {stored: STORED_KINDS.index(image_kind(stored))}, piece, rows
+        )
+        assert indexed is not None
+        sizes = alone.lengths[:, 0]
+        fits = (alone.offsets[:, 0] < 0) | (sizes == field.bytes)
+        return indexed[1] & (fits if field.is_uniform else True)
+
+    def _index_small(
+        self,
+        table: Table,
+        name: str,
+        field: Field,
+        known: npt.NDArray[np.bool_],
+        values: list[Packed | None],
+    ) -> None:
+        """Fill in the values of a field with a name of its own; those that are none are unknown."""
+        stored = str(field.stored_name(name))
+        alone = table.only(stored)
+        present = np.flatnonzero(known & (alone.offsets[:, 0] >= 0))
+        ranges = np.column_stack([alone.offsets[present, 0], alone.lengths[present, 0]])
+        for row, range_ in zip(present.tolist(), ranges.tolist(), strict=True):
+            record = Record("-", {stored: self._at(Range(*range_))})
+            try:
+                values[row] = value_in(record, {}, name, field)
+            except ValueError:  # the record's reader explains it
+                known[row] = False
 
     def _at(self, range_: Range) -> bytes:
         return os.pread(self._descriptor, range_.length, range_.offset)

@@ -6,7 +6,7 @@
 #include "core.h"
 
 /* Positions in STORED_KINDS of shardkit/record.py. */
-enum sk_kind { SK_JPG = 0, SK_PNG = 1, SK_RAW = 7 };
+enum sk_kind { SK_JPG = 0, SK_PNG = 1, SK_RAW = 7, SK_ABSENT = 10 };
 
 /* files.c: read a file that has still the size and time of modification of the scan. */
 enum sk_code sk_read_file(const char *path, int64_t size, int64_t stamp, uint8_t *data);
@@ -152,7 +152,8 @@ enum sk_code sk_walk_tar(int file, int64_t size, int64_t start, int64_t stop, sk
 /* lmdb.c: walk the pages of a finished file. */
 enum sk_code sk_walk_lmdb(int file, int64_t size, sk_table *table);
 
-/* index.c: read records, and return their checksums and their rows of the index. */
+/* index.c: read records, and return their checksums and their rows of the index: of the only field
+ * with a position in STORED_KINDS, or of an absent one. The metadata are needed if a column is. */
 typedef struct {
     int file;
     size_t count;

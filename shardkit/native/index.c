@@ -80,20 +80,24 @@ static int expect(const uint8_t **at, const uint8_t *end, const char *text) {
     return 1;
 }
 
-/* Parse metadata of the form {"height":H,"path":"P","width":W}, without escapes in P. */
-static int parse_meta(const uint8_t *data, size_t length, facts *facts) {
+/* Parse metadata of the form {"height":H,"path":"P","width":W}, without escapes in P; or, of a
+ * record without an image, {"path":"P"}. */
+static int parse_meta(const uint8_t *data, size_t length, int has_image, facts *facts) {
     const uint8_t *at = data, *end = data + length;
     size_t digits;
-    if (!expect(&at, end, "{\"height\":")) return 0;
-    if ((digits = number_at(at, (size_t)(end - at), &facts->height)) == 0) return 0;
-    at += digits;
-    if (!expect(&at, end, ",\"path\":\"")) return 0;
+    if (!expect(&at, end, has_image ? "{\"height\":" : "{\"path\":\"")) return 0;
+    if (has_image) {
+        if ((digits = number_at(at, (size_t)(end - at), &facts->height)) == 0) return 0;
+        at += digits;
+        if (!expect(&at, end, ",\"path\":\"")) return 0;
+    }
     facts->path = at;
     while (at < end && *at != '"') {
         if (*at < 0x20 || *at >= 0x7F || *at == '\\') return 0;
         at++;
     }
     facts->path_length = (size_t)(at - facts->path);
+    if (!has_image) return expect(&at, end, "\"}") && at == end;
     if (!expect(&at, end, "\",\"width\":")) return 0;
     if ((digits = number_at(at, (size_t)(end - at), &facts->width)) == 0) return 0;
     at += digits;
@@ -130,11 +134,13 @@ static enum sk_code index_row(reader *reader, size_t row) {
     uint8_t *out = records->rows + row * SK_ENTRY;
     int64_t first = INT64_MAX, last = 0, total = 0;
     const uint8_t *image = NULL;
-    uint32_t checksum;
-    int kind = -1, chosen = -1, has_meta = 0;
+    uint32_t checksum, checksum_of_row;
+    int kind = -1, has_meta = 0, wants_meta = 0;
+    int64_t offset = 0, size = 0; /* of the image */
     facts values = {-1, 0, 0, NULL, 0};
 
     for (int n = 0; n < records->columns; n++) {
+        wants_meta |= records->kinds[n] == SK_META;
         if (offsets[n] < 0) continue;
         if (lengths[n] < 0 || lengths[n] > MOST_FIELD || offsets[n] > INT64_MAX - lengths[n])
             return SK_UNSUPPORTED;
@@ -144,9 +150,10 @@ static enum sk_code index_row(reader *reader, size_t row) {
         if (records->kinds[n] < 0) continue;
         if (kind >= 0) return SK_UNSUPPORTED; /* several images */
         kind = records->kinds[n];
-        chosen = n;
+        offset = offsets[n];
+        size = lengths[n];
     }
-    if (kind < 0 || lengths[chosen] > UINT32_MAX) return SK_UNSUPPORTED;
+    if (size > UINT32_MAX) return SK_UNSUPPORTED;
     checksum = sk_crc32(0, records->keys + start, (size_t)(records->ends[row] - start));
     /* The fields of most formats are neighbors: one read gets all of them. */
     if (last - first - total < (1 << 14) && last - first > WINDOW / 4 &&
@@ -179,21 +186,22 @@ static enum sk_code index_row(reader *reader, size_t row) {
             if (length == 0 || number_at(data, length, &label) != length) return SK_UNSUPPORTED;
             values.label = (int32_t)label;
         } else if (records->kinds[n] == SK_META) {
-            if (!parse_meta(data, length, &values)) return SK_UNSUPPORTED;
+            if (!parse_meta(data, length, kind >= 0, &values)) return SK_UNSUPPORTED;
             if (!keep_path(reader, &values, records->paths + row)) return SK_MEMORY;
             has_meta = 1;
         }
     }
-    if (!has_meta) return SK_UNSUPPORTED;
-    image = bytes_at(reader, offsets[chosen], lengths[chosen], 0);
-    if (image == NULL) return SK_READ;
-    put(out, (uint64_t)offsets[chosen], 8);
-    put(out + 8, (uint64_t)lengths[chosen], 4);
+    if (has_meta != wants_meta) return SK_UNSUPPORTED;
+    if (kind >= 0 && (image = bytes_at(reader, offset, size, 0)) == NULL) return SK_READ;
+    put(out, (uint64_t)offset, 8);
+    put(out + 8, (uint64_t)size, 4);
     put(out + 16, (uint32_t)values.label, 4);
     put(out + 20, values.width, 4);
     put(out + 24, values.height, 4);
-    out[28] = (uint8_t)kind;
-    put(out + 12, sk_crc32(sk_crc32(0, out + HEAD, CHECKED - HEAD), image, (size_t)lengths[chosen]), 4);
+    out[28] = (uint8_t)(kind >= 0 ? kind : SK_ABSENT);
+    checksum_of_row = sk_crc32(0, out + HEAD, CHECKED - HEAD);
+    if (kind >= 0) checksum_of_row = sk_crc32(checksum_of_row, image, (size_t)size);
+    put(out + 12, checksum_of_row, 4);
     put(out + CHECKED, sk_crc32(0, out, CHECKED), 3);
     if (records->checksums != NULL) records->checksums[row] = checksum;
     return SK_DONE;

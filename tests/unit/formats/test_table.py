@@ -13,9 +13,11 @@ from shardkit.contracts import Format, ShardSpec
 from shardkit.dataset.index_builder import index_shard, open_records
 from shardkit.errors import CorruptShard
 from shardkit.formats.ranges import RangeReader
+from shardkit.kinds.field import Field, Schema, describe_schema
 from shardkit.record import Record, checksums, dump_json
 from shardkit.registry import get_format
 from shardkit.system import native
+from shardkit.system.npy import npy_header
 
 RAW_SHAPE = (2, 3, 3)
 
@@ -57,8 +59,41 @@ def records(count: int = 40) -> list[Record]:
     return found
 
 
-def written(storage: Format, path: Path, content: list[Record]) -> Path:
-    writer = storage.write(path, ShardSpec(meta={"made": "here"}, raw_shape=RAW_SHAPE))
+SCHEMA = {
+    "latent": Field("array", dtype="float16", shape=(2, 3)),
+    "wave": Field("array", dtype="float32"),
+    "blob": Field("bytes"),
+    "caption": Field("text"),
+}
+
+
+def values(count: int = 30, *, with_images: bool = False) -> list[Record]:
+    """Return records of `SCHEMA`, some of which lack a field."""
+    wave = npy_header((1,), "<f4")
+    found = []
+    for number in range(count):
+        meta: dict[str, Any] = {"path": f"{number}"}
+        fields = {
+            "latent.npy": bytes([number] * 12),
+            "wave.npy": wave + bytes(4),
+            "blob.bin": bytes(number * 500),
+            "caption.txt": "é".encode() * (number % 4),
+            "cls": b"%d" % number,
+        }
+        if number % 5 > 1:
+            del fields[[*fields][number % 5]]
+        if with_images and number % 3:
+            fields["png"] = b"image %d" % number
+            meta |= {"height": 3, "width": 4}
+        found.append(Record(f"{number}", {**fields, "json": dump_json(meta)}))
+    return found
+
+
+def written(
+    storage: Format, path: Path, content: list[Record], schema: Schema | None = None
+) -> Path:
+    meta = {"schema": describe_schema(schema)} if schema else {"made": "here"}
+    writer = storage.write(path, ShardSpec(meta=meta, raw_shape=RAW_SHAPE))
     for record in content:
         writer.write(record)
     writer.close()
@@ -77,7 +112,11 @@ def outcome(storage: Format, path: Path) -> Any:
     except CorruptShard as error:
         return str(error).partition(" in row")[0]  # the module narrows the rows
     assert sums == checksums(read)
-    return part.rows.tobytes(), part.keys, part.paths, sums, ranges, read, dict(reader.meta)
+    others = {name: entries.tobytes() for name, entries in part.apart.items()}
+    rows = range(len(part.keys))
+    columns = {name: [*map(column.packed, rows)] for name, column in part.columns.items()}
+    index = part.rows.tobytes(), part.keys, part.paths, others, columns
+    return index, sums, ranges, read, dict(reader.meta)
 
 
 @pytest.fixture
@@ -116,6 +155,50 @@ def test_ordinary_records_need_no_python(storage: Format, tmp_path: Path) -> Non
     assert done.all()
     assert found.keys == [each.key for each in ordinary[5:]]
     assert found.checksums == checksums(ordinary[5:])
+
+
+@pytest.mark.parametrize("with_images", [False, True])
+def test_arrays_bytes_and_texts_need_no_python(
+    storage: Format,
+    tmp_path: Path,
+    with_images: bool,
+    in_python: Callable[[Callable[[], Any]], Any],
+) -> None:
+    content = values(with_images=with_images)
+    path = written(storage, tmp_path / "shard", content, SCHEMA)
+    assert outcome(storage, path) == in_python(lambda: outcome(storage, path))
+    with open_records(storage, path) as opened:
+        done, found = opened.index_known(range(3, len(content)))
+    assert done.all()
+    assert found.checksums == checksums(content[3:])
+    stated = [value and value.values for value in found.values["caption"]]
+    assert stated == [each.fields.get("caption.txt") for each in content[3:]]
+
+
+@pytest.mark.parametrize(
+    ("schema", "changed"),
+    [
+        (SCHEMA, {"caption.txt": b"\xff"}),
+        ({**SCHEMA, "age": Field("number", dtype="int64")}, {"json": b'{"age":1,"path":"a"}'}),
+        ({"image": Field("image")}, {}),
+        (SCHEMA, {"image.npy": npy_header((1, 1, 3)) + b"rgb"}),
+        (SCHEMA, {"png": b"image", "image.npy": bytes(9)}),
+        (SCHEMA, {"json": b'{"height":1,"path":"a","width":2}'}),
+        (SCHEMA, {"json": b'{"path":"a"} '}),
+    ],
+)
+def test_odd_values_give_the_same_result_or_error(
+    storage: Format,
+    tmp_path: Path,
+    schema: Schema,
+    changed: dict[str, bytes],
+    in_python: Callable[[Callable[[], Any]], Any],
+) -> None:
+    content = values(9)
+    content[4] = Record("4", {**content[4].fields, **changed})
+    path = written(storage, tmp_path / "shard", content, schema)
+    found = outcome(storage, path)
+    assert found == in_python(lambda: outcome(storage, path))
 
 
 @pytest.mark.parametrize("name", ["lmdb", "webdataset"])
