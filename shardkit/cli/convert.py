@@ -22,7 +22,7 @@ from shardkit.cli.convert_report import (
 )
 from shardkit.cli.options import argument, click_options
 from shardkit.cli.printing import progress_bar, some
-from shardkit.cli.run import Run, hinted
+from shardkit.cli.run import Run, flags_of, hinted
 from shardkit.cli.runner import Command
 from shardkit.cli.url_source import Copies, copied, require_root
 from shardkit.cluster.executors import open_cluster
@@ -35,6 +35,7 @@ from shardkit.errors import UsageError
 from shardkit.options import option
 from shardkit.recipe import RecipeOptions
 from shardkit.registry import (
+    DEFAULT_SOURCE,
     get_source,
     open_source,
     source_hint,
@@ -74,6 +75,8 @@ class _Sources(click.Group):
         """Return name, command and arguments; for a path in place of a name, recognize its kind."""
         if args and args[0] not in self.list_commands(ctx) and os.path.exists(args[0]):
             source, *rest = args
+            folders = click.Context(_Command(get_source(DEFAULT_SOURCE)))
+            ctx.ensure_object(Run).spell = flags_of(folders)
             kinds = the_kinds(source, rest)
             ctx.meta[_READ_AS] = kinds, left_out(source, kinds.values())
             first, *others = kinds.values()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from shardkit.contracts import Entry, SourceKind
+from shardkit.contracts import Entry, Recognition, SourceKind
 from shardkit.errors import BadImage, UsageError, setting
 from shardkit.options import option
 from shardkit.record import Record
@@ -17,7 +17,7 @@ from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, sp
 from shardkit.sources.images import pixel_record
 from shardkit.sources.inputs import OpenedFile, file_at, place, place_of, reading, scanning
 from shardkit.sources.labels import read_classes
-from shardkit.sources.recognize import having
+from shardkit.sources.recognize import Overview, having
 
 _SHAPE = (3, 32, 32)
 """Channels, rows and columns of an image, in the order of its bytes."""
@@ -147,6 +147,18 @@ class Cifar(ListedSource):
             listing.blame_rest(file, reason)
 
 
+_PICKLED = {"CIFAR10": "data_batch_1", "CIFAR100": "train"}
+"""A file of each Python version, by the name of torchvision's class."""
+
+
+def _recognize(seen: Overview) -> Iterator[Recognition]:
+    """Yield what shows one of the binary versions, or of the Python ones, which are refused."""
+    yield from having("data_batch_1.bin", "test_batch.bin", "train.bin")(seen)
+    for names in (("data_batch_1", "test_batch"), ("train", "test", "meta")):
+        if {*names} <= {*seen.files()}:
+            yield Recognition(" and ".join(names))
+
+
 def _layout_of(folder: Path) -> _Layout:
     if not folder.is_dir():
         raise UsageError(f"the source folder {folder} does not exist")
@@ -154,11 +166,14 @@ def _layout_of(folder: Path) -> _Layout:
         files = [name for names in layout.splits.values() for name in names]
         if any((folder / name).is_file() for name in files):
             return layout
-    python = [name for name in ("data_batch_1", "train") if (folder / name).is_file()]
+    python = [name for name, file in _PICKLED.items() if (folder / file).is_file()]
     if python:
+        dataset = f"torchvision.datasets.{python[0]}({str(folder.resolve().parent)!r})"
         raise UsageError(
             f"{folder} is the Python version of CIFAR, which is pickled and could run any code",
-            remedy="Download the binary version.",
+            remedy="download the binary version; or convert it in Python with torchvision, which "
+            f"knows its hash: shardkit.convert({dataset}, 'DST/train', to='lmdb'), and with "
+            "train=False for DST/test",
         )
     raise UsageError(f"{folder} holds no data_batch_1.bin (CIFAR-10) or train.bin (CIFAR-100)")
 
@@ -177,6 +192,6 @@ SOURCE = SourceKind(
       shardkit convert cifar cifar-100-binary dataset --to hdf5 --label coarse --split train
     """,
     options=CifarOptions,
-    recognize=having("data_batch_1.bin", "test_batch.bin", "train.bin"),
+    recognize=_recognize,
     source=Cifar,
 )

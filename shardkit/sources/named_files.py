@@ -25,7 +25,7 @@ from shardkit.sources.image_files import read_file, require_machine
 from shardkit.sources.images import has_image_suffix, image_record
 from shardkit.sources.kept import Kept, value_of
 from shardkit.sources.places import below, why_left_out
-from shardkit.system.files import as_name, as_text, require_local
+from shardkit.system.files import as_name, as_text, read_small, require_local
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import quoted
 from shardkit.system.text_hashes import TextHashes
@@ -83,6 +83,8 @@ class NamedSource(ListedSource):
         self.root = str(folder if root is None else root)
         require_local(self.root)
         if not os.path.isdir(self.root):
+            if os.path.isfile(self.root):
+                raise UsageError(f"{self.root} is not a folder", remedy="unpack it, and name that")
             raise UsageError(f"the folder {self.root} with the images does not exist")
         super().__init__(text, options)
         inside = _path_below(folder, self.root)
@@ -254,6 +256,19 @@ def corners(numbers: object, order: str) -> list[float]:
         raise BadImage(f"a box is four numbers, not {quoted(numbers)}")
     left, top, right, bottom = numbers
     return [left, top, left + right, top + bottom] if order == "xywh" else numbers
+
+
+def names_in(path: Path) -> list[str]:
+    """Return the names in a list, one in each line.
+
+    Raises:
+        UsageError: If it cannot be read.
+    """
+    try:
+        lines = read_small(path).decode("utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    return [line.strip() for line in lines if line.strip()]
 
 
 class Names:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -18,9 +19,10 @@ from shardkit.sources.annotated import AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
 from shardkit.sources.imagefolder import FOLDERS_TRIED, MASK_NAME, is_split_name
 from shardkit.sources.kept import Kept, parse_keep
-from shardkit.sources.named_files import NamedListing, Names
+from shardkit.sources.named_files import NamedListing, Names, names_in
 from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview
+from shardkit.sources.table_layout import unread_lists
 from shardkit.system.text import quoted
 
 _OF_IMAGES = re.compile(r"im(age|g)s?|photos?|pictures?|jpegimages|leftimg8bit|inputs?", re.I)
@@ -29,6 +31,10 @@ _OF_MASKS = re.compile(
     r"trimaps?)",
     re.I,
 )
+_VOC_LISTS = "ImageSets/Segmentation"
+_VOC_IMAGES = "JPEGImages"
+VOC_MASKS = ("SegmentationClass", "SegmentationObject")
+"""The folders of masks of Pascal VOC: of classes, and of objects."""
 _SPLIT = re.compile(r"(?<![a-z])(train|val|test)[a-z]*", re.I)
 _END = re.compile(r"[_-][^_-]+\Z")
 _TRIED = 50
@@ -72,6 +78,8 @@ class _Layout(NamedTuple):
     images: str
     masks: Sequence[str]
     """Names of folders, with {} for that of the split."""
+    lists: str = ""
+    """The folder with a list of the images of each split; "" if all are used."""
 
     def __str__(self) -> str:
         """Return the folders."""
@@ -105,7 +113,11 @@ class Pairs(AnnotatedSource):
             self._choose_beside(options)
             return
         masks = parse_keep(options.masks, "masks")
-        layout = _layout_of(Overview(path), options.images, [kept.source for kept in masks] or None)
+        seen = Overview(path)
+        folders = [kept.source for kept in masks]
+        layout = _layout_of_voc(seen, options.images, folders) or _layout_of(
+            seen, options.images, folders or None
+        )
         if layout is None:
             raise UsageError(
                 f"{path} has no folders of images and masks",
@@ -147,11 +159,19 @@ class Pairs(AnnotatedSource):
 
     def _files(self, names: Names, split: str) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         """Return the images of a split, and the masks of each field, by path without suffix."""
-        images = _by_stem(names, self._layout.folder(split, self._layout.images))
+        folder = self._layout.folder(split, self._layout.images)
+        images = _by_stem(names, folder)
         if not self._beside:
-            return images, {
+            of_field = {
                 kept.name: _by_stem(names, self._layout.folder(split, kept.source))
                 for kept in self.kept_files
+            }
+            if not self._layout.lists:
+                return images, of_field
+            ids = names_in(Path(self.root, self._layout.lists, f"{split}.txt").resolve())
+            return {stem: images.get(stem, f"{folder}/{stem}.jpg") for stem in ids}, {
+                name: {stem: of[stem] for stem in ids if stem in of}
+                for name, of in of_field.items()
             }
         suffixes = tuple(kept.source for kept in self.kept_files)
         masks = {stem: path for stem, path in images.items() if stem.endswith(suffixes)}
@@ -243,6 +263,11 @@ class Pairs(AnnotatedSource):
         known.update(problem.path for problem in alone)
         unused = [problem for problem in names.unused([]) if problem.path not in known]
         next(iter(listings.values())).ignored += [*alone, *unused]
+        lists = () if self._layout.lists else unread_lists(Overview(self.root))
+        self.notes += [
+            f"{file} may list labels, which are not read: run {way}"
+            for file, way in islice(lists, 1)
+        ]
         return {**understood, **{name: str(field) for name, field in self.schema.items()}}
 
     def _size_of(self, mask: str) -> tuple[int, int]:
@@ -370,6 +395,17 @@ def _layout_of(
     return None
 
 
+def _layout_of_voc(seen: Overview, images: str | None, masks: Sequence[str]) -> _Layout | None:
+    """Return where Pascal VOC's images with masks are, whose splits are lists; or None."""
+    names = [
+        split for split in ("train", "val", "test") if f"{split}.txt" in seen.files(_VOC_LISTS)
+    ]
+    folders = masks or [name for name in VOC_MASKS if seen.images(name)]
+    if images not in (None, _VOC_IMAGES) or not (names and {*folders} & {*VOC_MASKS}):
+        return None
+    return _Layout(dict.fromkeys(names, ("", "")), _VOC_IMAGES, folders, _VOC_LISTS)
+
+
 def _named_by_split(seen: Overview) -> tuple[str, str] | None:
     """Return the folders of images and masks whose names contain that of the split, as {}."""
     folders = seen.folders()
@@ -444,6 +480,7 @@ SOURCE = SourceKind(
     SRC has a folder of images and one or more of masks, or folders train, val, test with these, or
     both have folders train, val, test. Masks have the names of their images, perhaps with a common
     part more, such as 1_mask. Images without a mask are bad, and masks without an image are listed.
+    Of Pascal VOC, ImageSets/Segmentation lists the images of each split.
     Masks may also be next to their images (--mask-suffix), and folders are classes then.
 
     \b

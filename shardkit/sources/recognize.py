@@ -328,7 +328,10 @@ def the_kinds(
     kinds = [kind for kind in recognized(path) if only in ("", kind.kind)]
     certain = [kind for kind in kinds if kind.by.certain]
     if len(certain) == 1:
-        return {"": certain[0]}
+        (kind,) = certain
+        if kind.kind == DEFAULT_SOURCE and kind.by.inside and "--classes" not in rest:
+            load(_REFUSE_UNREAD)(Overview(path), kind.by.inside)
+        return {"": kind}
     if splits := _splits_of(certain):
         return splits
     if str(path).lower().endswith((".7z", ".rar")):
@@ -393,6 +396,8 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = 
         if (kind.by.inside and not splits if kind.kind == DEFAULT_SOURCE else kind.by.certain)
         if kind.kind != DATASET  # it has no images, which the source says
     ]
+    if [kind.kind for kind in kinds] == [DEFAULT_SOURCE]:
+        load(_REFUSE_UNREAD)(Overview(path), kinds[0].by.inside)
     if kinds:
         as_they_are = f"pass {setting('classes', True)} to take its folders as they are, or "
         raise UsageError(

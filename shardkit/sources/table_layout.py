@@ -78,44 +78,71 @@ def _lists(seen: Overview, top: str) -> list[str]:
     return [file for file in seen.files(top, LISTS) if _stem(file) not in stems][:_MOST_LISTS]
 
 
-def refuse_unread_lists(seen: Overview) -> None:
+def refuse_unread_lists(seen: Overview, inside: str = "") -> None:
     """Refuse images that would have no labels, or all the same, next to what may list labels.
+
+    Args:
+        seen: The folder.
+        inside: The folder below it whose images are meant.
 
     Raises:
         UsageError: If there is such a file; the message names it.
     """
-    tops = ["", *filter(is_split_name, seen.folders())]
+    for file, way in unread_lists(seen, inside):
+        raise UsageError(
+            f"{seen.path}: {file} may list the labels of its images, which folders do not have",
+            remedy=f"run {way}. Pass {setting('classes', True)} to take the folders as they are",
+        )
+
+
+def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the files that may list the labels of images, and the commands that read them."""
+    splits = [below(inside, name) for name in seen.folders(inside) if is_split_name(name)]
+    tops = [inside, *splits]
     folders = list(dict.fromkeys(folder for top in tops for folder in _folders(seen, top)))
     full = [folder for folder in folders if seen.images(folder)]
     if not full:
         return
     images = [name for folder in full for name in seen.images(folder)[:_MOST]]
     words = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
-    for top in dict.fromkeys([*tops, *_beside(seen)]):
+    classes = [name for name in splits if any(map(seen.images, _inner(seen, name)))]
+    for top in dict.fromkeys([*tops, "", *_beside(seen)]):
         for file in (below(top, name) for name in seen.files(top)):
-            if way := _way(seen, file, full, words):
-                raise UsageError(
-                    f"{seen.path}: {file} may list the labels of its images, which folders do not "
-                    "have",
-                    remedy=f"run {way}. Pass {setting('classes', True)} to take the folders as "
-                    "they are",
+            if way := _way(seen, file, full, words, classes):
+                others = [
+                    shell("imagefolder", seen.path / name, f"DST/{PurePath(name).name}")
+                    for name in classes
+                ]
+                yield (
+                    file,
+                    ", and ".join([way, *(f"shardkit convert {o} --to lmdb" for o in others)]),
                 )
+
+
+def _inner(seen: Overview, top: str) -> list[str]:
+    return [below(top, name) for name in seen.folders(top)]
 
 
 def _beside(seen: Overview) -> list[str]:
     """Return folders next to the images, and those in them without images."""
     folders = seen.folders()[:_MOST_LISTS]
-    inner = [below(top, name) for top in folders for name in seen.folders(top)[:_MOST_LISTS]]
+    inner = [name for top in folders for name in _inner(seen, top)[:_MOST_LISTS]]
     return [*folders, *(name for name in inner if not seen.images(name))]
 
 
-def _way(seen: Overview, file: str, folders: Sequence[str], names: Set[bytes]) -> str:
+def _way(  # noqa: PLR0911
+    seen: Overview, file: str, folders: Sequence[str], names: Set[bytes], classes: Sequence[str]
+) -> str:
     """Return the command for images whose labels may be in a file; "" if none are."""
     name = PurePath(file).name.lower()
     content = seen.ends(file) if name.endswith((*_TEXTS, ".csv")) else b""
-    split = split_in(name) or "labels"
-    root = next((folder for folder in folders if split_in(folder) == split), folders[0])
-    words = ["DST", "--to", "lmdb", "--root", seen.path / root]
+    split = split_in(name)
+    meant = [folder for folder in folders if split and split_in(PurePath(folder).name) == split]
+    if split and not meant and classes:
+        return ""  # it is about the classes
+    root = (meant or folders)[0]
+    split = split or split_in(PurePath(root).name) or "labels"
+    words = [f"DST/{split}" if classes else "DST", "--to", "lmdb", "--root", seen.path / root]
     table = f"> {split}.csv; shardkit convert {shell('table', f'{split}.csv', *words)}"
     path = shell(seen.path / file)
     if b"\n" in content and _NUMBERS.fullmatch(content):
@@ -125,7 +152,9 @@ def _way(seen: Overview, file: str, folders: Sequence[str], names: Set[bytes]) -
     boxed = re.findall(r"(?<=,)(n\d+)((?: -?\d+){4}.*)", content[:_START].decode("latin-1"))
     if any(_BOXED.fullmatch(name + rest) for name, rest in boxed):
         pattern = "1s/.*/file_name,label/; s/^([^,]*),(n[0-9]+) .*/\\1.JPEG,\\2/"
-        options = [seen.path / o[3:] if o[0] == "{" else o for o in _classes(seen, [boxed[0][0]])]
+        options = [
+            seen.path / o[3:] if o[0] == "{" else o for o in _classes(seen, [boxed[0][0]], classes)
+        ]
         return f"sed -E {shell(pattern)} {path} {table} {shell(*options)}".rstrip()
     is_list = name.endswith(_LISTS) and not _NO_DATA.match(name)
     found = {*_WORD.findall(content)} & names if name.endswith(_TEXTS) else set()
@@ -136,17 +165,24 @@ def _way(seen: Overview, file: str, folders: Sequence[str], names: Set[bytes]) -
         needed = [f"--suffix={suffix}" for suffix in suffixes if not any(b"." in n for n in found)]
         command = shell("table", seen.path / file, *words, "--image", "1", "--label", "2", *needed)
         return f"shardkit convert {command} if its lines are NAME LABEL"
-    if is_list or found:
+    if not (is_list or found):
+        return ""
+    if b"<annotations>" in content and b"<image " in content:
+        return "shardkit convert on the same data, exported from CVAT as COCO or YOLO"
+    if name.endswith((*SUFFIXES, *LISTS, ".json")):
         return (
             f"shardkit convert {shell('table', seen.path / file, *words)} --image COLUMN if it is "
             "a table, or else write one with the columns file_name and label"
         )
-    return ""
+    return (
+        f"shardkit convert {shell('table', f'{split}.csv', *words)} with a table of the columns "
+        f"file_name and label that you write from {path}"
+    )
 
 
 def _folders(seen: Overview, top: str) -> list[str]:
     """Return a folder and those in it with images, unless they are classes."""
-    inner = [below(top, name) for name in seen.folders(top)]
+    inner = _inner(seen, top)
     full = [name for name in inner if seen.images(name)]
     nested = [f"{n}/{of}" for n in inner if not is_split_name(n) for of in seen.folders(n)]
     classes = {PurePath(name).name for name in (*full, *filter(seen.images, nested))}
@@ -182,7 +218,8 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
         words = ["--image", column]
         words += ["--root", f"{{}}/{folder}"] * (folder != file.rpartition("/")[0])
         if label := usual_label(others) or _only(columns, column) or "2" * is_list:
-            words += ["--label", label, *_classes(seen, columns[label])]
+            splits = [*filter(is_split_name, seen.folders())]
+            words += ["--label", label, *_classes(seen, columns[label], splits)]
         else:
             words += ["--label" if counts == {1} else "--labels", ",".join(ones)] * bool(ones)
             kept = [_kept(name, others[name]) for name in others if name not in ones]
@@ -196,9 +233,8 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
         yield Recognition(evidence, certain=certain, inside=file, words=tuple(words))
 
 
-def _classes(seen: Overview, names: Sequence[str]) -> list[str]:
+def _classes(seen: Overview, names: Sequence[str], splits: Sequence[str]) -> list[str]:
     """Return the option that gives labels as in a split with folders of these classes."""
-    splits = filter(is_split_name, seen.folders())
     split = next((split for split in splits if {*names} <= {*seen.folders(split)}), "")
     return ["--classes", f"{{}}/{split}"] if split else []
 

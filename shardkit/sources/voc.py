@@ -23,11 +23,12 @@ from shardkit.sources.driver import Listing
 from shardkit.sources.image_files import read_file
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.labels import LabelValues, checked_label, classes_option, read_classes
-from shardkit.sources.named_files import NamedListing
+from shardkit.sources.named_files import NamedListing, names_in
+from shardkit.sources.pairs import VOC_MASKS
 from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview
-from shardkit.system.files import as_name, as_text, read_small
-from shardkit.system.text import quoted
+from shardkit.system.files import as_name, as_text
+from shardkit.system.text import quoted, shell
 
 _IMAGES = ("JPEGImages", "images", "Images", "imgs")
 _ANNOTATIONS = ("Annotations", "annotations", "Annotation", "xmls", "labels")
@@ -132,6 +133,9 @@ class Voc(AnnotatedSource):
             for name in Overview(self.path).folders()
             if name not in read and not is_shared
         ]
+        if os.path.isdir(os.path.join(self.path, VOC_MASKS[0])):
+            pairs = shell("shardkit", "convert", "pairs", self.path, "DST", "--to", "lmdb")
+            self.notes.append(f"{VOC_MASKS[0]} has masks, which `{pairs}` reads")
         if others:
             self.notes.append(
                 f"{len(others):,} annotations name another image than the one of their ID, which "
@@ -171,12 +175,7 @@ class Voc(AnnotatedSource):
             names = os.listdir(os.path.join(self.path, self._annotations, as_name(folder)))
             found = sorted(name for name in map(as_text, names) if name.endswith(".xml"))
             return [folder + name.removesuffix(".xml") for name in found]
-        path = Path(os.path.realpath(os.path.join(self.path, _SPLITS, as_name(file))))
-        try:
-            lines = read_small(path).decode("utf-8-sig").splitlines()
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path} cannot be read: {error}") from error
-        return [line.strip() for line in lines if line.strip()]
+        return names_in(Path(os.path.realpath(os.path.join(self.path, _SPLITS, as_name(file)))))
 
 
 def parse(content: bytes) -> Element:

@@ -36,6 +36,29 @@ def pairs(scanned: Any) -> dict[str, list[tuple[str, ...]]]:
 
 
 ONE = ("mask.png",)
+
+
+def test_lists_of_voc_are_the_splits_of_its_masks(tmp_path: Path) -> None:
+    files = {f"JPEGImages/{name}.jpg": JPEG for name in "abcd"}
+    files |= {f"SegmentationClass/{name}.png": MASK for name in "ab"}
+    files["ImageSets/Segmentation/train.txt"] = b"b\n"
+    files["ImageSets/Segmentation/val.txt"] = b"a\nc\nx\n"
+    source = make_tree(tmp_path / "src", {**files, "Annotations/d.xml": b"<annotation/>"})
+    scanned = scan(source)
+    assert pairs(scanned) == {
+        "train": [("JPEGImages/b.jpg", *ONE)],
+        "val": [("JPEGImages/a.jpg", *ONE)],
+    }
+    assert [problem.path for problem in scanned.problems["val"]] == [
+        "JPEGImages/c.jpg",
+        "JPEGImages/x.jpg",
+    ]
+    convert(open_source("pairs", source), tmp_path / "out", to="lmdb", on_error="skip", workers=1)
+    assert verify(tmp_path / "out", against=source).ok
+    (note,) = open_source("voc", source).scan().notes
+    assert f"pairs {source}" in note
+
+
 LAYOUTS: dict[str, tuple[list[str], dict[str, Any], dict[str, list[tuple[str, ...]]]]] = {
     "U-Net": (
         ["imgs/a.jpg", "imgs/b.jpg", "masks/a.png", "masks/b.png"],

@@ -375,6 +375,60 @@ def test_labels_alone_are_read_by_the_commands_of_the_message(tmp_path: Path) ->
         assert [labels[f"v{n}.JPEG"] for n in (1, 10, 2)] == expected  # as names are sorted
 
 
+def test_all_of_imagenet_as_kaggle_packs_it_gets_both_commands(tmp_path: Path) -> None:
+    inner = "ILSVRC/Data/CLS-LOC"
+    files = {f"{inner}/train/{name}/{name}_1.JPEG": JPEG for name in ("n01440764", "n02110341")}
+    files |= {f"{inner}/val/v1.JPEG": JPEG, f"{inner}/test/t1.JPEG": JPEG}
+    files["LOC_train_solution.csv"] = b"ImageId,Prediction\nn01440764_1,n01440764 1 2 3 4 \n"
+    files["LOC_val_solution.csv"] = b"ImageId,Prediction\nv1,n02110341 1 2 3 4 \n"
+    source = make_tree(tmp_path / "src", files)
+    done = refuses(2, "convert", source, "DST", "--to", "lmdb", facts=("--classes",))
+    way = (
+        done.stderr.split("run ", 1)[1]
+        .split(". Pass ")[0]
+        .replace(", and shardkit ", "; shardkit ")
+    )
+    script, *commands = way.split("; shardkit ")
+    subprocess.run(["bash", "-ec", script], cwd=source, check=True)
+    with contextlib.chdir(source):
+        for command in commands:
+            assert run_main(*shlex.split(command)).returncode == 0
+        made = [open_dataset(f"DST/{split}") for split in ("train", "val")]
+        assert [dataset.classes for dataset in made] == [["n01440764", "n02110341"]] * 2
+        assert [sorted(dataset.targets) for dataset in made] == [[0, 1], [1]]
+    facts = ("LOC_val_solution.csv", "imagefolder")
+    refuses(2, "convert", "imagefolder", source, "DST", "--to", "lmdb", facts=facts)
+
+
+def test_what_cannot_be_read_gets_another_way(tmp_path: Path) -> None:
+    cvat = b'<annotations><image id="0" name="1.jpg"><box label="cat"/></image></annotations>'
+    source = make_tree(tmp_path / "cvat", {"images/1.jpg": JPEG, "annotations.xml": cvat})
+    refuses(2, "convert", source, "DST", "--to", "lmdb", facts=("CVAT", "COCO"))
+    for names in (("data_batch_1", "test_batch"), ("train", "test", "meta")):
+        source = make_tree(tmp_path / names[0] / "py", dict.fromkeys(names, b"\x80"))
+        facts = (source, "torchvision.datasets.CIFAR10", str(source.parent))
+        refuses(2, "convert", source, "DST", "--to", "lmdb", facts=facts)
+    source = make_tree(tmp_path / "zip", {"t.csv": b"path\n1.jpg\n", "i.zip": b"PK"})
+    words = ("--to", "lmdb", "--image", "path", "--root", source / "i.zip")
+    refuses(2, "convert", "table", source / "t.csv", "DST", *words, facts=("i.zip", "unpack"))
+
+
+def test_labels_next_to_masks_are_noted(tmp_path: Path) -> None:
+    """As in Oxford's pets."""
+    names = ("Abyssinian_1", "yorkshire_terrier_9")
+    files = {f"images/{name}.jpg": JPEG for name in names}
+    files |= {f"annotations/trimaps/{name}.png": MASK for name in names}
+    files["annotations/list.txt"] = b"# NAME CLASS\n%s 1 1 1\n%s 37 2 25\n" % (
+        *map(str.encode, names),
+    )
+    source = make_tree(tmp_path / "src", files)
+    done = run_main("convert", source, tmp_path / "out", "--to", "lmdb", "--dry-run")
+    way = next(line for line in done.stdout.splitlines() if "annotations/list.txt may" in line)
+    command = way.split("run shardkit ")[1].split(" if its ")[0].replace("DST", str(tmp_path / "o"))
+    assert run_main(*shlex.split(command), "--no-shuffle").returncode == 0
+    assert list(open_dataset(tmp_path / "o").targets) == [1, 37]
+
+
 def test_what_is_next_to_the_source_is_named(tmp_path: Path) -> None:
     files = {"train/1.jpg": JPEG, "other/9.jpg": JPEG, "train.csv": b"name,label\n1.jpg,cat\n"}
     source = make_tree(tmp_path / "src", {**files, "sample_submission.csv": b"name,label\n"})
