@@ -696,6 +696,7 @@ def convert(
     workers: int = 1,
     on_progress: Report | None = None,
     executor: Executor | None = None,
+    facts: bool = False,
     force: bool = False,
     staging: str | Path | None = None,
     recipe: Recipe | None = None,
@@ -767,6 +768,8 @@ def convert(
         on_progress: Called with the work done since the last call.
         executor: Builds the shards instead of ``workers``, one per call: any executor whose
             processes see the paths of source and target, such as that of a Dask client.
+        facts: Also measure the images for `shardkit.report`, as ``facts.npy``, which is not part of
+            the dataset.
         force: Replace the dataset in DST once the new one is ready; discard another unfinished
             conversion.
         staging: If DST is a URL (s3://, gs://, az://): build the dataset in DIR, then upload it.

@@ -21,7 +21,7 @@ from shardkit.cli.convert_report import (
     show_planned,
 )
 from shardkit.cli.options import argument, click_options
-from shardkit.cli.printing import progress_bar, some
+from shardkit.cli.printing import line, progress_bar, some
 from shardkit.cli.run import Run, flags_of, hinted
 from shardkit.cli.runner import Command
 from shardkit.cli.url_source import Copies, copied, require_root
@@ -41,10 +41,13 @@ from shardkit.registry import (
     source_hint,
     source_names,
 )
+from shardkit.reporting.page import MARK, page
+from shardkit.reporting.report import report
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.sources.opening import DivisionOptions, Exclusion
 from shardkit.sources.recognize import left_out, the_kinds
 from shardkit.sources.together import together
+from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus
 from shardkit.system.urls import as_url
 
@@ -123,16 +126,28 @@ class CommandOptions:
         help="Write only the plan into DST, a folder or URL: jobs build it with `work DST`, then "
         "`commit DST` publishes the dataset.",
     )
+    report: Path | None = option(
+        None,
+        help="Also examine the images, and write the page of `shardkit report` to FILE.",
+        metavar="FILE",
+        heading="Output",
+    )
 
     def __post_init__(self) -> None:
         if self.dry_run and self.plan_only:
             raise UsageError("--dry-run writes nothing, --plan-only the plan", remedy="choose one")
+        if self.report is not None and (self.dry_run or self.plan_only):
+            raise UsageError(
+                "--report needs a finished dataset;", remedy="leave out --dry-run and --plan-only"
+            )
 
 
 def _convert(
     run: Run, options: CommandOptions, source: Source, src: Path | str, dst: Path, **words: Any
 ) -> None:
     """Convert a source, or plan it; ``words`` are the options of `convert`."""
+    if options.report is not None:
+        _require_report(options.report, dst)
     words["workers"] = words["workers"] or usable_cpus()
     shown = as_url(dst) or dst
     lost = set[str]()
@@ -148,13 +163,32 @@ def _convert(
             jobs = plan_jobs(source, dst, **words).jobs
             run.report(lambda: {"tasks": jobs}, lambda: show_planned(src, shown, jobs))
         else:
-            converted = convert(source, dst, **words)
+            converted = convert(source, dst, **words, facts=options.report is not None)
     if options.dry_run or options.plan_only:
         return
     run.report(
         lambda: converted_fields(shown, converted, tally),
         lambda: show_converted(src, shown, converted, tally, lost),
     )
+    if options.report is not None:
+        _write_report(run, options.report, dst, words["workers"])
+
+
+def _write_report(run: Run, path: Path, dst: Path, workers: int) -> None:
+    with progress_bar(run, "measuring") as tally:
+        measured = report(dst, workers=workers, on_progress=tally)
+    write_result(path, page(measured).encode())
+    if run.is_text:
+        line("report", f"written to {path}")
+
+
+def _require_report(path: Path, dst: Path) -> None:
+    """Refuse ``--report`` where no report can be made or written."""
+    if as_url(dst):
+        raise UsageError(
+            "--report reads a local dataset;", remedy=f"run `shardkit report` on a copy of {dst}"
+        )
+    require_own_output(path, "--report", MARK)
 
 
 @contextlib.contextmanager

@@ -12,13 +12,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from shardkit.codecs.image_type import RGB, ImageType
 from shardkit.codecs.limits import pixels_up_to
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary, read_together
+from shardkit.conversion.observers import Observed, get_observer
 from shardkit.conversion.plan import software_of
 from shardkit.conversion.task import (
     FEWER,
@@ -28,12 +32,13 @@ from shardkit.conversion.task import (
 )
 from shardkit.dataset.index import IndexPart, join_parts
 from shardkit.dataset.index_builder import ShardPart, index_shard
+from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
 from shardkit.kinds.field import Schema, describe_schema
 from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
-from shardkit.record import IMAGE, LABEL, Record, checksums, dump_json
+from shardkit.record import IMAGE, LABEL, NO_LABEL, Record, checksums, dump_json, image_kind
 from shardkit.registry import get_format
 from shardkit.system.files import (
     has_sha256,
@@ -59,6 +64,8 @@ class ShardTask(Task):
     """Versions of all libraries that can change its bytes."""
     keep: bool
     """Whether to keep the shard if some of its images are bad."""
+    observer: str = ""
+    """The file of an `shardkit.conversion.task.Observer` of the images; "" for none."""
 
     @property
     def name(self) -> str:
@@ -106,10 +113,10 @@ class ShardTask(Task):
         """Build the shard, read it back and compare it with the input."""
         try:
             with published(self.path) as temporary:
-                result, part = _write(self, temporary)
+                result, part, observed = _write(self, temporary)
         except _UnwantedError as unwanted:
             return unwanted.result
-        save_result(self, result, part)
+        save_result(self, result, part, observed)
         return result
 
 
@@ -135,15 +142,18 @@ class _Tally:
         self.notes: Counter[str] = Counter()
         self.keys: list[str] = []
         self.checksums: list[int] = []
+        self.observed: list[Observed] = []
+        """The results of an observer, chunk by chunk."""
 
     def add(self, other: _Tally) -> None:
         self.bad += other.bad
         self.notes.update(other.notes)
         self.keys += other.keys
         self.checksums += other.checksums
+        self.observed += other.observed
 
 
-def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
+def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart, dict[str, Observed]]:
     storage = get_format(task.format)
     spec = ShardSpec(meta={**task.meta, "shard": task.number}, raw_shape=task.recipe.raw_shape)
     tally = _Tally()
@@ -171,7 +181,11 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart]:
         bytes=path.stat().st_size,
         sha256=sha256.result(),
     )
-    return _result(tally, entry), part
+    observed = {}
+    if task.observer:
+        observed[task.observer] = np.concatenate(tally.observed)
+        get_observer(task.observer).bind(observed[task.observer], part.rows["checksum"])
+    return _result(tally, entry), part, observed
 
 
 def repeated_keys(keys: Sequence[str]) -> list[str]:
@@ -238,6 +252,7 @@ class _Chunk(NamedTuple):
     recipe: Recipe
     schema: Schema
     format: str
+    observer: str
     is_apart: bool
     """Whether its process does not know the next one."""
 
@@ -272,7 +287,7 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
             size = max(entry.bytes, raw_bytes)
     for start, stop in itertools.pairwise([*starts, len(source)]):
         part = source.take(range(start, stop))
-        yield _Chunk(part, task.recipe, task.schema, task.format, is_apart)
+        yield _Chunk(part, task.recipe, task.schema, task.format, task.observer, is_apart)
 
 
 def _prepare(chunk: _Chunk) -> _Prepared:
@@ -282,9 +297,14 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     if chunk.is_apart:
         source.ahead()
     records: list[Record] = []
+    rows: list[int] = []
+    observer = get_observer(chunk.observer) if chunk.observer else None
+    measuring = None
+    if observer is not None:
+        measuring = np.zeros(len(source), observer.measures), observer.waves
     tally = _Tally()
     plain = chunk.schema.keys() <= {IMAGE, LABEL}
-    ordinary = read_ordinary(source, recipe) if plain else [None] * len(source)
+    ordinary = read_ordinary(source, recipe, measuring) if plain else [None] * len(source)
     together = read_together(source)
     for row in range(len(source)):
         try:
@@ -298,9 +318,14 @@ def _prepare(chunk: _Chunk) -> _Prepared:
             ) from None
         else:
             records.append(record)
+            rows.append(row)
             tally.keys.append(record.key)
             tally.notes.update([*notes])  # not their values
     tally.checksums += checksums(records)
+    if observer is not None and measuring is not None:
+        pixels = chunk.schema[IMAGE].image_type if IMAGE in chunk.schema else RGB
+        read = partial(_image_at, records, pixels)
+        tally.observed.append(observer.observe(read, measuring[0][rows]))
     pieces = get_format(chunk.format).pieces
     if pieces is None:
         return _Prepared(records, [], tally)
@@ -326,6 +351,16 @@ def _read(chunk: _Chunk, row: int, record: Record | None) -> Prepared:
         with pixels_up_to(chunk.recipe.max_pixels):
             (record,) = chunk.source.read([row])
     return convert_record(chunk.recipe, record, chunk.schema)
+
+
+def _image_at(records: Sequence[Record], pixels: ImageType, number: int) -> EncodedImage | None:
+    """Return the image of a record as readers of the dataset will find it, if it has one."""
+    record = records[number]
+    if (field := record.image_field) is None:
+        return None
+    meta = record.meta
+    size = meta["width"], meta["height"]
+    return EncodedImage(record.fields[field], image_kind(field), NO_LABEL, *size, pixels)
 
 
 class _WrittenPart(NamedTuple):

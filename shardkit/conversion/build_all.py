@@ -53,6 +53,12 @@ class Builder(Processes):
         "see the paths of source and target, such as that of a Dask client.",
         is_keyword_only=True,
     )
+    facts: bool = option(
+        False,
+        help="Also measure the images for `shardkit.report`, as ``facts.npy``, which is not part "
+        "of the dataset.",
+        is_keyword_only=True,
+    )
 
     def run(self, done: list[_Task], tasks: list[_Task]) -> Iterator[tuple[_Task, Built]]:
         """Carry out tasks; yield them as they are finished.

@@ -19,19 +19,26 @@ from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE_FIELDS, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.system import compiled
-from shardkit.system.compiled import FileHeader
+from shardkit.system.compiled import FileHeader, Measures, Waves
 
 Prepared = tuple[Record, Mapping[str, int]]
 """A record to store, and the notes on its image."""
 
 
-def read_ordinary(source: Images, recipe: Recipe) -> list[Prepared | None]:
+def read_ordinary(
+    source: Images, recipe: Recipe, measuring: tuple[Measures, Waves] | None = None
+) -> list[Prepared | None]:
     """Return the records of the images to store, or None for each that is left.
 
     A record equals the result of `convert_record` for the record that the source reads.
+
+    Args:
+        source: The images.
+        recipe: The recipe.
+        measuring: Receives the measures of images that are decoded, by these waves.
     """
     try:
-        return _read_ordinary(source, recipe)
+        return _read_ordinary(source, recipe, measuring)
     except MemoryError:  # one by one, they need less
         return [None] * len(source)
 
@@ -44,7 +51,9 @@ def read_together(source: Images) -> Sequence[Record | None]:
         return [None] * len(source)
 
 
-def _read_ordinary(source: Images, recipe: Recipe) -> list[Prepared | None]:
+def _read_ordinary(
+    source: Images, recipe: Recipe, measuring: tuple[Measures, Waves] | None
+) -> list[Prepared | None]:
     is_plain = recipe.keeps_bytes and recipe.pixels == "rgb"
     paths = source.files() if is_plain else None
     if paths is None:
@@ -53,7 +62,7 @@ def _read_ordinary(source: Images, recipe: Recipe) -> list[Prepared | None]:
     sizes = np.fromiter((entry.bytes for entry in entries), np.int64, len(entries))
     mtimes = np.fromiter((entry.stamp for entry in entries), np.int64, len(entries))
     decode = recipe.check == "decode"
-    files = compiled.read_images(paths, (sizes, mtimes), decode=decode)
+    files = compiled.read_images(paths, (sizes, mtimes), decode=decode, measuring=measuring)
     if files is None:
         return [None] * len(source)
     return [

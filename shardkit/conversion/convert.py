@@ -21,7 +21,7 @@ from shardkit.conversion.staging import (
     refuse_overlap,
 )
 from shardkit.conversion.task import load_result
-from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
+from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import DiskFull, UsageError, setting
 from shardkit.options import changed, group, option, takes
@@ -311,7 +311,8 @@ def _without_images(plan: Plan, target: Path) -> Plan:
 
 def _make(plan: Plan, staging: StagingDirectory, builder: Builder, make: Build) -> int:
     """Make the dataset, and return the number of shards kept from an earlier run."""
-    works = [prepare(split, plan, staging) for split in plan.splits]
+    observer = FACTS_NAME if builder.facts else ""
+    works = [prepare(split, plan, staging, observer=observer) for split in plan.splits]
     try:
         kept = make(works, plan, staging, builder)
     except DiskFull as error:

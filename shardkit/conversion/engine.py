@@ -17,6 +17,7 @@ from shardkit.conversion.assemble import Assembly, Piece
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.disk import DiskReservation
+from shardkit.conversion.observers import save_observed
 from shardkit.conversion.plan import Plan, SplitPlan
 from shardkit.conversion.staging import StagingDirectory
 from shardkit.conversion.task import Built, ShardResult, Task, load_result
@@ -121,6 +122,7 @@ def prepare(
     staging: StagingDirectory,
     *,
     first: int = 0,
+    observer: str = "",
 ) -> ShardWork:
     """Return the work to build the shards of a split.
 
@@ -129,13 +131,15 @@ def prepare(
         plan: The plan.
         staging: The staging directory.
         first: Number of the first shard.
+        observer: The file of an observer of the images; "" for none.
     """
     folder = staging.folder_of(split.name)
     folder.mkdir(parents=True, exist_ok=True)
+    tasks = [shard_task(plan, split, shard, staging, first=first) for shard in range(split.shards)]
     return Work(
         split.name,
         folder,
-        [shard_task(plan, split, shard, staging, first=first) for shard in range(split.shards)],
+        [replace(task, observer=observer) for task in tasks],
         problems=plan.scan.problems.get(split.name, ()),
         ignored=plan.scan.ignored.get(split.name, ()),
     )
@@ -308,6 +312,8 @@ def finish(work: ShardWork, plan: Plan) -> Manifest:
 
     A copy of a dataset states how that was made.
     """
+    built = zip(work.tasks, work.shards, strict=True)
+    save_observed(work.folder, [(task.part, shard.rows) for task, shard in built])
     pieces, entries = parts_of(work, plan)
     source = source_of(entries) if len(entries) > 1 else entries[0].source
     split = plan.split(work.split)

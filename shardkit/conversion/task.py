@@ -11,13 +11,14 @@ import errno
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from shardkit.contracts import Images
 from shardkit.conversion.disk import as_failure
+from shardkit.conversion.observers import Observed
 from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, save_index
 from shardkit.dataset.manifest import ShardEntry, build_typed
 from shardkit.errors import ConversionFailed, Problem
@@ -25,6 +26,7 @@ from shardkit.kinds.field import Schema
 from shardkit.recipe import Recipe
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import has_sha256, read_small, sha256_of, sync, write_atomically
+from shardkit.system.npy import save_npy
 from shardkit.system.pool import Meter
 from shardkit.system.safe_paths import UNFIT
 
@@ -171,10 +173,16 @@ def load_part(task: Task, rows: int) -> IndexPart:
     return Index(task.part, rows, task.schema).part()
 
 
-def save_result(task: Task, result: ShardResult, index: IndexPart) -> None:
-    """Save index and result of a finished task."""
+def save_result(
+    task: Task, result: ShardResult, index: IndexPart, observed: Mapping[str, Observed]
+) -> None:
+    """Save index, results of observers by file, and result of a finished task."""
     with new_part(task) as part:
-        finish_part(part, task, result, save_index([index], part, task.schema))
+        names = save_index([index], part, task.schema)
+        for name, values in observed.items():
+            save_npy(part / name, values)
+            names.append(name)
+        finish_part(part, task, result, names)
 
 
 @contextlib.contextmanager

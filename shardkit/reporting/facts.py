@@ -1,13 +1,14 @@
 """Facts of images: what their headers state and what their pixels measure, one element each.
 
-They are stored in a dataset's directory, but are not part of it.
+They are stored in a dataset's directory, but are not part of it. A conversion can measure the
+images that it stores; a report measures all others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from shardkit.codecs.measures import (
 )
 from shardkit.codecs.properties import MOST_FRAMES, Properties, estimated_quality, properties
 from shardkit.codecs.structure import plain_png
+from shardkit.conversion.observers import Observer
 from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import FACTS_NAME
@@ -156,26 +158,33 @@ def measure_rows(shards: ShardSet, rows: npt.NDArray[np.int64]) -> Facts:
     buffer = memoryview(bytearray(located.longest))
     meter = Meter()
 
-    def images() -> Iterator[EncodedImage]:
-        for number in range(len(located)):
-            meter.add(images=1, size=located.lengths[number])
-            yield located.read(number, buffer)
+    def read(number: int) -> EncodedImage:
+        meter.add(images=1, size=located.lengths[number])
+        return located.read(number, buffer)
 
-    facts = measure_images(images(), len(located))
+    facts = measure_images(read, np.zeros(len(located), MEASURES))
     facts["checksum"] = shards.rows["checksum"][rows]
     meter.flush()
     return facts
 
 
-def measure_images(images: Iterable[EncodedImage], count: int) -> Facts:
-    """Return the facts of ``count`` images, without checksums."""
-    measures = np.zeros(count, MEASURES)
-    headers = {
-        number: header
-        for number, image in enumerate(images)
-        if (header := _measure_image(image, measures[number : number + 1]))
-    }
-    facts = np.zeros(count, FACT)
+def measure_images(read: Callable[[int], EncodedImage | None], measures: npt.NDArray[Any]) -> Facts:
+    """Return the facts of images, without checksums; all zero where there is no image.
+
+    Args:
+        read: Returns the image of a number, from 0, or None.
+        measures: `MEASURES` for each. Images that the compiled module has measured keep theirs, and
+            are not read if their headers state nothing else.
+    """
+    headers: dict[int, Properties | ImageInfo] = {}
+    absent = []
+    for number in np.flatnonzero((measures["plain"] & measures["done"]) == 0).tolist():
+        image = read(number)
+        if image is None:
+            absent.append(number)
+        elif header := _measure_image(image, measures[number : number + 1]):
+            headers[number] = header
+    facts = np.zeros(len(measures), FACT)
     for name in _SHARED:
         facts[name] = measures[name]
     facts["version"], facts["state"] = VERSION, MEASURED
@@ -191,6 +200,7 @@ def measure_images(images: Iterable[EncodedImage], count: int) -> Facts:
     facts[broken] = 0
     facts["version"][broken], facts["state"][broken] = VERSION, BROKEN
     facts["content"][broken] = facts["pixels"][broken] = measures["content"][broken]
+    facts[absent] = 0
     return facts
 
 
@@ -218,7 +228,9 @@ def _measure_image(
 
 
 def _measure_ordinary(image: EncodedImage, measures: npt.NDArray[Any]) -> None:
-    """Measure an image with the compiled module, if it can."""
+    """Measure an image with the compiled module, if it can, unless that was done already."""
+    if measures["done"][0]:
+        return
     size = image.width, image.height
     if image.field == "jpg":
         compiled.measure_jpeg(image.data, size, WAVES, measures)
@@ -257,3 +269,10 @@ def _decode_luma(
     except JpegError as error:
         require_memory(str(error))
         return None
+
+
+def _bind(facts: Facts, checksums: npt.NDArray[np.uint32]) -> None:
+    facts["checksum"] = np.where(facts["version"], checksums, 0)
+
+
+OBSERVER = Observer(MEASURES, WAVES, FACT, measure_images, _bind)

@@ -497,7 +497,11 @@ class ImageFiles(NamedTuple):
 
 
 def read_images(
-    paths: Sequence[bytes], stats: tuple[Integers, Integers], *, decode: bool
+    paths: Sequence[bytes],
+    stats: tuple[Integers, Integers],
+    *,
+    decode: bool,
+    measuring: tuple[Measures, Waves] | None,
 ) -> ImageFiles | None:
     """Read and inspect image files.
 
@@ -505,15 +509,22 @@ def read_images(
         paths: The files.
         stats: Size and modification time in nanoseconds of each; other files are left.
         decode: Whether to check the pixels.
+        measuring: Receives the measures of images that are decoded, by these waves.
     """
     compiled = native.module()
     if compiled is None:
         return None
     headers = np.zeros(len(paths), _HEADER)
     codes = np.zeros(len(paths), np.uint8)
-    no_measures = None, bytearray()
+    measures, waves = measuring or (None, None)
     contents = compiled.read_images(
-        paths, *stats, decode, headers.view(np.uint8), codes, *no_measures
+        paths,
+        *stats,
+        decode,
+        headers.view(np.uint8),
+        codes,
+        waves,
+        bytearray() if measures is None else measures.view(np.uint8),
     )
     return ImageFiles(contents, list(map(FileHeader._make, headers.tolist())), codes.tolist())
 

@@ -93,7 +93,7 @@ RINGS = {
 }
 """Packages and modules around the core, in which one may import another."""
 
-LINES = 30_420
+LINES = 30_700
 """Lines of the modules that the main job may load."""
 
 

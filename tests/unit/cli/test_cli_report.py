@@ -75,6 +75,17 @@ def test_a_conversion_accepts_the_lists(dataset: Path, tmp_path: Path) -> None:
         assert len(open_dataset(target)) == len(open_dataset(place)) - 1
 
 
+def test_a_conversion_may_report(dataset: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    how = ("convert", "imagefolder", dataset.parent / "made photos", tmp_path / "made")
+    options = ("--to", "lmdb", "--report", page, "--workers", 1)
+    refuses(2, *how, *options, "--dry-run", facts=("--dry-run",))
+    assert not page.exists()
+
+    assert f"  report    written to {page}" in told(*how, *options)
+    assert "<h1>Report on made</h1>" in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("kinds", "code"), [("leak,label-conflict", 0), ("leak, exact-duplicate", 1)]
 )

@@ -10,10 +10,12 @@ import zlib
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from helpers import encoded, exif, jpeg, make_tree, picture, png, png_chunk, png_file
 
 from shardkit.codecs.image import inspect, sniff
+from shardkit.codecs.measures import MEASURES, WAVES
 from shardkit.contracts import Entry, Images
 from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.errors import BadImage
@@ -112,6 +114,7 @@ def test_mutated_images_are_left_or_read_alike(tmp_path: Path) -> None:
         jpeg(24, 24, 1, subsampling=0),
         png(20, 20),
         encoded(picture(9, 9, 1, "L")),
+        jpeg(280, 260),  # measured at 1/8 of its size
     ]
     rng, files = random.Random(1), {}
     for number in range(300):
@@ -124,7 +127,9 @@ def test_mutated_images_are_left_or_read_alike(tmp_path: Path) -> None:
             data[: rng.randrange(40, len(data))] if number % 9 == 0 else data
         )
     source, recipe = folder(tmp_path, files), Recipe()
-    found = read_ordinary(source, recipe)
+    found, measures = read_ordinary(source, recipe), np.zeros(len(files), MEASURES)
+    assert read_ordinary(source, recipe, (measures, WAVES)) == found
+    assert all(each or not done for each, done in zip(found, measures["done"], strict=True))
     assert 20 < sum(each is not None for each in found) < 200
     for row, each in enumerate(found):
         assert each is None or each == expected(source, row, recipe), source.entries[row].path

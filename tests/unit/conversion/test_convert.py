@@ -288,7 +288,7 @@ def test_only_bad_files_may_be_removed_between_runs(spoilt: Path, tmp_path: Path
 def test_bad_files_of_an_earlier_run_are_still_bad(spoilt: Path, tmp_path: Path) -> None:
     """A run that does not skip reports bad files even in shards of a run that skipped them."""
     skipping: dict[str, Any] = {"shard_samples": 2, "on_error": "skip"}
-    with stopped("shardkit.conversion.engine.parts_of"), pytest.raises(KeyboardInterrupt):
+    with stopped("shardkit.conversion.engine.save_observed"), pytest.raises(KeyboardInterrupt):
         made(spoilt, tmp_path / "out", **skipping)
     with pytest.raises(BadImages) as caught:
         made(spoilt, tmp_path / "out", shard_samples=2)

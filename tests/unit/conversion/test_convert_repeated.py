@@ -32,7 +32,7 @@ from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 from shardkit.system.files import Reservation
 from shardkit.testing.tools import call_in
 
-FINISHING = "shardkit.conversion.engine.parts_of"
+SAVE_OBSERVED = "shardkit.conversion.engine.save_observed"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_full_disk_reports_the_space_needed_and_a_rerun_resumes(
 def test_space_of_finished_shards_is_not_reserved_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with stopped(FINISHING), pytest.raises(KeyboardInterrupt):
+    with stopped(SAVE_OBSERVED), pytest.raises(KeyboardInterrupt):
         made(folder, tmp_path / "out", shard_samples=1)
     monkeypatch.setattr(space_module, "free_bytes", lambda _: 3000)
     made(folder, tmp_path / "out", shard_samples=1)
@@ -334,7 +334,7 @@ def test_any_command_finishes_an_interrupted_publication(
 def test_an_unfinished_run_is_not_resumed_after_the_source_changed(
     folder: Path, tmp_path: Path
 ) -> None:
-    with stopped(FINISHING), pytest.raises(KeyboardInterrupt):
+    with stopped(SAVE_OBSERVED), pytest.raises(KeyboardInterrupt):
         made(folder, tmp_path / "out")
     (folder / "cat/000.jpg").write_bytes(jpeg(30, 30))
     with refused(UsageError, "(cat/000.jpg)", "force=True"):

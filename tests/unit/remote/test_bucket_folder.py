@@ -334,7 +334,8 @@ def test_an_appended_dataset_is_verified_and_repaired_from_the_url(
     bucket: Bucket, photos: Path, tmp_path: Path
 ) -> None:
     made = tmp_path / "made"
-    options = ("--to", "webdataset", "--workers", 1)
+    report = tmp_path / "report"
+    options = ("--to", "webdataset", "--report", report, "--workers", 1)
     assert invoke("convert", "imagefolder", URL, made, *options).exit_code == 0
     put(bucket, "dog/6.png", png(seed=6))
 
@@ -344,6 +345,7 @@ def test_an_appended_dataset_is_verified_and_repaired_from_the_url(
         ("repair", made, "--from", URL, "--workers", 1),
     ):
         assert invoke(*command).exit_code == 0
+    assert report.exists()
 
 
 def test_requests_say_that_the_reader_pays(

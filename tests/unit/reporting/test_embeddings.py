@@ -29,9 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset whose images a report need not read."""
-    made = make_dataset(folder, tmp_path_factory.mktemp("measured") / "made")
-    report(made)
-    return made
+    return make_dataset(folder, tmp_path_factory.mktemp("measured") / "made", facts=True)
 
 
 @pytest.fixture

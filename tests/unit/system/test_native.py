@@ -214,7 +214,7 @@ def test_without_the_module_all_is_left_to_python(without_native: None) -> None:
         compiled.inspect_jpeg(jpeg(30, 28)),
         compiled.jpeg_decodes(jpeg(30, 28)) or None,
         compiled.map_file(0, 100),
-        compiled.read_images([b"a"], (number, number), decode=True),
+        compiled.read_images([b"a"], (number, number), decode=True, measuring=None),
         compiled.record_checksums([]),
         compiled.resize(image, (0.0, 0.0, 24.0, 16.0), (4, 4), "bilinear"),
         compiled.encode_jpeg(image, 90),
