@@ -190,6 +190,8 @@ class Samples(Source):
     def read_given(self, split: str, entry: Entry) -> tuple[Record, Comparison]:
         """Return the record of a sample, and a comparison with its values, which are read once."""
         key, values = self._values(entry.place)
+        if values.get(IMAGE) is None and {IMAGE} <= self._schema.keys() <= {IMAGE, LABEL}:
+            raise BadImage("it has no image")
         fields: dict[str, bytes] = {}
         meta: dict[str, Any] = {"path": entry.path}
         for name, value in values.items():
@@ -242,7 +244,7 @@ class Samples(Source):
         if isinstance(sample, Sample):
             return sample.key, sample.fields
         if isinstance(sample, Mapping):
-            values = dict(sample)
+            values = {name: _file(value) for name, value in sample.items()}
             key = values.pop("key", None)
             return None if key is None else str(key), values
         if isinstance(sample, tuple):
@@ -341,6 +343,13 @@ class Samples(Source):
 
 def _name(number: int) -> str:
     return f"{number:09d}"
+
+
+def _file(value: Any) -> Any:
+    """Return the bytes or the path of an image that Hugging Face's `datasets` did not decode."""
+    if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
+        return value["bytes"] or (value["path"] and Path(value["path"]))
+    return value
 
 
 def _classes_of(labels: Iterable[Any]) -> Sequence[str] | int:

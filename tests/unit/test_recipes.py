@@ -324,6 +324,30 @@ def test_recipes_for_libraries_that_may_be_missing_run(
         assert boxes[:, 4].tolist() == [1, 1]
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_trainer_reads_the_order_and_resumes_with_the_next_batch(
+    path: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers", exc_type=ImportError)
+    module = recipe("transformers.Trainer")
+    seen: list[Prints] = []
+
+    class Seen(module.Model):  # type: ignore[name-defined, misc]
+        def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Any:
+            seen.append(prints((pixel_values, labels)))
+            return super().forward(pixel_values, labels)
+
+    monkeypatch.setattr(module, "Model", Seen)
+    module.trainer_of(path, tmp_path / "run").train()
+    whole = seen.copy()
+    ours = make_loader(open_dataset(path, decode=RandomResizedCrop(48)), 16, shuffle=True, seed=42)
+    assert whole == [*itertools.chain(*epochs(ours))][:9]
+    seen.clear()
+    module.trainer_of(path, tmp_path / "run").train(str(tmp_path / "run" / "checkpoint-4"))
+    assert seen == whole[4:]
+
+
 @pytest.fixture(scope="module")
 def lopsided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset with 90 images of one class and 6 of the other."""

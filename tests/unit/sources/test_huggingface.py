@@ -246,6 +246,12 @@ splits = d.DatasetDict({"train": data, "test": data.select([1])})
 splits.save_to_disk(place / "saved", num_shards={"train": 2, "test": 1})
 data.to_parquet(place / "paths.parquet")
 d.load_from_disk(place / "saved")["train"].to_parquet(place / "train.parquet")
+
+import shardkit
+data = data.remove_columns("tags")
+shardkit.convert(data, place / "pixels", to="lmdb", shuffle=False, workers=1)
+data = data.cast_column("image", d.Image(decode=False))
+shardkit.convert(data, place / "unchanged", to="lmdb", shuffle=False, workers=1)
 """
     subprocess.run(
         [sys.executable, "-c", code, tmp_path],
@@ -275,6 +281,13 @@ d.load_from_disk(place / "saved")["train"].to_parquet(place / "train.parquet")
         assert dataset.schema["tags"].classes == ("x", "y", "z")
         assert verify(target, against=source).ok
     assert tree(tmp_path / "made/test")
+    # Datasets in memory, too.
+    for name in ("unchanged", "pixels"):
+        dataset = open_dataset(tmp_path / name, decode="bytes")
+        samples = [dataset[row] for row in range(3)]
+        files = [bytes(image) for image, _ in samples]
+        assert (files == list(IMAGES.values())) == (name == "unchanged")
+        assert (dataset.classes, [label for _, label in samples]) == (["cat", "dog"], [0, 1, 0])
 
 
 def test_images_without_a_path_and_labels_of_several_types_are_read(tmp_path: Path) -> None:

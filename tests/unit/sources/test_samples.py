@@ -223,6 +223,21 @@ def test_channels_are_the_axis_of_so_many_values(
     assert verify(out, "decode", against=[sample]).findings == []
 
 
+def test_images_that_huggingface_did_not_decode_are_stored_unchanged(tmp_path: Path) -> None:
+    first, second = png(), png(PIXELS + np.uint8(1))
+    (tmp_path / "second.png").write_bytes(second)
+    samples = [
+        {"image": {"bytes": first, "path": "elsewhere.png"}, "label": 1},
+        {"image": {"bytes": None, "path": str(tmp_path / "second.png")}, "label": 0},
+        {"image": {"bytes": None, "path": None}, "label": 0},
+    ]
+    with refused(BadImages, "has no image"):
+        convert(samples, tmp_path / "out", to="lmdb", workers=1)
+    convert(samples, tmp_path / "out", to="lmdb", on_error="skip", workers=1)
+    assert stored(tmp_path / "out", "image") == [first, second]
+    assert in_order(tmp_path / "out", "label") == [1, 0]
+
+
 @for_each("shape", [(3, 6, 3), (1, 6, 4), (4, 1, 1)])
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
 def test_channels_at_both_ends_are_refused(
