@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from shardkit.cli.console import say
-from shardkit.cli.options import Options, argument, command_option
+from shardkit.cli.options import argument
 from shardkit.cli.printing import line, some, table
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
@@ -20,17 +20,8 @@ _LISTED = 20
 """Maximum changed records to show; --json prints all."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiffOptions(Options):
-    """Options of `shardkit diff`."""
-
-    read_bytes: bool = command_option(
-        False, help="Also read and compare the bytes of all images.", flags=("--bytes",)
-    )
-
-
-@command("diff", argument("first"), argument("second"), options=(DiffOptions,))
-def diff_command(run: Run, options: DiffOptions, *, first: Path, second: Path) -> int:
+@command("diff", argument("first"), argument("second"))
+def diff_command(run: Run, *, first: Path, second: Path) -> int:
     """Show which records were added, removed or changed from dataset FIRST to dataset SECOND.
 
     Records are matched by key, in datasets of any formats, and compared through the indexes: images
@@ -40,28 +31,26 @@ def diff_command(run: Run, options: DiffOptions, *, first: Path, second: Path) -
     \b
     Examples:
       shardkit diff dataset-v1 dataset-v2
-      shardkit diff dataset-v1/train dataset-v2/train --bytes --json
+      shardkit diff dataset-v1/train dataset-v2/train --json
     """
-    read_bytes = options.read_bytes
-    differences = diff(first, second, read_bytes=read_bytes)
+    differences = diff(first, second)
     run.report(
         lambda: {
             "equal": differences.equal,
-            "bytes_read": read_bytes,
             "splits": {name: asdict(split) for name, split in differences.splits.items()},
         },
-        lambda: _show(first, second, differences, read_bytes=read_bytes),
+        lambda: _show(first, second, differences),
     )
     return 0 if differences.equal else 1
 
 
-def _show(first: Path, second: Path, differences: Differences, *, read_bytes: bool) -> None:
-    how = "bytes compared" if read_bytes else "indexes compared, no record read"
+def _show(first: Path, second: Path, differences: Differences) -> None:
     for name, split in differences.splits.items():
-        _show_split(first / name, second / name, split, how)
+        _show_split(first / name, second / name, split)
 
 
-def _show_split(first: Path, second: Path, split: DatasetDifference, how: str) -> None:
+def _show_split(first: Path, second: Path, split: DatasetDifference) -> None:
+    how = "indexes compared, no record read"
     if split.equal:
         order = ", in another order" if split.reordered else ""
         say(f"{first} and {second}: equal, {amount(split.rows[0], 'record')}{order} ({how})")

@@ -19,7 +19,7 @@ from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.kinds.field import apart_of, columns_of
-from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL, STORED_KINDS
+from shardkit.record import IMAGE, LABEL, NO_LABEL
 from shardkit.system.text import name_list
 from shardkit.system.text_hashes import TextHashes
 
@@ -29,16 +29,12 @@ PATH = "path"
 _HEADS = ("length", "width", "height", "field")
 """Entries of the index about an image, but its checksum and its label."""
 
-_READ_ROWS = 64
-"""Records read at a time to compare their bytes."""
-
 _COMPARED_ROWS = 4096
 """Records whose entries in the indexes are compared at a time."""
 
 _SPAN = 8
 """Maximum texts read per requested text before they are read one by one."""
 
-_ABSENT_CODE = STORED_KINDS.index(ABSENT)
 _ZEROS = bytes(1 << 20)
 
 _Sets = tuple[ShardSet, ShardSet]
@@ -90,7 +86,7 @@ class Differences:
         return all(split.equal for split in self.splits.values())
 
 
-def diff(first: str | Path, second: str | Path, *, read_bytes: bool = False) -> Differences:
+def diff(first: str | Path, second: str | Path) -> Differences:
     """Compare two datasets by key, in any formats, or each split with that of the same name.
 
     Images, masks, arrays and bytes are compared by length, size and CRC-32, other fields by value,
@@ -100,11 +96,10 @@ def diff(first: str | Path, second: str | Path, *, read_bytes: bool = False) -> 
     Args:
         first: A dataset.
         second: Another one.
-        read_bytes: Whether to read and compare the bytes of images, masks, arrays and bytes.
 
     Raises:
         UsageError: If one is no dataset, or only one of them has splits.
-        CorruptDataset: If a manifest or an index is damaged, or, with ``read_bytes``, a record.
+        CorruptDataset: If a manifest or an index is damaged.
     """
     one, other = (OpenedDirectory(path).splits for path in (first, second))
     if ("" in one) != ("" in other):
@@ -115,14 +110,14 @@ def diff(first: str | Path, second: str | Path, *, read_bytes: bool = False) -> 
         )
     return Differences(
         splits={
-            name: _compare(name, one.get(name), other.get(name), read_bytes=read_bytes)
+            name: _compare(name, one.get(name), other.get(name))
             for name in dict.fromkeys([*one, *other])
         }
     )
 
 
 def _compare(
-    name: str, first: OpenedDataset | None, second: OpenedDataset | None, *, read_bytes: bool
+    name: str, first: OpenedDataset | None, second: OpenedDataset | None
 ) -> DatasetDifference:
     if first is None or second is None:
         only = first or second
@@ -135,10 +130,10 @@ def _compare(
         return DatasetDifference(
             rows=(len(keys), 0), removed=keys, described={"split": (name, None)}
         )
-    return _differences((ShardSet(first, verify=True), ShardSet(second, verify=True)), read_bytes)
+    return _differences((ShardSet(first, verify=True), ShardSet(second, verify=True)))
 
 
-def _differences(sets: _Sets, read_bytes: bool) -> DatasetDifference:
+def _differences(sets: _Sets) -> DatasetDifference:
     first, second = sets
     for shards in sets:
         labels = (entries["label"] for entries in shards.index.complete().entries())
@@ -168,7 +163,7 @@ def _differences(sets: _Sets, read_bytes: bool) -> DatasetDifference:
     pairs = iter(pairs)
     while some := list(islice(pairs, _COMPARED_ROWS)):
         rows = np.array(some, np.int64).T
-        changed += _Comparison(sets, (rows[0], rows[1])).changed(read_bytes)
+        changed += _Comparison(sets, (rows[0], rows[1])).changed()
     return DatasetDifference(
         rows=(len(first), len(second)),
         added=added,
@@ -216,7 +211,7 @@ class _Comparison:
         self._changed: dict[int, list[str]] = {}
         """The fields that differ, by position among the records."""
 
-    def changed(self, read_bytes: bool) -> list[ChangedRecord]:
+    def changed(self) -> list[ChangedRecord]:
         """Return the records that differ, in order."""
         first, second = self._sets
         schema = {name: field for name, field in first.schema.items() if name in second.schema}
@@ -224,7 +219,7 @@ class _Comparison:
             self._labels()
         for name in (IMAGE, *apart_of(schema)):
             if name in schema and first.schema[name].kind == second.schema[name].kind:
-                self._apart(name, read_bytes)
+                self._apart(name)
         for name, column in columns_of(schema).items():
             if (column.kind, column.dtype) == (second.schema[name].kind, second.schema[name].dtype):
                 self._column(name)
@@ -251,7 +246,7 @@ class _Comparison:
         as_first = np.array([*(number[name] for name in second), NO_LABEL], np.int64)
         self._blame(np.flatnonzero(one != as_first[other]), LABEL)
 
-    def _apart(self, name: str, read_bytes: bool) -> None:
+    def _apart(self, name: str) -> None:
         """Compare a field with bytes of its own."""
         one, other = (
             shards.entries_of(name).read(rows)
@@ -266,27 +261,7 @@ class _Comparison:
             same[position] = _same_content(
                 one[position : position + 1], other[position : position + 1]
             )
-        if read_bytes:
-            present = np.flatnonzero(same & (one["field"] != _ABSENT_CODE))
-            same[list(self._unlike(name, present))] = False
         self._blame(np.flatnonzero(~same), name)
-
-    def _unlike(self, name: str, positions: npt.NDArray[np.int64]) -> Iterator[int]:
-        """Yield the places whose bytes differ; each read compares the checksum."""
-        for start in range(0, len(positions), _READ_ROWS):
-            chunk = positions[start : start + _READ_ROWS]
-            batches = [
-                shards.find(rows[chunk], name)
-                for shards, rows in zip(self._sets, self._rows, strict=True)
-            ]
-            buffers = [memoryview(bytearray(max(batch.lengths, default=0))) for batch in batches]
-            for number, position in enumerate(chunk.tolist()):
-                one, other = (
-                    batch.read(number, buffer).data
-                    for batch, buffer in zip(batches, buffers, strict=True)
-                )
-                if one != other:
-                    yield position
 
     def _column(self, name: str) -> None:
         one, other = (

@@ -400,7 +400,7 @@ VERBS = (
     *(("append", "{place}", "--from", "{more}"), ("merge", "{place}", "{other}", "{new}")),
     *(("convert", "dataset", "{place}", "{new}", "--workers", "1", "--to", to) for to in FORMATS),
     ("convert", "dataset", "{place}", "{new}", "--workers", "1", "--to", "lmdb", "--encode", "png"),
-    *(("diff", "{place}", "{other}"), ("diff", "{other}", "{place}", "--bytes")),
+    *(("diff", "{place}", "{other}"), ("diff", "{other}", "{place}")),
     ("fields", "add", "{place}", "--from", "{table}", "--field", "cap"),
     ("fields", "replace", "{place}", "--from", "{table}", "--field", "caption=cap"),
     *(("fields", "remove", "{place}", "label"), ("fields", "undo", "{place}")),

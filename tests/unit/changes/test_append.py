@@ -140,7 +140,7 @@ def test_the_content_is_that_of_a_conversion(
     make_tree(folder, MORE)
     (tmp_path / "classes").write_text("cat\ndog\nbird\n")
     convert(folder, tmp_path / "all", to="lmdb", class_order=str(tmp_path / "classes"))
-    assert diff(place, tmp_path / "all", read_bytes=True).equal
+    assert diff(place, tmp_path / "all").equal
 
 
 def test_a_folder_that_has_grown(place: Path, folder: Path) -> None:

@@ -77,7 +77,7 @@ TABLE = {
         "",
     ),
     "index": Row("IN/made", "rows", "IN/damaged", "CorruptShard"),
-    "diff": Row("IN/made IN/made", "equal bytes_read splits", "IN/made IN/other", ""),
+    "diff": Row("IN/made IN/made", "equal splits", "IN/made IN/other", ""),
     "info": Row("IN/made", "datasets", "IN/bad"),
     "show": Row("IN/made 1", "records", "IN/damaged 1", "CorruptShard"),
     "report": Row(

@@ -118,7 +118,7 @@ def test_damage_is_found_and_repaired(
     assert not verify(copy).ok
     assert repair(copy, source).ok
     assert shard.read_bytes() == intact
-    assert diff(place, copy, read_bytes=True).equal
+    assert diff(place, copy).equal
 
 
 def test_images_are_appended(kind: Kind, place: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_equal_content_in_other_formats_and_orders_is_equal(
 ) -> None:
     for to, options in (("hdf5", {"seed": 3}), ("webdataset", {"shuffle": False})):
         other = make_dataset(folder, tmp_path / to, to=to, **options)
-        found = diff(place, other, read_bytes=True)
+        found = diff(place, other)
         assert found.equal
         assert found.splits[""].reordered
 
@@ -50,13 +50,12 @@ def test_added_removed_and_changed_records_are_named(
     assert split.described == {}
 
 
-@pytest.mark.parametrize("read_bytes", [False, True])
 def test_labels_are_compared_by_class_name_and_apart_from_images(
-    place: Path, folder: Path, tmp_path: Path, read_bytes: bool
+    place: Path, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "order.txt").write_text("dog\ncat\nbird\n")
     convert(folder, tmp_path / "new", to="hdf5", class_order=str(tmp_path / "order.txt"))
-    (split,) = diff(place, tmp_path / "new", read_bytes=read_bytes).splits.values()
+    (split,) = diff(place, tmp_path / "new").splits.values()
     assert split.changed == []
     assert split.described == {"classes": (("cat", "dog"), ("dog", "cat", "bird"))}
 
@@ -67,7 +66,7 @@ def test_labels_are_compared_by_class_name_and_apart_from_images(
     schema = {"label": Field("label", classes=3)}
     convert(one, tmp_path / "one", to="lmdb", schema=schema)
     convert(other, tmp_path / "other", to="lmdb", schema=schema)
-    (split,) = diff(tmp_path / "one", tmp_path / "other", read_bytes=read_bytes).splits.values()
+    (split,) = diff(tmp_path / "one", tmp_path / "other").splits.values()
     assert changed(split) == {"k1": ("label",)}
 
 
@@ -101,19 +100,6 @@ def test_splits_are_compared_by_name(tmp_path: Path) -> None:
         diff(place, other / "test")
 
 
-def test_bytes_finds_a_damaged_record_and_the_index_alone_does_not(
-    place: Path, folder: Path, tmp_path: Path
-) -> None:
-    other = make_dataset(folder, tmp_path / "other", to="webdataset")
-    shard = other / "shard-000000.tar"
-    data = bytearray(shard.read_bytes())
-    data[data.index(b"JFIF") + 200] ^= 1
-    shard.write_bytes(data)
-    assert diff(place, other).equal
-    with refused(CorruptDataset, other):
-        diff(place, other, read_bytes=True)
-
-
 def test_records_of_one_key_are_refused(place: Path, tmp_path: Path) -> None:
     forge(place, lambda records: [records[0], *records[:-1]])
     shutil.copytree(place, tmp_path / "copy")
@@ -139,8 +125,7 @@ def test_the_command_reports_and_exits_with_1(place: Path, folder: Path, tmp_pat
     quiet = run_main("diff", place, other, "--quiet")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (1, "", shown.stdout)
     assert run_main("diff", place, place, "--quiet").stderr == ""
-    value = json.loads(invoke("diff", place, other, "--bytes", "--json").stdout)
+    value = json.loads(invoke("diff", place, other, "--json").stdout)
     assert value["equal"] is False
-    assert value["bytes_read"] is True
     assert value["splits"][""]["changed"] == [{"key": "cat/000", "fields": ["image"]}]
     refuses(2, "diff", place, tmp_path / "nowhere", facts=(tmp_path / "nowhere",))
