@@ -113,15 +113,6 @@ class IndexPart(NamedTuple):
     columns: Mapping[str, Column] = {}
     """Values of each small field, by name."""
 
-    def equals(self, other: IndexPart) -> bool:
-        """Return whether all entries and values are the same."""
-        return (
-            (self.keys, self.paths) == (other.keys, other.paths)
-            and np.array_equal(self.rows, other.rows)
-            and all(np.array_equal(rows, other.apart[name]) for name, rows in self.apart.items())
-            and all(column.equals(other.columns[name]) for name, column in self.columns.items())
-        )
-
     def counts(self, schema: Schema) -> dict[str, int]:
         """Return the number of rows that have each field."""
         counts = {}

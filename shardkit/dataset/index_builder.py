@@ -6,9 +6,9 @@ this code.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.decode_errors import raise_interruption
-from shardkit.contracts import Format, Range, ShardReader
+from shardkit.contracts import Format, ShardReader
 from shardkit.dataset.index import (
     INDEX_DIRECTORY,
     ROW,
@@ -47,6 +47,7 @@ from shardkit.record import (
     image_kind,
 )
 from shardkit.system import compiled
+from shardkit.system.late import load
 from shardkit.system.text import quoted, shortened
 
 _READ_ROWS = 64
@@ -67,6 +68,8 @@ _KINDS = {
     **{name: STORED_KINDS.index(image_kind(name)) for name in (*IMAGE_FIELDS, PRIMARY_ARRAY)},
 }
 """Numbers of fields in the compiled module."""
+
+_OTHERS = "shardkit.dataset.other_fields:index_others"
 
 _LONGEST_REASON = 200
 """Maximum characters of an exception's message, which may quote stored data."""
@@ -210,7 +213,8 @@ class ShardRecords:
     """The records of a shard, read through its format and compared with its byte ranges."""
 
     def __init__(self, reader: ShardReader, path: Path) -> None:
-        self._reader = reader
+        self.reader = reader
+        """Reads records without comparing them."""
         self._path = path
         self._file = path.open("rb", buffering=0)
         self._descriptor = self._file.fileno()
@@ -227,7 +231,7 @@ class ShardRecords:
         self._small = columns_of(self.schema)
 
     def __len__(self) -> int:
-        return len(self._reader)
+        return len(self.reader)
 
     def __enter__(self) -> ShardRecords:
         return self
@@ -238,12 +242,12 @@ class ShardRecords:
     def close(self) -> None:
         """Release the shard."""
         self._file.close()
-        self._reader.close()
+        self.reader.close()
 
     @property
     def meta(self) -> Mapping[str, Any]:
         """The shard's metadata."""
-        return self._reader.meta
+        return self.reader.meta
 
     def read(self, rows: Sequence[int]) -> list[IndexedRecord]:
         """Return the records of ``rows``.
@@ -253,7 +257,7 @@ class ShardRecords:
                 range differs from what the format's reader returns.
         """
         try:
-            records = self._reader.read(rows)
+            records = self.reader.read(rows)
             return [self._index(record, row) for row, record in zip(rows, records, strict=True)]
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise_interruption(error)
@@ -282,22 +286,6 @@ class ShardRecords:
                 indexed.put(row - rows.start, entry, checksum)
         return indexed
 
-    def read_intact(self, rows: range, part: IndexPart) -> list[Record]:
-        """Return neighboring records, or none if one differs from its index.
-
-        Args:
-            rows: Their rows.
-            part: Their index.
-
-        Raises:
-            CorruptShard: As `read`.
-        """
-        indexed = self.index(rows)
-        records = self._reader.read(rows)
-        # The bytes that were indexed may not be those that were read.
-        same = checksums(records) == indexed.checksums
-        return records if same and join_indexed([indexed], self.schema).equals(part) else []
-
     def index_known(
         self, rows: range, piece: FilePiece = _NO_PIECE, *, summed: bool = True
     ) -> tuple[npt.NDArray[np.bool_], IndexedRecords]:
@@ -312,37 +300,28 @@ class ShardRecords:
             Whether each record is one of them, and the index, which is valid only for those.
         """
         found = IndexedRecords.blank(len(rows), self.schema)
-        none = np.zeros(len(rows), np.bool_), found
+        fields = self._apart | self._small
+        named = all(field.stored_name(name) for name, field in fields.items())
         table = None
-        if self._is_ordinary and isinstance(self._reader, RangeReader):
-            table = self._reader.table(rows)
-        if table is None or not 0 < len(table.names) <= _MOST_NAMES:
-            return none
-        kinds = {name: _KINDS.get(name, _OTHER) for name in table.names}
+        if named and not self._compares and isinstance(self.reader, RangeReader):
+            table = self.reader.table(rows)
+        indexed = keys = None
         sums = np.zeros(len(rows), np.uint32)
-        indexed = self._index_table(table, kinds, piece, found.rows, sums if summed else None)
-        if indexed is None:
-            return none
-        try:
-            keys = table.keys()
-        except UnicodeDecodeError:  # the record's reader explains it
-            return none
+        if table is not None and 0 < len(table.names) <= _MOST_NAMES:
+            kinds = {name: _KINDS.get(name, _OTHER) for name in table.names}
+            indexed = self.index_table(table, kinds, piece, found.rows, sums if summed else None)
+            with contextlib.suppress(UnicodeDecodeError):  # the record's reader explains it
+                keys = table.keys()
+        if indexed is None or keys is None:
+            return np.zeros(len(rows), np.bool_), found
         paths, known = indexed
-        if IMAGE in self.schema and not (self._apart or self._small):
+        if fields:
+            load(_OTHERS)(self, table, piece, known, found)
+        elif IMAGE in self.schema:
             known &= found.rows["field"] != STORED_KINDS.index(ABSENT)
-        for name, field in self._apart.items():
-            known &= self._index_apart(table, name, field, piece, found.entries[name])
-        for name, field in self._small.items():
-            self._index_small(table, name, field, known, found.values[name])
         return known, found._replace(keys=keys, paths=paths, checksums=sums.tolist())
 
-    @cached_property
-    def _is_ordinary(self) -> bool:
-        """Whether the compiled module may handle records: all fields have names that it knows."""
-        fields = (self._apart | self._small).items()
-        return not self._compares and all(field.stored_name(name) for name, field in fields)
-
-    def _index_table(
+    def index_table(
         self,
         table: Table,
         kinds: Mapping[str, int],
@@ -360,42 +339,9 @@ class ShardRecords:
         )
         return indexed and (indexed[0], indexed[1] == 0)
 
-    def _index_apart(
-        self, table: Table, name: str, field: Field, piece: FilePiece, rows: Rows
-    ) -> npt.NDArray[np.bool_]:
-        """Fill in the entries of an array or of bytes; return which are valid."""
-        stored = str(field.stored_name(name))
-        alone = table.only(stored)
-        indexed = self._index_table(
-            alone, {stored: STORED_KINDS.index(image_kind(stored))}, piece, rows
-        )
-        assert indexed is not None
-        sizes = alone.lengths[:, 0]
-        fits = (alone.offsets[:, 0] < 0) | (sizes == field.bytes)
-        return indexed[1] & (fits if field.is_uniform else True)
-
-    def _index_small(
-        self,
-        table: Table,
-        name: str,
-        field: Field,
-        known: npt.NDArray[np.bool_],
-        values: list[Packed | None],
-    ) -> None:
-        """Fill in the values of a field with a name of its own; those that are none are unknown."""
-        stored = str(field.stored_name(name))
-        alone = table.only(stored)
-        present = np.flatnonzero(known & (alone.offsets[:, 0] >= 0))
-        ranges = np.column_stack([alone.offsets[present, 0], alone.lengths[present, 0]])
-        for row, range_ in zip(present.tolist(), ranges.tolist(), strict=True):
-            record = Record("-", {stored: self._at(Range(*range_))})
-            try:
-                values[row] = value_in(record, {}, name, field)
-            except ValueError:  # the record's reader explains it
-                known[row] = False
-
-    def _at(self, range_: Range) -> bytes:
-        return os.pread(self._descriptor, range_.length, range_.offset)
+    def at(self, offset: int, length: int) -> bytes:
+        """Return bytes of the shard, or fewer at its end."""
+        return os.pread(self._descriptor, length, offset)
 
     def _index(self, record: Record, row: int) -> IndexedRecord:
         name = record.image_field
@@ -438,7 +384,7 @@ class ShardRecords:
         """Return the bytes of a field and where the file has them."""
         content = record.fields[stored]
         range_ = self._ranges[row].get(stored)
-        if self._compares and range_ and self._at(range_) != content:
+        if self._compares and range_ and self.at(*range_) != content:
             raise CorruptShard(
                 f"{self._path} is damaged: record {quoted(record.key)} is not at byte "
                 f"{range_.offset}"

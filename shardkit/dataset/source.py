@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, repeat
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from shardkit.contracts import (
 )
 from shardkit.dataset.index_builder import IndexedRecord, difference, open_records
 from shardkit.dataset.opened import OpenedDirectory
+from shardkit.dataset.other_fields import read_intact
 from shardkit.dataset.parts import CHANGED, converted_digest, with_changed
 from shardkit.dataset.selection import Mask, column_values, select
 from shardkit.dataset.shardset import ShardSet
@@ -253,7 +253,7 @@ def _intact_records(
         if shards.dataset.is_store and shards.manifest.shards[shard].holds_records:
             part = shards.part(range(int(run[0]), int(run[-1]) + 1))
             inside = range(first, first + len(run))
-            work = methodcaller("read_intact", inside, part)
+            work = partial(read_intact, rows=inside, part=part)
             records = files.reader(shard, read, "records").call(work)
         if not records or any(map(shards.shape_fault, records)):
             yield from repeat(None, len(run))

@@ -50,16 +50,6 @@ class Table(NamedTuple):
             return [decoded[start:end] for start, end in pairwise(bounds)]
         return [text[start:end].decode() for start, end in pairwise(bounds)]
 
-    def only(self, name: str) -> Table:
-        """Return the table of one field; of one without ranges, every row lacks it."""
-        offsets = np.full((len(self.ends), 1), -1)
-        lengths = np.zeros_like(offsets)
-        if name in self.names:
-            number = self.names.index(name)
-            offsets[:, 0] = self.offsets[:, number]
-            lengths[:, 0] = self.lengths[:, number]
-        return self._replace(names=(name,), offsets=offsets, lengths=lengths, labels=None)
-
     def take(self, rows: range) -> Table:
         """Return the table of some neighboring rows."""
         part = slice(rows.start, rows.stop)

@@ -84,15 +84,6 @@ class Column(NamedTuple):
         arrays = (self.values, self.ends, self.present, self.labels)
         return {name: array for name, array in zip(PARTS, arrays, strict=True) if array is not None}
 
-    def equals(self, other: Column) -> bool:
-        """Return whether all rows have the same bytes."""
-        return (
-            self.values.tobytes() == other.values.tobytes()
-            and _same(self.ends, other.ends)
-            and _same(self.labels, other.labels)
-            and _same(_presence(self), _presence(other))
-        )
-
     def has(self, row: int) -> bool:
         """Return whether a row has a value."""
         return self.present is None or bool(self.present[row])
@@ -197,17 +188,13 @@ def join_columns(field: Field, columns: Sequence[Column]) -> Column:
     if columns[0].labels is not None:
         labels = np.concatenate([_required(column.labels) for column in columns])
     if any(column.present is not None for column in columns):
-        present = np.concatenate([*map(_presence, columns)])
+        present = np.concatenate([*map(presence, columns)])
     return Column(field, values, ends, present, labels)
 
 
-def _presence(column: Column) -> npt.NDArray[np.bool_]:
+def presence(column: Column) -> npt.NDArray[np.bool_]:
     """Return whether each row has a value."""
     return np.ones(column.rows, np.bool_) if column.present is None else column.present
-
-
-def _same(one: npt.NDArray[Any] | None, other: npt.NDArray[Any] | None) -> bool:
-    return one is other if one is None or other is None else np.array_equal(one, other)
 
 
 def _required(array: npt.NDArray[Any] | None) -> npt.NDArray[Any]:

@@ -1,0 +1,118 @@
+"""Fields other than the primary image and the label, of many records at once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.dataset.index import IndexPart, Rows
+from shardkit.dataset.index_builder import FilePiece, IndexedRecords, ShardRecords, join_indexed
+from shardkit.formats.table import Table
+from shardkit.kinds.column import Column, presence, value_in
+from shardkit.kinds.field import Field
+from shardkit.record import STORED_KINDS, Record, checksums, image_kind
+
+Known = npt.NDArray[np.bool_]
+"""Whether each of some records is known, shape (records,)."""
+
+
+def index_others(
+    records: ShardRecords, table: Table, piece: FilePiece, known: Known, found: IndexedRecords
+) -> None:
+    """Fill in entries and values of all fields, which have names of their own.
+
+    Args:
+        records: The shard.
+        table: The table of the records.
+        piece: A piece of the shard in memory.
+        known: Those whose image and label are known; records with odd values are removed.
+        found: Receives entries and values.
+    """
+    for name, rows in found.entries.items():
+        field = records.schema[name]
+        alone = _only(table, name, field)
+        kinds = {stored: STORED_KINDS.index(image_kind(stored)) for stored in alone.names}
+        _, indexed = records.index_table(alone, kinds, piece, rows) or ([], False)
+        known &= indexed
+        if field.is_uniform:
+            known &= (alone.offsets[:, 0] < 0) | (alone.lengths[:, 0] == field.bytes)
+    for name, values in found.values.items():
+        field = records.schema[name]
+        alone = _only(table, name, field)
+        for row in np.flatnonzero(known & (alone.offsets[:, 0] >= 0)).tolist():
+            content = records.at(int(alone.offsets[row, 0]), int(alone.lengths[row, 0]))
+            try:
+                values[row] = value_in(Record("-", {alone.names[0]: content}), {}, name, field)
+            except ValueError:  # the record's reader explains it
+                known[row] = False
+
+
+def _only(table: Table, name: str, field: Field) -> Table:
+    """Return the table of one field; of one without ranges, every row lacks it."""
+    stored = str(field.stored_name(name))
+    offsets = np.full((len(table.ends), 1), -1)
+    lengths = np.zeros_like(offsets)
+    if stored in table.names:
+        number = table.names.index(stored)
+        offsets[:, 0] = table.offsets[:, number]
+        lengths[:, 0] = table.lengths[:, number]
+    return table._replace(names=(stored,), offsets=offsets, lengths=lengths, labels=None)
+
+
+def equal_others(found: IndexedRecords, index: IndexPart, rows: range) -> Known:
+    """Return whether the other fields of each record are as the index of its shard says."""
+    equal = np.ones(len(rows), np.bool_)
+    part = slice(rows.start, rows.stop)
+    for name, entries in found.entries.items():
+        equal &= _as_numbers(entries) == _as_numbers(index.apart[name][part])
+    for name, values in found.values.items():
+        wanted = map(index.columns[name].packed, rows)
+        equal &= np.fromiter(map(operator.eq, values, wanted), np.bool_, len(rows))
+    return equal
+
+
+def _as_numbers(entries: Rows) -> npt.NDArray[np.void]:
+    """Return entries as single values of bytes, without fields."""
+    return np.ascontiguousarray(entries).view(np.dtype((np.void, entries.dtype.itemsize)))
+
+
+def read_intact(records: ShardRecords, rows: range, part: IndexPart) -> list[Record]:
+    """Return neighboring records of a shard, or none if one differs from its index.
+
+    Args:
+        records: The shard.
+        rows: Their rows.
+        part: Their index.
+
+    Raises:
+        CorruptShard: As `ShardRecords.read`.
+    """
+    indexed = records.index(rows)
+    read = records.reader.read(rows)
+    # The bytes that were indexed may not be those that were read.
+    same = checksums(read) == indexed.checksums
+    return read if same and _are_equal(join_indexed([indexed], records.schema), part) else []
+
+
+def _are_equal(one: IndexPart, other: IndexPart) -> bool:
+    return (
+        (one.keys, one.paths) == (other.keys, other.paths)
+        and np.array_equal(one.rows, other.rows)
+        and all(np.array_equal(rows, other.apart[name]) for name, rows in one.apart.items())
+        and all(_are_same(column, other.columns[name]) for name, column in one.columns.items())
+    )
+
+
+def _are_same(one: Column, other: Column) -> bool:
+    """Return whether two columns have the same bytes in all rows."""
+    parts: Sequence[tuple[Any, Any]] = (
+        (one.ends, other.ends),
+        (one.labels, other.labels),
+        (presence(one), presence(other)),
+    )
+    same = one.values.tobytes() == other.values.tobytes()
+    return same and all(mine is its or np.array_equal(mine, its) for mine, its in parts)
