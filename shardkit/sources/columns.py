@@ -401,7 +401,7 @@ class Columns:
                     )
             return kept
         others = [name for name in self._columns if name not in (self.image, self.label)]
-        names = [_field_name(name) for name in others]
+        names = [field_name(name) for name in others]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(
                 f"{self._path} has several columns for a field {twice!r};",
@@ -437,7 +437,7 @@ class Columns:
         return field
 
 
-def _field_name(column: str) -> str:
+def field_name(column: str) -> str:
     """Return a name that a field can have, as near as can be to that of its column."""
     name = re.sub("[^a-z0-9_]", "_", column.lower())[:_LONGEST]
     try:

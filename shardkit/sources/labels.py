@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -95,7 +96,8 @@ class LabelValues:
                 that the user gave ``classes`` then.
 
         Raises:
-            UsageError: If a label is out of range, ``names`` lack one, or only some are integers.
+            UsageError: If a label is out of range, ``names`` lack one, only some are integers, or
+                two look the same.
         """
         if isinstance(names, bool):
             names = classes
@@ -111,6 +113,8 @@ class LabelValues:
             name_of |= zip(numbers, _named(numbers, names), strict=True)
         ordered = list(names) if names is not None else texts or [*map(str, range(numbers[-1] + 1))]
         _require_names(name_of.values(), ordered)
+        if names is None:
+            _require_distinct([*(classes or ()), *texts])
         if classes is not None:
             there = set(classes)
             ordered = [*classes, *(name for name in ordered if name not in there)]
@@ -230,6 +234,19 @@ def _require_names(texts: Iterable[str], names: Sequence[str]) -> None:
         raise UsageError(
             f"the file of {setting('classes')} lacks {amount(len(lacking), 'class')}: {first}"
         )
+
+
+def _require_distinct(texts: Iterable[str]) -> None:
+    """Refuse names that look the same: they would be two classes."""
+    seen: dict[str, str] = {}
+    for text in texts:
+        other = seen.setdefault(unicodedata.normalize("NFKC", text).casefold(), text)
+        if other != text:
+            raise UsageError(
+                f"the labels {other!a} and {text!a} differ only in case, or in how their "
+                "letters are written",
+                remedy=f"correct one, {_OR_NAMES}",
+            )
 
 
 def label_of(value: object, where: str) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -263,12 +263,20 @@ class Pairs(AnnotatedSource):
         known.update(problem.path for problem in alone)
         unused = [problem for problem in names.unused([]) if problem.path not in known]
         next(iter(listings.values())).ignored += [*alone, *unused]
-        lists = () if self._layout.lists else unread_lists(Overview(self.root))
-        self.notes += [
-            f"{file} may list labels, which are not read: run {way}"
-            for file, way in islice(lists, 1)
-        ]
+        self.notes += [] if self._layout.lists else self._lost_labels(images)
         return {**understood, **{name: str(field) for name, field in self.schema.items()}}
+
+    def _lost_labels(self, images: Iterable[str]) -> list[str]:
+        """Return the command for a file that names images, by their paths without suffix."""
+        seen = Overview(self.root)
+        stems = [stem.rpartition("/")[2].encode("utf-8", "replace") for stem in images]
+        lists = ((file, seen.ends(file), way) for file, way in unread_lists(seen))
+        found = (
+            f"{file} may list labels, which are not read: run {way}"
+            for file, content, way in lists
+            if any(stem in content for stem in stems[:_TRIED])
+        )
+        return [*islice(found, 1)]
 
     def _size_of(self, mask: str) -> tuple[int, int]:
         info = self.info_of(mask)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shardkit.contracts import Recognition
 from shardkit.errors import UsageError, setting
-from shardkit.sources.columns import ones_of, usual_label
+from shardkit.sources.columns import field_name, ones_of, usual_label
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.images import has_image_suffix
 from shardkit.sources.places import below
@@ -39,7 +39,6 @@ _NUMBERS = re.compile(rb"(?:\d+\r?\n)+\d*\s*")
 """A list of labels alone, in the order of the names of the images."""
 _BOXED = re.compile(r"n\d{8}( -?\d+){4}.*")
 """The class of an image of ImageNet at Kaggle, with boxes."""
-_KEPT = re.compile(r"[a-z][a-z0-9_]*")
 _MOST_LISTS = 20
 _FEW = 2
 """Names of images that show that a text in a folder lists them."""
@@ -167,8 +166,9 @@ def _way(  # noqa: PLR0911
         return f"shardkit convert {command} if its lines are NAME LABEL"
     if not (is_list or found):
         return ""
-    if b"<annotations>" in content and b"<image " in content:
-        return "shardkit convert on the same data, exported from CVAT as COCO or YOLO"
+    of_cvat = b"<annotations>" in content and b"<image " in content
+    if of_cvat or _stem(PurePath(file).name).encode("utf-8", "replace") in names:
+        return "shardkit convert on the same annotations, exported as COCO, YOLO or VOC"
     if name.endswith((*SUFFIXES, *LISTS, ".json")):
         return (
             f"shardkit convert {shell('table', seen.path / file, *words)} --image COLUMN if it is "
@@ -243,8 +243,8 @@ def _kept(name: str, values: Sequence[str]) -> str:
     """Return what keeps a column; "" if no option can name it."""
     if {*name} & {*":,?="}:
         return ""
-    field = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-    called = "" if _KEPT.fullmatch(name) else f"{field if field[:1].isalpha() else f'n_{field}'}="
+    field = field_name(name)
+    called = "" if field == name else f"{field}="
     kind = ":int64" * ({*values} <= {"0", "1"})
     return f"{called}{name}{kind}{'?' * ('' in values)}"
 

@@ -43,6 +43,8 @@ _META = re.compile(r"__[^/]*__(/|\Z)")
 _MOST_TEXT = 1 << 20
 """Maximum bytes of a member with the label."""
 
+_MOST_FOLDERS = 10_000
+
 _FIRST_MEMBERS = 64
 """Members from which the way to label is inferred."""
 
@@ -112,6 +114,7 @@ class WebDataset(RowSource, AttachableSource):
         self.class_names = read_classes(options.classes)
         self._lost = ""
         """A note on labels that are not used."""
+        self._infers = options.label is None
         self.keep = parse_keep(options.keep)
         self._label = options.label or self._infer_label()
         self.settle(label=self._label)
@@ -155,7 +158,7 @@ class WebDataset(RowSource, AttachableSource):
             self._choose(archive, listing, samples)
             if reason:
                 listing.blame_rest(file.name, reason)
-        self.notes += filter(None, [self._lost])
+        self.notes += filter(None, [self._lost or self._lost_folders(samples)])
         samples.add_to(listing, [file.folder for file in self.inputs])
         images = ", ".join(f"{name} ({count:,})" for name, count in samples.images.most_common())
         unused = ", ".join(f"{name} ({count:,})" for name, count in samples.unused.most_common(20))
@@ -167,6 +170,14 @@ class WebDataset(RowSource, AttachableSource):
             **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self.keep},
             "unused": unused or "no member",
         }
+
+    def _lost_folders(self, samples: _Samples) -> str:
+        """Return that the folders in names may be classes, or ""."""
+        count = len(samples.folders)
+        if not self._infers or self._label != NONE or not 1 < count < samples.images.total():
+            return ""
+        first = min(samples.folders)
+        return f"no labels, but folders such as {first} may be classes: set label to folder"
 
     def _walk(self, archive: _Archive, listing: Listing, view: OpenedFile) -> None:
         """Collect the samples of one archive."""
@@ -326,6 +337,8 @@ class _Samples:
     def __init__(self) -> None:
         self.images: Counter[str] = Counter()
         self.unused: Counter[str] = Counter()
+        self.folders: set[str] = set()
+        """Those in names, as far as there are few."""
         self._rows = RowLog()
         self._hashes = TextHashes()
 
@@ -333,6 +346,8 @@ class _Samples:
         """Add an image, by its name in the archive."""
         self._rows.append(row)
         self._hashes.add(row.path)
+        if len(self.folders) < _MOST_FOLDERS:
+            self.folders.add(row.path.rpartition("/")[0])
 
     def add_to(self, listing: Listing, archives: Sequence[str]) -> None:
         """List all images; if names repeat, each after the name of its archive."""

@@ -403,7 +403,9 @@ def test_all_of_imagenet_as_kaggle_packs_it_gets_both_commands(tmp_path: Path) -
 def test_what_cannot_be_read_gets_another_way(tmp_path: Path) -> None:
     cvat = b'<annotations><image id="0" name="1.jpg"><box label="cat"/></image></annotations>'
     source = make_tree(tmp_path / "cvat", {"images/1.jpg": JPEG, "annotations.xml": cvat})
-    refuses(2, "convert", source, "DST", "--to", "lmdb", facts=("CVAT", "COCO"))
+    refuses(2, "convert", source, "DST", "--to", "lmdb", facts=("annotations.xml", "COCO"))
+    source = make_tree(tmp_path / "labelme", {"1.jpg": JPEG, "1.json": b'{"imagePath": "1.jpg"}'})
+    refuses(2, "convert", source, "DST", "--to", "lmdb", facts=("1.json", "COCO"))
     for names in (("data_batch_1", "test_batch"), ("train", "test", "meta")):
         source = make_tree(tmp_path / names[0] / "py", dict.fromkeys(names, b"\x80"))
         facts = (source, "torchvision.datasets.CIFAR10", str(source.parent))
@@ -411,6 +413,15 @@ def test_what_cannot_be_read_gets_another_way(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "zip", {"t.csv": b"path\n1.jpg\n", "i.zip": b"PK"})
     words = ("--to", "lmdb", "--image", "path", "--root", source / "i.zip")
     refuses(2, "convert", "table", source / "t.csv", "DST", *words, facts=("i.zip", "unpack"))
+
+
+def test_the_command_of_a_table_names_all_fields(tmp_path: Path) -> None:
+    """Fields cannot be called width."""
+    table = b"image_id,width,my dog,Age\n1,32,2,7\n"
+    source = make_tree(tmp_path / "src", {"train/1.jpg": JPEG, "train.csv": table})
+    assert run_main("convert", source, tmp_path / "out", "--to", "lmdb").returncode == 0
+    fields = ["column_width", "my_dog", "age"]
+    assert [int(value) for value in open_dataset(tmp_path / "out", fields=fields)[0]] == [32, 2, 7]
 
 
 def test_labels_next_to_masks_are_noted(tmp_path: Path) -> None:

@@ -48,6 +48,15 @@ def problems(found: Any) -> dict[str, str]:
     return {problem.path: problem.reason for problem in found.problems[""]}
 
 
+def test_folders_of_an_archive_may_be_classes(tmp_path: Path) -> None:
+    path = tar(tmp_path / "x.tar", ("p/a/1.png", A), ("p/a/2.png", B), ("p/b/1.png", C))
+    (note,) = scan(path).notes
+    assert "p/a" in note
+    assert "label to folder" in note
+    assert scan(path, label="none").notes == []
+    assert [name for *_, name in rows(scan(path, label="folder"))] == ["p/a", "p/a", "p/b"]
+
+
 def test_members_of_a_sample_need_not_be_adjacent(tmp_path: Path) -> None:
     path = tar(
         tmp_path / "x.tar",
