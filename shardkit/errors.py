@@ -31,17 +31,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """A source file that was left out or cannot be converted."""
-
-    path: str
-    """Path relative to the source."""
-    reason: str
-    """Why the file was left out or refused."""
-
-
 _REFERENCE = re.compile("\x1e([^=\x1f]*)=([^\x1f]*)\x1f")
 """An option in a text: between characters that no text for people has."""
 
@@ -72,6 +61,30 @@ def spelled(text: str, spell: Callable[[str, str], str] = "{}={}".format) -> str
         spell: Returns an option as users write it, given its name and value, which may be "".
     """
     return _REFERENCE.sub(lambda match: spell(match[1], match[2]), text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A source file that was left out or cannot be converted."""
+
+    path: str
+    """Path relative to the source."""
+    reason: str
+    """Why the file was left out or refused; options may be given by reference, see `setting`."""
+
+    def __post_init__(self) -> None:
+        message = self.reason
+        object.__setattr__(self, "reason", spelled(message))
+        object.__setattr__(self, "_message", message)  # no field: manifests have all fields
+
+    @property
+    def message(self) -> str:
+        """The reason, with options by reference."""
+        return str(vars(self)["_message"])
+
+    def spelled(self, spell: Callable[[str, str], str] = "{}={}".format) -> dict[str, str]:
+        """Return path and reason as JSON values, with options as `spell` returns them."""
+        return {"path": self.path, "reason": spelled(self.message, spell)}
 
 
 class ShardkitError(Exception):
@@ -105,13 +118,18 @@ class ShardkitError(Exception):
         """The message without the remedy."""
         return str(self.args[0]) if self.args else ""
 
+    @property
+    def stated(self) -> str:
+        """Message and remedy, with options by reference."""
+        text = self.problem
+        if self.remedy is None:
+            return text
+        stop = "" if text.endswith(STOPS) else "." if self.remedy[:1].isupper() else ":"
+        return f"{text}{stop} {self.remedy}"
+
     def text(self, spell: Callable[[str, str], str] = "{}={}".format) -> str:
         """Return message and remedy; see `spelled`."""
-        text = self.problem
-        if self.remedy is not None:
-            stop = "" if text.endswith(STOPS) else "." if self.remedy[:1].isupper() else ":"
-            text = f"{text}{stop} {self.remedy}"
-        return spelled(text, spell)
+        return spelled(self.stated, spell)
 
     def __str__(self) -> str:
         return self.text()

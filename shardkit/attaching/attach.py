@@ -454,7 +454,7 @@ def _require_good(
 ) -> None:
     """Raise if something is wrong with an archive, and may not or cannot be left out."""
     skipped = [
-        Problem(path=f"{name}/{problem.path}" if name else problem.path, reason=problem.reason)
+        Problem(path=f"{name}/{problem.path}" if name else problem.path, reason=problem.message)
         for name, work in works.items()
         for problem in work.skipped
     ]

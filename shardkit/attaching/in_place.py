@@ -60,7 +60,7 @@ def _make(folder: Path, scan: Scan, target: Path) -> None:
         attach(scan.source, target)
     except BadImages as error:
         command = as_command("attach", "imagefolder", folder, "INDEX", "--on-error", "skip")
-        first = "".join(f". The first is {bad.path}: {bad.reason}" for bad in error.problems[:1])
+        first = "".join(f". The first is {bad.path}: {bad.message}" for bad in error.problems[:1])
         raised = BadImages(
             f"{folder} is not a dataset, and {error.problem}{first}",
             remedy=f"Fix the files, or run {command} and open INDEX",

@@ -185,7 +185,7 @@ class FolderTask(IndexTask):
                         packed.append(self._row(entry, folder, notes))
                         good.append(entry)
                     except (BadImage, Unlike) as error:
-                        reason = f"it {error}" if isinstance(error, Unlike) else str(error)
+                        reason = f"it {error}" if isinstance(error, Unlike) else error.stated
                         bad.append(Problem(path=entry.path, reason=reason))
             sizes += [entry.bytes for entry in good]
             size = sum(entry.bytes for entry in some)
@@ -234,7 +234,7 @@ def _index_records(
                     raise located
                 record, noted = convert_record(task.recipe, located.record, task.schema)
             except BadImage as error:
-                bad.append(Problem(path=entry.path, reason=str(error)))
+                bad.append(Problem(path=entry.path, reason=error.stated))
                 continue
             notes.update(dict.fromkeys(noted, 1))
             records.add(record, located.offsets)

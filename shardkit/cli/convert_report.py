@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from shardkit.cli.console import say
 from shardkit.cli.printing import (
     Tally,
+    as_json,
     ignored_counts,
     line,
     problem_lines,
@@ -83,8 +83,8 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
             "understood": dict(plan.scan.understood),
             "notes": [*plan.scan.notes],
             "first": _first_rows(plan.scan, split.name),
-            "ignored": _problems_as_json(plan.scan.ignored.get(split.name, [])),
-            "problems": _problems_as_json(plan.scan.problems.get(split.name, [])),
+            "ignored": as_json(plan.scan.ignored.get(split.name, [])),
+            "problems": as_json(plan.scan.problems.get(split.name, [])),
         }
         for split in plan.splits
     }
@@ -110,8 +110,8 @@ def _show_left_out(ignored: Collection[Problem], problems: list[Problem]) -> Non
 
 def _by_reason(problems: Iterable[Problem]) -> str:
     of_reason: dict[str, list[str]] = {}
-    for problem in problems:
-        of_reason.setdefault(problem.reason, []).append(problem.path)
+    for problem in as_json(problems):
+        of_reason.setdefault(problem["reason"], []).append(problem["path"])
     return "; ".join(
         f"{len(paths):,} {reason} ({some(paths, counted=False)})"
         for reason, paths in sorted(of_reason.items())
@@ -222,7 +222,3 @@ def converted_fields(dst: Path | str, converted: Converted, tally: Tally) -> dic
             for name, manifest in converted.manifests.items()
         },
     }
-
-
-def _problems_as_json(problems: Iterable[Problem]) -> list[dict[str, str]]:
-    return [asdict(problem) for problem in problems]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import click
 from tqdm import tqdm
 
 from shardkit.cli.console import say
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, flags_of
 from shardkit.errors import Problem
 from shardkit.kinds.field import Schema
 from shardkit.record import IMAGE
@@ -197,6 +198,12 @@ def measuring_bar(run: Run, *, unit: str = "measurement") -> Iterator[Watch]:
         yield watch
 
 
+def as_json(problems: Iterable[Problem]) -> list[dict[str, str]]:
+    """Return path and reason of problems; options are as the command that runs has them."""
+    spell = flags_of(click.get_current_context())
+    return [problem.spelled(spell) for problem in problems]
+
+
 def show_problems(problems: Sequence[Problem], *, limit: int | None = None) -> None:
     """Print bad images, at most ``limit`` for a command that prints all with ``--json``."""
     for text in problem_lines(problems, limit=limit):
@@ -205,7 +212,8 @@ def show_problems(problems: Sequence[Problem], *, limit: int | None = None) -> N
 
 def problem_lines(problems: Sequence[Problem], *, limit: int | None) -> list[str]:
     """Return bad images as text, at most ``limit``."""
-    texts = [f"{printable(problem.path)}: {problem.reason}" for problem in problems[:limit]]
+    listed = as_json(problems[:limit])
+    texts = [f"{printable(problem['path'])}: {problem['reason']}" for problem in listed]
     if more := len(problems) - len(texts):
         texts.append(f"... and {more:,} more (--json prints all)")
     return texts

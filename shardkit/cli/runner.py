@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
 
 from shardkit.cli.options import click_options
-from shardkit.cli.printing import show_problems
+from shardkit.cli.printing import as_json, show_problems
 from shardkit.cli.run import Output, Run, flags_of
 from shardkit.errors import BadImages, Problem, ShardkitError
 from shardkit.options import make
@@ -83,7 +82,7 @@ def _report_bad(run: Run, problems: Sequence[Problem]) -> None:
     if not run.output.json:
         show_problems(problems, limit=_LISTED)
     elif problems:
-        run.report(lambda: {"bad": [asdict(problem) for problem in problems]})
+        run.report(lambda: {"bad": as_json(problems)})
 
 
 def command(

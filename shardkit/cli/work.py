@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import click
 
 from shardkit.cli.console import say
 from shardkit.cli.options import argument, restated
-from shardkit.cli.printing import show_problems
+from shardkit.cli.printing import as_json, show_problems
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
 from shardkit.cluster.work import WorkOptions, work
@@ -62,7 +62,7 @@ def work_command(run: Run, options: CommandOptions, *, dst: Path) -> None:
                 "shard": entry.name if entry else None,
                 "rows": entry.rows if entry else 0,
                 "kept": built.kept,
-                "bad": [asdict(problem) for problem in problems],
+                "bad": as_json(problems),
             }
         )
         if run.is_text:

@@ -525,7 +525,7 @@ def _rest(plan: Plan) -> list[str]:
 
 def _listed(problems: dict[str, list[Problem]]) -> dict[str, list[list[str]]]:
     return {
-        name: [[problem.path, problem.reason] for problem in listed]
+        name: [[problem.path, problem.message] for problem in listed]
         for name, listed in problems.items()
     }
 

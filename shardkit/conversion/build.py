@@ -310,7 +310,7 @@ def _prepare(chunk: _Chunk) -> _Prepared:
         try:
             record, notes = ordinary[row] or _read(chunk, row, together[row])
         except BadImage as error:
-            tally.bad.append(Problem(path=source.entries[row].path, reason=str(error)))
+            tally.bad.append(Problem(path=source.entries[row].path, reason=error.stated))
         except MemoryError as error:  # the image is not to blame, and must not be left out
             why = f" ({error})" if str(error) else ""
             raise ConversionFailed(

@@ -207,7 +207,7 @@ def build(
 def require_good(works: Sequence[ShardWork], plan: Plan, staging: StagingDirectory) -> None:
     """Raise if images are bad, unless they may be left out and others remain."""
     problems = [
-        Problem(path="/".join(filter(None, (work.split, problem.path))), reason=problem.reason)
+        Problem(path="/".join(filter(None, (work.split, problem.path))), reason=problem.message)
         for work in works
         for problem in work.skipped
     ]
@@ -219,7 +219,7 @@ def require_good(works: Sequence[ShardWork], plan: Plan, staging: StagingDirecto
     small = sum(TOO_SMALL in problem.reason for problem in problems)
     if small:
         count += f", {small} of them too small ({TOO_SMALL} accepts these)"
-    first = f"The first is {problems[0].path}: {problems[0].reason}"
+    first = f"The first is {problems[0].path}: {problems[0].message}"
     if skip or not shards:
         staging.discard()
     if skip:

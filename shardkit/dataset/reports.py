@@ -31,7 +31,7 @@ def render_report(problems: Iterable[Problem]) -> bytes:
 
 def report_lines(problems: Iterable[Problem]) -> Iterator[bytes]:
     """Yield the lines of the report of ``problems``."""
-    return (dump_json(vars(problem)) + b"\n" for problem in problems)
+    return (dump_json(problem.spelled()) + b"\n" for problem in problems)
 
 
 class StoredReport(Collection[Problem]):

@@ -76,7 +76,7 @@ class Coco(AnnotatedSource):
             try:
                 values, boxes = content.values_of(image)
             except BadImage as error:
-                listing.blame_row(row, name, str(error))
+                listing.blame_row(row, name, error.stated)
             else:
                 listing.add_file(row, name, NO_LABEL, number, values)
                 if size := _size_of(image):

@@ -381,7 +381,7 @@ class ColumnSource(RowSource):
                     if not (kept.optional or cells.has(kept.source)):
                         raise _lacks(kept.source)
             except BadImage as error:
-                listing.blame(name, str(error))
+                listing.blame(name, error.stated)
                 continue
             stamp = view.stamp if cells.stamp is None else cells.stamp
             spot = place(number, cells.place)

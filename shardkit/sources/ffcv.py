@@ -268,7 +268,7 @@ def _fault_of(where: Any) -> str:
         if where["mode"] == RAW:
             require_pixels((*_mode_of(where)[1:], _CHANNELS))
     except BadImage as error:
-        return str(error)
+        return error.stated
     return ""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardkit.contracts import Entry
-from shardkit.errors import BadImage, Problem, UsageError, setting
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.options import same_option
 from shardkit.sources import hdf5_reader
 from shardkit.sources.column_source import Cells, Known, RowFile, RowSource, row_files
@@ -155,7 +155,7 @@ class Hdf5Images(RowSource):
             if match is None:
                 if not self._is_label(name):
                     where = f"{file.name}:{name}"
-                    listing.ignored.append(Problem(path=where, reason="a dataset that is not used"))
+                    listing.ignore(where, "a dataset that is not used")
                 continue
             is_png = len(shape) > 1 and not has_image_suffix(name)
             image = f"{file.folder}/{name}{'.png' * is_png}"
@@ -164,7 +164,7 @@ class Hdf5Images(RowSource):
                     raise BadImage(f"it is {kind} {shape}: an image is uint8 or bytes")
                 label = self._label_of(match[1], file.path, stamp)
             except BadImage as error:
-                listing.blame(image, str(error))
+                listing.blame(image, error.stated)
                 continue
             self.exact_sizes &= len(shape) == 1
             code = listing.code(label, is_name=self._labels == _FOLDER)

@@ -348,7 +348,7 @@ def scanning(path: str, scan: Callable[[OpenedFile], None], stated: int | None =
         with OpenedFile(path, ahead=_AHEAD, stated=stated) as view:
             scan(view)
     except BadImage as error:
-        return str(error)
+        return error.stated
     except OSError as error:
         require_machine(error, path)
         return f"it cannot be read: {error.strerror or error}"

@@ -445,7 +445,7 @@ class NamedListing:
             text = values if isinstance(values, str) else _as_json(values)
             plain, status = self.names.find(name)
         except BadImage as error:
-            self.blame_row(row, name, str(error))
+            self.blame_row(row, name, error.stated)
         except RecursionError:
             self.blame_row(row, name, _TOO_DEEP)
         else:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Entry, Source, SourceKind
-from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError, setting
+from shardkit.errors import BadImage, ConversionFailed, UsageError, setting
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.image_files import CHANGED, require_inside
@@ -118,7 +118,9 @@ class Npy(ListedSource):
         for split, pair in self._pairs.items():
             understood[split or "arrays"] = self._list(listings[split], pair)
             used |= {pair.images, pair.labels}
-        first.ignored += [Problem(path=n, reason="not used") for n in self._arrays if n not in used]
+        for name in self._arrays:
+            if name not in used:
+                first.ignore(name, "not used")
         labels = {pair.labels for pair in self._pairs.values() if pair.labels}
         return {**understood, "label": ", ".join(sorted(labels)) or "none"}
 
@@ -170,7 +172,7 @@ class Npy(ListedSource):
                     _axes(_as_row(array))
                     require_pixels(array.shape)
             except BadImage as error:
-                listing.blame(path, str(error))
+                listing.blame(path, error.stated)
                 continue
             kinds.add(str(array))
             size = array.row_bytes * array.rows

@@ -278,7 +278,7 @@ class NpyArrays(ListedSource):
                 arrays, stamp = _read_headers(file, names)
                 self._include(arrays)
             except BadImage as error:
-                listing.blame(path, str(error))
+                listing.blame(path, error.stated)
                 continue
             size = sum(array.row_bytes * array.rows for array in arrays.values())
             code = listing.code(value, is_name=self._labels is None)

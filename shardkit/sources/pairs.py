@@ -241,7 +241,7 @@ class Pairs(AnnotatedSource):
                         for kept in self.kept_files
                     }
                 except BadImage as error:
-                    listing.blame_row(image, image, str(error))
+                    listing.blame_row(image, image, error.stated)
                     known.add(image)
                 else:
                     there = {name: value for name, value in values.items() if value}

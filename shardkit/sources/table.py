@@ -310,7 +310,7 @@ class Table(NamedSource):
             _require_utf8(name)
             code, values = self._values_of(row, text, scan)
         except BadImage as error:
-            scan.listing.blame_row(where, name, str(error))
+            scan.listing.blame_row(where, name, error.stated)
         else:
             scan.listing.add_file(where, name, code, spot, values)
 

@@ -116,7 +116,7 @@ class Voc(AnnotatedSource):
                 except RecursionError:
                     listing.blame_row(row, image, "its annotation is nested too deeply")
                 except BadImage as error:
-                    listing.blame_row(row, image, str(error))
+                    listing.blame_row(row, image, error.stated)
                 else:
                     listing.add_file(row, image, NO_LABEL, number, values)
                     self.probe(image, values.get(SIZE))

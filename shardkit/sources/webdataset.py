@@ -236,7 +236,7 @@ class WebDataset(RowSource, AttachableSource):
                 code = self._code(key, sample, listing)
                 values = self._values(sample)
             except BadImage as error:
-                listing.blame(f"{archive.name}:{key}", str(error))
+                listing.blame(f"{archive.name}:{key}", error.stated)
                 continue
             samples.images[suffix] += 1
             samples.unused.update(

@@ -127,7 +127,7 @@ class Yolo(AnnotatedSource):
                 try:
                     values = self._labels(names, image, label, found)
                 except BadImage as error:
-                    listing.blame_row(label, image, str(error))
+                    listing.blame_row(label, image, error.stated)
                 else:
                     listing.add_file(label, image, NO_LABEL, number, values)
         if total == len(found.bare) and total:

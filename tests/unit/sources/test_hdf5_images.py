@@ -78,11 +78,18 @@ def test_they_are_converted_and_compared(tmp_path: Path) -> None:
 
 def test_what_is_no_image_or_has_no_group_is_bad(tmp_path: Path) -> None:
     values = {"cat/0": PIXELS[0], "cat/1": PIXELS[1].astype("f4"), "2": PIXELS[2]}
-    scan = read(write(tmp_path / "x.h5", values), image="*", label="folder")[2]
+    path = write(tmp_path / "x.h5", values)
+    scan = read(path, image="*", label="folder")[2]
     reasons = {problem.path: problem.reason for problem in scan.problems[""]}
     assert "float32" in reasons.pop("x/cat/1.png")
-    assert "no group" in reasons.pop("x/2.png")
+    assert "no group" in reasons["x/2.png"]
+    assert "label='none'" in reasons.pop("x/2.png")
     assert not reasons
+    command = ("convert", "hdf5", path, tmp_path / "out", "--to", "lmdb", "--image", "*")
+    for more in ((), ("--dry-run",), ("--json",), ("--dry-run", "--json")):
+        done = run_main(*command, "--label", "folder", *more)
+        assert "--label none" in done.stdout + done.stderr
+        assert "label=" not in done.stdout + done.stderr
 
 
 def test_labels_and_texts_are_no_candidates_for_images(tmp_path: Path) -> None:
