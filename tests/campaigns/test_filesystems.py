@@ -7,7 +7,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import unicodedata
 from collections.abc import Callable
@@ -90,23 +89,6 @@ def test_nothing_is_written_by_whatever_reads(place: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "read 6\n"), done.stderr
     after = {**tree(place), "times": str([p.stat().st_mtime_ns for p in sorted(place.rglob("*"))])}
     assert after == before
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_a_read_only_mount_is_read_in_all_ways(place: Path, tmp_path: Path) -> None:
-    """In a private mount namespace, which ends with the process."""
-    (tmp_path / "code.py").write_text(READ_ALL)
-    script = (
-        "mount --make-rprivate / && mount --bind $1 $1 && mount -o remount,ro,bind $1 && "
-        "! touch $1/x 2>/dev/null && exec $2 $3 $1"
-    )
-    tool = shutil.which("unshare")
-    if tool is None or subprocess.run([tool, "-m", "true"], check=False).returncode:
-        pytest.skip("mount namespaces are not to be had")
-    arguments = map(str, ("sh", place, sys.executable, tmp_path / "code.py"))
-    command = [tool, "-m", "sh", "-ec", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
-    assert (done.returncode, done.stdout) == (0, "read 6\n"), done.stderr
 
 
 def as_nobody(work: Callable[[Path], Any], place: Path) -> Any:

@@ -177,6 +177,12 @@ def tree(root: Path) -> dict[str, str]:
     }
 
 
+def contents(root: Path) -> dict[str, bytes]:
+    """Return the content of each file below ``root``, by path."""
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
 def wait_until(condition: Callable[[], object], what: str) -> None:
     """Wait until ``condition`` holds; fail at the deadline."""
     end = time.monotonic() + DEADLINE

@@ -37,12 +37,6 @@ def test_usage_errors_start_nothing() -> None:
         assert arguments[0] in done.stderr
 
 
-def test_help_names_the_options() -> None:
-    done = campaigns("--help")
-    assert done.returncode == 0
-    assert {"--seed", "--minutes", "measures"} <= {*done.stdout.split()}
-
-
 def test_points_are_a_share_unless_a_campaign_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "FULL", False)
     assert campaign.points(2, 90) == 2
@@ -128,14 +122,6 @@ def test_a_failure_is_repeated_by_the_command_that_is_printed(planted: Path) -> 
     assert again.returncode == 1
     (drawn,) = {*re.findall(r"drawn: 77 [\d.]+", again.stdout)}
     assert drawn in whole.stdout
-
-
-@pytest.mark.slow
-def test_after_the_last_minute_no_test_starts(planted: Path) -> None:
-    done = campaigns("--minutes", "0", root=planted)
-    assert done.returncode == 0, done.stdout
-    assert "tests/campaigns/test_planted.py: 2 tests" in done.stdout.splitlines()
-    assert "tests/campaigns/test_planted.py: 1 tests" in done.stdout.splitlines()
 
 
 @pytest.mark.slow

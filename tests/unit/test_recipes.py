@@ -20,7 +20,7 @@ import pytest
 import torch
 from helpers import jpeg, make_dataset, make_tree
 from loading import Prints, crc, prints, prints_of
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from shardkit import RandomResizedCrop, make_loader, open_dataset, with_rng
 
@@ -370,14 +370,6 @@ def test_balance_and_weights_give_the_shares_that_the_page_states(
         for epoch in (one, two):
             assert least <= (torch.cat(epoch) == 0).float().mean() <= most
         assert not torch.equal(torch.cat(one), torch.cat(two))
-
-
-def test_a_repeated_row_is_cropped_differently(path: Path) -> None:
-    dataset = open_dataset(path, decode=RandomResizedCrop(48))
-
-    ((images, _),) = make_loader(Subset(dataset, [7, 3, 7]), 3)
-
-    assert not torch.equal(images[0], images[2])
 
 
 def test_parts_of_a_random_split_are_disjoint_and_independent(path: Path, recipe: Recipe) -> None:

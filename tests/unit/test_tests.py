@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pairwise import pairwise
 
 TESTS = Path(__file__).parents[1]
 
@@ -34,3 +37,11 @@ def test_errors_are_recognized_by_facts() -> None:
         for place in _wording(path.read_text("utf-8"))
     ]
     assert not places, "\n".join(places)
+
+
+def test_all_pairs_of_values_are_covered() -> None:
+    axes: list[Iterable[Any]] = ["abcdef", range(3), [None, 1, 2], {"x": 0, "y": 1}]
+    rows = pairwise(*axes)
+    for (i, one), (j, other) in itertools.combinations(enumerate(axes), 2):
+        assert {(row[i], row[j]) for row in rows} == set(itertools.product(one, other))
+    assert len(rows) < 25

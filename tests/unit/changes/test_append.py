@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +83,6 @@ def test_rows_and_shards_stay_and_new_ones_follow(place: Path, folder: Path, mor
     assert result.source is not None
     assert (result.source.files, result.source.name) == (9, "photos, more")
     assert result.extras == []
-
-
-def test_the_source_of_one_part_is_not_enough(place: Path, folder: Path, more: Path) -> None:
-    append(place, more)
-    with refused(UsageError, "2 parts", "'photos', 'more'"):
-        verify(place, against=folder)
 
 
 def test_the_part_that_is_not_from_a_source_is_named(place: Path, folder: Path, more: Path) -> None:
@@ -380,63 +371,6 @@ def test_samples_are_divided_as_those_before(tmp_path: Path) -> None:
     assert verify(place, against=[_samples(0, 20), new]).ok
 
 
-def _kill_at(at: int) -> Callable[[], int]:
-    """Kill this process at one of the calls that change the disk; return their count."""
-    count = 0
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **named)
-
-        return call
-
-    for name in ("rename", "replace", "link", "unlink", "fsync"):
-        setattr(os, name, counted(getattr(os, name)))
-    return lambda: count
-
-
-def _append_killed(place: Path, more: Path, at: int) -> tuple[int, int]:
-    """Append in a child that is killed at a step; return its exit code and number of steps."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        steps = _kill_at(at)
-        append(place, more, shard_samples=2)
-        os.write(writing, b"%d" % steps())
-        os._exit(0)
-    os.close(writing)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with os.fdopen(reading, "rb") as pipe:
-        return code, int(pipe.read() or b"0")
-
-
-@pytest.mark.slow
-def test_killed_at_any_step_leaves_the_old_or_the_new_dataset(
-    folder: Path, more: Path, tmp_path: Path
-) -> None:
-    base = make_dataset(folder, tmp_path / "base")
-    whole = shutil.copytree(base, tmp_path / "whole")
-    old = tree(whole)
-    code, steps = _append_killed(whole, more, -1)
-    assert code == 0
-    new = tree(whole)
-    seen = set()
-    for at in range(1, steps + 1, 2):
-        place = shutil.copytree(base, tmp_path / f"killed-{at}")
-        assert _append_killed(place, more, at)[0] == -signal.SIGKILL
-        kept = {name: value for name, value in tree(place).items() if name[0] != "."}
-        assert kept in (old, new), at
-        seen.add(kept == new)
-        assert verify(place).findings == []
-        append(place, more, shard_samples=2)
-        assert tree(place) == new, at
-    assert seen == {True, False}
-
-
 # Merging
 
 
@@ -584,15 +518,6 @@ def test_info_names_each_source(place: Path, more: Path) -> None:
     append(place, more)
     sources = [line for line in done("info", place).splitlines() if "source" in line.split()[:1]]
     assert ["photos" in sources[0], "more" in sources[1], len(sources)] == [True, True, 2]
-
-
-def test_the_result_is_json(place: Path, more: Path, tmp_path: Path) -> None:
-    shown = invoke("append", place, "--from", more, "--json")
-    value = json.loads(shown.stdout)
-    assert (value["images"], value["rows"], value["left_out"]) == (3, {"": 9}, [])
-    other = make_dataset(make_tree(tmp_path / "o", {"cat/o.jpg": jpeg()}), tmp_path / "second")
-    value = json.loads(invoke("merge", place, other, tmp_path / "out", "--json").stdout)
-    assert (value["rows"], value["shards"]) == (10, 4)
 
 
 class Numbered(list[Any]):

@@ -1,4 +1,4 @@
-"""Fields added, replaced and removed after a conversion, in layers next to untouched shards."""
+"""Fields added, replaced and removed after a conversion, in layers; hostile layers are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import runpy
 import shutil
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from helpers import (
     png,
     tree,
 )
+from hostile.damage import edit
 from hostile.forging import restate
 from refusals import refused, refuses
 from stated import stated
@@ -883,3 +884,111 @@ def test_no_layer_follows_the_one_with_the_last_number(tmp_path: Path) -> None:
     with refused(UsageError, 999999):
         remove_fields(place, ["score"])
     assert tree(place) == before
+
+
+# Layers: hostile manifests, links and files of other datasets.
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("made")
+    place = make_dataset(make_folder(root / "photos"), root / "made")
+    add_fields(place, {"first": list(range(6))})
+    add_fields(place, {"second": list("abcdef")})
+    return place
+
+
+@pytest.fixture
+def layered(pristine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pristine, tmp_path / "made"))
+
+
+def layer(value: dict[str, Any]) -> Any:
+    return value["layering"]["layers"][0]
+
+
+def rename_file(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda value: layer(value)["files"][1].update(name=name)
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a file that climbs": rename_file("layers/000001/../../secret"),
+    "a file elsewhere": rename_file("index/rows2.npy"),
+    "a file of another layer": rename_file("layers/000009/shard-000000.lmdb"),
+    "a file without a name": rename_file("layers/000001/"),
+    "a file of the work folder": rename_file("layers/000001/.shardkit-work/x"),
+    "a manifest in a folder": rename_file("layers/000001/index/shardkit.json"),
+    "two files of one name": lambda value: layer(value)["files"].append(layer(value)["files"][0]),
+    "a folder that climbs": lambda value: layer(value).update(name="../../"),
+    "a folder of other letters": lambda value: layer(value).update(name="abc"),
+    "folders in another order": lambda value: value["layering"]["layers"].reverse(),
+    "an unknown operation": lambda value: layer(value).update(operation="rename"),
+    "no fields": lambda value: layer(value).update(fields=[]),
+    "other fields": lambda value: layer(value).update(fields=["third"]),
+    "no layers": lambda value: value["layering"].update(layers=[]),
+    "no layering": lambda value: value.update(layering=None),
+    "no files": lambda value: layer(value).update(files=[]),
+    "more layers before": lambda value: value["layering"].update(before=3),
+    "a field that no layer has": lambda value: value["schema"].append(
+        {**value["schema"][-1], "name": "third"}
+    ),
+    "another base": lambda value: value["layering"]["base"]["schema"].pop(),
+    "another field of the base": lambda value: value["schema"][0].update(rows=3),
+    "a field of the base that cannot be": lambda value: value["layering"]["base"]["schema"][
+        0
+    ].update(kind="text"),
+    "unknown entries": lambda value: layer(value).update(more=1),
+    "files of layers among those of the dataset": lambda value: value["files"].append(
+        layer(value)["files"].pop()
+    ),
+}
+
+
+def test_a_manifest_with_impossible_layers_is_refused(layered: Path) -> None:
+    good = (layered / "shardkit.json").read_bytes()
+    for name, change in EDITS.items():
+        edit(layered, change)
+        with refused(CorruptDataset, layered):
+            open_dataset(layered)
+        assert not verify(layered).ok, name
+        (layered / "shardkit.json").write_bytes(good)
+    assert verify(layered).ok
+
+
+def test_a_manifest_with_another_digest_of_a_layer_is_found(layered: Path) -> None:
+    edit(layered, lambda value: layer(value).update(digest="0" * 64))
+    assert open_dataset(layered)[0][1] in (0, 1)
+    with refused(CorruptDataset):
+        open_dataset(layered, fields=["first"])[0]
+    assert {finding.file for finding in verify(layered).findings} == {"layers/000001/shardkit.json"}
+
+
+def test_a_forged_schema_of_a_layer_is_found(layered: Path) -> None:
+    edit(layered, lambda value: value["schema"][2].update(dtype="float64"))
+    with pytest.raises(CorruptDataset, match="another field 'first'"):
+        open_dataset(layered, fields=["first"])[0]
+    assert not verify(layered).ok
+
+
+@pytest.mark.parametrize("name", ["layers", "layers/000001"])
+def test_links_in_place_of_layers_are_refused(layered: Path, tmp_path: Path, name: str) -> None:
+    shutil.move(layered / name, tmp_path / "moved")
+    (layered / name).symlink_to(tmp_path / "moved")
+    with pytest.raises(CorruptDataset, match="symbolic link"):
+        open_dataset(layered, fields=["first"])[0]
+    assert not verify(layered).ok
+    with refused(UsageError, layered / name, "symbolic link"):
+        remove_fields(layered, "first")
+
+
+def test_a_layer_of_other_rows_is_refused(pristine: Path, layered: Path, tmp_path: Path) -> None:
+    """Its manifest is right, and so is the digest, but its keys are those of another dataset."""
+    other = make_dataset(pristine.parent / "photos", tmp_path / "other", shuffle=False)
+    add_fields(other, {"first": list(range(6))})
+    stated = json.loads((other / "shardkit.json").read_bytes())["layering"]["layers"][0]
+    shutil.rmtree(layered / "layers" / "000001")
+    shutil.copytree(other / "layers" / "000001", layered / "layers" / "000001")
+    edit(layered, lambda value: layer(value).update(stated))
+    with refused(CorruptDataset):
+        open_dataset(layered, fields=["first"])[0]
+    assert not verify(layered).ok

@@ -64,22 +64,6 @@ def test_a_run_measures_each_line(place: Path) -> None:
     assert {path.name for path in place.iterdir()} == {"photos", "made"}
 
 
-@pytest.mark.measures
-def test_the_steps_of_a_folder_are_measured(tmp_path: Path) -> None:
-    make_folder(tmp_path / "photos", each=40)
-    given = "--steps --rounds 1 --seconds 0.02 --batch-size 4 --decode CenterCrop(8) --json"
-
-    done = run_main("bench", tmp_path / "photos", *given.split())
-
-    report = json.loads(done.stdout)
-    assert done.returncode == 0
-    assert 8 <= report["sources"][0]["images"] <= report["sources"][0]["total"] == 80
-    first, *_, last = report["lines"]
-    assert (first["loader"], first["baseline"]) == ("no workers", True)
-    assert last["measured"]["engine"] == "process"
-    assert last["measured"]["speedup"]["rounds"] == 1
-
-
 def test_ctrl_c_shows_complete_rounds_and_exits_with_130(place: Path, stage: Stage) -> None:
     stage.interrupt_at = 4
 

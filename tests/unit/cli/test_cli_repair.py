@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from helpers import jpeg, make_folder, make_tree, run_main, tree
+from helpers import jpeg, make_tree, run_main, tree
 from refusals import refuses
 
 from shardkit import convert, open_dataset
@@ -103,23 +102,3 @@ def test_wrong_requests_are_one_line(place: Path, folder: Path, tmp_path: Path) 
             assert done.stderr.count("\n") == 1
             (place / "shard-000000.lmdb").unlink(missing_ok=True)
     assert run_main("repair", place).returncode == USAGE
-
-
-def test_a_damaged_manifest_exits_with_1(place: Path, folder: Path) -> None:
-    text = (place / "shardkit.json").read_text()
-    (place / "shardkit.json").write_text(text.replace('"cat"', '"cow"'))
-    refuses(LEFT, "repair", place, "--from", folder, facts=("shardkit.json", "convert again"))
-
-
-def test_splits_are_repaired_together(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        make_folder(tmp_path / "photos" / split, each=1)
-    place = tmp_path / "made"
-    convert(tmp_path / "photos", place, to="hdf5", workers=1)
-    before = tree(place)
-    for split in ("train", "val"):
-        (place / split / "shard-000000.h5").unlink()
-        shutil.rmtree(place / split / "index")
-    said, _ = repair(place, tmp_path / "photos", "--workers", 2)
-    assert "12 files rebuilt" in said
-    assert tree(place) == before

@@ -1,4 +1,4 @@
-"""A conversion in jobs: plan once, build the shards anywhere, commit once."""
+"""A conversion in jobs: plan once, claim and build the shards anywhere, commit once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +22,12 @@ from refusals import refused, refuses
 from stated import done, stated
 
 from shardkit import ShardkitError, UsageError, convert, describe
+from shardkit.cluster.executors import open_cluster
+from shardkit.cluster.jobs import Jobs
+from shardkit.cluster.ledger import Ledger
+from shardkit.cluster.work import commit, plan_jobs, work
 from shardkit.errors import BadImages, NotPublished
+from shardkit.system.pool import Progress
 
 OPTIONS: dict[str, Any] = {"to": "lmdb", "resize": 16, "shard_samples": 4}
 WORDS = ("--to", "lmdb", "--resize", 16, "--shard-samples", 4, "--plan-only")
@@ -401,3 +408,149 @@ def test_the_command_converts_and_plans_on_a_cluster(
         done(*words, tmp_path / "planned", *WORDS, *cluster)
     done(*words, tmp_path / "here", *WORDS)
     assert tree(tmp_path / "planned") == tree(tmp_path / "here")
+
+
+# Claims of jobs, jobs at the same time, and a cluster whose workers die.
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos", each=10)
+
+
+@pytest.fixture
+def claimable(few: Path, tmp_path: Path) -> Path:
+    """A target with a plan of five tasks."""
+    plan_jobs(few, tmp_path / "claimable", to="lmdb", shard_samples=4)
+    return tmp_path / "claimable"
+
+
+def test_python_samples_cannot_be_planned(tmp_path: Path, few: Path) -> None:
+    samples = [{"image": path} for path in few.glob("*/*")]
+    with refused(UsageError, "executor="):
+        plan_jobs(samples, tmp_path / "x", to="lmdb")
+
+
+def test_a_claimed_task_is_not_built_twice(claimable: Path) -> None:
+    first, second = Jobs(Ledger(claimable)).claimed(), Jobs(Ledger(claimable)).claimed()
+    assert [next(first), next(second), next(first), next(second)] == [0, 1, 2, 3]
+
+
+def test_a_claimed_task_is_not_read(claimable: Path) -> None:
+    first = Jobs(Ledger(claimable)).claimed()
+    Jobs(Ledger(claimable)).build(next(first))
+    assert next(first) == 1
+    (task,) = claimable.rglob("jobs/000000.json")
+    task.write_bytes(b"")
+    assert next(Jobs(Ledger(claimable)).claimed()) == 2
+
+
+def test_claims_of_the_dead_and_of_failures_are_void(claimable: Path) -> None:
+    claims = next(claimable.rglob("claims"))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    here = {"machine": socket.gethostname(), "process": dead.pid}
+    (claims / "000000").write_text(json.dumps(here))
+    (claims / "000001").write_text(json.dumps({"machine": "elsewhere", "process": 1}))
+    assert list(Jobs(Ledger(claimable)).claimed()) == [0, 2, 3, 4]
+    assert list(Jobs(Ledger(claimable)).claimed(take_over=True)) == [0, 1, 2, 3, 4]
+
+
+def test_two_jobs_may_build_one_shard_at_once(claimable: Path, few: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: Jobs(Ledger(claimable)).build(number % 5), range(20)))
+    assert all(built.result.entry for built in found)
+    commit(claimable)
+    convert(few, tmp_path / "local", to="lmdb", shard_samples=4, workers=1)
+    assert tree(claimable) == tree(tmp_path / "local")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_dask_builds_the_shards_of_killed_workers_elsewhere(few: Path, tmp_path: Path) -> None:
+    import psutil
+
+    distributed = pytest.importorskip("distributed")
+    killed: list[int] = []
+
+    def kill(progress: Progress) -> None:
+        if progress.images and not killed:
+            workers = [
+                each
+                for each in psutil.Process().children(recursive=True)
+                if each.status() != psutil.STATUS_ZOMBIE
+                and not each.children()
+                and "spawn_main" in " ".join(each.cmdline())
+            ]
+            killed.append(workers[0].pid)
+            workers[0].kill()
+
+    convert(few, tmp_path / "local", to="lmdb", shard_samples=4, workers=1)
+    with distributed.LocalCluster(  # it starts again those that die
+        n_workers=3, threads_per_worker=1, dashboard_address=None, processes=True
+    ) as dask:
+        address = dask.scheduler_address.removeprefix("tcp://")
+        with open_cluster(f"dask://{address}") as cluster:
+            before = cluster.members()
+            assert len(before) == 3
+            made = convert(
+                few,
+                tmp_path / "made",
+                to="lmdb",
+                shard_samples=4,
+                executor=cluster.executor,
+                on_progress=kill,
+            )
+            assert killed
+            wait_until(lambda: before - cluster.members(), "Dask to notice")
+    assert made.manifests[""].rows == 20
+    assert tree(tmp_path / "made") == tree(tmp_path / "local")
+
+
+# `work` builds the tasks of a plan from Python, as `shardkit work` does.
+
+
+@pytest.fixture
+def work_source(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos", each=4)
+
+
+def test_the_steps_make_the_files_of_one_conversion(work_source: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"to": "lmdb", "shard_samples": 3}
+    convert(work_source, tmp_path / "local", **options)
+    target = tmp_path / "planned"
+    plan_jobs(work_source, target, **options)
+    opened, seen = [], []
+
+    assert list(work(target, task=1, on_open=lambda jobs: opened.append(jobs.kind))) == [1]
+    built = work(target, claim=True, on_task=lambda number, tasks, _: seen.append((number, tasks)))
+
+    assert opened == ["imagefolder"]
+    assert seen == [(0, 3), (2, 3)]
+    assert sorted(built) == [0, 2]
+    assert work(target, claim=True) == {}
+    commit(target)
+    assert tree(target) == tree(tmp_path / "local")
+
+
+def test_bad_images_of_a_task_are_raised(work_source: Path, tmp_path: Path) -> None:
+    plan_jobs(work_source, tmp_path / "planned", to="lmdb")
+    victim = next(work_source.rglob("*.jpg"))
+    victim.write_bytes(b"x" * victim.stat().st_size)
+    with pytest.raises(BadImages, match="1 bad file") as caught:
+        work(tmp_path / "planned", task=0)
+    assert [problem.path for problem in caught.value.problems] == [
+        victim.relative_to(work_source).as_posix()
+    ]
+
+
+def test_a_task_must_be_chosen(work_source: Path, tmp_path: Path) -> None:
+    with refused(UsageError, tmp_path / "nope", "plan"):  # the choice would not help
+        work(tmp_path / "nope")
+    plan_jobs(work_source, tmp_path / "planned", to="lmdb")
+    with refused(UsageError, "task=", "claim="):
+        work(tmp_path / "planned")
+    with pytest.raises(UsageError, match="take_over= requires claim="):
+        work(tmp_path, task=0, take_over=True)
+    with refused(UsageError, "task=-1", "0"):
+        work(tmp_path, task=-1)

@@ -145,14 +145,6 @@ def test_a_lack_of_memory_while_encoding_passes_through(
             encode(np.asarray(picture()), field, 90)
 
 
-def test_a_lack_of_memory_while_metadata_are_read_passes_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Image.Image, "getexif", fail(MemoryError()))
-    with pytest.raises(MemoryError):
-        inspect(jpeg(exif=b"Exif\0\0"), "jpg")
-
-
 @pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_conversion_never_skips_an_image_for_lack_of_memory(

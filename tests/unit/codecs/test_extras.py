@@ -18,7 +18,7 @@ from helpers import Pixels, jpeg, make_tree, run_main
 from PIL import Image
 from refusals import ROOT, refused
 
-from shardkit import convert, open_dataset, open_source, repair, verify
+from shardkit import convert, open_dataset, open_source, verify
 from shardkit.codecs import extras, unread
 from shardkit.errors import BadImage, BadImages, UsageError
 
@@ -58,17 +58,6 @@ def test_photographs_of_phones_are_upright_once(photos: Path, tmp_path: Path) ->
     second = Image.fromarray(gradient()).resize((32, 24)).transpose(Image.Transpose(0))
     assert is_near(images["cat/second.heic"], np.asarray(second))
     assert verify(made, "decode", against=photos).findings == []
-
-
-@needs_heif
-def test_a_damaged_shard_is_rebuilt_from_photographs(photos: Path, tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    convert(photos, made, to="webdataset", encode="jpeg", resize=24, workers=1)
-    shard = next(made.rglob("*.tar"))
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:600] + b"?" + whole[601:])
-    repair(made, photos)
-    assert shard.read_bytes() == whole
 
 
 @needs_heif

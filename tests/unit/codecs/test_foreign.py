@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from helpers import Pixels, encoded, invoke, jpeg, make_tree, picture
+from helpers import Pixels, encoded, jpeg, make_tree, picture
 from PIL import Image
 from table import for_each
 
@@ -94,13 +94,6 @@ def test_a_plain_copy_lists_each_file_and_the_remedy(folder: Path, tmp_path: Pat
     assert reasons.keys() == foreign_paths()
     assert all("--encode jpeg, png or webp" in reason for reason in reasons.values())
     assert "the format TGA" in reasons["a/image.tga"]
-
-
-def test_on_error_skip_skips_them(folder: Path, tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    command = ("convert", "imagefolder", folder, made, "--to", "lmdb", "--workers", 1)
-    assert invoke(*command, "--on-error", "skip").exit_code == 0
-    assert open_dataset(made).paths[:] == ["b/usual.jpg"]
 
 
 @pytest.mark.slow

@@ -87,8 +87,12 @@ SAMPLES = {
 
 
 @for_each("field", SAMPLES)
-def test_content_determines_the_type(field: str) -> None:
-    assert sniff(SAMPLES[field][: codec.SNIFF_BYTES]) == field
+def test_each_type_is_recognized_measured_and_decoded(field: str) -> None:
+    data, out = SAMPLES[field], np.zeros((16, 24, 3), np.uint8)
+    assert sniff(data[: codec.SNIFF_BYTES]) == field
+    assert inspect(data, field) == ImageInfo(24, 16)
+    assert np.shares_memory(decode(memoryview(data), field, out=out), out)
+    assert np.array_equal(out, oracle(data))
 
 
 @for_each("mode", ["1", "L", "RGB"])
@@ -138,20 +142,16 @@ def test_both_byte_orders_and_big_tiffs_are_recognized() -> None:
 # How large, how turned, how many frames.
 
 
-@for_each("field", SAMPLES)
-def test_the_header_gives_the_size(field: str) -> None:
-    assert inspect(SAMPLES[field], field) == ImageInfo(24, 16)
-
-
 def with_exif(orientation: int, kind: str) -> bytes:
     return encoded(picture(24, 16), kind, exif=exif(orientation))
 
 
 @for_each("kind", ["JPEG", "PNG", "WEBP"])
-@for_each("orientation", range(1, 9))
+@for_each("orientation", [*range(10), 255])
 def test_the_orientation_is_found(kind: str, orientation: int) -> None:
     field = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}[kind]
     info = inspect(with_exif(orientation, kind), field)
+    orientation = orientation if 1 <= orientation <= 8 else 1
     assert info == ImageInfo(24, 16, orientation)
     assert type(info.orientation) is int
     assert info.upright == ((16, 24) if orientation > 4 else (24, 16))
@@ -165,11 +165,6 @@ def test_a_tiff_is_rotated_exactly_once(orientation: int) -> None:
     turned = turn(decode(data, "tiff"), info.orientation)
     assert turned.shape == (*info.upright[::-1], 3)
     assert np.array_equal(turned, turn(pixels(24, 16), orientation))
-
-
-@for_each("orientation", [0, 9, 255])
-def test_an_orientation_out_of_range_is_upright(orientation: int) -> None:
-    assert inspect(with_exif(orientation, "JPEG"), "jpg").orientation == 1
 
 
 def jpeg_with_segments(*segments: bytes) -> bytes:
@@ -366,23 +361,19 @@ def test_palette_entries_may_be_transparent() -> None:
 
 
 @for_each("bits", [8, 16])
-def test_a_transparent_color_of_an_rgb_png_is_transparent(bits: int) -> None:
-    form = ">6B" if bits == 8 else ">6H"
-    key = 200 if bits == 8 else 200 * 257
-    rows = b"\0" + struct.pack(form, key, 0, 0, 0, key, 0)
-    header = struct.pack(">IIBBBBB", 2, 1, bits, 2, 0, 0, 0)
-    data = png_file(header, rows, png_chunk(b"tRNS", struct.pack(">3H", key, 0, 0)))
-    assert decode(data, "png", Decoding(MAGENTA)).tolist() == [[[*MAGENTA], [0, 200, 0]]]
-
-
-@for_each("bits", [8, 16])
-def test_a_transparent_gray_of_a_png_is_transparent(bits: int) -> None:
-    form = ">2B" if bits == 8 else ">2H"
-    key = 100 if bits == 8 else 100 * 257
-    header = struct.pack(">IIBBBBB", 2, 1, bits, 0, 0, 0, 0)
-    rows = b"\0" + struct.pack(form, key, key // 2)
-    data = png_file(header, rows, png_chunk(b"tRNS", struct.pack(">H", key)))
-    assert decode(data, "png", Decoding(MAGENTA)).tolist() == [[[*MAGENTA], [50, 50, 50]]]
+@for_each(
+    ("kind", "key", "values", "shown"),
+    [(0, [100], [100, 50], [50, 50, 50]), (2, [200, 0, 0], [200, 0, 0, 0, 200, 0], [0, 200, 0])],
+)
+def test_one_color_of_a_png_may_be_transparent(
+    bits: int, kind: int, key: list[int], values: list[int], shown: list[int]
+) -> None:
+    factor, form = (1, "B") if bits == 8 else (257, "H")
+    rows = b"\0" + struct.pack(f">{len(values)}{form}", *(factor * each for each in values))
+    stated = struct.pack(f">{len(key)}H", *(factor * each for each in key))
+    header = struct.pack(">IIBBBBB", 2, 1, bits, kind, 0, 0, 0)
+    data = png_file(header, rows, png_chunk(b"tRNS", stated))
+    assert decode(data, "png", Decoding(MAGENTA)).tolist() == [[[*MAGENTA], shown]]
 
 
 WIDE = (np.arange(12, dtype=np.uint16) * 5461).reshape(3, 4)
@@ -426,19 +417,6 @@ def test_pixels_without_a_range_are_refused(mode: str) -> None:
         decode(data, "tiff")
 
 
-@for_each("field", SAMPLES)
-def test_pixels_are_decoded_into_a_given_array(field: str) -> None:
-    out = np.zeros((16, 24, 3), np.uint8)
-    assert np.shares_memory(decode(SAMPLES[field], field, out=out), out)
-    assert np.array_equal(out, oracle(SAMPLES[field]))
-
-
-@for_each("field", SAMPLES)
-def test_a_memoryview_decodes_like_bytes(field: str) -> None:
-    view = memoryview(SAMPLES[field])
-    assert np.array_equal(decode(view, field), oracle(SAMPLES[field]))
-
-
 @for_each("mode", ["RGB", "L", "CMYK"])
 @for_each("at_least", [(1, 1), (20, 15), (40, 30), (41, 30), (40, 31), (160, 120), (500, 1)])
 def test_a_reduced_jpeg_suffices(mode: str, at_least: tuple[int, int]) -> None:
@@ -461,13 +439,6 @@ def test_without_simplejpeg_pixels_are_the_same(
     for data, (info, values) in zip(files, fast, strict=True):
         assert inspect(data, "jpg") == info
         assert np.array_equal(decode(data, "jpg"), values)
-
-
-@for_each("orientation", range(1, 9))
-def test_orientations_are_applied_as_in_pillow(orientation: int) -> None:
-    data = with_exif(orientation, "PNG")
-    expected = ImageOps.exif_transpose(opened(data))
-    assert np.array_equal(turn(decode(data, "png"), orientation), np.asarray(expected))
 
 
 # Bad images.
@@ -567,12 +538,6 @@ def test_trailing_bytes_are_not_damage() -> None:
     before_end = data[:-2] + b"\0\0\0" + data[-2:]
     for odd in (end, before_end):
         assert np.array_equal(decode(odd, "jpg"), oracle(data))
-
-
-def test_the_reason_contains_no_address() -> None:
-    with refused(BadImage) as caught:
-        inspect(b"text", "png")
-    assert "BytesIO" not in str(caught.value)
 
 
 def bomb(kind: str, side: int = 60_000) -> bytes:
@@ -699,15 +664,8 @@ except BadImage as error:
 def test_a_large_image_within_the_limit_is_accepted() -> None:
     """Above half of the limit Pillow warns."""
     width, height = 12_000, 8_000
-    rows = zlib.compress(bytes((1 + width // 8) * height))
-    data = b"".join(
-        (
-            b"\x89PNG\r\n\x1a\n",
-            png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)),
-            png_chunk(b"IDAT", rows),
-            png_chunk(b"IEND", b""),
-        )
-    )
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    data = png_file(header, bytes((1 + width // 8) * height))
     assert inspect(data, "png") == ImageInfo(width, height)
 
 
@@ -723,21 +681,11 @@ def test_encoded_images_have_the_requested_type(field: str, kind: str) -> None:
     assert differ(decode(data, field), pixels(33, 21)) <= (0 if field == "png" else 60)
 
 
-def test_quality_changes_the_size() -> None:
-    image = pixels(40, 40)
-    for field in ("jpg", "webp"):
-        assert len(encode(image, field, 30)) < len(encode(image, field, 95))
-
-
 def test_a_jpeg_is_baseline_with_subsampled_color() -> None:
     data = encode(pixels(32, 32), "jpg", 90)
     start = data.index(b"\xff\xc0")
     assert data[start + 11] == 0x22  # two by two luma samples for each chroma sample
     assert b"\xff\xc2" not in data
-
-
-def test_raw_is_the_pixels() -> None:
-    assert encode(pixels(5, 4), "raw", 90) == pixels(5, 4).tobytes()
 
 
 def test_metadata_is_not_encoded() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -219,12 +218,6 @@ def test_images_that_pillow_refuses_are_never_tolerated(tmp_path: Path) -> None:
     assert len(caught.value.problems) == len(ENDLESS)
 
 
-def test_tolerated_damage_can_be_resized(tmp_path: Path) -> None:
-    place = made(tmp_path, LOST, tolerate_damage=True, resize=(16, 16), encode="png")
-    manifest = open_dataset(place).manifest
-    assert manifest.notes["damaged"] == manifest.rows == len(LOST)
-
-
 def test_an_unchecked_image_is_read_as_pillow_reads_it(tmp_path: Path) -> None:
     place = made(tmp_path, {**LOST, **HARMLESS}, check="none")
     assert open_dataset(place).manifest.notes == {}
@@ -245,15 +238,3 @@ def test_verify_and_repair_agree_about_bad_images(tmp_path: Path) -> None:
     mended = invoke("repair", place, "--from", tmp_path / "photos", "--workers", 1)
     assert mended.exit_code == 0
     assert "nothing to repair: 6 files as the conversion wrote them" in mended.stdout
-
-
-def test_the_command_line_tolerates_and_counts(tmp_path: Path) -> None:
-    photos = folder_of(tmp_path / "photos", {**LOST, **HARMLESS})
-    command = ("convert", "imagefolder", photos, tmp_path / "made", "--to", "lmdb", "--workers", 1)
-    assert invoke(*command).exit_code == 1
-    shown = invoke(*command, "--tolerate-damage", "--force")
-    assert shown.exit_code == 0, shown.output
-    assert f"{len(LOST)} images with lost JPEG data" in shown.stdout
-    assert f"{len(HARMLESS)} images with harmless JPEG faults" in shown.stdout
-    told = json.loads(invoke("info", tmp_path / "made", "--json").stdout)
-    assert '"tolerate_damage": true' in json.dumps(told)

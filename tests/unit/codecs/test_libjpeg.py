@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import DEADLINE, encoded, jpeg, jpeg_stating, make_tree, picture
+from helpers import encoded, jpeg, jpeg_stating, picture
 from table import for_each
 
 from shardkit.codecs import libjpeg
@@ -150,66 +144,3 @@ def test_the_module_checks_its_arguments(wrong: tuple[int, ...], message: str) -
         module.decode_jpeg(jpeg(4, 4), bytearray(48), *wrong)
     assert module.decode_jpeg(jpeg(4, 4), bytearray(48), 4, 4, 3, 8) is None
     assert module.decode_jpeg(jpeg(5, 4), bytearray(48), 4, 4, 3, 8)
-
-
-E2E = """
-import json, sys, warnings, zlib
-from pathlib import Path
-
-import numpy as np
-
-import shardkit
-from shardkit import CenterCrop, RandomCrop, RandomResizedCrop, Resize, open_dataset
-from shardkit.cli.main import main
-
-warnings.simplefilter("error")
-source, damaged, out = map(Path, sys.argv[1:])
-prints = {}
-for name, more in (("copied", {}), ("resized", {"resize": 20}), ("planes", {"encode": "planes"})):
-    shardkit.convert(source, out / name, to="lmdb", check="decode", **more)
-    for decode in (
-        "pil", "numpy", "torch", CenterCrop(16), Resize((9, 9)), Resize(12), RandomCrop(12),
-        RandomResizedCrop(8), RandomResizedCrop(8, oversample=float("inf")),
-    ):
-        dataset = open_dataset(out / name, decode=decode)
-        loader = shardkit.make_loader(dataset, 1, seed=1, collate_fn=list, num_workers=0)
-        prints[f"{name}, {decode}"] = [
-            zlib.crc32(np.ascontiguousarray(image).tobytes()) for ((image, _),) in loader
-        ]
-    report = shardkit.verify(out / name, level="decode", against=source)
-    prints[f"{name}, ok"] = report.ok
-try:
-    shardkit.convert(damaged, out / "damaged", to="lmdb", check="decode")
-except shardkit.ShardkitError as error:
-    prints["damaged"] = str(error).replace(str(damaged), "")
-print(json.dumps([prints, "simplejpeg" in sys.modules]))
-"""
-
-
-@pytest.mark.slow
-def test_without_simplejpeg_everything_works_and_nothing_differs(tmp_path: Path) -> None:
-    files = {f"{'ab'[n % 2]}/{kind}.jpg": file_of(kind, 60, 44) for n, kind in enumerate(KINDS)}
-    source = make_tree(tmp_path / "photos", dict(files))
-    bad = {f"{name}.jpg": damage(file_of("color")) for name, damage in DAMAGE.items()}
-    damaged = make_tree(tmp_path / "bad", {f"a/{name}": data for name, data in bad.items()})
-    blocked = tmp_path / "blocked"
-    make_tree(blocked, {"simplejpeg.py": b"raise ImportError('blocked')"})
-
-    def run(name: str, **environment: str) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-c", E2E, str(source), str(damaged), str(tmp_path / name)],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-            env={**os.environ, "SHARDKIT_NATIVE": "on", **environment},
-        )
-        assert done.returncode == 0, done.stderr
-        shutil.rmtree(tmp_path / name)
-        return json.loads(done.stdout)
-
-    paths = os.pathsep.join(filter(None, (str(blocked), os.environ.get("PYTHONPATH"))))
-    (expected, present), (prints, absent) = run("with"), run("without", PYTHONPATH=paths)
-    assert (present, absent) == (True, False)
-    assert prints == expected
-    assert prints["damaged"].startswith(f"{len(bad) - 1} bad files")  # a bad profile is harmless

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +13,13 @@ from refusals import refused
 from shardkit import ConversionFailed
 from shardkit.conversion import build
 from shardkit.conversion.build import ShardTask
-from shardkit.conversion.task import ShardResult, carry_out, load_part, load_result
+from shardkit.conversion.task import ShardResult, carry_out, load_result
 from shardkit.formats.hdf5 import Hdf5Writer
 from shardkit.kinds.field import default_schema
 from shardkit.recipe import Recipe
 from shardkit.record import Record, dump_json, load_json
 from shardkit.registry import get_format
 from shardkit.sources.imagefolder import scan_imagefolder
-from shardkit.system.files import sha256_of
-from shardkit.system.pool import Team
 
 
 def make_task(tmp_path: Path, to: str = "webdataset", **changes: Any) -> ShardTask:
@@ -53,94 +48,6 @@ def make_task(tmp_path: Path, to: str = "webdataset", **changes: Any) -> ShardTa
 
 def built(task: ShardTask) -> ShardResult:
     return carry_out(task).result
-
-
-def good(task: ShardTask) -> ShardTask:
-    return replace(task, source=task.source.take([0, 1, 3, 4, 5]))
-
-
-def test_a_shard_stores_its_images_in_order_and_its_metadata(tmp_path: Path) -> None:
-    to = "lmdb"
-    task = good(make_task(tmp_path, to))
-    result = built(task)
-    assert result.entry is not None
-    assert result.entry.name == task.path.name == f"shard-000007{get_format(to).suffix}"
-    assert result.entry.bytes == task.path.stat().st_size
-    assert result.entry.sha256 == sha256_of(task.path)
-    assert result.entry.rows == 5
-    assert result.bad == []
-    reader = get_format(to).read(task.path)
-    try:
-        stored = reader.read(range(5))
-        assert reader.meta["shard"] == 7
-        assert reader.meta["classes"] == ["cat", "dog"]
-    finally:
-        reader.close()
-    for row, (record, entry) in enumerate(zip(stored, task.source.entries, strict=True)):
-        assert record.key == entry.key
-        assert record.fields[record.image_field or ""] == Path(task.source.locate(row)).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("to", "rows"), [("lmdb", 1), ("hdf5", 2), ("webdataset", 5), ("webdataset", 1)]
-)
-def test_several_workers_change_nothing(
-    tmp_path: Path, to: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Elsewhere(Team):
-        """Imitates other processes: pickles all arguments and results."""
-
-        @property
-        def ready(self) -> int:
-            return self._workers
-
-        def map_in_order(self, function: Any, tasks: Any) -> Iterator[Any]:
-            assert self._workers == min(task.workers, len(tasks))
-            return map(through_pickle(function), tasks)
-
-        def map_at_once(self, function: Any, tasks: Any) -> list[Any]:
-            assert len(tasks) == min(self._workers, 1 + 5 // rows)
-            return [*map(through_pickle(function), tasks)]
-
-    def through_pickle(function: Any) -> Any:
-        return lambda task: pickle.loads(pickle.dumps(function(pickle.loads(pickle.dumps(task)))))
-
-    recipe = Recipe(resize=8, encode="png")
-    results = []
-    made = make_task(tmp_path, to, recipe=recipe)
-    for count in (1, 3):
-        task = replace(made, workers=count)
-        if count > 1:
-            monkeypatch.setattr("shardkit.conversion.build._CHUNK_ROWS", rows)
-            monkeypatch.setattr(build, "team", lambda count: nullcontext(Elsewhere(count)))
-        results.append((built(task), tree(task.folder), tree(task.part)))
-        for path in (*task.folder.iterdir(), task.part / "result.json"):
-            path.unlink()
-    assert results[0] == results[1]
-
-
-def test_bad_images_are_skipped_on_request(tmp_path: Path) -> None:
-    result = built(make_task(tmp_path))
-    assert [problem.path for problem in result.bad] == ["cat/2.jpg"]
-    assert result.entry is not None
-    assert result.entry.rows == 5
-
-
-def test_a_shard_with_bad_images_is_removed_unless_skipping(tmp_path: Path) -> None:
-    task = make_task(tmp_path, keep=False)
-    result = built(task)
-    assert result.entry is None
-    assert [problem.path for problem in result.bad] == ["cat/2.jpg"]
-    assert os.listdir(task.folder) == []
-    assert load_result(task) is None
-
-
-def test_a_shard_may_be_empty(tmp_path: Path) -> None:
-    task = make_task(tmp_path)
-    result = built(replace(task, source=task.source.take([])))
-    assert result.entry is not None
-    assert result.entry.rows == 0
-    assert list(load_part(task, 0).keys) == []
 
 
 def test_the_result_of_a_finished_shard_is_loaded(tmp_path: Path) -> None:
@@ -220,22 +127,6 @@ def test_only_a_lack_of_threads_is_blamed_on_memory(
     monkeypatch.setattr(build, "_write", fail)
     with refused(kind, *told):
         carry_out(make_task(tmp_path))
-
-
-def test_the_part_of_the_index_is_that_of_the_shard(tmp_path: Path) -> None:
-    task = make_task(tmp_path)
-    result = built(task)
-    assert result.entry is not None
-    part = load_part(task, result.entry.rows)
-    entries = [entry for entry in task.source.entries if entry.path != "cat/2.jpg"]
-    assert part.keys == [entry.key for entry in entries]
-    assert part.paths == [entry.path for entry in entries]
-    assert part.rows["label"].tolist() == [entry.label for entry in entries]
-    content = task.path.read_bytes()
-    good = task.source.of(entries)
-    for row, place in enumerate(part.rows):
-        data = content[place["offset"] : place["offset"] + place["length"]]
-        assert data == Path(good.locate(row)).read_bytes()
 
 
 def test_a_shard_without_digests_of_its_part_is_rebuilt(tmp_path: Path) -> None:

@@ -150,15 +150,6 @@ def test_noted_and_skipped_images_are_recorded(tmp_path: Path) -> None:
     assert "shardkit" in manifest.software
 
 
-def test_raw_images_are_stored_as_pixels(tmp_path: Path) -> None:
-    source = make_folder(tmp_path / "photos")
-    raw = {"encode": "raw", "resize": "10x12", "resize_mode": "crop"}
-    manifest = made(source, tmp_path / "out", **raw)
-    assert manifest.raw_shape == [10, 12, 3]
-    assert manifest.fields == {"cls": 6, "json": 6, "raw": 6}
-    assert {len(data) for data in stored_images(tmp_path / "out").values()} == {360}
-
-
 def test_a_manifest_contains_no_path_and_no_time(tmp_path: Path) -> None:
     trees = []
     for place in ("one", "two"):
@@ -238,12 +229,6 @@ def test_all_bad_files_are_listed_and_no_dataset_is_written(
     assert [problem.path for problem in caught.value.problems] == BAD
     assert all(problem.reason for problem in caught.value.problems)
     assert os.listdir(tmp_path / "out") == [WORK]
-
-
-def test_if_every_shard_has_bad_files_nothing_is_left(spoilt: Path, tmp_path: Path) -> None:
-    with refused(BadImages, "5 bad files"):
-        made(spoilt, tmp_path / "out")
-    assert os.listdir(tmp_path) == ["photos"]
 
 
 def test_shards_without_bad_files_are_reused_by_a_run_that_skips_them(
@@ -404,16 +389,6 @@ def test_numbers_of_another_type_are_refused(folder: Path, tmp_path: Path) -> No
 # Where it may go.
 
 
-def test_an_existing_dataset_is_refused(folder: Path, tmp_path: Path) -> None:
-    made(folder, tmp_path / "out")
-    before = tree(tmp_path / "out")
-    changes: list[dict[str, Any]] = [{"shuffle": False}, {"seed": 3}]
-    for options in changes:
-        with refused(UsageError, tmp_path / "out", "force=True"):
-            made(folder, tmp_path / "out", **options)
-    assert tree(tmp_path / "out") == before
-
-
 def test_force_removes_all_of_the_old_dataset(folder: Path, tmp_path: Path) -> None:
     splits = tmp_path / "splits"
     for name in ("train", "val"):
@@ -449,13 +424,6 @@ def test_force_replaces_an_incomplete_dataset(folder: Path, tmp_path: Path) -> N
     made(folder, tmp_path / "out", "lmdb", force=True)
     made(folder, tmp_path / "expected", "lmdb")
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
-
-
-def test_force_leaves_foreign_files_only(folder: Path, tmp_path: Path) -> None:
-    made(folder, tmp_path / "out")
-    (tmp_path / "out/notes.txt").write_bytes(b"mine")
-    made(folder, tmp_path / "out", seed=1, force=True)
-    assert (tmp_path / "out/notes.txt").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("force", [False, True])

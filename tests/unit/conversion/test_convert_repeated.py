@@ -7,25 +7,22 @@ import errno
 import os
 import resource
 import shutil
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from helpers import jpeg, make_folder, run_main, shardkit_command, tree, wait_until
+from helpers import jpeg, make_folder, run_main, tree
 from interrupted import converted, is_whole, made, stopped, stopped_at_any_step, without_work
 from refusals import refused
-from stated import WORK
 
 from shardkit import ConversionFailed, ShardkitError, UsageError
 from shardkit.contracts import Entry
-from shardkit.conversion import build
 from shardkit.conversion import disk as space_module
 from shardkit.conversion import staging as staging_module
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan, plan_conversion
+from shardkit.conversion.disk import DiskReservation, as_failure
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import DiskFull
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
@@ -346,30 +343,6 @@ def test_an_unfinished_run_is_not_resumed_after_the_source_changed(
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
-@pytest.mark.parametrize(("to", "workers"), [("lmdb", 1), ("hdf5", 2), ("webdataset", 2)])
-@pytest.mark.slow
-def test_a_killed_run_can_be_repeated(tmp_path: Path, to: str, workers: int) -> None:
-    source = make_folder(tmp_path / "photos", each=40)
-    out = tmp_path / "out"
-    command = shardkit_command("convert", "imagefolder", source, out, "--to", to)
-    command += ["--shard-samples", "2", "--workers", str(workers), "--quiet"]
-    process = subprocess.Popen(command, start_new_session=True)
-    parts = out / WORK / "state" / "parts"
-    try:
-        wait_until(lambda: list(parts.glob("[0-9]*/result.json")), "the first shard")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
-    assert is_whole(out)
-    done = len(list(parts.glob("[0-9]*/result.json")))
-    result = converted(source, out, to, shard_samples=2)
-    assert result.reused_shards == done < 40
-    made(source, tmp_path / "expected", to, shard_samples=2)
-    assert tree(out) == tree(tmp_path / "expected")
-
-
 def test_a_folder_that_vanishes_is_no_list_of_bad_files(folder: Path, tmp_path: Path) -> None:
     scan = scan_imagefolder(folder)
     shutil.rmtree(folder / "cat")
@@ -386,8 +359,32 @@ def test_a_source_with_wrong_records_is_detected(folder: Path, tmp_path: Path) -
         convert_scan(scan, tmp_path / "out", ConvertOptions(to="webdataset"))
 
 
-def test_equal_keys_are_found() -> None:
-    assert not build.repeated_keys([f"{number}" for number in range(9)])
-    keys = build.repeated_keys(["a", "b", "c", "a", "d", "b"])
-    assert keys == ["a", "b"]
-    assert "the key 'a' occurs more than once (2 keys do)" in str(build.repeated_key(keys))
+# Errors of a disk: those of too little space, and all others.
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (errno.ENOSPC, DiskFull, ()),
+        (errno.EDQUOT, DiskFull, ()),
+        (errno.EMFILE, ConversionFailed, ()),
+        (errno.ENFILE, ConversionFailed, ()),
+        (errno.EIO, ConversionFailed, ("a/b",)),
+    ],
+)
+def test_an_error_names_its_remedy(
+    tmp_path: Path, code: int, kind: type[ConversionFailed], said: tuple[str, ...]
+) -> None:
+    found = as_failure(OSError(code, os.strerror(code), "a/b"), tmp_path)
+    assert type(found) is kind
+    with refused(kind, *said):
+        raise found
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, DiskFull), (errno.EIO, OSError)])
+def test_only_a_lack_of_space_is_a_shortage(
+    tmp_path: Path, code: int, kind: type[Exception]
+) -> None:
+    space = DiskReservation(tmp_path, [1], ahead=1)
+    with pytest.raises(kind), space.reserved(exact=False):
+        raise OSError(code, os.strerror(code))

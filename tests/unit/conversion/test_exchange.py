@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from helpers import jpeg, make_folder, make_tree, tree
 from interrupted import stopped
 from refusals import refused
 
-from shardkit import ConversionFailed, CorruptDataset, UsageError, convert, open_dataset, verify
+from shardkit import ConversionFailed, UsageError, convert, open_dataset, verify
 from shardkit.conversion import exchange as module
 from shardkit.conversion.staging import WORK_NAME
 from shardkit.system import files
@@ -85,52 +84,6 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> I
         patch.setattr(module, "exchange", watched("exchange", files.exchange))
         yield seen
     look()
-
-
-@pytest.mark.slow
-def test_a_dataset_is_readable_at_each_step(
-    photos: Path, out: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look() -> None:
-        dataset = open_dataset(out, decode="bytes")
-        assert len({bytes(dataset[row][0]) for row in range(len(dataset))}) == 4
-
-    with at_each_step(monkeypatch, look) as steps:
-        into(photos, out, force=True)
-    assert steps.count("exchange") == 1
-    assert tree(out) == expected
-    assert sorted(os.listdir(out.parent)) == ["expected", "out", "photos"]
-
-
-@pytest.mark.slow
-def test_repeated_opening_never_fails(photos: Path, out: Path) -> None:
-    opened = 0
-    failures: list[BaseException] = []
-    end = threading.Event()
-
-    def read() -> None:
-        nonlocal opened
-        while not end.is_set():
-            try:
-                dataset = open_dataset(out, decode="bytes")
-                opened += 1
-            except Exception as error:
-                failures.append(error)
-                return
-            try:
-                dataset[0]
-            except CorruptDataset as error:
-                if "since it was opened" not in str(error):
-                    failures.append(error)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for seed in range(3):
-        into(photos, out, seed=seed % 2, force=True)
-    end.set()
-    reader.join()
-    assert not failures
-    assert opened
 
 
 def test_a_folder_keeps_its_mode_and_group(photos: Path, out: Path) -> None:

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FORMATS, make_tree, tree
-from interrupted import converted
-from no_locks import can_refuse_locks, refuse_locks
+from helpers import make_tree, tree
 from refusals import refused
 
 from shardkit import ConversionFailed, UsageError
 from shardkit.conversion.lock import locked, require_dead
-from shardkit.testing.tools import call_in
 
 
 @pytest.fixture
@@ -124,18 +121,3 @@ def test_a_process_that_cannot_be_asked_counts_as_running(
     with pytest.raises(UsageError, match=rf"process {process} on .*remove .*owner"):
         require_dead(tmp_path, "work/owner")
     assert tree(tmp_path) == before
-
-
-def _converted_without_locks(code: int, source: Path, place: Path, to: str) -> None:
-    refuse_locks(code)
-    converted(source, place, to)
-
-
-@pytest.mark.skipif(not can_refuse_locks(), reason="it needs Linux")
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
-def test_no_format_needs_locks(folder: Path, tmp_path: Path, to: str, code: int) -> None:
-    """The kernel refuses them, so libraries meet the refusal, too."""
-    call_in("fork", _converted_without_locks, code, folder, tmp_path / "out", to)
-    converted(folder, tmp_path / "expected", to)
-    assert tree(tmp_path / "out") == tree(tmp_path / "expected")

@@ -10,14 +10,17 @@ from helpers import FORMATS, jpeg, make_folder, make_tree, png
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
+from table import for_each
 
 from shardkit import UsageError
 from shardkit.contracts import Entry, Images, Scan
 from shardkit.conversion import plan as module
 from shardkit.conversion.convert import convert_scan
+from shardkit.conversion.entry_files import dump_entries, load_entries
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
 from shardkit.conversion.stored_order import stored_order
 from shardkit.recipe import Recipe
+from shardkit.record import MAX_KEY_BYTES, NO_LABEL, dump_json
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 
 NAMES = st.lists(st.binary(min_size=1, max_size=6).map(os.fsdecode), max_size=20, unique=True)
@@ -200,12 +203,6 @@ def test_a_bad_image_in_the_trial_does_not_affect_the_estimate(tmp_path: Path) -
     assert 6 * 400 < split.estimated_bytes < 6 * 700
 
 
-def test_class_counts_include_empty_classes(tmp_path: Path) -> None:
-    make_tree(tmp_path, {"cat/a.jpg": jpeg(), "bird": None})
-    plan = make_plan(scan_imagefolder(tmp_path), ConvertOptions(to="lmdb"))
-    assert plan.class_counts(plan.splits[0]) == {"bird": 0, "cat": 1}
-
-
 def test_the_software_is_recorded(tmp_path: Path) -> None:
     for name, package in (("lmdb", "lmdb"), ("hdf5", "h5py")):
         plan = make_plan(scan_of([1]), ConvertOptions(to=name))
@@ -249,3 +246,39 @@ def test_classes_that_no_manifest_holds_are_refused(
     monkeypatch.setattr(module, "_CLASS_BYTES", 5)
     with refused(UsageError, "5"):
         make_plan(scan_imagefolder(folder), ConvertOptions(to="lmdb"))
+
+
+# Lists of images as JSON: what was written is read, and anything else is refused.
+
+ENTRY = Entry("cat/gr\u00f6\u00dfe\udcff.jpg", "cat/key", NO_LABEL, 1 << 40, -5, 7, '{"age": 1}')
+
+
+def test_entries_survive_a_round_trip() -> None:
+    assert load_entries(dump_entries([ENTRY] * 2)) == [ENTRY] * 2
+
+
+@for_each(
+    ("field", "wrong"),
+    [
+        ("key", ""),
+        ("key", "a" * (MAX_KEY_BYTES + 1)),
+        ("key", "a\ud800"),
+        ("values", "a\ud800"),
+        ("path", 1),
+        ("label", NO_LABEL - 1),
+        ("label", True),
+        ("bytes", -1),
+        ("place", 1 << 63),
+        ("stamp", 2.5),
+    ],
+)
+def test_a_value_that_no_source_lists_is_refused(field: str, wrong: Any) -> None:
+    content = dump_entries([ENTRY, ENTRY._replace(**{field: wrong})])
+    with refused(ValueError):
+        load_entries(content)
+
+
+@for_each("value", [{}, {"entries": 1}, {"entries": [1]}, {"entries": [["a"]]}])
+def test_anything_but_entries_is_refused(value: dict[str, Any]) -> None:
+    with refused(ValueError):
+        load_entries(dump_json(value))

@@ -20,7 +20,6 @@ from refusals import refused
 
 from shardkit import ConversionFailed, CorruptDataset, ShardkitError, UsageError, convert
 from shardkit.conversion import fingerprint, staging
-from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.plan import ConvertOptions
@@ -380,24 +379,6 @@ def test_interrupted_removal_of_work_does_not_harm_the_dataset(
         assert {n: h for n, h in tree(dataset).items() if not n.startswith(WORK_NAME)} == before
     else:
         pytest.fail("discard does not end")
-
-
-def test_partial_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    photos = make_folder(tmp_path / "photos", each=1)
-    scan, options = scan_imagefolder(photos), ConvertOptions(to="webdataset")
-    target = tmp_path / "out"
-
-    def kill(_: object) -> None:
-        made = target / WORK_NAME / "dataset"
-        if made.exists():
-            (made / f".shard-000000.tar.{'0a' * 8}.tmp").write_bytes(b"half a shard")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert_scan(scan, target, options, Builder(on_progress=kill))
-    convert_scan(scan, target, options)
-    convert_scan(scan, tmp_path / "expected", options)
-    assert tree(target) == tree(tmp_path / "expected")
 
 
 # Where the file system has no locks.

@@ -117,12 +117,6 @@ def test_undecodable_bytes_are_a_bad_image() -> None:
             refuses(stored(data, field))
 
 
-def test_transparent_pixels_show_the_background() -> None:
-    clear = encoded(picture(mode="RGBA").point(lambda value: 0), "PNG")
-    found = decode_stored(stored(clear, "png"), Decoding(background=(1, 2, 3)))
-    assert np.unique(found.reshape(-1, 3), axis=0).tolist() == [[1, 2, 3]]
-
-
 # Reduced images.
 
 
@@ -147,20 +141,6 @@ def test_the_scale_matches_simplejpegs(data: st.DataObject) -> None:
 def reduced_shape(size: tuple[int, int], eighths: int) -> tuple[int, int, int]:
     width, height = (-(-side * eighths // 8) for side in size)
     return height, width, 3
-
-
-def test_the_smallest_sufficient_scale_is_used() -> None:
-    sides = {
-        1: [(1, 1), (13, 8)],
-        2: [(14, 8), (13, 9), (25, 16)],
-        3: [(26, 16), (37, 23)],
-        4: [(38, 23), (49, 31)],
-        8: [(0, 0), (50, 31), (49, 32), (97, 61), (500, 500)],
-    }
-    for eighths, at_least in sides.items():
-        assert [sufficient_eighths((97, 61), each) for each in at_least] == [eighths] * len(
-            at_least
-        )
 
 
 @given(st.data())

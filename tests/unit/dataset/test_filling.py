@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from scripts.fuzzing.pieces import compare
 from shardkit import CenterCrop, RandomCrop, RandomResizedCrop, Resize, make_loader, open_dataset
 from shardkit.codecs import planes
 from shardkit.codecs.geometry import Region
-from shardkit.codecs.image import EXACT, Decoding, stated_size
+from shardkit.codecs.image import Decoding, stated_size
 from shardkit.dataset.decode import decode_stored
 from shardkit.errors import BadImage, CorruptRecord
 from shardkit.record import PLANES
@@ -38,9 +38,7 @@ from shardkit.sampling.order import BatchDraws, Draws
 from shardkit.system import compiled, native
 from shardkit.system.compiled import fill, fill_values, fill_views, read_stored
 from shardkit.torch.data.ops import Crop, ImageOp, as_crop_table, select_crop_table
-from shardkit.torch.data.read_context import ReadContext, reading
 
-SAMPLES = Path(__file__).parents[3] / "sample_data"
 OPERATIONS: dict[str, ImageOp] = {
     "crop": CenterCrop(24),
     "whole": CenterCrop((20, 24), resize=26),
@@ -51,8 +49,6 @@ OPERATIONS: dict[str, ImageOp] = {
     "resize": Resize((30, 20)),
     "enlarge": Resize((150, 170), filter="bicubic"),
 }
-
-FillSpy = Callable[..., list[int]]
 
 
 @pytest.fixture(autouse=True)
@@ -389,27 +385,6 @@ def test_a_missing_page_of_a_map_ends_no_process(copied: list[int]) -> None:
         os.waitpid(-1, os.WNOHANG | _WCLONE)
 
 
-def test_a_file_that_is_truncated_while_it_is_read_ends_no_process() -> None:
-    found, made = mapped_images()
-    content, stop = made.tobytes(), threading.Event()
-
-    def rewrite() -> None:
-        while not stop.is_set():
-            os.truncate(found.descriptor, 0)
-            os.pwrite(found.descriptor, content, 0)
-
-    out, thread = np.zeros_like(made), threading.Thread(target=rewrite)
-    thread.start()
-    try:
-        for _ in range(40):
-            left = fill(found.as_rows(), out)
-            whole = [number for number in range(LARGE) if number not in left]
-            assert (out[whole] == made[whole]).all()
-    finally:
-        stop.set()
-        thread.join(DEADLINE)
-
-
 def test_the_last_page_of_a_truncated_file_gives_no_zeros(copied: list[int]) -> None:
     """The file ends within a page of its last image, at any moment of the copy."""
     found, made = mapped_images()
@@ -521,28 +496,6 @@ def test_an_operation_with_its_own_piece_is_not_drawn_by_the_module() -> None:
     assert select_crop_table(Top(24), sides, sides, partial(BatchDraws, 0, [0, 1, 2])) is None
 
 
-def test_threads_fill_at_once() -> None:
-    images = list(kinds().values())
-    op = CenterCrop(24)
-    crops = [op.crop(image.width, image.height, Draws(0, 0)) for image in images]
-    expected = python_samples(images, op, crops, EXACT)
-    wrong = []
-
-    def work() -> None:
-        for _ in range(40):
-            found, left = fill_pieces(images, op, crops)
-            if left or not np.array_equal(found, expected):
-                wrong.append(left)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-
-    assert not wrong
-
-
 # Datasets.
 
 
@@ -615,23 +568,6 @@ def test_damage_is_reported_as_by_python(sources: dict[str, Path]) -> None:
         finally:
             shard.write_bytes(content)
         assert len(dataset.__getitems__([0, 1, 2])) == 3
-
-
-def test_the_sample_data_is_read_by_the_module_alone(tmp_path: Path, left: list[int]) -> None:
-    dataset = open_dataset(
-        make_dataset(SAMPLES, tmp_path / "d"), decode=RandomResizedCrop(64, filter="bicubic")
-    )
-    rows = [row for row, path in enumerate(dataset.paths) if path.endswith((".jpg", ".jpeg"))]
-    with reading(ReadContext(seed=1, epoch=0)):
-        found = dataset.__getitems__(rows).batch[0]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "module", lambda: None)
-            without = dataset.__getitems__(rows).batch[0]
-
-    assert left == [0, len(rows)]
-    difference = found.to(int) - without.to(int)  # PyTorch scales with coarser weights
-    assert difference.abs().max() <= 2
-    assert (difference != 0).float().mean() < 0.03
 
 
 def test_own_operations_render_in_python(sources: dict[str, Path], left: list[int]) -> None:

@@ -208,12 +208,6 @@ def test_a_format_reader_is_closed_on_eviction(tmp_path: Path) -> None:
     assert [reader.closed for reader in made] == [1, 1]
 
 
-def test_file_and_format_reader_of_a_shard_are_separate_handles(tmp_path: Path) -> None:
-    path = make_file(tmp_path / "a")
-    assert shard_reader(path, "id", FakeReader).read([1])[0].key == "1"
-    assert shard_file(path, 10, "id").read(0, 1) == b"0"
-
-
 def test_threads_read_the_right_bytes_while_handles_come_and_go(tmp_path: Path) -> None:
     paths = [make_file(tmp_path / str(number), f"{number:010d}".encode()) for number in range(23)]
     wrong: list[int] = []

@@ -136,35 +136,6 @@ def test_equal_manifests_give_equal_bytes(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
 
 
-def test_each_edited_value_is_refused(tmp_path: Path) -> None:
-    value = saved(tmp_path)
-    paths = leaves(value)
-    assert len(paths) > 30
-    for path in paths:
-        edits: tuple[Any, ...] = ("edited", 7777, None, [], {})
-        for new in edits:
-            edited = json.loads(json.dumps(value))
-            put(edited, path, new)
-            if edited == value:
-                continue
-            if path == ("format_version",) and new == 7777:
-                continue  # a newer version is the user's matter: below
-            write(tmp_path, edited, seal=False)
-            with pytest.raises(CorruptDataset, match=MANIFEST_NAME):
-                load_any_manifest(tmp_path)
-
-
-def test_a_removed_or_added_entry_is_refused(tmp_path: Path) -> None:
-    value = saved(tmp_path)
-    for name in value:
-        write(tmp_path, {key: part for key, part in value.items() if key != name}, seal=False)
-        with pytest.raises(CorruptDataset):
-            load_any_manifest(tmp_path)
-    write(tmp_path, {**value, "extra": 1}, seal=False)
-    with pytest.raises(CorruptDataset):
-        load_any_manifest(tmp_path)
-
-
 def test_each_changed_byte_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     path = tmp_path / MANIFEST_NAME
@@ -181,16 +152,6 @@ def test_each_changed_byte_is_refused(tmp_path: Path) -> None:
                 continue
             accepted.append((at, chr(good[at]), chr(bad[at])))
     assert accepted == []
-
-
-def test_each_truncation_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path)
-    path = tmp_path / MANIFEST_NAME
-    good = path.read_bytes()
-    for length in range(len(good)):
-        path.write_bytes(good[:length])
-        with pytest.raises(CorruptDataset):
-            load_any_manifest(tmp_path)
 
 
 def test_a_newer_version_requires_a_newer_shardkit(tmp_path: Path) -> None:

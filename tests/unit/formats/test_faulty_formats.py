@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -23,11 +23,50 @@ from shardkit.testing import FormatConformance
 # --- writers with a fault ---
 
 
-class LosesEmptyFields(TarWriter):
-    def write(self, record: Record) -> None:
-        super().write(
-            Record(record.key, {n: v for n, v in record.fields.items() if v} or {"x": b""})
+def writes(change: Callable[[Record], Record | None]) -> type[TarWriter]:
+    """Return a writer that writes other records, or leaves some out."""
+
+    class Changes(TarWriter):
+        def write(self, record: Record) -> None:
+            changed = change(record)
+            if changed is not None:
+                super().write(changed)
+
+    return Changes
+
+
+def writes_field(name: str, change: Callable[[bytes], bytes]) -> type[TarWriter]:
+    """Return a writer that changes the values of a field."""
+    return writes(
+        lambda record: Record(
+            record.key, {n: change(v) if n == name else v for n, v in record.fields.items()}
         )
+    )
+
+
+def writes_meta(change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> type[TarWriter]:
+    """Return a writer that describes its shard in another way."""
+
+    class Describes(TarWriter):
+        def __init__(self, path: Path, spec: ShardSpec) -> None:
+            super().__init__(path, replace(spec, meta=change(spec.meta)))
+
+    return Describes
+
+
+LosesEmptyFields = writes(
+    lambda r: Record(r.key, {n: v for n, v in r.fields.items() if v} or {"x": b""})
+)
+InvertsPixels = writes_field("raw", lambda value: bytes(255 - each for each in value))
+PadsPixels = writes_field("raw", lambda value: (value + bytes(45))[:45])
+KeepsLabelsInBytes = writes_field("cls", lambda value: b"%d" % (int(value) % 256))
+CutsKeys = writes(lambda r: Record(r.key[-255:], r.fields))
+CutsValues = writes(lambda r: Record(r.key, {n: v[: 1 << 20] for n, v in r.fields.items()}))
+SkipsRecordsWithoutFields = writes(lambda r: r if r.fields else None)
+CleansKeys = writes(lambda r: Record(r.key.replace(".", "_").replace("\n", " "), r.fields))
+LosesMeta = writes_meta(lambda meta: {})
+LosesLargeMeta = writes_meta(lambda meta: meta if len(str(meta)) < 65536 else {})
+SignsWithRandomBytes = writes_meta(lambda meta: {**meta, "id": os.urandom(8).hex()})
 
 
 class SwapsTwoRecords(TarWriter):
@@ -43,35 +82,6 @@ class SwapsTwoRecords(TarWriter):
             self._held = None
 
 
-class InvertsPixels(TarWriter):
-    def write(self, record: Record) -> None:
-        fields = dict(record.fields)
-        if "raw" in fields:
-            fields["raw"] = bytes(255 - value for value in fields["raw"])
-        super().write(Record(record.key, fields))
-
-
-class PadsPixels(TarWriter):
-    def write(self, record: Record) -> None:
-        fields = dict(record.fields)
-        if "raw" in fields:
-            fields["raw"] = (fields["raw"] + bytes(45))[:45]
-        super().write(Record(record.key, fields))
-
-
-class KeepsLabelsInBytes(TarWriter):
-    def write(self, record: Record) -> None:
-        fields = dict(record.fields)
-        if "cls" in fields:
-            fields["cls"] = b"%d" % (int(fields["cls"]) % 256)
-        super().write(Record(record.key, fields))
-
-
-class CutsKeys(TarWriter):
-    def write(self, record: Record) -> None:
-        super().write(Record(record.key[-255:], record.fields))
-
-
 class ForgetsRowsAfterThousand(TarWriter):
     _rows = 0
 
@@ -79,37 +89,6 @@ class ForgetsRowsAfterThousand(TarWriter):
         self._rows += 1
         if self._rows <= 1000:
             super().write(record)
-
-
-class CutsValues(TarWriter):
-    def write(self, record: Record) -> None:
-        super().write(Record(record.key, {n: v[: 1 << 20] for n, v in record.fields.items()}))
-
-
-class SkipsRecordsWithoutFields(TarWriter):
-    def write(self, record: Record) -> None:
-        if record.fields:
-            super().write(record)
-
-
-class CleansKeys(TarWriter):
-    def write(self, record: Record) -> None:
-        super().write(Record(record.key.replace(".", "_").replace("\n", " "), record.fields))
-
-
-class LosesMeta(TarWriter):
-    def __init__(self, path: Path, spec: ShardSpec) -> None:
-        super().__init__(path, replace(spec, meta={}))
-
-
-class LosesLargeMeta(TarWriter):
-    def __init__(self, path: Path, spec: ShardSpec) -> None:
-        super().__init__(path, replace(spec, meta=spec.meta if len(str(spec.meta)) < 65536 else {}))
-
-
-class SignsWithRandomBytes(TarWriter):
-    def __init__(self, path: Path, spec: ShardSpec) -> None:
-        super().__init__(path, replace(spec, meta={**spec.meta, "id": os.urandom(8).hex()}))
 
 
 class SignsWithItsProcess(TarWriter):
@@ -139,29 +118,21 @@ class LosesTheLastRecord(TarReader):
         return max(0, super().__len__() - 1)
 
 
-class SortsRows(TarReader):
-    def read(self, rows: Sequence[int]) -> list[Record]:
-        return super().read(sorted(rows))
+def reads(change: Callable[[Sequence[int], int], Sequence[int]]) -> type[TarReader]:
+    """Return a reader that reads other rows: a function of the rows and their number."""
+
+    class Changes(TarReader):
+        def read(self, rows: Sequence[int]) -> list[Record]:
+            return super().read(change(rows, len(self)))
+
+    return Changes
 
 
-class LosesDuplicates(TarReader):
-    def read(self, rows: Sequence[int]) -> list[Record]:
-        return super().read(list(dict.fromkeys(rows)))
-
-
-class ReadsAllForNone(TarReader):
-    def read(self, rows: Sequence[int]) -> list[Record]:
-        return super().read(rows or range(len(self)))
-
-
-class GivesANeighbour(TarReader):
-    def read(self, rows: Sequence[int]) -> list[Record]:
-        return super().read([min(row, len(self) - 1) for row in rows])
-
-
-class CountsFromTheEnd(TarReader):
-    def read(self, rows: Sequence[int]) -> list[Record]:
-        return super().read([row % len(self) if row < 0 else row for row in rows])
+SortsRows = reads(lambda rows, _: sorted(rows))
+LosesDuplicates = reads(lambda rows, _: list(dict.fromkeys(rows)))
+ReadsAllForNone = reads(lambda rows, count: rows or range(count))
+GivesANeighbour = reads(lambda rows, count: [min(row, count - 1) for row in rows])
+CountsFromTheEnd = reads(lambda rows, count: [row % count if row < 0 else row for row in rows])
 
 
 class RefusesEmptyShards(TarReader):

@@ -358,13 +358,6 @@ def test_values_that_cannot_be_read_back_completely_are_not_stored(
     writer.abort()
 
 
-def test_ranges_and_keys_can_be_sliced(path: Path) -> None:
-    reader = Hdf5Reader(path)
-    assert reader.ranges()[1:] == [reader.ranges()[1], reader.ranges()[2]]
-    assert reader._keys[::-1] == ["c", "b", "a"]
-    reader.close()
-
-
 def test_a_newer_kind_of_hdf5_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "new.h5", "x", libver="latest") as file:
         file["jpg/data"] = octets(1)

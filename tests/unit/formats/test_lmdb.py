@@ -90,16 +90,6 @@ def test_a_full_map_is_doubled_and_nothing_is_lost(
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_many_batches_of_large_values_survive_a_round_trip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_BATCH_BYTES", 10_000)
-    monkeypatch.setattr(module, "_BATCH_ROWS", 3)
-    rng = random.Random(0)
-    content = [Record(f"k{row}", {"bin": rng.randbytes(row * 100)}) for row in range(60)]
-    assert read_shard(FORMAT, write_shard(FORMAT, tmp_path / "s", content)) == content
-
-
 def test_an_error_of_lmdb_is_an_os_error_that_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,12 +81,6 @@ def test_the_newest_state_of_a_changed_file_is_read(
         assert walked(path) == library(path) == left
 
 
-@pytest.mark.parametrize("transactions", [1, 2, 3, 4])
-def test_either_of_the_two_metas_may_be_the_newer(transactions: int, tmp_path: Path) -> None:
-    fill(tmp_path / "f", *({b"key": b"%d" % number} for number in range(transactions)))
-    assert walked(tmp_path / "f") == [(b"key", b"%d" % (transactions - 1))]
-
-
 def test_trees_of_several_levels_are_read(tmp_path: Path) -> None:
     rng = random.Random(0)
     content = {rng.randbytes(rng.randint(100, 511)): rng.randbytes(20) for _ in range(4000)}
@@ -95,12 +89,6 @@ def test_trees_of_several_levels_are_read(tmp_path: Path) -> None:
     with lmdb.open(str(path), subdir=False, lock=False, readonly=True) as environment:
         assert environment.stat()["depth"] >= 4
     assert walked(path) == library(path) == sorted(content.items())
-
-
-def test_a_value_of_many_megabytes_is_found(tmp_path: Path) -> None:
-    content = {b"a": b"1", b"b": random.Random(0).randbytes(40 << 20), b"c": b"3"}
-    fill(tmp_path / "file", content)
-    assert walked(tmp_path / "file") == sorted(content.items())
 
 
 def test_a_file_with_named_databases_is_refused(tmp_path: Path) -> None:
@@ -206,18 +194,6 @@ def structural_positions(data: bytes) -> list[int]:
                 node = page + int.from_bytes(data[at : at + 2], "little")
                 found += range(node, node + 8)
     return found
-
-
-def test_a_page_that_points_to_its_parent_ends(rich: tuple[Path, bytes], tmp_path: Path) -> None:
-    _, data = rich
-    root = int.from_bytes(data[4096 + 16 + 24 + 48 + 40 :][:8], "little")
-    damaged = bytearray(data)
-    first = int.from_bytes(data[root * 4096 + 16 :][:2], "little") + root * 4096
-    assert data[root * 4096 + 10] & 1, "the root is a branch"
-    damaged[first : first + 6] = root.to_bytes(6, "little")
-    (tmp_path / "file").write_bytes(damaged)
-    with pytest.raises(MalformedLmdbError, match="used twice"):
-        walked(tmp_path / "file")
 
 
 def test_a_tree_that_shares_its_pages_ends(rich: tuple[Path, bytes], tmp_path: Path) -> None:

@@ -220,15 +220,3 @@ def test_a_damaged_file_gives_the_same_result_or_error(
         assert found == in_python(lambda: outcome(storage, path))
         errors += isinstance(found, str)
     assert 20 < errors < 240
-
-
-@pytest.mark.parametrize("number", [0, 1, 20, 39])
-def test_a_part_of_a_shard(storage: Format, tmp_path: Path, number: int) -> None:
-    content = [each for each in records(42) if each.key.isascii()]
-    path = written(storage, tmp_path / "shard", content)
-    reader = storage.read(path)
-    assert isinstance(reader, RangeReader)
-    table = reader.table(range(number, len(reader)))
-    assert table is not None
-    assert table.keys() == [each.key for each in content[number:]]
-    reader.close()

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from stated import done, shards_of
-from torch.utils.data import DataLoader
 
-from shardkit import ShardDataset, collate, convert, open_dataset, reindex
+from shardkit import ShardDataset, convert, open_dataset
 from shardkit.errors import CorruptRecord
 from shardkit.testing import FormatConformance
 
@@ -106,21 +105,6 @@ def test_the_dataset_opens_and_gives_the_pixels(dataset: Path) -> None:
     assert all(map(np.array_equal, (image for image, _ in opened[rows]), expected))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.slow
-def test_workers_read_it_with_any_start_method(dataset: Path, method: str) -> None:
-    if method == "fork" and "coverage" in sys.modules:
-        pytest.skip("coverage cannot save the data of these processes, which then exit with 1")
-    opened = open_dataset(dataset, decode="numpy")
-    assert opened[0]  # in this process the shard's file is open when the workers start
-    loader = DataLoader(
-        opened, batch_size=3, num_workers=2, collate_fn=collate, multiprocessing_context=method
-    )
-    images = np.concatenate([batch[0].numpy() for batch in loader])
-    assert np.array_equal(images, np.stack(pixels_of(dataset)))
-
-
 def test_a_damaged_image_is_a_corrupt_record_and_the_others_are_read(dataset: Path) -> None:
     opened = open_dataset(dataset, decode="numpy")
     expected = pixels_of(dataset)
@@ -132,14 +116,6 @@ def test_a_damaged_image_is_a_corrupt_record_and_the_others_are_read(dataset: Pa
         opened[1]
     for row in (0, *range(2, 8)):
         assert np.array_equal(opened[row][0], expected[row])
-
-
-def test_its_index_can_be_rebuilt(dataset: Path) -> None:
-    rows = dataset / "index" / "rows.npy"
-    before = rows.read_bytes()
-    rows.unlink()
-    assert reindex(dataset) == 8
-    assert rows.read_bytes() == before
 
 
 @pytest.mark.slow

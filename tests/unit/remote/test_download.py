@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from buckets import BUCKET, SECRET, Bucket
-from helpers import jpeg, make_tree, run_main, tree
+from helpers import contents, jpeg, make_tree, run_main, tree
 from refusals import refused, refuses
 
 from shardkit import UsageError, convert, download, open_source
@@ -42,14 +42,6 @@ def archives(bucket: Bucket) -> dict[str, bytes]:
     return {f"s3/{BUCKET}/in/{name}": content for name, content in made.items()}
 
 
-def copies(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 @pytest.mark.parametrize("name", ["x-{00..02}.tar", "x-*.tar", "x-{00,0[1-2]}.tar"])
 def test_every_named_file_is_copied_once(
     bucket: Bucket, archives: dict[str, bytes], tmp_path: Path, name: str
@@ -59,7 +51,7 @@ def test_every_named_file_is_copied_once(
     found = download(f"s3://{BUCKET}/in/{name}", tmp_path, on_progress=reports.append)
 
     assert found == tmp_path / "s3" / BUCKET / "in" / name
-    assert copies(tmp_path) == archives
+    assert contents(tmp_path) == archives
     assert len(list(open_source("webdataset", found).paths())) == reports[0].total == 3
     assert sum(each.bytes for each in reports) == sum(map(len, archives.values()))
     bucket.requests.clear()
@@ -75,7 +67,7 @@ def test_files_of_a_web_server_are_copied(
     for _ in range(2):
         found = download(url, tmp_path)
 
-    assert sorted(copies(tmp_path).values()) == sorted(archives.values())
+    assert sorted(contents(tmp_path).values()) == sorted(archives.values())
     assert len(list(open_source("webdataset", found).paths())) == 3
     assert max(bucket.count("GET").values()) == 1
 
@@ -90,7 +82,7 @@ def test_a_new_version_of_the_same_size_is_copied(
 
     download(URL, tmp_path)
 
-    assert copies(tmp_path) == {**archives, path: content[::-1]}
+    assert contents(tmp_path) == {**archives, path: content[::-1]}
     assert {*bucket.count("GET")} == {"x-00.tar"}
 
 
@@ -103,7 +95,7 @@ def test_faults_on_the_way_and_what_a_killed_process_left_do_no_harm(
 
     download(URL, tmp_path)
 
-    assert copies(tmp_path) == archives
+    assert contents(tmp_path) == archives
 
 
 def test_a_wrong_url_is_one_line(archives: dict[str, bytes], tmp_path: Path) -> None:

@@ -187,30 +187,6 @@ def test_a_connection_that_no_server_takes_is_tried_for_a_few_requests(url: str)
     assert 1 < clock.now < 10
 
 
-def test_a_slow_answer_has_a_time_limit(
-    store: WebServer, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over = threading.Event()
-
-    def drip(handler: Handler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", "100000")
-        handler.end_headers()
-        with contextlib.suppress(OSError):
-            while not over.wait(0.02):
-                handler.wfile.write(b".")
-
-    monkeypatch.setenv("SHARDKIT_STORE_TIMEOUT", "0.3")
-    monkeypatch.setattr(client, "_RETRIES", 0)
-    monkeypatch.setattr(store_module, "_DEADLINE", 0.1)
-    server.answers.append(drip)
-    try:
-        with refused(ShardkitError, server.address):
-            WebServer(store.url).get("x", 1 << 20)
-    finally:
-        over.set()
-
-
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_redirects_are_followed(store: WebServer, server: Server, code: int) -> None:
     with serving() as other:
@@ -224,10 +200,19 @@ def test_redirects_are_followed(store: WebServer, server: Server, code: int) -> 
 
 
 @pytest.mark.parametrize(
-    "head", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 206 P\r\nTransfer-Encoding: chunked\r\n\r\n"]
+    ("head", "method", "arguments"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX: ", "read", (0, 10)),
+        (b"HTTP/1.1 206 P\r\nTransfer-Encoding: chunked\r\n\r\n", "read", (0, 10)),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", "get", (1 << 20,)),
+    ],
 )
 def test_a_server_that_sends_a_byte_now_and_then_is_too_slow(
-    store: WebServer, server: Server, monkeypatch: pytest.MonkeyPatch, head: bytes
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    head: bytes,
+    method: str,
+    arguments: tuple[int, ...],
 ) -> None:
     over = threading.Event()
 
@@ -243,7 +228,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_too_slow(
     monkeypatch.setattr(store_module, "_DEADLINE", 0)
     try:
         with refused(ShardkitError, server.address):
-            WebServer(store.url).read("x", 0, 10)
+            getattr(WebServer(f"http://{server.address}/data"), method)("x", *arguments)
     finally:
         over.set()
 

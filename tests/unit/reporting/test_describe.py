@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 from buckets import BUCKET, Bucket
 from helpers import (
-    encoded,
-    exif,
     jpeg,
     make_dataset,
     make_folder,
     make_tree,
     opened,
-    picture,
     run_main,
 )
 from refusals import refused
@@ -75,36 +72,12 @@ def test_sizes_are_smallest_median_and_largest(folder: Path, tmp_path: Path) -> 
         assert images[name] == [min(values), int(median(values)), max(values)]
 
 
-def test_an_unlabeled_dataset_has_no_classes(tmp_path: Path) -> None:
-    make_tree(tmp_path / "photos", {"a.jpg": jpeg()})
-    found = describe(make_dataset(tmp_path / "photos", tmp_path / "made"))[""]
-    assert found["classes"] is None
-    assert found["images"]["width"] == [24, 24, 24]
-
-
 def test_empty_classes_are_reported(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", {"a/1.jpg": jpeg(), "b": None})
     assert describe(make_dataset(tmp_path / "photos", tmp_path / "made"))[""]["classes"] == {
         "a": 1,
         "b": 0,
     }
-
-
-def test_noted_skipped_and_ignored_files_are_reported(tmp_path: Path) -> None:
-    make_tree(
-        tmp_path / "photos",
-        {
-            "a/turned.jpg": encoded(picture(), "JPEG", exif=exif(6)),
-            "a/bad.jpg": b"junk",
-            "a/.hidden": b"",
-            "a/notes.txt": b"text",
-        },
-    )
-    found = describe(make_dataset(tmp_path / "photos", tmp_path / "made", on_error="skip"))[""]
-    assert found["notes"] == {"orientation": 1}
-    assert [item["path"] for item in found["skipped"]] == ["a/bad.jpg"]
-    assert found["ignored"] == {"hidden": 1, "not an image": 1}
-    assert found["rows"] == 1
 
 
 def test_raw_images_have_a_shape(folder: Path, tmp_path: Path) -> None:

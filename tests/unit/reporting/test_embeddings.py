@@ -11,7 +11,6 @@ import pytest
 from helpers import encoded, invoke, make_dataset, make_tree, png
 from planted_faults import scene
 from refusals import refused, refuses
-from stated import done
 
 from shardkit import UsageError, add_fields, open_dataset, report
 
@@ -236,14 +235,3 @@ def test_the_length_of_embeddings_does_not_matter(place: Path, scale: float) -> 
 
     assert found(made, "bad-embedding") == planted["bad-embedding"]
     assert planted["label-error"] <= found(made, "label-error")
-
-
-def test_page_and_json_name_the_field(place: Path) -> None:
-    embedded(place, 4)
-    made = report(place, embedding="embedding")
-
-    assert made.as_dict()["embedding"] == "embedding"
-    file = place.parent / "page.html"
-    done("report", place, "--embedding", "embedding", "-o", file)
-    assert "<td>Field with embeddings</td><td>embedding</td>" in file.read_text()
-    assert report(place).as_dict()["embedding"] is None

@@ -1,4 +1,4 @@
-"""Facts of images: what they state, where they are stored, and when they are measured again."""
+"""Facts of images: what they state and where they are; equal images alone are identical."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from helpers import encoded, exif, make_dataset, make_tree, png, tree
+from helpers import copy_dataset, encoded, exif, make_dataset, make_tree, png, tree
 from PIL import Image, ImageFilter
 from planted_faults import scene
 
@@ -21,7 +21,9 @@ from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.recipe import Recipe
 from shardkit.reporting import facts as facts_module
+from shardkit.reporting.collection import Collection
 from shardkit.reporting.facts import BROKEN, MEASURED, Facts, load_facts
+from shardkit.reporting.identical import find_identical
 from shardkit.reporting.page import page
 
 
@@ -180,3 +182,43 @@ def test_forged_facts_make_no_harm(dataset: Path, seed: int) -> None:
 
     json.dumps(made.as_dict(), allow_nan=False)
     assert "</html>" in page(made)
+
+
+# Identical pictures: facts name candidates, and only equal images count.
+
+PICTURE = encoded(scene(0))
+COMMENTED = PICTURE[:2] + b"\xff\xfe\0\x06note" + PICTURE[2:]
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    files = {
+        "0.jpg": PICTURE,
+        "1.jpg": COMMENTED,
+        "2.jpg": encoded(scene(1)),
+        "3.jpg": PICTURE,
+        "4.png": png(9, 9)[:60],
+        "5.png": png(9, 9)[:60],
+        "6.png": png(9, 9, 1)[:60],
+    }
+    source = make_tree(tmp_path / "photos", files)
+    return copy_dataset(source, tmp_path / "made", shuffle=False, recipe=Recipe(check="none"))
+
+
+def test_bytes_and_pixels_are_compared(copies: Path) -> None:
+    same = find_identical(Collection([copies]))
+
+    assert same.bytes.tolist() == [0, 1, 2, 0, 4, 4, 6]
+    assert same.pixels.tolist() == [0, 0, 2, 0, 4, 4, 6]
+
+
+def test_facts_alone_make_no_picture_identical(copies: Path) -> None:
+    load_facts(open_shards(copies))
+    stored = np.load(copies / FACTS_NAME)
+    for name in ("hash", "pixels", "content"):
+        stored[name] = stored[name][0]
+    np.save(copies / FACTS_NAME, stored)
+    same = find_identical(Collection([copies]))
+
+    assert same.bytes.tolist() == [0, 1, 2, 0, 4, 4, 6]
+    assert same.pixels.tolist() == [0, 0, 2, 0, 4, 4, 6]

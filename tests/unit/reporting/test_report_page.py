@@ -6,11 +6,9 @@ import base64
 import html
 import io
 import itertools
-import json
 import re
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,14 +133,6 @@ NOTED = {
 """Words of the page itself in tables."""
 
 
-def test_the_report_does_not_depend_on_workers(made: DatasetReport, text: str) -> None:
-    directory = made.images.parts[0].shards.directory.parent
-    for path in directory.rglob("facts.npy"):
-        path.unlink()
-
-    assert page(report(directory, workers=2)) == text
-
-
 def test_names_are_text_and_nothing_else(text: str) -> None:
     shown = Parsed(text).text
 
@@ -247,51 +237,3 @@ def test_a_browser_shows_the_page_without_requests_or_errors(text: str, tmp_path
 
     assert "<title>Report on made: train, val</title>" in done.stdout
     assert "CONSOLE" not in done.stderr
-
-
-@pytest.fixture(scope="session")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The accessibility checker axe-core, from the npm registry."""
-    folder = tmp_path_factory.mktemp("axe")
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm, which fetches axe-core, is not installed")
-    try:
-        command = [npm, "pack", "--silent", "axe-core@4"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=DEADLINE)
-    except subprocess.SubprocessError:
-        pytest.skip("the npm registry, which has axe-core, cannot be reached")
-    (archive,) = folder.glob("*.tgz")
-    with tarfile.open(archive) as packed:
-        script = packed.extractfile("package/axe.min.js")
-        assert script is not None
-        return script.read().decode().replace("</script", "<\\/script")
-
-
-NARROW = 360
-"""Width of a small phone. A browser's window is wider, so the page is in a frame of this width."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["light", "dark", "phone", "dark phone"])
-def test_the_page_is_accessible_and_fits(text: str, axe: str, mode: str, tmp_path: Path) -> None:
-    script = (
-        f"<script>{axe}</script>"
-        "<script>axe.run().then(found => { const list = top.document.createElement('pre');"
-        "list.id = 'found'; list.textContent = JSON.stringify({"
-        "violations: found.violations, dark: matchMedia('(prefers-color-scheme: dark)').matches,"
-        "inner: innerWidth, content: document.documentElement.scrollWidth });"
-        "top.document.body.append(list); });</script>"
-    )
-    shown = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("</body>", script + "</body>")
-    if "phone" in mode:
-        shown = f'<iframe width="{NARROW}" height="800" srcdoc="{html.escape(shown)}"></iframe>'
-    options = ["--blink-settings=preferredColorScheme=0"] * ("dark" in mode)
-    done = browse(shown, tmp_path, "--virtual-time-budget=20000", *options)
-    (listed,) = re.findall(r'<pre id="found">(.*?)</pre>', done.stdout)
-    found = json.loads(html.unescape(listed))
-
-    assert [(each["id"], each["impact"]) for each in found["violations"]] == []
-    assert found["dark"] == ("dark" in mode)
-    assert (found["inner"] <= NARROW) == ("phone" in mode)
-    assert found["content"] <= found["inner"]

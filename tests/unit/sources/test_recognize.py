@@ -27,29 +27,23 @@ COCO = json.dumps(
 ).encode()
 XML = b"<annotation><filename>1.jpg</filename></annotation>"
 
-OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
+OTHERS: dict[str, tuple[dict[str, bytes], str]] = {
     "YOLO of Ultralytics": (
         {
             "images/train/1.jpg": JPEG,
             "labels/train/1.txt": LABEL,
             "data.yaml": b"names: [a]\nnc: 1",
         },
-        ["yolo", "SRC"],
+        "yolo SRC",
     ),
-    "YOLO of Roboflow": (
-        {"train/images/1.jpg": JPEG, "train/labels/1.txt": LABEL},
-        ["yolo", "SRC"],
-    ),
-    "YOLO of labelImg": ({"1.jpg": JPEG, "1.txt": LABEL, "classes.txt": b"a"}, ["yolo", "SRC"]),
-    "masks": ({"images/1.jpg": JPEG, "masks/1.png": MASK}, ["pairs", "SRC"]),
+    "YOLO of Roboflow": ({"train/images/1.jpg": JPEG, "train/labels/1.txt": LABEL}, "yolo SRC"),
+    "YOLO of labelImg": ({"1.jpg": JPEG, "1.txt": LABEL, "classes.txt": b"a"}, "yolo SRC"),
+    "masks": ({"images/1.jpg": JPEG, "masks/1.png": MASK}, "pairs SRC"),
     "masks in splits": (
         {"train/image/1.jpg": JPEG, "train/label/1_seg.png": MASK, "val/image/2.jpg": JPEG},
-        ["pairs", "SRC"],
+        "pairs SRC",
     ),
-    "masks of Carvana": (
-        {"train/1.jpg": JPEG, "train_masks/1_mask.png": MASK},
-        ["pairs", "SRC"],
-    ),
+    "masks of Carvana": ({"train/1.jpg": JPEG, "train_masks/1_mask.png": MASK}, "pairs SRC"),
     "masks next to images": (
         {
             "benign/b (1).png": JPEG,
@@ -58,39 +52,39 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
             "normal/n (1).png": JPEG,
             "normal/n (1)_mask.png": MASK,
         },
-        ["pairs", "SRC", "--mask-suffix", "_mask,_mask_1?"],
+        "pairs SRC --mask-suffix '_mask,_mask_1?'",
     ),
     "masks next to images in splits": (
         {"train/healthy/0.jpg": JPEG, "train/ill/1.jpg": JPEG, "train/ill/1-seg.png": MASK},
-        ["pairs", "SRC", "--mask-suffix", "-seg?"],
+        "pairs SRC --mask-suffix '-seg?'",
     ),
     "masks next to images without classes": (
         {"1.jpg": JPEG, "1_Segmentation.png": MASK},
-        ["pairs", "SRC", "--mask-suffix", "_Segmentation"],
+        "pairs SRC --mask-suffix _Segmentation",
     ),
     "COCO": (
         {"annotations/instances_val2017.json": COCO, "val2017/1.jpg": JPEG},
-        ["coco", "SRC/annotations/instances_val2017.json", "--root", "SRC/val2017"],
+        "coco SRC/annotations/instances_val2017.json --root SRC/val2017",
     ),
     "COCO of Roboflow": (
         {"train/_annotations.coco.json": COCO, "train/1.jpg": JPEG},
-        ["coco", "SRC/train/_annotations.coco.json"],
+        "coco SRC/train/_annotations.coco.json",
     ),
     "VOC": (
         {"VOC2012/JPEGImages/1.jpg": JPEG, "VOC2012/Annotations/1.xml": XML},
-        ["voc", "SRC/VOC2012"],
+        "voc SRC/VOC2012",
     ),
     "masks of CamVid": (
         {"train/1.png": MASK, "train_labels/1_L.png": MASK}
         | {"val/2.png": MASK, "val_labels/2_L.png": MASK},
-        ["pairs", "SRC"],
+        "pairs SRC",
     ),
     "masks of ISIC": (
         {
             "ISIC_Task1-2_Training_Input/1.jpg": JPEG,
             "ISIC_Task1_Training_GroundTruth/1_segmentation.png": MASK,
         },
-        ["pairs", "SRC"],
+        "pairs SRC",
     ),
     "masks of Cityscapes": (
         {
@@ -98,24 +92,15 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
             for top, end in (("leftImg8bit", "leftImg8bit"), ("gtFine", "gtFine_labelIds"))
             for n in (1, 2)
         },
-        ["pairs", "SRC"],
+        "pairs SRC",
     ),
     "a table of numbers": (
         {"train/1.jpg": JPEG, "train.csv": b"filename,cat,my dog\n1.jpg,0.5,1\n"},
-        [
-            "table",
-            "SRC/train.csv",
-            "--image",
-            "filename",
-            "--root",
-            "SRC/train",
-            "--keep",
-            "cat,my_dog=my dog:int64",
-        ],
+        "table SRC/train.csv --image filename --root SRC/train --keep 'cat,my_dog=my dog:int64'",
     ),
     "a list": (
         {"val/1.jpg": JPEG, "val.txt": b"1.jpg n02\n"},
-        ["table", "SRC/val.txt", "--image", "1", "--root", "SRC/val", "--label", "2"],
+        "table SRC/val.txt --image 1 --root SRC/val --label 2",
     ),
     "a table": (
         {
@@ -123,32 +108,23 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
             "test_images/2.jpg": JPEG,
             "train.csv": b"file,label\n1.jpg,cat",
         },
-        [
-            "table",
-            "SRC/train.csv",
-            "--image",
-            "file",
-            "--root",
-            "SRC/train_images",
-            "--label",
-            "label",
-        ],
+        "table SRC/train.csv --image file --root SRC/train_images --label label",
     ),
     "metadata of Hugging Face": (
         {"1.jpg": JPEG, "metadata.csv": b"file_name,text\n1.jpg,a cat"},
-        ["table", "SRC/metadata.csv"],
+        "table SRC/metadata.csv",
     ),
     "a folder around YOLO": (
         {"coco8/images/train/1.jpg": JPEG, "coco8/labels/train/1.txt": LABEL, "coco8.txt": b"x"},
-        ["yolo", "SRC/coco8"],
+        "yolo SRC/coco8",
     ),
     "two folders around COCO": (
         {"a/b/annotations/instances_val2017.json": COCO, "a/b/val2017/1.jpg": JPEG},
-        ["coco", "SRC/a/b/annotations/instances_val2017.json", "--root", "SRC/a/b/val2017"],
+        "coco SRC/a/b/annotations/instances_val2017.json --root SRC/a/b/val2017",
     ),
     "a folder around masks, next to another": (
         {"set/images/1.jpg": JPEG, "set/masks/1.png": MASK, "docs/a.txt": b"x"},
-        ["pairs", "SRC/set"],
+        "pairs SRC/set",
     ),
     "YOLO in a cache of the Hub": (
         {
@@ -156,11 +132,11 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
             "snapshots/f00/images/train/1.jpg": JPEG,
             "snapshots/f00/labels/train/1.txt": LABEL,
         },
-        ["yolo", "SRC/snapshots/f00"],
+        "yolo SRC/snapshots/f00",
     ),
     "a folder around the classes": (
         {"PetImages/Cat/1.jpg": JPEG, "PetImages/Dog/1.jpg": JPEG, "readme[1].txt": b"pets"},
-        ["imagefolder", "SRC/PetImages"],
+        "imagefolder SRC/PetImages",
     ),
     "a folder around the splits": (
         {
@@ -170,7 +146,7 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
             "ILSVRC/Annotations/1.xml": XML,
             "LOC_synset_mapping.txt": b"n01 tench",
         },
-        ["imagefolder", "SRC/ILSVRC/Data/CLS-LOC"],
+        "imagefolder SRC/ILSVRC/Data/CLS-LOC",
     ),
     "classes next to lists": (
         {
@@ -179,18 +155,15 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
             "attributes/x.txt": b"x",
             "labels.txt": b"1 0.5 0.5 0.1 0.1",
         },
-        ["imagefolder", "SRC/images"],
+        "imagefolder SRC/images",
     ),
     "a cache of the Hub": (
         {"blobs/ab12": JPEG, "snapshots/f00/cat/1.jpg": JPEG, "snapshots/f00/dog/1.jpg": JPEG},
-        ["imagefolder", "SRC/snapshots/f00"],
+        "imagefolder SRC/snapshots/f00",
     ),
-    "VOC of Kaggle": (
-        {"images/1.jpg": JPEG, "annotations/1.xml": XML},
-        ["voc", "SRC"],
-    ),
-    "VOC of Roboflow": ({"train/1.jpg": JPEG, "train/1.xml": XML}, ["voc", "SRC"]),
-    "archives": ({"a.tar": b"", "b.tar": b""}, ["webdataset", "SRC"]),
+    "VOC of Kaggle": ({"images/1.jpg": JPEG, "annotations/1.xml": XML}, "voc SRC"),
+    "VOC of Roboflow": ({"train/1.jpg": JPEG, "train/1.xml": XML}, "voc SRC"),
+    "archives": ({"a.tar": b"", "b.tar": b""}, "webdataset SRC"),
 }
 
 
@@ -198,7 +171,7 @@ OTHERS: dict[str, tuple[dict[str, bytes], list[str]]] = {
 def test_other_layouts_are_refused_with_their_command(tmp_path: Path, name: str) -> None:
     files, words = OTHERS[name]
     source = make_tree(tmp_path / "src", files)
-    expected = [word.replace("SRC", str(source)) for word in words]
+    expected = [word.replace("SRC", str(source)) for word in shlex.split(words)]
     target = tmp_path / "out"
     done = refuses(
         2, "convert", "imagefolder", source, target, "--to", "hdf5", facts=("--classes",)
@@ -215,7 +188,7 @@ def test_other_layouts_are_refused_with_their_command(tmp_path: Path, name: str)
 )
 def test_a_command_without_a_kind_recognizes_it(tmp_path: Path, name: str) -> None:
     source = make_tree(tmp_path / "src", OTHERS[name][0])
-    kind = OTHERS[name][1][0]
+    kind = OTHERS[name][1].split()[0]
     done = run_main("convert", source, tmp_path / "out", "--to", "lmdb", "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"read as {kind}: ")

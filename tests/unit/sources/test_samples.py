@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset
 
 from shardkit import Field, Sample, UsageError, convert, open_dataset, verify
 from shardkit.dataset.shardset import ShardSet, open_shards
-from shardkit.errors import BadImage, BadImages
+from shardkit.errors import BadImages
 from shardkit.sources.samples import Samples
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
@@ -465,20 +465,6 @@ def test_the_result_does_not_depend_on_the_workers(tmp_path: Path) -> None:
         for name in ("1", "2")
     )
     assert one == two
-
-
-def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
-    samples = [{"key": f"k{n}", "text": str(n)} for n in range(3)]
-    convert(samples, tmp_path / "out", to="lmdb")
-    assert convert(samples, tmp_path / "out", to="lmdb").unchanged
-
-
-def test_a_source_of_samples_can_be_pickled() -> None:
-    source = pickle.loads(pickle.dumps(Samples([{"text": "a"}])))
-    (images,) = source.scan().splits.values()
-    assert images.read([0])[0].fields["txt"] == b"a"
-    with pytest.raises(BadImage):
-        Samples([{"text": "a"}, 1]).scan().splits[""].read([1])
 
 
 def test_a_worker_gets_only_its_own_samples() -> None:

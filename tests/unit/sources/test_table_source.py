@@ -420,29 +420,6 @@ def test_names_of_classes_may_be_given(root: Path, tmp_path: Path) -> None:
         scan(path, root=root, image="path", label="n", classes=str(names))
 
 
-@pytest.mark.slow
-def test_damaged_parquet_files_are_refused_or_read(root: Path, tmp_path: Path) -> None:
-    path = write_table(tmp_path / "t.parquet", rows(text=["a", "b", "c"], n=[1, 2, 3]))
-    data, rng = path.read_bytes(), np.random.default_rng(0)
-    outcomes = set()
-    for _ in range(150):
-        damaged = bytearray(data[: rng.integers(4, len(data) + 1)] if rng.random() < 0.2 else data)
-        for place in rng.integers(0, len(damaged), 3):
-            damaged[place] = rng.integers(0, 256)
-        path.write_bytes(damaged)
-        try:
-            found = scan(path, root=root, image="path", keep="text?,n?")
-        except UsageError:
-            outcomes.add("refused")
-        else:
-            outcomes.add("problems" if found.problems[""] else "read")
-            assert {entry.path for entry in found.splits[""].entries} <= {
-                *(f"a/{number}.png" for number in range(3)),
-                "mask.png",
-            }
-    assert outcomes >= {"refused", "read"}
-
-
 def test_rows_of_one_value_stay_on_one_side(root: Path, tmp_path: Path) -> None:
     names = [f"a/{n}.png" for n in range(20)]
     for n, name in enumerate(names):

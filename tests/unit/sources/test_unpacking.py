@@ -1,9 +1,13 @@
-"""Compressed files of sources: what comes out, and what is refused."""
+"""Compressed files of sources: what comes out and is refused; libraries in a child harm nobody."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
+import operator
+import os
+import signal
+import sys
 import zlib
 from collections.abc import Callable
 from importlib import import_module
@@ -13,11 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 from foreign import make_tar, png_of
+from interrupting import interrupt_everywhere
 from refusals import refused
 
-from shardkit import open_source
+from shardkit import ConversionFailed, open_source
 from shardkit.errors import BadImage
-from shardkit.sources import unpacking
+from shardkit.sources import inputs, library_process, unpacking
 from shardkit.sources.inputs import OpenedFile
 
 PACKERS: dict[str, tuple[str, Callable[[Any, bytes], bytes]]] = {
@@ -142,3 +147,43 @@ def test_the_suffix_says_how_a_file_is_packed() -> None:
         "zst": "",
     }
     assert {name: unpacking.packing_of(name) for name in packings} == packings
+
+
+# Opened input files: they are closed once, and unpacked if they are compressed.
+
+
+def test_an_interruption_closes_no_file_twice(tmp_path: Path) -> None:
+    """A second time would fail, or close a file that another thread opened."""
+    raw = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    part = raw.compress(b"content") + raw.flush()
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"more" + part))
+
+    def read() -> bytes:
+        with OpenedFile(os.fspath(path)) as file:
+            file.enter(4, len(part), packed=True)
+            return file.read(0, 7)
+
+    assert read() == b"content"
+    assert interrupt_everywhere(read, inputs) > 10
+
+
+# Libraries that read damaged files in a child: what it may do to this process.
+
+
+def test_a_library_that_hangs_or_dies_is_an_error() -> None:
+    with refused(ValueError, "SIGABRT"):
+        library_process.call(os.abort)
+    with refused(ValueError, "120 s of CPU"):
+        library_process.call(signal.raise_signal, signal.SIGXCPU)
+    with refused(ValueError, "3"):
+        library_process.call(sys.exit, 3)
+    with pytest.raises(ValueError, match="ZeroDivisionError"):
+        library_process.call(operator.truediv, 1, 0)
+    with refused(BadImage):
+        library_process.call(os.listdir, "/nowhere")
+    with refused(ConversionFailed, "2.0"):
+        library_process.call(bytearray, 3 << 30)  # never touched, if it should succeed
+    with refused(OSError):  # the file is not the cause
+        library_process.call(os.read, 1 << 20, 1)
+    assert library_process.call(bytes, 3) == bytes(3)

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,9 @@ from interrupting import interrupt_everywhere
 from refusals import refused
 
 from shardkit import ShardkitError, UsageError, reindex, repair
+from shardkit.errors import DiskFull
 from shardkit.system import files, safe_paths
+from shardkit.system import scratch as module
 from shardkit.system.files import (
     Appender,
     Reservation,
@@ -33,6 +36,8 @@ from shardkit.system.files import (
     write_atomically,
     write_result,
 )
+from shardkit.system.scratch import scratch
+from shardkit.system.temporary import TemporaryBytes, TemporaryFolder, full_disk_named
 
 
 def test_a_file_appears_complete(tmp_path: Path) -> None:
@@ -263,3 +268,64 @@ def test_an_interruption_closes_no_file_twice(tmp_path: Path) -> None:
     path = tmp_path / "a/file"
     points = interrupt_everywhere(lambda: open_regular(path, tmp_path).close(), files, safe_paths)
     assert points > 10
+
+
+# A temporary folder lasts as long as its object.
+
+
+def test_a_folder_is_removed_with_its_object() -> None:
+    folder = TemporaryFolder()
+    path = folder.path
+    (path / "file").touch()
+    assert path.stat().st_mode & 0o077 == 0
+    del folder
+    assert not path.exists()
+
+
+def test_folders_of_killed_processes_are_removed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    theirs = make_tree(tmp_path, {"shardkit-training/x": b"1"}) / "shardkit-training"
+    used = TemporaryFolder()
+    child = os.fork()
+    if not child:
+        make_tree(TemporaryFolder().path, {"deep/file": b"2"})
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(os.listdir(tmp_path)) == 3
+    with TemporaryFolder() as folder:
+        assert set(tmp_path.iterdir()) == {theirs, used.path, folder}
+    assert set(tmp_path.iterdir()) == {theirs, used.path}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def full(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with refused(DiskFull, "TMPDIR"):
+        TemporaryBytes().append(b"x")
+
+
+def test_other_errors_are_not_renamed() -> None:
+    with pytest.raises(PermissionError), full_disk_named():
+        raise PermissionError(errno.EACCES, "no")
+
+
+# Buffers are lent again, unless they are too large to keep.
+
+
+def test_a_buffer_is_lent_again_unless_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    free: list[memoryview] = []
+    monkeypatch.setattr(module, "_FREE", free)
+    monkeypatch.setattr(module, "_KEEP", 1 << 16)
+    with scratch(100) as small:
+        assert len(small) >= 100
+    assert free == [small]
+    with scratch(1 << 16) as again:
+        assert again is small
+    with scratch((1 << 16) + 1) as large:
+        assert len(large) > 1 << 16
+    assert free == []

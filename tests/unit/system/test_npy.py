@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from shardkit.system.npy import NpyWriter, StoredValues, npy_header, npy_values, save_npy
+from shardkit.system.tar_headers import byte_sum, checksum, member_name
 
 SHAPES = st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 4))
 
@@ -101,3 +103,19 @@ def test_stored_values_are_read_and_not_mapped(tmp_path: Path) -> None:
         stored[50:60]
     with refused(ValueError, "100"):
         StoredValues(tmp_path / "values.npy", np.int64, 100)
+
+
+# Headers of tar archives.
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "é.jpg", f"{'folder/' * 20}a.jpg"])
+def test_headers_of_tarfile(name: str) -> None:
+    header = tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT)
+
+    assert checksum(header) == int(header[148:154], 8)
+    assert member_name(header) == name.encode()
+
+
+@pytest.mark.parametrize("part", [b"", b"\x7f" * 512, b"\xff" * 512])
+def test_the_sum_is_exact(part: bytes) -> None:
+    assert byte_sum(part) == sum(part)

@@ -1,12 +1,31 @@
-"""Untrusted names in messages are short and printable."""
+"""Texts: printable names, readable numbers, equal ones, and URLs without credentials."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import tracemalloc
+from collections import Counter
+from pathlib import Path
 
 import pytest
+from bench_reports import HOSTILE, SETTINGS
+from table import for_each
 
-from shardkit.system.text import name_list, quoted
+from shardkit import UsageError
+from shardkit.system import text_hashes
+from shardkit.system.formatting import (
+    amount,
+    percent,
+    sample_words,
+    significant,
+    size,
+    speedup_words,
+    step_words,
+)
+from shardkit.system.text import as_command, name_list, printable, quoted, shell, shortened
+from shardkit.system.text_hashes import TextHashes
+from shardkit.system.urls import as_local, as_url
 
 
 @pytest.mark.parametrize(
@@ -51,3 +70,140 @@ def test_a_list_of_very_many_names_is_short() -> None:
     assert name_list(map(str, range(30))).endswith(", 28, 29")
     assert name_list(map(str, range(15_030))).endswith(", 28, 29 and 15,000 more")
     assert len(name_list(["x" * 5000] * 40)) < 3000
+
+
+# Readable numbers and names.
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("width", [10, 40, 1000])
+def test_a_name_fits_its_line_and_width(name: str, width: int) -> None:
+    text = shortened(name, width)
+
+    assert text.isprintable()
+    assert len(text) <= width
+    text.encode("utf-8")
+
+
+def test_a_shortened_name_keeps_both_ends() -> None:
+    text = shortened("beginning/of/a/long/path/to/the/end", 20)
+
+    assert len(text) == 20
+    assert text.startswith("begin")
+    assert text.endswith("/to/the/end")
+    assert shortened("short", 5) == "short"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0412, "0.04"), (1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234")]
+)
+def test_numbers_have_only_significant_digits(value: float, text: str) -> None:
+    assert significant(value) == text
+
+
+def test_sizes_and_counts() -> None:
+    for count, text in {
+        0: "0 bytes",
+        1023: "1023 bytes",
+        1024: "1.0 KiB",
+        5 << 20: "5.0 MiB",
+        3 << 29: "1.5 GiB",
+        1 << 40: "1.0 TiB",
+        2.5 * 2**40: "2.5 TiB",
+        1 << 50: "1024.0 TiB",
+    }.items():
+        assert size(count) == text
+    for number, noun, text in (
+        *((1, "image", "1 image"), (0, "image", "0 images"), (2000, "image", "2,000 images")),
+        *((2, "class", "2 classes"), (2, "entry", "2 entries"), (2, "bad file", "2 bad files")),
+    ):
+        assert amount(number, noun) == text
+
+
+def test_settings_are_described() -> None:
+    assert sample_words(SETTINGS) == "CenterCrop(8), batches of 10, in random order"
+    both = sample_words({**SETTINGS, "decode": "pil", "transform": "a:b"})
+    assert both == "pil then a:b, batches of 10, in random order"
+    assert step_words(SETTINGS) == "none: batches are read and let go"
+    assert step_words({**SETTINGS, "step_ms": 2.5}) == "a wait of 2.5 ms for each batch"
+    assert step_words({**SETTINGS, "model": "small"}) == "training small with each batch"
+
+
+def test_fractions_and_speedups() -> None:
+    assert percent(0.784) == "78 %"
+    assert speedup_words(1.5, 1.25, 2, 3) == "1.50x (1.25x to 2.00x in 3 rounds)"
+    assert speedup_words(1.5, 1.5, 1.5, 1) == "1.50x (1.50x to 1.50x in 1 round)"
+
+
+def test_texts_are_printable_and_commands_can_be_copied() -> None:
+    assert printable("größe ★") == "größe ★"
+    assert printable("a\nb\tc\x1b[31m\udcff") == "a\\nb\\tc\\x1b[31m\\udcff"
+    assert as_command("work", Path("my data"), "--claim") == "`shardkit work 'my data' --claim`"
+    for word in ("a\nb", "it's\t\\n", "\x9b1é\n", "b\udcff x", "\n9a", "$(x) `y`\r", "", "a b'c"):
+        command = shell("printf", "%s", word)
+        assert command.isprintable()
+        shown = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+        assert shown.stdout == os.fsencode(word)
+    assert printable("a" * 600 + "b" * 600) == "a" * 500 + " ... " + "b" * 500
+
+
+# Equal texts are found, however few are compared at a time.
+
+
+@pytest.mark.parametrize(("buffered", "at_once"), [(1 << 16, 1 << 19), (8, 5), (3, 100)])
+@pytest.mark.parametrize("count", [0, 1, 7, 300])
+def test_hashes_of_repeated_and_single_texts(
+    monkeypatch: pytest.MonkeyPatch, buffered: int, at_once: int, count: int
+) -> None:
+    monkeypatch.setattr(text_hashes, "_BUFFERED", buffered)
+    monkeypatch.setattr(text_hashes, "_AT_ONCE", at_once)
+    texts = [str(number * 7919 % max(1, count * 2 // 3)) for number in range(count)]
+    hashes = TextHashes()
+    for text in texts:
+        hashes.add(text)
+    for _ in range(2):  # more texts may follow
+        counts = Counter(texts)
+        assert hashes.repeated() == {hash(text) for text in texts if counts[text] > 1}
+        assert hashes.single() == {hash(text) for text in texts if counts[text] == 1}
+        hashes.add("new")
+        texts.append("new")
+
+
+# URLs and local paths are told apart, and credentials in a URL are refused unseen.
+
+
+@for_each(
+    ("path", "url"),
+    [
+        ("s3://bucket/data/", "s3://bucket/data"),
+        (Path("s3://bucket/data"), "s3://bucket/data"),
+        ("GS://bucket", "gs://bucket"),
+        ("https://host/data", "https://host/data"),
+        ("http://127.0.0.1:80/data", "http://127.0.0.1:80/data"),
+        ("file:///data", None),
+        ("data", None),
+        ("/data/s3:/x", None),
+    ],
+)
+def test_urls_are_recognized(path: str | Path, url: str | None) -> None:
+    assert as_url(path) == url
+
+
+@for_each("url", ["ftp://host/x", "http://host/x", "s3://", "https://[1/x", "hf://datasets/x"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        as_url(url)
+
+
+@for_each("rest", ["me:word@host/x", "host/x?signature=word", "host/x#word"])
+def test_a_url_with_credentials_is_refused_without_repeating_it(rest: str) -> None:
+    with pytest.raises(UsageError, match="credentials") as refused:
+        as_url(f"https://{rest}")
+
+    assert "word" not in str(refused.value)
+
+
+def test_file_urls_are_local_paths() -> None:
+    assert as_local("file:///a%20b/c") == "/a b/c"
+    assert as_local("file:/data") == "/data"
+    assert as_local("file:name") == "file:name"

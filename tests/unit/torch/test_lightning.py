@@ -554,13 +554,6 @@ def test_a_checkpoint_of_other_data_is_refused(root: Path, tmp_path: Path) -> No
         fit(root, other, checkpoint=saved)
 
 
-def test_a_state_that_is_no_mapping_is_refused(root: Path) -> None:
-    data = ShardDataModule(root / "train", batch_size=BATCH)
-    for value in (np.arange(3), "x" * 100_000, None):
-        with refused(StateMismatch):
-            data.load_state_dict(value)  # type: ignore[arg-type]
-
-
 def test_a_missing_dataset_is_reported_at_once(root: Path) -> None:
     with pytest.raises(UsageError, match="nowhere"):
         ShardDataModule(root / "nowhere")

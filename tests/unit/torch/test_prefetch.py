@@ -216,14 +216,6 @@ def test_batches_come_in_order_with_the_values_of_the_loader(
         assert same((labels, rows), others)
 
 
-def test_without_normalize_bytes_stay_bytes(root: Path, device: str) -> None:
-    for found, expected in zip(
-        DevicePrefetcher(loader_of(root), device), loader_of(root), strict=True
-    ):
-        assert found[0].dtype == torch.uint8
-        assert same(found, expected)
-
-
 # Ownership.
 
 

@@ -151,18 +151,6 @@ def _after(sampler: EpochBatchSampler, epochs: int) -> Any:
     return iter(sampler)
 
 
-def test_setting_the_loaded_epoch_keeps_the_position() -> None:
-    first = EpochBatchSampler(range(6), 2)
-    assert next(iter(first)) == [0, 1]
-    second = EpochBatchSampler(range(6), 2)
-    second.load_state_dict(first.state_dict())
-    second.set_epoch(0)
-    assert list(second) == [[2, 3], [4, 5]]
-    second.load_state_dict(first.state_dict())
-    second.set_epoch(1)
-    assert list(second) == [[0, 1], [2, 3], [4, 5]]
-
-
 @pytest.mark.parametrize("dataset", ["ok", Path("ok"), None, 5])
 def test_what_has_no_rows_is_refused(dataset: Any) -> None:
     with refused(UsageError, "open_dataset"):

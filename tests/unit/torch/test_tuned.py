@@ -1,19 +1,30 @@
-"""Tuned files, written by `shardkit tune --out`: loading and validation."""
+"""Tuned files are loaded and validated, and the largest batch that fits is found."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
+import signal
+import threading
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import make_dataset, make_folder
+import torch
+from helpers import DEADLINE, invoke, make_dataset, make_folder, make_tree, png
 from refusals import refused
+from torch import nn
 
-from shardkit import ShardkitError, UsageError, make_loader, open_dataset
+from shardkit import ShardkitError, UsageError, find_batch_size, make_loader, open_dataset
+from shardkit.errors import MeasurementTimeout
 from shardkit.system.machine import usable_cpus
+from shardkit.torch import batch_size
+from shardkit.torch.batch_size import MARGIN, search
 from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.tuned import VERSION, Tuned, load_tuned, require_replaceable
 
@@ -187,3 +198,253 @@ def test_threads_tuned_for_another_dataset_warn(tmp_path: Path) -> None:
         tuned.warn_of_threads("the transform flip may hold the GIL")
     dataclasses.replace(tuned, measured={"processes": "the transform"}).warn_of_threads("another")
     dataclasses.replace(tuned, settings={"engine": "process"}).warn_of_threads("another")
+
+
+# The largest batch that fits is found, whatever becomes of a process that tries a larger one.
+
+MIB = 1 << 20
+SAMPLE = 64 * MIB
+"""Bytes that the model below keeps for each sample between forward and backward."""
+
+
+class Hungry(nn.Module):
+    """Keeps `SAMPLE` bytes for each sample, and fails above a number of samples."""
+
+    def __init__(self, fails: str = "", above: int = 1 << 30) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.fails, self.above = fails, above
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if len(images) > self.above:
+            if self.fails == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fails == "hangs":
+                signal.pause()
+            raise ValueError("this one is planted")
+        return (images.reshape(-1, 1) * torch.ones(SAMPLE // 4) * self.weight).sin()
+
+
+def make(fails: str = "", above: int = 1 << 30) -> tuple[nn.Module, torch.Tensor]:
+    return Hungry(fails, above), torch.zeros(1, dtype=torch.uint8)
+
+
+def test_the_search_doubles_and_bisects() -> None:
+    for limit in (*range(70), 1000, 12_345, 70_000):
+        for most in (1, 2, 7, 64, 1 << 16):
+            tried: list[int] = []
+
+            def fits(size: int, limit: int = limit, tried: list[int] = tried) -> bool:
+                tried.append(size)
+                return size <= limit
+
+            found, best = search(fits, most), min(limit, most)
+            assert found <= best
+            assert best - found <= best / 30, (limit, most, tried)
+            assert len(tried) == len(set(tried)) < 25
+            assert max(tried) <= min(most, max(2, 2 * limit))
+
+
+@pytest.mark.slow
+def test_the_largest_allowed_batch_may_fit() -> None:
+    found = find_batch_size(make, memory=4096 * MIB, most=1)
+    assert (found.batch_size, found.limit) == (1, "")
+    assert SAMPLE < found.used <= found.memory == int(4096 * MIB * (1 - MARGIN))
+
+
+@pytest.mark.slow
+def test_a_batch_that_fits_is_found_in_a_limit_of_main_memory() -> None:
+    """A sample takes its memory several times: kept by sin, its output, and their gradients."""
+    memory = 1536 * MIB
+    found = find_batch_size(make, memory=memory)
+    assert found.device == "cpu"
+    assert found.memory == int(memory * (1 - MARGIN))
+    assert found.used <= found.memory
+    assert found.used + 5 * SAMPLE > found.memory  # one more sample does not fit
+    assert 1 < found.batch_size < 6
+    assert f"a batch of {found.batch_size + 1}: " in found.limit
+    assert found.describe().startswith(f"{found.batch_size}: uses ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", ["killed", "raises"])
+def test_a_size_at_which_the_process_ends_does_not_fit(fails: str) -> None:
+    found = find_batch_size(partial(make, fails, 1), memory=4096 * MIB, most=2)
+    assert found.batch_size == 1
+    stated = {
+        "killed": "a batch of 2: its process ended with code -9",
+        "raises": "ValueError: this",
+    }
+    assert stated[fails] in found.limit
+
+
+@pytest.mark.slow
+def test_what_cannot_work_is_an_error() -> None:
+    with refused(UsageError):
+        find_batch_size(partial(make, "raises", 0), memory=4096 * MIB)
+    with refused(UsageError, "1"):
+        find_batch_size(make, memory=10 * MIB)
+    with refused(MeasurementTimeout, "2", "20"):
+        find_batch_size(partial(make, "hangs", 1), memory=4096 * MIB, patience=20)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, ("CUDA",)),
+        ({"memory": 0}, ("memory=0", "1")),
+        ({"memory": 64}, ("memory=64", "64MiB")),
+        ({"memory": 1, "most": 0}, ("most=0",)),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: tuple[str, ...]) -> None:
+    with refused(UsageError, *message):
+        find_batch_size(make, **options)
+
+
+def test_a_device_s_free_memory_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arithmetic of a device, which these tests lack."""
+    fractions: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.optim, "AdamW", torch.optim.SGD)  # AdamW calls CUDA itself
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (600, 1000))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 530)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor.clone())
+    monkeypatch.setattr(nn.Module, "to", lambda module, _: module)
+
+    def small() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Linear(3, 2), torch.zeros(3)
+
+    assert batch_size._Step(small, None).run(4)[:2] == (530, 540)
+    assert batch_size._Step(small, 100).run(4)[:2] == (530, 90)
+    assert batch_size._Step(small, 10_000).run(4)[:2] == (530, 540)
+    assert fractions == [0.54, 0.09, 0.54]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50)  # make() used the device
+    assert batch_size._Step(small, None).run(4)[:2] == (530, 585)
+
+
+class InThread:
+    """A process of trials, in this one, where the device is patched."""
+
+    exitcode = 0
+
+    def __init__(self, target: Any, args: Any, daemon: bool) -> None:
+        own = Connection(os.dup(args[0].fileno()))
+        self._thread = threading.Thread(target=target, args=(own, *args[1:]), daemon=daemon)
+        self.start = self._thread.start
+
+    def kill(self) -> None:
+        """Leave it to the closed connection."""
+
+    def join(self) -> None:
+        self._thread.join(DEADLINE)
+
+
+@pytest.mark.parametrize("largest", [1, 5, 1000])
+def test_a_device_that_is_out_of_memory_sets_the_limit(
+    monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    started: list[InThread] = []
+
+    def process(**given: Any) -> InThread:
+        started.append(InThread(**given))
+        return started[-1]
+
+    clone = torch.Tensor.clone
+
+    def copy(batch: torch.Tensor, **options: Any) -> torch.Tensor:
+        if len(batch) > largest:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB")
+        return clone(batch, **options)
+
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=process)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(batch_size, "end_with_parent", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.optim, "AdamW", torch.optim.SGD)  # AdamW calls CUDA itself
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (900, 1000))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 800)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
+    monkeypatch.setattr(torch.Tensor, "clone", copy)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    devices: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(nn.Module, "to", lambda module, _: module)
+
+    found = find_batch_size(lambda: (nn.Linear(3, 2), torch.zeros(3)))
+
+    assert 0.96 * largest <= found.batch_size <= largest
+    assert (found.device, found.memory, found.used) == ("cuda", 810, 800)
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 7 GiB" in found.limit
+    assert len(started) > 1, "a step that failed may leave memory in use"
+    assert devices == [3] * len(started), "the current device is that of this process"
+
+
+def test_indices_stay_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_size, "_limit_growth", lambda _: None)  # of this process
+
+    def words() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Embedding(9, 2), torch.tensor([3, 8])
+
+    assert batch_size._Step(words, 4096 * MIB).run(3)[2] == "cpu"
+
+
+def test_a_model_of_several_views_takes_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_size, "_limit_growth", lambda _: None)  # of this process
+    shapes: list[tuple[int, ...]] = []
+
+    class Crops(nn.Module):
+        def forward(self, views: list[torch.Tensor]) -> torch.Tensor:
+            shapes[:] = [tuple(view.shape) for view in views]
+            return torch.ones(1, requires_grad=True)
+
+    def crops() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        return Crops(), (torch.zeros(3, 8, 8, dtype=torch.uint8), torch.zeros(3, 4, 4))
+
+    assert batch_size._Step(crops, 4096 * MIB).run(5)[2] == "cpu"
+    assert shapes == [(5, 3, 8, 8), (5, 3, 4, 4)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    files: dict[str, bytes | None] = {f"a/{n}.png": png(40, 40, n) for n in range(12)}
+    return make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "data")
+
+
+AUTO = ("--batch-size", "auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (AUTO, "add --model"),
+        (("--memory", "4GiB"), "add that, or leave --memory out"),
+        ((*AUTO, "--memory", "much"), "--memory='much' is not a size"),
+        ((*AUTO, "--memory", "4"), "--memory='4' means bytes"),
+        (("--batch-size", "0"), "x>=1"),
+        (("--batch-size", "many"), "'many' is neither a number of samples nor auto"),
+    ],
+)
+def test_wrong_options_of_the_command_are_refused(
+    path: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = invoke("tune", path, *options)
+    assert result.exit_code
+    assert message in " ".join(f"{result.output} {result.exception}".split())
+
+
+@pytest.mark.slow
+def test_the_command_tunes_with_the_size_that_it_found(path: Path) -> None:
+    given = (*AUTO, "--model", "small", "--memory", "600MiB", "--budget", "1s", "--json")
+    result = invoke("tune", path, *given, "--decode", "Resize((256, 256))")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    size = found["batch_size"]["batch_size"]
+    assert size > 2
+    assert f'"batch_size": {size},' in result.output  # of a setting
+    assert found["batch_size"]["memory"] == 600 * MIB * 9 // 10
+    result = invoke("tune", path, *AUTO, "--memory", "1GiB", "--model", "small", "--decode", "pil")
+    assert str(result.exception).startswith("decode pil requires a transform")

@@ -71,6 +71,7 @@ def sealed(value: dict[str, Any]) -> bytes:
 
 
 def test_a_receipt_states_what_was_verified(place: Path, folder: Path, receipt: Path) -> None:
+    assert str(place.parent) not in receipt.read_text()
     value = json.loads(receipt.read_bytes())
     assert receipt.read_bytes() == json.dumps(value, indent=1).encode() + b"\n"
     names = ("kind", "version", "time", "level", "software", "dataset", "source", "digest")
@@ -106,10 +107,6 @@ def test_a_receipt_states_what_was_verified(place: Path, folder: Path, receipt: 
     assert sealed(value) == json.dumps(value).encode()
 
 
-def test_a_receipt_contains_nothing_about_this_machine(receipt: Path, tmp_path: Path) -> None:
-    assert str(tmp_path) not in receipt.read_text()
-
-
 def test_a_receipt_is_valid_for_the_same_data_converted_again(folder: Path, tmp_path: Path) -> None:
     for to in FORMATS:
         one = make_dataset(folder, tmp_path / f"one {to}", to=to)
@@ -140,18 +137,6 @@ def test_a_file_that_was_removed_is_named(folder: Path, tmp_path: Path) -> None:
     assert "next" not in shown.stdout  # a repair cannot help
 
 
-def test_a_dataset_with_other_shards_is_another_one(
-    folder: Path, receipt: Path, tmp_path: Path
-) -> None:
-    """Its index files may be the same."""
-    for path in folder.rglob("*.jpg"):
-        path.write_bytes(jpeg(seed=len(path.name) + 50))
-    other = make_dataset(folder, tmp_path / "other")
-    files = json.loads(receipt.read_bytes())["dataset"]["files"]
-    assert files.items() & {entry.name: entry.sha256 for entry in stated(other).files}.items()
-    assert checked(other, receipt).keys() == {"shardkit.json"}
-
-
 def test_changed_files_are_listed(place: Path, receipt: Path) -> None:
     def change(manifest: Any) -> Any:
         first, *others = manifest.shards
@@ -167,11 +152,6 @@ def test_changed_files_are_listed(place: Path, receipt: Path) -> None:
     }
 
 
-def test_one_changed_manifest_entry_makes_another_dataset(place: Path, receipt: Path) -> None:
-    restate(place, lambda manifest: replace(manifest, notes={"small": 1}))
-    assert checked(place, receipt).keys() == {"shardkit.json"}
-
-
 def test_a_receipt_of_splits_covers_all(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos/train")
     make_folder(tmp_path / "photos/val", each=1)
@@ -184,17 +164,6 @@ def test_a_receipt_of_splits_covers_all(tmp_path: Path) -> None:
     assert checked(place, path) == {}
     restate(place / "val", lambda manifest: replace(manifest, notes={"small": 1}))
     assert checked(place, path).keys() == {"shardkit.json"}
-
-
-def test_a_verification_without_source_or_with_findings_gets_no_receipt(
-    place: Path, folder: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "receipt.json"
-    refuses(2, "verify", place, "--write-receipt", path, facts=("--against",))
-    (folder / "cat/000.jpg").write_bytes(jpeg(seed=99))
-    words = ("verify", place, "--against", folder, "--write-receipt", path, "--workers", 1)
-    refuses(1, *words, facts=("cat/000",))
-    assert not path.exists()
 
 
 def test_a_receipt_omits_libraries_without_metadata(

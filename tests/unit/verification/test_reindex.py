@@ -33,10 +33,6 @@ def test_a_lost_index_is_rebuilt_byte_for_byte(place: Path) -> None:
     assert reindex(place, on_progress=seen.append) == 6
     assert tree(place) == before
     assert sum(progress.images for progress in seen) == 6
-
-
-def test_an_intact_index_is_unchanged(place: Path) -> None:
-    before = tree(place)
     assert reindex(str(place)) == 6
     assert tree(place) == before
 
@@ -89,14 +85,6 @@ def test_a_file_or_link_in_place_of_a_folder_of_the_index_is_replaced(
     assert tree(folder) == photos
 
 
-def test_a_file_in_place_of_the_index_is_replaced(place: Path) -> None:
-    before = tree(place)
-    shutil.rmtree(place / "index")
-    (place / "index").write_bytes(b"")
-    reindex(place)
-    assert tree(place) == before
-
-
 @pytest.mark.parametrize(
     ("place", "damage", "index"),
     pairwise(FORMATS, ["flipped", "cut", "longer", "missing", "swapped"], ["whole", "lost"]),
@@ -140,8 +128,10 @@ def test_a_manifest_that_describes_another_index_is_refused(place: Path) -> None
     assert tree(place) == before
 
 
-def test_unlabeled_and_raw_datasets_are_reindexed(tmp_path: Path) -> None:
+def test_unlabeled_raw_and_empty_datasets_are_reindexed(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos")
+    make_folder(tmp_path / "splits/train")
+    make_tree(tmp_path / "splits/test", {"cat": None})
     flat = {path.name: path.read_bytes() for path in (tmp_path / "photos/cat").iterdir()}
     make_tree(tmp_path / "flat", flat)
     raw: Any = {"resize": "8x8", "resize_mode": "stretch", "encode": "raw"}
@@ -149,22 +139,12 @@ def test_unlabeled_and_raw_datasets_are_reindexed(tmp_path: Path) -> None:
         for place in (
             make_dataset(tmp_path / "flat", tmp_path / f"flat-{to}", to=to),
             make_dataset(tmp_path / "photos", tmp_path / f"raw-{to}", to=to, **raw),
+            make_dataset(tmp_path / "splits", tmp_path / f"splits-{to}", to=to) / "test",
         ):
             before = tree(place)
             shutil.rmtree(place / "index")
             reindex(place)
             assert tree(place) == before
-
-
-def test_a_dataset_without_rows_is_reindexed(tmp_path: Path) -> None:
-    make_folder(tmp_path / "photos/train")
-    make_tree(tmp_path / "photos/test", {"cat": None})
-    for to in FORMATS:
-        place = make_dataset(tmp_path / "photos", tmp_path / to, to=to) / "test"
-        before = tree(place)
-        shutil.rmtree(place / "index")
-        assert reindex(place) == 0
-        assert tree(place) == before
 
 
 def test_a_directory_of_splits_is_refused(tmp_path: Path) -> None:
@@ -209,17 +189,6 @@ def test_a_running_conversion_is_not_disturbed(place: Path) -> None:
         with refused(UsageError, place.name):
             reindex(place)
         assert tree(place) == before
-
-
-def test_repair_rebuilds_the_indexes_of_several_splits(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        make_folder(tmp_path / "photos" / split)
-    root = make_dataset(tmp_path / "photos", tmp_path / "made", to="webdataset")
-    before = tree(root)
-    for split in ("train", "val"):
-        (root / split / "index/rows.npy").write_bytes(b"damaged")
-    assert repair(root, tmp_path / "photos").ok
-    assert tree(root) == before
 
 
 def test_a_missing_dataset_and_an_edited_manifest_are_refused(place: Path, tmp_path: Path) -> None:

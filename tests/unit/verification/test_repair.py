@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import functools
+import hashlib
 import os
-import random
 import shutil
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import FORMATS, jpeg, make_folder, make_tree, tree
+from hostile.forging import forge, restate, with_meta
 from refusals import refused
 from repairing import cut, files_of, flip, healed, make, make_each, make_source
 from stated import being_written, stated
 
-from shardkit import UsageError, repair, verify
+from shardkit import ConversionFailed, CorruptDataset, UsageError, open_dataset, repair, verify
+from shardkit.errors import CorruptRecord, DiskFull
 
 RECIPES: dict[str, dict[str, Any]] = {
     "copy": {},
@@ -107,16 +114,6 @@ def test_many_files_are_rebuilt_in_several_processes(photos: Path, place: Path) 
     assert verify(place, against=photos).ok is True
 
 
-def test_random_damage_is_repaired(photos: Path, place: Path) -> None:
-    before, names = tree(place), files_of(place)
-    rng = random.Random(5)
-    for _ in range(8):
-        chosen = rng.sample(names, rng.randint(1, len(names)))
-        for name in chosen:
-            HARMS[rng.choice([*HARMS][:3])](place / name)
-        assert healed(place, photos, before).files == sorted(chosen)
-
-
 def test_a_dataset_of_the_first_release_is_repaired(tmp_path: Path) -> None:
     golden = Path(__file__).parents[2] / "golden"
     place = shutil.copytree(golden / "webdataset/labelled", tmp_path / "made")
@@ -191,3 +188,384 @@ def test_empty_splits_and_empty_shards_are_rebuilt(tmp_path: Path) -> None:
     for name in ("train/shard-000000.lmdb", "val/index/rows.npy"):
         (place / name).unlink()
     assert healed(place, source.parent, before).ok
+
+
+# `repair`: files that cannot be rebuilt are not touched, and interruptions do no harm.
+
+
+def test_a_changed_file_does_not_affect_other_shards(
+    photos: Path, place: Path, tmp_path: Path
+) -> None:
+    source = shutil.copytree(photos, tmp_path / "photos")
+    one, other = files_of(place)[:2]
+    path = open_dataset(place).paths[0]
+    (source / path).write_bytes(jpeg(20, 18, seed=99))
+    flip(place / one)
+    flip(place / other)
+    before = tree(place)
+
+    result = repair(place, source)
+
+    assert result.files == [other]
+    (finding,) = result.findings
+    assert finding.file == one
+    assert path in finding.reason
+    assert "The source has changed" in finding.reason
+    assert {name for name, digest in tree(place).items() if digest != before[name]} == {other}
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"bad")])
+def test_a_lost_or_bad_source_file_is_reported(
+    photos: Path, place: Path, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    source = shutil.copytree(photos, tmp_path / "photos")
+    name = files_of(place)[0]
+    path = open_dataset(place).paths[2]
+    harm(source / path)
+    flip(place / name)
+    before = tree(place)
+    (finding,) = repair(place, source).findings
+    assert finding.file == name
+    assert path in finding.reason
+    assert tree(place) == before
+
+
+def test_source_files_of_intact_shards_may_be_lost(
+    photos: Path, place: Path, tmp_path: Path
+) -> None:
+    source = shutil.copytree(photos, tmp_path / "photos")
+    before, names = tree(place), files_of(place)
+    paths = open_dataset(place).paths
+    (source / paths[len(paths) - 1]).unlink()
+    flip(place / names[0])
+    flip(place / "index/rows.npy")  # which says nothing of paths
+    assert healed(place, source, before).files == ["index/rows.npy", names[0]]
+
+
+@pytest.mark.parametrize("since", ["gone", "new"])
+def test_a_file_that_made_a_key_longer_may_be_gone_or_new(tmp_path: Path, since: str) -> None:
+    files = {f"a/{n}.jpg": jpeg(seed=n) for n in range(6)}
+    twin = tmp_path / "photos/a/0.png"
+    source = make_tree(tmp_path / "photos", {**files, "a/0.png": jpeg(seed=9)})
+    if since == "new":
+        twin.unlink()
+    place = make(source, tmp_path / "made", "webdataset")
+    before, paths = tree(place), open_dataset(place).paths
+    if since == "new":
+        twin.write_bytes(jpeg(seed=9))
+    else:
+        twin.unlink()
+        assert list(paths).index("a/0.png") // 4 != list(paths).index("a/0.jpg") // 4
+    (place / f"shard-{list(paths).index('a/0.jpg') // 4:06}.tar").unlink()
+    assert healed(place, source, before).ok
+
+
+def test_without_paths_and_files_rows_cannot_be_matched(
+    photos: Path, place: Path, tmp_path: Path
+) -> None:
+    source = shutil.copytree(photos, tmp_path / "photos")
+    make_tree(source, {"ant/new.jpg": jpeg()})
+    flip(place / files_of(place)[0])
+    column = place / "index/paths.npy"
+    column.write_bytes(column.read_bytes()[:-1] + b"x")  # which can be read all the same
+    before = tree(place)
+    first, second = repair(place, source).findings
+    assert first.file == "index/paths.npy"
+    assert "cannot be rebuilt yet" in first.reason
+    assert "cannot be matched to rows" in second.reason
+    assert tree(place) == before
+
+
+def test_other_libraries_are_reported(photos: Path, place: Path) -> None:
+    name = files_of(place)[0]
+    forge(place, lambda records: [with_meta(records[0], frames=2), *records[1:]])
+    restate(place, lambda m: replace(m, software={**m.software, "lmdb": "0.1"}))
+    flip(place / name)
+    (finding,) = [f for f in repair(place, photos).findings if f.file == name]
+    assert "written with other library versions: lmdb was 0.1 and is " in finding.reason
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_without_index_a_changed_file_is_not_named(
+    photos: Path, place: Path, tmp_path: Path, forged: bool
+) -> None:
+    """Neither a damaged index nor a forged one, whose digest the manifest has."""
+    source = shutil.copytree(photos, tmp_path / "photos")
+    (source / open_dataset(place).paths[0]).write_bytes(jpeg(20, 18, seed=99))
+    rows = place / "index/rows.npy"
+    flip(rows)
+    if forged:
+        rows.write_bytes(b"no array")
+        digest = hashlib.sha256(b"no array").hexdigest()
+        restate(
+            place,
+            lambda m: replace(
+                m,
+                files=tuple(
+                    replace(file, bytes=8, sha256=digest) if file.name == "index/rows.npy" else file
+                    for file in m.files
+                ),
+            ),
+        )
+    name = files_of(place)[0]
+    flip(place / name)
+    found = {finding.file: finding.reason for finding in repair(place, source).findings}
+    assert found[name] == "the rebuilt file differs. The source has changed since the conversion"
+
+
+def test_a_report_of_a_newer_version_is_left_alone(photos: Path, place: Path) -> None:
+    def change(manifest: Any) -> Any:
+        report = replace(manifest.files[0], name="later.jsonl", bytes=1, sha256="0" * 64)
+        return replace(manifest, files=(*manifest.files, report))
+
+    restate(place, change)
+    before = tree(place)
+    (finding,) = repair(place, photos).findings
+    assert finding.file == "later.jsonl"
+    assert finding.reason == "this version of shardkit cannot rebuild it"
+    assert tree(place) == before
+
+
+def test_a_shard_in_the_folder_of_the_index_is_refused(photos: Path, place: Path) -> None:
+    """No writer puts a shard there, and rebuilding the index would remove it."""
+
+    def change(manifest: Any) -> Any:
+        first, *others = manifest.shards
+        return replace(manifest, shards=(replace(first, name=f"index/{first.name}"), *others))
+
+    restate(place, change)
+    before = tree(place)
+    with refused(CorruptDataset, "'index/shard-000000.lmdb'"):
+        repair(place, photos)
+    assert tree(place) == before
+
+
+def test_a_report_of_another_source_is_refused(photos: Path, place: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(photos, tmp_path / "photos")
+    make_tree(source, {"more.txt": b"x"})
+    (place / "ignored.jsonl").unlink()
+    (place / "skipped.jsonl").unlink()
+    result = repair(place, source)
+    assert result.files == ["skipped.jsonl"]
+    assert "other files have changed" in result.findings[0].reason
+
+
+def test_a_folder_in_place_of_a_shard_is_not_removed(photos: Path, place: Path) -> None:
+    name = files_of(place)[0]
+    (place / name).unlink()
+    make_tree(place / name, {"mine": b"x"})
+    (finding,) = repair(place, photos).findings
+    assert f"remove {place / name}" in finding.reason
+    assert (place / name / "mine").exists()
+
+
+def test_wrong_directories_are_refused(photos: Path, place: Path, tmp_path: Path) -> None:
+    flip(place / files_of(place)[0])
+    other = make_tree(tmp_path / "other", {"ant/other.jpg": jpeg()})
+    (tmp_path / "file").write_bytes(b"x")
+    before = tree(place)
+    for source in (other, place, tmp_path / "file", tmp_path / "missing"):
+        with refused(UsageError, source.name):
+            repair(place, source)
+    assert tree(place) == before
+    for nothing in (photos, tmp_path / "missing"):
+        with refused(UsageError, nothing.name):
+            repair(nothing, photos)
+        assert not (nothing / ".shardkit-work").exists()
+
+
+@pytest.mark.parametrize("harm", [cut, flip])
+def test_a_damaged_manifest_is_refused(
+    photos: Path, place: Path, harm: Callable[[Path], None]
+) -> None:
+    harm(place / "shardkit.json")
+    before = tree(place)
+    with refused(CorruptDataset, "shardkit.json"):
+        repair(place, photos)
+    assert tree(place) == before
+
+
+def test_the_manifest_of_another_split_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos/train")
+    make_folder(tmp_path / "photos/val", each=5)
+    place = make(tmp_path / "photos", tmp_path / "made", "hdf5")
+    shutil.copy(place / "val" / "shardkit.json", place / "train")
+    before = tree(place)
+    with refused(CorruptDataset, "train/shardkit.json"):
+        repair(place, tmp_path / "photos")
+    assert tree(place) == before
+
+
+# --- at the same time, and in the middle ---
+
+
+def test_the_work_of_an_unfinished_conversion_is_kept(photos: Path, place: Path) -> None:
+    before = tree(place)
+    files = {".shardkit-work/state/plan.json": b"{}", ".shardkit-work/dataset/shard": b"x"}
+    make_tree(place, files)
+    flip(place / files_of(place)[0])
+    assert repair(place, photos).ok
+    after = tree(place)
+    assert set(after) - set(before) == {
+        ".shardkit-work",
+        ".shardkit-work/lock",
+        ".shardkit-work/state",
+        ".shardkit-work/dataset",
+        *files,
+    }
+
+
+def test_a_dataset_replaced_meanwhile_is_not_harmed(
+    photos: Path, place: Path, pristine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new dataset appears just before the lock is acquired."""
+    flip(place / files_of(place)[0])
+
+    flock = fcntl.flock
+
+    def replaced(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX:
+            shutil.rmtree(place)
+            shutil.copytree(pristine / "webdataset", place)
+            monkeypatch.undo()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    assert repair(place, photos).files == []
+    assert tree(place) == tree(pristine / "webdataset")
+
+
+class Renames:
+    """Counts renames, and interrupts one."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, last: float) -> None:
+        self.count = 0
+        self._last = last
+        for name in ("rename", "replace"):
+            patch.setattr(os, name, functools.partial(self._act, getattr(os, name)))
+
+    def _act(self, function: Callable[..., None], *paths: Path, **more: int) -> None:
+        if self.count >= self._last:
+            raise KeyboardInterrupt
+        self.count += 1
+        function(*paths, **more)
+
+
+@pytest.mark.slow
+def test_repair_resumes_after_an_interruption_at_any_rename(
+    photos: Path, pristine: Path, tmp_path: Path
+) -> None:
+    before, names = tree(pristine / "webdataset"), files_of(pristine / "webdataset")
+    total = 1
+    for done in (float("inf"), *range(0, 40, 3)):
+        if done != float("inf") and done >= total:
+            break
+        place = shutil.copytree(pristine / "webdataset", tmp_path / "made")
+        for name in names:
+            flip(place / name)
+        with pytest.MonkeyPatch.context() as patch:
+            renames = Renames(patch, done)
+            if done == float("inf"):
+                assert repair(place, photos).ok
+                total = renames.count
+                assert total > 3 * 4
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    repair(place, photos)
+        assert not [path for path in place.iterdir() if path.name.startswith(".")]
+        assert healed(place, photos, before).ok
+        shutil.rmtree(place)
+    assert done >= total - 3
+
+
+@pytest.mark.parametrize("renames", [0, 1, 5])
+def test_repair_resumes_after_a_kill(photos: Path, place: Path, renames: int) -> None:
+    before = tree(place)
+    for name in files_of(place):
+        flip(place / name)
+    child = os.fork()
+    if not child:
+        _kill_at_rename(renames)
+        repair(place, photos)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (place / ".shardkit-work" / "scratch").exists()
+    healed(place, photos, before)
+
+
+def _kill_at_rename(number: int) -> None:
+    act, left = os.replace, number
+
+    def replace(*paths: Any, **more: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        act(*paths, **more)
+
+    os.replace = replace
+
+
+@pytest.mark.parametrize(
+    "step", ["shardkit.conversion.build.sync", "shardkit.verification.repair.move_into"]
+)
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFull), (errno.EIO, None)])
+def test_a_failing_disk_leaves_the_rest_unchanged(
+    photos: Path,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    number: int,
+    error: type[ConversionFailed] | None,
+    step: str,
+) -> None:
+    before = tree(place)
+    for name in files_of(place)[:2]:
+        (place / name).unlink()
+    harmed = tree(place)
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, fail)
+        with refused(error or ConversionFailed, place.name):
+            repair(place, photos)
+    assert tree(place) == harmed
+    healed(place, photos, before)
+
+
+def test_an_unwritable_dataset_is_reported(
+    photos: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(place / files_of(place)[0])
+    before = tree(place)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with refused(UsageError, place.name, os.strerror(errno.EROFS)):
+        repair(place, photos)
+    assert tree(place) == before
+
+
+def test_an_open_reader_continues(photos: Path, place: Path) -> None:
+    dataset = open_dataset(place, decode="bytes")
+    expected = list(dataset[range(len(dataset))])
+    shards = [shard.name for shard in stated(place).shards]
+    reader = open_dataset(place, decode="bytes")
+    for name in shards:
+        data = (place / name).read_bytes()
+        (place / name).write_bytes(bytes(len(data)))  # in place: the reader sees it
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            reader[0]
+    assert repair(place, photos).files == shards
+    for row in range(len(reader)):
+        try:
+            found = reader[row]
+        except CorruptRecord:  # of the file that was open; the next look opens the new one
+            found = reader[row]
+        assert found == expected[row]
+    assert list(open_dataset(place, decode="bytes")[range(len(reader))]) == expected

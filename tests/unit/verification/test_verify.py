@@ -121,29 +121,11 @@ def test_any_flipped_byte_of_any_file_is_found(place: Path) -> None:
         result = verify(place)
         if result.ok or str(path.relative_to(place)) not in files_of(result):
             missed.append((path.name, at, mask, reasons_of(result)))
+        if path.parent.name == "index" and verify(place, "quick").ok:
+            missed.append((path.name, at, mask, "quick"))
         path.write_bytes(good)
     assert missed == []
     assert verify(place).ok
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["rows", "keys", "keys-ends", "paths", "paths-ends"])
-def test_any_flipped_byte_of_a_column_of_the_index_is_found(pristine: Path, name: str) -> None:
-    path = pristine / f"index/{name}.npy"
-    good = path.read_bytes()
-    missed = []
-    try:
-        for at in range(0, len(good), 11):
-            flip(path, at, 0x10)
-            missed += [
-                (at, level)
-                for level in ("quick", "full")
-                if f"index/{name}.npy" not in files_of(verify(pristine, level))
-            ]
-            path.write_bytes(good)
-    finally:
-        path.write_bytes(good)
-    assert missed == []
 
 
 def test_a_damaged_label_does_not_cost_memory(place: Path) -> None:
@@ -231,15 +213,32 @@ def test_damage_to_the_key_of_one_record_blames_no_other(
 
 @pytest.mark.parametrize(
     ("pristine", "part"),
-    [("lmdb", 0.0), ("hdf5", 0.1), ("webdataset", 0.5), ("lmdb", 0.9), ("hdf5", 0.999)],
+    [
+        *[("lmdb", 0.0), ("hdf5", 0.1), ("webdataset", 0.5), ("lmdb", 0.9), ("hdf5", 0.999)],
+        *[("lmdb", "longer"), ("lmdb", "it is missing"), ("lmdb", "it is not a file")],
+    ],
     indirect=["pristine"],
 )
-def test_a_truncated_file_is_found_at_every_level(place: Path, part: float) -> None:
+def test_a_file_cut_longer_or_missing_is_found_at_every_level(
+    place: Path, part: float | str
+) -> None:
     for path in sorted(path for path in place.rglob("*") if path.is_file()):
+        if isinstance(part, str) and part.startswith("it") and path.name == "shardkit.json":
+            continue
         good = path.read_bytes()
-        path.write_bytes(good[: min(int(len(good) * part), len(good) - 1)])
+        path.unlink()
+        if part == "it is not a file":
+            path.mkdir()
+        elif part == "longer":
+            path.write_bytes(good + b"\0")
+        elif isinstance(part, float):
+            path.write_bytes(good[: min(int(len(good) * part), len(good) - 1)])
         for level in LEVELS:
-            assert str(path.relative_to(place)) in files_of(verify(place, level)), level  # type: ignore[arg-type]
+            result = verify(place, level)  # type: ignore[arg-type]
+            assert str(path.relative_to(place)) in files_of(result), level
+            assert str(part) in reasons_of(result) or not str(part).startswith("it")
+        if path.is_dir():
+            path.rmdir()
         path.write_bytes(good)
 
 
@@ -255,33 +254,6 @@ def test_images_before_a_truncation_are_not_reported(place: Path) -> None:
     assert named <= {3, 4, 5}
 
 
-def test_an_appended_byte_is_found_at_every_level(place: Path) -> None:
-    for path in sorted(path for path in place.rglob("*") if path.is_file()):
-        good = path.read_bytes()
-        for extra in (b"\0", b"x"):
-            path.write_bytes(good + extra)
-            for level in LEVELS:
-                assert str(path.relative_to(place)) in files_of(verify(place, level)), level  # type: ignore[arg-type]
-        path.write_bytes(good)
-
-
-@pytest.mark.parametrize("as_directory", [False, True])
-def test_a_missing_file_is_found_at_every_level(place: Path, as_directory: bool) -> None:
-    names = [entry.name for entry in stated(place).entries]
-    for name in names:
-        good = (place / name).read_bytes()
-        (place / name).unlink()
-        if as_directory:
-            (place / name).mkdir()
-        for level in LEVELS:
-            result = verify(place, level)  # type: ignore[arg-type]
-            reason = "it is not a file" if as_directory else "it is missing"
-            assert f"{name}: {reason}" in reasons_of(result)
-        if as_directory:
-            (place / name).rmdir()
-        (place / name).write_bytes(good)
-
-
 def test_two_swapped_shards_are_found(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "photos", {f"c/{n}.png": png(8, 8, n) for n in range(4)})
     place = make(source, tmp_path / "made", shard_samples=2)
@@ -294,15 +266,6 @@ def test_two_swapped_shards_are_found(tmp_path: Path) -> None:
     assert f"the content of {two.name}" in reasons_of(result)
     assert f"the content of {one.name}" in reasons_of(result)
     assert {f.row for f in result.findings if f.row is not None} == {0, 1, 2, 3}
-
-
-def test_a_shard_in_place_of_another_is_recognized(place: Path) -> None:
-    one, two, _ = shards_of(place)
-    shutil.copy(one, two)
-    result = verify(place)
-    assert f"{two.name}: its SHA-256" in reasons_of(result)
-    assert f"it has the content of {one.name}" in reasons_of(result)
-    assert one.name not in files_of(result)
 
 
 def test_an_edited_manifest_is_found_at_every_level(place: Path) -> None:
@@ -334,17 +297,6 @@ def test_an_index_of_other_rows_is_found(place: Path, tmp_path: Path) -> None:
         assert "index/rows.npy" in files_of(verify(place, level))  # type: ignore[arg-type]
     named = {finding.row for finding in verify(place).findings if finding.row is not None}
     assert named == set(range(9))
-
-
-def test_an_index_in_another_order_is_found(pristine: Path, place: Path, tmp_path: Path) -> None:
-    other = make(pristine.parent / "photos", tmp_path / "other", seed=5)
-    paths, others = strings_of(place, "paths"), strings_of(other, "paths")
-    shutil.rmtree(place / "index")
-    shutil.copytree(other / "index", place / "index")
-    assert not verify(place, "quick").ok
-    wrong = {row for row in range(9) if paths[row] != others[row]}
-    assert wrong
-    assert {f.row for f in verify(place).findings} >= wrong
 
 
 def test_a_wrong_label_in_the_index_is_found_by_its_record_too(place: Path) -> None:
@@ -400,21 +352,14 @@ def test_the_number_of_workers_does_not_matter(place: Path) -> None:
     assert len(one.findings) >= 5
 
 
-def test_all_damage_is_found_in_one_run(place: Path) -> None:
-    rows, shards = rows_of(place), shards_of(place)
-    for row in (0, 1, 5, 8):
-        flip(shards[row // 3], int(rows[row]["offset"]))
-    (place / "index/paths.npy").unlink()
-    result = verify(place)
-    assert files_of(result) >= {*(path.name for path in shards), "index/paths.npy"}
-
-
-def test_findings_come_in_the_order_of_files_and_rows(place: Path) -> None:
+def test_all_damage_is_found_in_one_run_in_the_order_of_files_and_rows(place: Path) -> None:
     rows, shards = rows_of(place), shards_of(place)
     for row in (8, 1, 0, 5):
         flip(shards[row // 3], int(rows[row]["offset"]))
+    (place / "index/paths.npy").unlink()
     found = [(f.file, -1 if f.row is None else f.row) for f in verify(place).findings]
     assert found == sorted(found)
+    assert {file for file, _ in found} >= {*(path.name for path in shards), "index/paths.npy"}
 
 
 def test_all_splits_are_verified(splits: Path) -> None:
@@ -463,13 +408,6 @@ def test_another_valid_manifest_in_a_split_is_found(splits: Path, tmp_path: Path
         result = verify(splits, level)  # type: ignore[arg-type]
         assert files_of(result) == {"val/shardkit.json"}
         assert "other splits" in reasons_of(result)
-
-
-def test_two_swapped_splits_are_found(splits: Path) -> None:
-    (splits / "val").rename(splits / "aside")
-    (splits / "train").rename(splits / "val")
-    (splits / "aside").rename(splits / "train")
-    assert files_of(verify(splits, "quick")) == {f"{s}/shardkit.json" for s in ("train", "val")}
 
 
 def test_any_flipped_byte_of_the_manifest_of_splits_is_found(splits: Path) -> None:

@@ -6,13 +6,10 @@ on what else the machine does, so the tests measure them but judge others.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from helpers import encoded, invoke, jpeg, make_tree
-from PIL import Image
+from helpers import invoke, jpeg, make_tree
 
 from shardkit import convert
 from shardkit.measure.doctor.doctor import _Examination
@@ -134,42 +131,6 @@ def test_a_sleeping_transform_gets_more_workers(small: Path, helping: list[str])
     assert "the transform sleep takes" in text
     assert "it waits" in text
     assert "next num_workers=" in text
-
-
-def photo(width: int, height: int, kind: str) -> bytes:
-    noise = np.random.default_rng(0).integers(0, 255, (12, 16, 3), np.uint8)
-    return encoded(Image.fromarray(noise).resize((width, height)), kind)
-
-
-@pytest.mark.parametrize(
-    ("slow", "helps", "found"),
-    [
-        (
-            {f"{'ab'[n % 2]}/huge{n}.jpg": (4000, 3000, "JPEG") for n in range(4)},
-            "smaller images",
-            r"the largest images \(\d+% of the images; JPG, 12.0 megapixels\) take",
-        ),
-        (
-            {f"maps/{n}.png": (1000, 700, "PNG") for n in range(8)},
-            "JPEGs instead of",
-            r"class 'maps' \(\d+% of the images; PNG, 0.70 megapixels\) takes",
-        ),
-    ],
-    ids=["a few huge images", "a class of large PNGs"],
-)
-def test_slow_images_are_named(
-    place: Path, helping: list[str], slow: dict[str, tuple[int, int, str]], helps: str, found: str
-) -> None:
-    helping.append(helps)
-    usual = photo(160, 120, "JPEG")
-    files: dict[str, bytes | None] = {f"{'ab'[n % 2]}/{n}.jpg": usual for n in range(36)}
-    files |= {name: photo(*how) for name, how in slow.items()}
-    source = make_tree(place / "photos", files)
-    convert(source, place / "made", to="lmdb", workers=1)
-    text = diagnosed(place / "made", "--decode", "RandomResizedCrop(64)")
-
-    assert re.search(found, text)
-    assert helps in text
 
 
 def test_a_copying_collate_function_is_named(helping: list[str]) -> None:

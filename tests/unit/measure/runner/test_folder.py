@@ -1,7 +1,10 @@
-"""The baseline reads as torchvision's ImageFolder does: with Pillow, one file at a time."""
+"""The baseline reads as ImageFolder does; the environment is stated, and cold files are cold."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,13 @@ from helpers import jpeg, make_folder, make_tree
 from PIL import Image
 from refusals import refused
 
+import shardkit
 from shardkit import CenterCrop, RandomResizedCrop, Resize, UsageError
 from shardkit.errors import BadImage
+from shardkit.measure.runner.environment import LIBRARIES, environment
 from shardkit.measure.runner.folder import PlainFolder
+from shardkit.measure.runner.page_cache import drop, resident
+from shardkit.system.machine import filesystem, usable_cpus
 
 
 @pytest.fixture
@@ -28,15 +35,6 @@ def test_images_and_labels_match_the_files(photos: Path) -> None:
     for row, (path, label) in enumerate(dataset.samples):
         assert dataset[row][0].tobytes() == Image.open(path).convert("RGB").tobytes()
         assert dataset[row][1] == label == ["cat", "dog"].index(Path(path).parent.name)
-
-
-def test_decode_selects_the_type(photos: Path) -> None:
-    (array, _), (tensor, _) = (PlainFolder(photos, kind)[1] for kind in ("numpy", "torch"))
-    stored, _ = PlainFolder(photos, "bytes")[1]
-
-    assert array.shape == (18, 21, 3)
-    assert np.array_equal(array, tensor.permute(1, 2, 0).numpy())
-    assert stored == Path(PlainFolder(photos, "bytes").samples[1][0]).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -63,12 +61,6 @@ def test_random_crops_have_the_size_and_differ(photos: Path) -> None:
     assert len({each.numpy().tobytes() for each in drawn}) == len(drawn)
 
 
-def test_a_transform_comes_last(photos: Path) -> None:
-    dataset = PlainFolder(photos, "pil", transform=lambda image: image.size)
-
-    assert dataset[0] == ((20, 18), 0)
-
-
 def test_the_error_names_a_damaged_image(tmp_path: Path) -> None:
     content = jpeg(64, 64)
     make_tree(tmp_path / "bad", {"a/0.jpg": content[: len(content) // 3]})
@@ -80,3 +72,85 @@ def test_the_error_names_a_damaged_image(tmp_path: Path) -> None:
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no images"):
         PlainFolder(make_tree(tmp_path / "empty", {}), "pil")
+
+
+# The environment in reports.
+
+
+def test_machine_and_versions_are_reported() -> None:
+    where = json.loads(json.dumps(environment()))
+
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", where["date"])
+    assert where["processors"] == usable_cpus()
+    assert where["memory"] > 1 << 20
+    assert where["versions"]["shardkit"] == shardkit.__version__
+    assert set(where["versions"]) > {*LIBRARIES, "compiled module"}
+    assert all(where["versions"].values())
+
+
+# Cold files: their pages are dropped, and what stayed is seen.
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "fsync", os.fdatasync)  # pages stay until they are written back
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4 * MiB))
+    return path
+
+
+def test_a_file_that_was_read_is_cached(file: Path) -> None:
+    file.read_bytes()
+
+    assert resident([file]) == 1.0
+
+
+def test_pages_are_dropped_and_come_back(file: Path) -> None:
+    if filesystem(file)[0] in ("tmpfs", "ramfs"):
+        pytest.skip("this file system is memory")
+    drop([file])
+    dropped = resident([file])
+    file.read_bytes()
+
+    assert dropped is not None
+    assert dropped < 0.1
+    assert resident([file]) == 1.0
+
+
+def test_the_fraction_is_of_all_pages(tmp_path: Path, file: Path) -> None:
+    if filesystem(file)[0] in ("tmpfs", "ramfs"):
+        pytest.skip("this file system is memory")
+    other = tmp_path / "other"
+    other.write_bytes(bytes(4 * MiB))
+    drop([file])
+    other.read_bytes()
+
+    assert resident([file, other]) == pytest.approx(0.52, abs=0.08)
+
+
+def test_nothing_and_empty_files_have_no_pages(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+
+    drop([tmp_path / "empty"])
+
+    assert resident([]) == resident([tmp_path / "empty"]) == 0.0
+
+
+def test_files_of_other_owners_are_unknown(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: file.stat().st_uid + 1)
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+
+    assert resident([file]) is None
+
+
+def test_a_file_that_cannot_be_mapped_is_unknown(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no such device")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+
+    assert resident([file]) is None

@@ -174,30 +174,6 @@ def test_an_image_takes_one_read_and_one_readahead_call(
     assert found == {"stat": 2 * BATCHES}
 
 
-def thread_use() -> tuple[int, int]:
-    """Return the bytes that this thread has read from files, and the number of calls."""
-    text = Path("/proc/thread-self/io").read_text()
-    found = dict(re.findall(r"(\w+): (\d+)", text))
-    return int(found["rchar"]), int(found["syscr"])
-
-
-@pytest.mark.measures
-@pytest.mark.skipif(not Path("/proc/thread-self/io").exists(), reason="the kernel does not count")
-def test_only_the_bytes_of_images_are_read(root: Path) -> None:
-    """The kernel's count includes C libraries: no other page, header or image is read."""
-    for storage, kind in itertools.product(FORMATS, KINDS):
-        dataset = opened(root, storage, kind)
-        loader = warm_loader(dataset, num_workers=0)
-        idle, begin = thread_use(), thread_use()
-        read(loader)
-        end = thread_use()
-        # The first two differ by the cost of a look itself; one that gains a digit costs more.
-        more, calls = ((c - b) - (b - a) for a, b, c in zip(idle, begin, end, strict=True))
-        assert abs(more - sum(lengths_of(dataset))) <= 4
-        # One more in a batch where the file system does not report cached pages.
-        assert calls in (ROWS, ROWS + BATCHES)
-
-
 TRACED = f"""
 import os, sys
 from contextlib import suppress

@@ -16,7 +16,7 @@ from helpers import FORMATS, encoded, jpeg, make_dataset, make_folder, make_tree
 from pairwise import pairwise
 from PIL import Image
 from refusals import refused
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from shardkit import (
     CenterCrop,
@@ -142,11 +142,6 @@ def test_images_are_writable(root: Path, source: str, decode: DecodeName) -> Non
     after = [_values(image) for image, _ in dataset[:]]
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)  # and the dataset does not remember it
-
-
-def test_negative_rows_count_from_the_end(photos: Path) -> None:
-    dataset = open_dataset(photos, decode="bytes")
-    assert [dataset[row] for row in range(-12, 0)] == list(dataset[:])
 
 
 NO_ROWS: list[Any] = [
@@ -282,17 +277,6 @@ def test_our_collate_returns_the_block_of_a_dataset_without_a_copy(
         assert torch.equal(images, default_collate(batch)[0])
         assert torch.equal(labels, default_collate(batch)[1])
     assert labels.tolist() == [label for _, label in view]
-
-
-def test_a_loader_without_batching_accepts_lists_of_rows(even: Path) -> None:
-    dataset = open_dataset(even, decode="torch")
-    sampler = BatchSampler(SequentialSampler(dataset), 4, drop_last=False)
-    loader = DataLoader(dataset, sampler=sampler, batch_size=None, collate_fn=collate)
-    assert [labels.tolist() for _, labels in loader] == [
-        dataset.targets[:4].tolist(),
-        dataset.targets[4:8].tolist(),
-        dataset.targets[8:].tolist(),
-    ]
 
 
 def test_the_error_of_the_wrong_class_names_open_dataset(root: Path) -> None:

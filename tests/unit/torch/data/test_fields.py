@@ -123,13 +123,6 @@ def test_decode_sets_the_type_of_images_and_masks(path: Path, decode: DecodeName
     assert np.array_equal(np.asarray(mask), mask_of(4))
 
 
-def test_the_default_is_image_and_label(path: Path) -> None:
-    image, label = open_dataset(path, decode="numpy")[4]
-    assert np.array_equal(image, pixels_of(4))
-    assert label == 4 % 3
-    assert type(open_dataset(path)[0]) is tuple
-
-
 def test_fields_come_in_the_requested_order(path: Path) -> None:
     sample = open_dataset(path, fields=("caption", "label"))[2]
     assert sample == (sample_of(2)["caption"], 2)
@@ -320,19 +313,6 @@ def test_a_resize_scales_all_that_has_places(tmp_path: Path) -> None:
         assert mask.tolist() == np.asarray(stored[1]).repeat(3, 0).repeat(3, 1).tolist()
         assert torch.equal(boxes, stored[2] * 3)
         assert torch.equal(points, stored[3] * torch.tensor([3, 3, 1]))
-
-
-def test_random_crops_of_several_fields_show_the_same_place(marked: Path) -> None:
-    both = open_dataset(marked, decode=RandomResizedCrop(16), fields=("mask", "boxes", "image"))
-    alone = open_dataset(marked, decode=RandomResizedCrop(16))
-    for dataset in (both, alone):
-        dataset.set_epoch(3)
-    for row in range(len(both)):
-        mask, _, image = both[row]
-        assert torch.equal(image, alone[row][0])
-        # Bilinear scaling moves no edge by more than a pixel.
-        shown = (image[0] >= 64) == (mask >= 64)
-        assert shown.float().mean() > 0.7
 
 
 def test_boxes_follow_images_that_are_not_read(marked: Path) -> None:

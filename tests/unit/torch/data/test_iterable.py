@@ -240,17 +240,6 @@ def test_an_epoch_set_before_the_first_item_is_read(root: Path) -> None:
     assert prints_of(items) == by_loader(root / "lmdb", 2)
 
 
-def test_setting_another_epoch_than_the_loaded_one_reads_all_of_it(root: Path) -> None:
-    first = _named(new(root / "lmdb"), 4)
-    next(iter(first))
-    for epoch in (0, 3, 5):
-        second = new(root / "lmdb")
-        second.load_state_dict(first.state_dict())
-        assert prints_of(_named(second, epoch)) == by_loader(root / "lmdb", epoch)
-        # and the state is forgotten then
-        assert prints_of(_named(second, 4)) == by_loader(root / "lmdb", 4)
-
-
 @pytest.mark.parametrize(("num_workers", "batch"), [(1, 5), (2, None), (3, 1)])
 def test_any_workers_and_batch_size_resume_the_state_of_one_process(
     root: Path, num_workers: int, batch: int | None

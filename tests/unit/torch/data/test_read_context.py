@@ -85,15 +85,6 @@ def global_state() -> tuple[Any, ...]:
 # The cell.
 
 
-def test_a_cell_starts_unset_and_keeps_its_value() -> None:
-    cell = EpochCell()
-    assert cell.get() is None
-    cell.set(0, 0)
-    assert cell.get() == (0, 0)
-    cell.set(np.int64(7), -3)  # type: ignore[arg-type]
-    assert cell.get() == (7, -3)
-
-
 def test_an_invalid_epoch_or_seed_is_a_usage_error_and_changes_nothing() -> None:
     cell = EpochCell()
     cell.set(2, 1)
@@ -136,13 +127,6 @@ def test_a_forked_process_sees_what_is_set_later(copied: Callable[[EpochCell], E
     """A copy too: Lightning and others copy datasets before loaders are made."""
     cell = copied(EpochCell())
     assert seen_by_a_child(cell, lambda: cell.set(5, 6)) == (5, 6)
-
-
-def test_a_pickled_cell_keeps_its_values() -> None:
-    cell = EpochCell()
-    assert through_pickle(cell).get() is None
-    cell.set(3, 4)
-    assert through_pickle(cell).get() == (3, 4)
 
 
 def test_without_shared_memory_a_cell_serves_its_own_process(
@@ -198,18 +182,6 @@ def drawn(context: BatchContext, row: int = 0) -> int:
     return context.draws(row).bits()
 
 
-def test_draws_are_a_function_of_seed_epoch_and_row() -> None:
-    cell = EpochCell()
-    seen = set()
-    for epoch in range(3):
-        for seed in range(3):
-            cell.set(epoch, seed)
-            for row in range(5):
-                assert drawn(BatchContext(cell), row) == drawn(BatchContext(cell), row)
-                seen.add(drawn(BatchContext(cell), row))
-    assert len(seen) == 45
-
-
 def test_a_loaders_context_overrides_the_cell_within_its_block() -> None:
     cell = EpochCell()
     cell.set(1, 1)
@@ -246,18 +218,6 @@ def test_without_an_epoch_draws_follow_the_generator_of_torch() -> None:
     assert len(set(first)) == 4
     torch.manual_seed(2)
     assert drawn(BatchContext(cell)) != first[0]
-
-
-def test_with_an_epoch_no_generator_is_touched() -> None:
-    cell = EpochCell()
-    cell.set(0, 0)
-    before = global_state()
-    drawn(BatchContext(cell))
-    with BatchContext(cell).globals_kept(numbers):
-        BatchContext(cell).apply(numbers, [None], 3)
-    with BatchContext(cell).globals_kept(own_numbers):
-        BatchContext(cell).apply(own_numbers, [None], 3)
-    assert global_state() == before
 
 
 def test_an_image_operation_and_a_transform_draw_different_numbers() -> None:

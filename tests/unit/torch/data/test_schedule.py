@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed
 from hypothesis import given
 from hypothesis import strategies as st
 from pairwise import pairwise
 
 from shardkit import BlockShuffle, Rank
-from shardkit.errors import StateMismatch
 from shardkit.sampling.order import Order
 from shardkit.torch.data import schedule as schedule_module
 from shardkit.torch.data.resume import ResumeState
@@ -124,20 +121,6 @@ def test_padding_never_exceeds_a_batch() -> None:
     assert {own[0].consumed for own in every} == {2}
 
 
-def test_the_rank_comes_from_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "5")
-    order = Order(size=12)
-    assert BatchSchedule(order, 2, Rank()).rank[:2] == (0, 5)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    assert BatchSchedule(order, 2, Rank()).rank[:2] == (2, 3)
-    assert BatchSchedule(order, 2, Rank(rank=0, world_size=1)).rank[:2] == (0, 1)
-    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    assert BatchSchedule(order, 2, Rank()).rank[:2] == (0, 5)
-
-
 def a_resume_state(**options: Any) -> ResumeState:
     return ResumeState(range(options.get("size", SIZE)), a_schedule(**options))
 
@@ -236,25 +219,6 @@ def test_an_iteration_starts_at_the_right_position() -> None:
         assert begins(resume) == expected, f"case {number}"
 
 
-def test_the_epoch_is_the_current_or_the_next_one() -> None:
-    resume = a_resume_state()
-    assert resume.epoch == 0
-    run = resume.begin()
-    resume.advance(run, 3)
-    assert resume.epoch == 0
-    resume.advance(run, SIZE)
-    resume.finish(run)
-    assert resume.epoch == 1
-    resume.set_epoch(6)
-    assert resume.epoch == 6
-    resume.load(state(4, 6))
-    assert resume.epoch == 4
-    resume.load(state(4, SIZE))
-    assert resume.epoch == 5
-    resume.set_epoch(4)
-    assert resume.epoch == 4
-
-
 @pytest.mark.parametrize(
     "overtake", [ResumeState.begin, sets(0), sets(3), loads(4, 6), lambda p: p.restart(0)]
 )
@@ -269,21 +233,6 @@ def test_a_superseded_iteration_changes_nothing(overtake: Deed) -> None:
     assert (resume.state(), resume.epoch) == expected
 
 
-def test_an_indivisible_rest_does_not_keep_an_epoch_open() -> None:
-    # 2 ranks drop the last of 11 samples, and drop_last a smaller step.
-    odd = ResumeState(range(SIZE), a_schedule(batch=1, rank={"rank": 0, "world_size": 2}))
-    odd.load(state(4, 10))
-    assert (odd.epoch, begins(odd)) == (5, (5, 0))
-    last = ResumeState(range(SIZE), a_schedule(batch=4, rank={"drop_last": True}))
-    last.load(state(4, 8))
-    assert (last.epoch, begins(last)) == (5, (5, 0))
-    for rank in range(2):  # the other has nothing to read, but must not go ahead
-        this_rank = {"rank": rank, "world_size": 2, "remainder": "exact"}
-        exact = ResumeState(range(SIZE), a_schedule(batch=1, rank=this_rank))
-        exact.load(state(4, 10))
-        assert (exact.epoch, begins(exact)) == (4, (4, 10))
-
-
 def test_an_epoch_may_be_an_integer_of_numpy_and_its_state_is_json() -> None:
     resume = a_resume_state()
     resume.set_epoch(int(np.int64(3)))
@@ -291,21 +240,3 @@ def test_an_epoch_may_be_an_integer_of_numpy_and_its_state_is_json() -> None:
     other = a_resume_state()
     other.set_epoch(np.int64(3))  # type: ignore[arg-type]
     assert json.loads(json.dumps(other.state())) == expected == state(3, 0)
-
-
-def test_a_state_includes_the_shuffle_and_the_seed() -> None:
-    every, few = "BlockShuffle(rows=16, buffer=16384)", "BlockShuffle(rows=2, buffer=5)"
-    for options, changes in (
-        ({"shuffle": True}, {"order": "shuffle=True"}),
-        ({"shuffle": BlockShuffle()}, {"order": f"shuffle={every}"}),
-        ({"shuffle": BlockShuffle(rows=2, buffer=5)}, {"order": f"shuffle={few}"}),
-        ({"seed": -(2**63)}, {"seed": -(2**63)}),
-    ):
-        resume = a_resume_state(**options)
-        assert resume.state() == state(0, 0, **changes)
-        resume.load(json.loads(json.dumps(state(4, 6, **changes))))
-        assert begins(resume) == (4, 6)
-        with pytest.raises(StateMismatch):
-            resume.load(state(4, 6))
-        with pytest.raises(StateMismatch):
-            a_resume_state().load(state(4, 6, **changes))

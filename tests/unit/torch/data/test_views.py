@@ -97,12 +97,6 @@ def test_a_repeated_row_draws_the_same_in_every_engine(
     assert set(epoch_of(dataset)) < set(found)  # the first of equal rows draws as ever
 
 
-def test_a_subset_without_repeats_draws_like_its_dataset(path: Path) -> None:
-    dataset = open_dataset(path, decode=CROP)
-
-    assert set(epoch_of(Subset(dataset, range(3, 9)))) < set(epoch_of(dataset))
-
-
 def test_a_resumed_run_draws_the_same_for_repeated_rows(path: Path) -> None:
     rows = Subset(open_dataset(path, decode=CROP), [0, 1, 0, 2, 0, 1] * 3)
     every = list(itertools.chain(*prints_of(make_loader(rows, 4, shuffle=True, seed=1))))

@@ -17,9 +17,7 @@ from loading import same
 
 from shardkit import CenterCrop, RandomResizedCrop, make_loader, open_dataset
 from shardkit.torch.engine import preflight
-from shardkit.torch.engine.helper import _Call, _Calls
 from shardkit.torch.engine.ring import Ring
-from shardkit.torch.engine.threads import ThreadEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -131,24 +129,6 @@ def test_helpers_draw_other_numbers_from_global_generators(place: Path, load: Lo
     epochs = [torch.cat([values for values, _ in loader]) for _ in range(2)]
     for one, other in zip(epochs[0].T, epochs[1].T, strict=True):
         assert not set(one.tolist()) & set(other.tolist())
-
-
-def test_a_call_announces_what_the_threads_may_start(place: Path) -> None:
-    """Otherwise their iteration would end early, or wait for a call that waits for them."""
-    loader = make_loader(open_dataset(place, decode=CROP), BATCH, engine="thread", num_workers=1)
-    assert isinstance(loader._engine, ThreadEngine)
-    together, ahead = loader._engine.at_once()
-    calls = _Calls(loader._engine)
-    calls.begin(itertools.islice(loader._schedule.requests(0, endless=True), 200))
-    announced = answered = 0
-    for number, call in enumerate(calls):
-        assert isinstance(call, _Call)
-        assert call.is_first == (number == 0)
-        announced += len(call.requests)
-        answered += call.batches
-        assert announced == min(200, answered + ahead)
-        assert call.batches == min(together, 200 - answered + call.batches)
-    assert answered == 200
 
 
 # The choice of the engine.

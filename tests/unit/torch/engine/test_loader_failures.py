@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import tracemalloc  # noqa: F401 - pytest imports it when no file can be opened
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import WITH_PROCESSES, Crew, failure_of, in_fork, make_even
+from engines import WITH_PROCESSES, failure_of, in_fork, make_even
 from helpers import DEADLINE, encoded, make_dataset, make_tree, wait_until
 from loading import BATCH, ROWS
 from pairwise import pairwise
@@ -168,22 +167,6 @@ def test_a_transform_that_exits_is_an_error_of_its_sample(
                 assert fact in str(error)
             assert len(found) == BAD // BATCH
     assert_gone(tmp_path / "notes")
-
-
-def hang(image: Any) -> Any:
-    threading.Event().wait()
-
-
-@pytest.mark.slow
-@engines
-def test_a_hang_in_every_worker_is_an_error_each_time(place: Path, engine: str) -> None:
-    crew = Crew()
-    dataset = open_dataset(place, hang, decode="numpy")
-    with closing(load(engine, dataset, timeout=0.2, num_workers=3)) as loader:
-        for _ in range(2):
-            found, error = failure_of(loader)
-            assert (type(error), found) == (LoaderFailed, [])
-            crew.ends()
 
 
 @engines

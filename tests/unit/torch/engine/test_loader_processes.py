@@ -74,20 +74,6 @@ def three_numbers(image: Any) -> torch.Tensor:
     return torch.tensor([crc(image), *drawn], dtype=torch.float64)
 
 
-def test_seed_and_epoch_determine_random_draws(root: Path) -> None:
-    dataset = open_dataset(root / "lmdb", three_numbers)
-
-    def drawn(seed: int, epoch: int) -> torch.Tensor:
-        loader = make_loader(dataset, ROWS, seed=seed, num_workers=0)
-        loader.set_epoch(epoch)
-        ((values, _),) = loader
-        return torch.as_tensor(values)
-
-    assert torch.equal(drawn(1, 3), drawn(1, 3))
-    for seed, epoch in ((1, 2), (2, 3), (3, 1)):
-        assert not (drawn(seed, epoch)[:, 1:] == drawn(1, 3)[:, 1:]).any()
-
-
 def mixed(samples: Any) -> torch.Tensor:
     """A collate function that draws random numbers, like mixup."""
     return torch.cat([torch.rand(4, dtype=torch.float64), torch.tensor([float(len(samples))])])

@@ -28,7 +28,6 @@ from shardkit import (
     with_rng,
 )
 from shardkit.torch.data.memory import SHARED_MEMORY
-from shardkit.torch.data.nested import inner_datasets
 from shardkit.torch.engine import preflight
 from shardkit.torch.engine.preflight import (
     batch_bytes,
@@ -36,7 +35,6 @@ from shardkit.torch.engine.preflight import (
     descriptor_problem,
     shared_memory_problem,
     why_processes,
-    why_threads,
 )
 
 
@@ -124,15 +122,6 @@ def test_a_loader_uses_one_worker_per_cpu(
 # What holds the GIL.
 
 
-def test_parts_are_found_through_any_nesting(dataset: ShardDataset) -> None:
-    other = TensorDataset(torch.zeros(3))
-    nested: Any = Subset(
-        ConcatDataset([Subset(dataset, [0]), ConcatDataset([other, dataset])]), [1]
-    )
-    assert list(inner_datasets(nested)) == [dataset, other, dataset]
-    assert list(inner_datasets(dataset)) == [dataset]
-
-
 def with_transforms(
     place: Path, transform: Any = None, target_transform: Any = None, decode: Any = "pil"
 ) -> ShardDataset:
@@ -158,21 +147,6 @@ def test_a_transform_requires_processes_and_is_named(place: Path) -> None:
         assert reason == f"the transform {name} may hold the GIL"
         reason = why_processes(with_transforms(place, careful, transform))
         assert reason == f"the target_transform {name} may hold the GIL"
-
-
-def test_threads_suit_transforms_where_python_has_no_gil(
-    place: Path, dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No free-threaded Python was at hand: this replaces the function by which it tells."""
-    augmented = with_transforms(place, slow)
-    subset = Subset(augmented, [0])
-    foreign = [0, 1]
-    for is_enabled in (True, False):
-        monkeypatch.setattr(sys, "_is_gil_enabled", lambda value=is_enabled: value, raising=False)
-        reason = None if is_enabled else "this Python runs without a GIL"
-        assert why_threads(augmented) == why_threads(subset) == reason
-        assert why_threads(foreign) is None
-        assert why_processes(augmented) == "the transform slow may hold the GIL"
 
 
 def test_without_a_gil_auto_uses_threads_and_warns_of_random_numbers(
@@ -245,16 +219,6 @@ def test_an_unknown_size_is_not_guessed(place: Path, dataset: ShardDataset) -> N
     each: Any
     for each in (foreign, empty, ConcatDataset([dataset, foreign]), Subset(foreign, [0])):
         assert batch_bytes(each, 8) is None
-
-
-def test_a_lack_of_shared_memory_has_a_remedy(machine: Machine) -> None:
-    machine.set(free=40_960_000)
-    assert shared_memory_problem(40_960_000) is None
-    assert shared_memory_problem(0) is None
-    told = str(shared_memory_problem(40_960_001 + 60_000_000))
-    for part in ("101 MB", "41 MB free", SHARED_MEMORY, "--shm-size"):
-        assert part in told
-    assert set(machine.asked) == {SHARED_MEMORY}
 
 
 def test_a_system_without_dev_shm_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ import pytest
 from engines import in_fork
 from helpers import FORMATS, make_dataset, make_tree, png
 from loading import prints_of
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from shardkit import ShardDataset, collate, convert, open_dataset
+from shardkit import collate, convert, open_dataset
 from shardkit.errors import CorruptShard
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -117,28 +117,6 @@ def test_a_missing_shard_found_by_a_worker_keeps_its_type(root: Path, tmp_path: 
     assert "shard-000000.tar" in str(error)
 
 
-def test_a_row_out_of_range_in_a_worker_is_an_index_error(root: Path) -> None:
-    dataset = open_dataset(root / "lmdb", decode="torch")
-    error = first_error(dataset, sampler=[0, ROWS])
-    assert type(error) is IndexError
-    assert f"row {ROWS} " in str(error)
-
-
-class Size(Dataset[int]):
-    """Says in a worker how many bytes a dataset takes to pickle there, after it was read."""
-
-    def __init__(self, dataset: ShardDataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, row: int) -> int:
-        self.dataset[:]
-        assert isinstance(self.dataset.shards.rows.base, np.memmap)
-        return len(pickle.dumps(self.dataset))
-
-
 def test_the_data_sent_to_a_worker_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     sizes = []
     for count in (4, 400):
@@ -150,9 +128,3 @@ def test_the_data_sent_to_a_worker_does_not_grow_with_the_dataset(tmp_path: Path
         sizes.append(len(pickle.dumps(dataset)) - len(str(place)))
     assert abs(sizes[0] - sizes[1]) < 10  # PyTorch writes the address of a tensor, in decimal
     assert sizes[0] < 1500
-
-
-def test_a_worker_maps_the_index_and_stays_small(root: Path) -> None:
-    dataset = Size(open_dataset(root / "hdf5", decode="bytes"))
-    (size,) = list(loader_of(dataset, batch_size=None, collate_fn=None))
-    assert size < 1500

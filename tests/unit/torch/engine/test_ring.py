@@ -128,16 +128,6 @@ def test_an_alias_keeps_the_slot(link: Link) -> None:
         assert link.taken()[0] == 0
 
 
-def test_an_alias_of_the_memory_in_another_batch_does_not_matter(link: Link) -> None:
-    """Views in the main process keep the slot; copies do not."""
-    received = link.send(link.block(5))
-    copied = received.clone()
-    del received
-    assert link.taken() == [0, 0, 0]
-    fill_every_slot(link)
-    assert_all(copied, 5)
-
-
 VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda b: b[1:],
     lambda b: b[:, 2:5],
@@ -164,13 +154,6 @@ def test_views_keep_values_shape_and_strides(link: Link) -> None:
         del block, part
         fill_every_slot(link)
         assert torch.equal(received, expected)
-
-
-def test_channels_last_blocks_stay_channels_last(link: Link) -> None:
-    block = link.block(3, (2, 4, 5, 3)).permute(0, 3, 1, 2)
-    received = link.send((block, torch.arange(2)))[0]
-    assert received.is_contiguous(memory_format=torch.channels_last)
-    assert_all(received, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int16, torch.float32])
@@ -449,33 +432,11 @@ def check(block: torch.Tensor, numbers: torch.Tensor) -> None:
     assert torch.equal(block.amin((1, 2)), block.amax((1, 2)))
 
 
-def check_all(block: torch.Tensor, numbers: torch.Tensor, floats: Any) -> None:
-    check(block, numbers)
-    assert_all(floats, float(numbers[0]))
-
-
 def in_workers(dataset: Rows, batch_size: int, **options: Any) -> Any:
     given: dict[str, Any] = {"num_workers": 1, "collate_fn": as_blocks, **options}
     return make_loader(
         dataset, batch_size, engine="process", start_method="fork", timeout=DEADLINE, **given
     )
-
-
-@pytest.mark.slow
-def test_batches_of_workers_stay_valid() -> None:
-    loader = in_workers(Rows(130), 4, shuffle=True, num_workers=2)
-    chance = np.random.default_rng(0)
-    held: list[Any] = []
-    for _ in range(3):
-        for block, numbers, floats in loader:
-            held.append((block, numbers, floats))
-            if chance.random() < 0.7:
-                check_all(*held.pop(int(chance.integers(len(held)))))
-        for batch in held:
-            check_all(*batch)
-    loader.close()
-    for batch in held:  # and beyond the end of the workers
-        check_all(*batch)
 
 
 def test_unknown_objects_from_workers_stay_valid() -> None:

@@ -13,7 +13,6 @@ from helpers import make_dataset, make_tree, png
 from loading import prints_of
 
 from shardkit import collate, make_loader, open_dataset
-from shardkit.torch.data.read_context import NumberedRows, ReadContext
 from shardkit.torch.engine import fetch, preflight
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import LoaderOptions
@@ -99,15 +98,3 @@ def test_stored_samples_are_read_in_larger_groups(
         dataset = open_dataset(images, decode="torch", fields=fields)
         monkeypatch.setattr(fetch, "sample_bytes", lambda dataset: size)
         assert Fetch(dataset, collate, with_rows=False).batches_at_once(1) == expected
-
-
-def test_numbered_rows_become_an_array_without_iterating(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = NumberedRows([5, 3], ReadContext(0, 0))
-
-    def refuse(self: NumberedRows) -> Any:
-        raise AssertionError("iterated")
-
-    monkeypatch.setattr(NumberedRows, "__iter__", refuse)
-    array = np.asarray(rows)
-    assert array.tolist() == [5, 3]
-    assert array.dtype == np.int64
