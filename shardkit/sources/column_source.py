@@ -22,7 +22,7 @@ from shardkit.kinds.packing import with_fields
 from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
 from shardkit.sources.columns import NONE, Column, ColumnOptions, Columns, label_in
 from shardkit.sources.driver import ListedSource, Listing, Row, images_by_file
-from shardkit.sources.images import image_record, pixel_record, raw_record
+from shardkit.sources.images import has_image_suffix, image_record, pixel_record, raw_record
 from shardkit.sources.inputs import (
     InputFiles,
     OpenedFile,
@@ -385,7 +385,8 @@ class ColumnSource(RowSource):
                 continue
             stamp = view.stamp if cells.stamp is None else cells.stamp
             spot = place(number, cells.place)
-            listing.add(Row(name + cells.suffix, code, size, stamp, spot, cells.values))
+            name += "" if has_image_suffix(name) else cells.suffix
+            listing.add(Row(name, code, size, stamp, spot, cells.values))
 
     def _name_of(self, cells: Cells) -> str:
         """Return the name that a row has in a column, or ""."""

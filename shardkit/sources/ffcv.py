@@ -125,7 +125,8 @@ class Ffcv(ColumnSource, AttachableSource):
             if parse_beton(view) != self._beton:
                 raise BadImage(CHANGED)
             allocations = Allocations(view, self._beton)
-            used = [self.image.name, *(kept.source for kept in self.keep)]
+            named = filter(None, [self.label.name, self.name])
+            used = [self.image.name, *named, *(kept.source for kept in self.keep)]
             for first in range(0, self._beton.rows, _CHUNK):
                 count = min(_CHUNK, self._beton.rows - first)
                 samples = self._beton.samples(view, first, count)

@@ -94,7 +94,7 @@ def labels(path: str, stamp: int, name: str, count: int, some: Range) -> list[Va
     if data.ndim == 2 and data.shape[1] > 1 and not is_row and data.dtype.kind in "iubf":
         return one_hot(data[part], name)
     if math.prod(data.shape[1:]) != 1 and not is_row:
-        raise BadImage(f"{name} has the shape {data.shape}, not one label for each image")
+        raise BadImage(f"{name} has the shape {data.shape}, not one value for each image")
     rows = (0, part) if is_row else part
     if data.dtype.kind in "iubf":
         return [label_of(value, name) for value in data[rows].reshape(-1).tolist()]

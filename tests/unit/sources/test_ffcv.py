@@ -426,6 +426,12 @@ def test_an_array_without_axes_is_one_value(tmp_path: Path) -> None:
     assert np.asarray(samples_of(dataset.path)[0]["a"]).tobytes() == b"1234"
 
 
+def test_a_label_may_be_the_position_of_a_one(tmp_path: Path) -> None:
+    rows = [bytes([0, 0, 1, 0]), bytes([1, 0, 0, 0])]
+    path = two_images(tmp_path, array_of(b'[["", "|u1"]]', 4)._replace(values=rows))
+    assert [converted(path, label="a")[row][1] for row in (0, 1)] == [2, 0]
+
+
 def json_of(*texts: bytes) -> BetonColumn:
     rows: Sequence[Any] = [(None, len(text)) for text in texts]
     return BetonColumn("info", 5, "<u8 <u8", rows, texts)

@@ -54,6 +54,15 @@ def test_arrays_and_encoded_images_are_read(name: str, path: Path) -> None:
     assert " y (" not in found.understood["unused"]
 
 
+def test_a_dataset_may_name_the_images(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        file["id"] = ["cat/a", "/b.png", ""]
+    names = [entry.path for entry in scan(path, image="x", name="id").splits[""].entries]
+    assert names == ["cat/a.png", "b.png", "x/00000002.png"]
+    with refused(UsageError, path, "'nope'", "id"):
+        scan(path, image="x", name="nope")
+
+
 def test_labels_may_be_texts_and_images_gray(path: Path) -> None:
     found = scan(path, image="gray", label="train/strings")
     assert found.classes == ("class 0", "class 1")
