@@ -25,6 +25,10 @@ from shardkit.torch import _compat
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where PyTorch's shared tensors are on Linux
 
+ROOM = 2
+"""How many times larger than a block its reused memory may be: that of a whole batch, or of several
+that are read at once, serves the smaller last one of an epoch too."""
+
 _FULL = "unable to allocate shared memory"
 _SHARED_FILE = re.compile(r"</(torch_\w+)>")
 
@@ -58,14 +62,19 @@ class BlockPool:
     def new(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return an uninitialized uint8 tensor of ``shape``."""
         size = math.prod(shape)
-        try:
-            buffer = self._free[size].pop()
-        except IndexError:
-            buffer = np.empty(size, np.uint8)
-        lent = buffer.reshape(shape)
+        buffer = self._take(size)
+        lent = buffer[:size].reshape(shape)
         number = id(buffer)
         self._lent[number] = weakref.ref(lent, lambda _: self._take_back(number)), buffer
         return torch.from_numpy(lent)
+
+    def _take(self, size: int) -> _Buffer:
+        """Return a free buffer of ``size`` bytes, or up to `ROOM` times as many; or a new one."""
+        for stored in sorted(self._free):
+            if size <= stored <= ROOM * size:
+                with contextlib.suppress(IndexError):
+                    return self._free[stored].pop()
+        return np.empty(size, np.uint8)
 
     def _take_back(self, number: int) -> None:
         _, buffer = self._lent.pop(number)

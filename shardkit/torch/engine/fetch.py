@@ -67,6 +67,8 @@ class Fetch:
         self.ops = tuple(views)
         self.views = max(1, len(self.ops))
         """Number of views."""
+        self.blocks = self.views * max(map(_blocks, nested.inner_datasets(dataset)), default=1)
+        """Maximum number of blocks of memory in a batch."""
         self.dataset = dataset
         self.collate = collate
         self._with_rows = with_rows
@@ -345,6 +347,13 @@ def _reads_together(dataset: Any) -> bool:
     """Return whether a dataset returns all views, and several batches, of its samples at once."""
     unchanged = ShardDataset.__getitems__
     return isinstance(dataset, ShardDataset) and type(dataset).__getitems__ is unchanged
+
+
+def _blocks(dataset: Any) -> int:
+    """Return how many blocks the fields of a batch have: small values have none."""
+    if not isinstance(dataset, ShardDataset):
+        return 1
+    return max(1, sum(kind.stored_apart for kind in dataset.reader.fields.kinds.values()))
 
 
 def _allocate(shape: tuple[int, ...]) -> torch.Tensor:

@@ -22,7 +22,7 @@ from shardkit.torch.engine.failure import Failure
 from shardkit.torch.engine.fetch import Batches, Fetch
 from shardkit.torch.engine.options import Settings
 from shardkit.torch.engine.processes import Answers, ProcessEngine, Remote, Requests, failure
-from shardkit.torch.engine.ring import Packed, Ring
+from shardkit.torch.engine.ring import Ring
 from shardkit.torch.engine.threads import ThreadEngine
 
 _CALLS = 2
@@ -163,7 +163,7 @@ class _RemoteThreads(Remote):
             answers.append((_UNKNOWN, failure(error, "in a thread of the helper")))
         try:
             with full_explained():
-                return Packed(slots.pack(answers))
+                return slots.pack(answers)
         except Exception as error:
             return [(_UNKNOWN, Failure(error))]
 

@@ -30,7 +30,7 @@ from shardkit.torch.engine import preflight, workers
 from shardkit.torch.engine.failure import Failure, is_from_worker
 from shardkit.torch.engine.fetch import Batches, Engine, Fetch
 from shardkit.torch.engine.options import LATE_REMEDY, Settings
-from shardkit.torch.engine.ring import Packed, Ring, Slots
+from shardkit.torch.engine.ring import Ring, Slots
 
 FILES_PER_BATCH = 2
 """File descriptors that a batch uses on its way from a worker process."""
@@ -89,7 +89,7 @@ class ProcessEngine(Engine):
         size = preflight.batch_bytes(fetch.dataset, settings.batch_size, fetch.ops or (fetch.op,))
         needed = blocks * cls.least_in_block(fetch, settings)
         problem = preflight.shared_memory_problem(size * needed) if size else None
-        problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * blocks * fetch.views)
+        problem = problem or preflight.descriptor_problem(FILES_PER_BATCH * blocks * fetch.blocks)
         return problem or workers.start_problem(settings.options.start_method, fetch)
 
     def run(self, requests: Iterator[Request]) -> Batches:
@@ -263,7 +263,7 @@ class ProcessEngine(Engine):
         if method is not None:
             workers.require_start(method, self._fetch)
         with full_explained():
-            self._ring = Ring(count, self._slots * self._fetch.views)
+            self._ring = Ring(count, self._slots * self._fetch.blocks)
             self._marks = torch.full((max(1, count), self._threads), -1)
             self._marks.share_memory_()  # type: ignore[no-untyped-call]
         if count:
@@ -433,7 +433,7 @@ class _RemoteFetch(Remote):
             answers.append((request.batch_id, failure(error, self._where(request))))
         try:
             with full_explained():
-                return Packed(slots.pack(answers))
+                return slots.pack(answers)
         except Exception as error:
             return [(requests[0].batch_id, Failure(error))]
 

@@ -8,17 +8,19 @@ only its number. When the main process has freed the last tensor of a slot, it s
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
-import numpy as np
 import torch
 
-from shardkit.torch.data.memory import is_namedtuple, map_tensors, new_shared
+from shardkit.errors import LoaderFailed
+from shardkit.torch.data.memory import ROOM, is_namedtuple, map_tensors, new_shared
 
 INLINE_BYTES = 256 * 1024
 """Maximum size of a tensor sent through the pipe: a file descriptor costs 0.5 ms, the pipe 3 ms per
@@ -46,19 +48,21 @@ class Ring:
         self._lent: dict[int, weakref.ref[Any]] = {}
         _RINGS[self.number] = self
 
-    def receive(self, sent: _Sent) -> torch.Tensor:
-        """Return the bytes of a slot; freeing their last tensor frees the slot."""
-        key = sent.worker, sent.slot
-        if sent.memory is not None:
-            self._slots[key] = sent.memory
-        flags = self.flags.numpy()[sent.worker]
-        lent = self._slots[key].numpy()[:]
+    def receive(self, worker: int, slot: int, memory: torch.Tensor | None) -> torch.Tensor:
+        """Return the bytes of a slot, whose ``memory`` comes the first time.
+
+        Freeing their last tensor frees the slot.
+        """
+        memory = self._slots[worker, slot] if memory is None else memory
+        self._slots[worker, slot] = memory
+        flags = self.flags.numpy()[worker]
+        lent = memory.numpy()[:]
         number = id(lent)
 
         def free(_: object) -> None:
             self._lent.pop(number, None)
             if os.getpid() == self._owner:  # a fork's copy may be freed while the batch is in use
-                flags[sent.slot] = _FREE
+                flags[slot] = _FREE
 
         self._lent[number] = weakref.ref(lent, free)
         return torch.from_numpy(lent)
@@ -85,7 +89,7 @@ class Slots:
         self._flags = flags.numpy()[worker]
         self._slots: list[_Slot] = []
         self._choosing = threading.Lock()
-        self._message: set[int] = set()
+        self._message: dict[int, Call] = {}
         """Slots in the message that is being packed."""
 
     def new(self, shape: tuple[int, ...]) -> torch.Tensor:
@@ -98,118 +102,113 @@ class Slots:
             return self._new(shape)
 
     def _new(self, shape: tuple[int, ...]) -> torch.Tensor:
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         free = [
-            (slot.memory.numel() != size, number)
+            (slot.memory.numel(), number)
             for number, slot in enumerate(self._slots)
             if self._flags[number] == _FREE and slot.lent() is None
         ]
-        if not free and len(self._slots) == len(self._flags):
+        fitting = min((slot for slot in free if slot[0] >= size), default=None)
+        may_grow = len(self._slots) < len(self._flags)
+        if fitting is not None and (fitting[0] <= ROOM * size or not may_grow):
+            number = fitting[1]
+        elif may_grow:
+            number = len(self._slots)
+            self._slots.append(_Slot(size))
+        elif free:
+            number = min(free)[1]
+            self._slots[number] = _Slot(size)
+        else:
             return new_shared(size).view(shape)
-        if not free or (free[0][0] and len(self._slots) < len(self._flags)):
-            self._slots.append(_Slot(new_shared(size)))
-            return self._slots[-1].lend().view(shape)
-        other_size, number = min(free)
-        if other_size:
-            self._slots[number] = _Slot(new_shared(size))
-        return self._slots[number].lend().view(shape)
+        return self._slots[number].lend(size).view(shape)
 
-    def pack(self, batches: Any) -> Any:
-        """Return batches in the form to send; `unpack` reverses this.
+    def pack(self, batches: Any) -> Call:
+        """Return batches in the form to send, pickled: what cannot be sent is an error here.
 
-        Unknown types are pickled as they are, and keep their slot in use meanwhile.
+        PyTorch's queue pickles in a thread, where an error would be lost with its batch.
+
+        Raises:
+            LoaderFailed: If they hold what cannot be pickled.
+            RuntimeError: If shared memory is full.
         """
         self._message.clear()
-        return self._pack(batches)
+        try:
+            return Call(pickle.loads, bytes(ForkingPickler.dumps(self._pack(batches))))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise LoaderFailed(
+                f"a batch cannot be sent from its worker process: {error}",
+                remedy="Return only values that can be pickled from a transform or the collate "
+                "function; or use threads: engine='thread'",
+            ) from error
 
     def _pack(self, value: Any) -> Any:
+        """Replace tensors that NumPy can represent; PyTorch shares the memory of others."""
+        if type(value) is torch.Tensor:
+            return self._pack_tensor(value) if _is_plain(value) else value
         if type(value) in (tuple, list, dict) or is_namedtuple(value):
             return map_tensors(self._pack, value)
-        if type(value) is not torch.Tensor or not _is_plain(value):
-            return value
+        return value
+
+    def _pack_tensor(self, value: torch.Tensor) -> Any:
+        start = value.untyped_storage().data_ptr()
         for number, slot in enumerate(self._slots):
-            if value.numel() and slot.memory.data_ptr() == value.untyped_storage().data_ptr():
+            if value.numel() and slot.memory.data_ptr() == start:
                 return self._send(number, slot, value)
-        if value.numel() * value.element_size() <= INLINE_BYTES and _is_dense(value):
+        # A new tensor has the strides of one without gaps or overlaps.
+        if value.nbytes <= INLINE_BYTES and torch.empty_like(value).stride() == value.stride():
             flat = value.as_strided((value.numel(),), (1,))
-            return _Inline(flat.numpy(), tuple(value.shape), value.stride())
-        return _shared(value)
+            return Call(_laid_out, flat.numpy(), tuple(value.shape), value.stride())
+        return value
 
     def _send(self, number: int, slot: _Slot, value: torch.Tensor) -> Any:
         """Return a reference to a tensor in a slot; the slot itself is sent only once."""
-        fits = (
-            slot.memory.numel() % value.dtype.itemsize == 0
-        )  # else it cannot be viewed as this type
+        fits = slot.memory.numel() % value.dtype.itemsize == 0  # else it has no view of this type
         if not fits or (self._flags[number] != _FREE and number not in self._message):
-            return _shared(value.clone())
+            return value.clone()
         self._flags[number] = _TAKEN
-        self._message.add(number)
-        memory = None if slot.is_known else slot.memory
-        slot.is_known = True
-        layout = value.dtype, tuple(value.shape), value.stride(), int(value.storage_offset())
-        return _Sent(self._ring, self._worker, number, memory, *layout)
+        if number not in self._message:
+            memory = None if slot.is_known else slot.memory
+            self._message[number] = Call(_received, self._ring, self._worker, number, memory)
+            slot.is_known = True
+        layout = tuple(value.shape), value.stride(), int(value.storage_offset())
+        return Call(_viewed, self._message[number], value.dtype, *layout)
 
 
 class _Slot:
-    """A block of shared memory, and the array lent out over it."""
+    """A block of shared memory, and the array lent out over its start."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
+    def __init__(self, size: int) -> None:
+        self.memory = new_shared(size)
         self.is_known = False
         """Whether it was sent to the main process."""
         self.lent: Callable[[], Any] = lambda: None
 
-    def lend(self) -> torch.Tensor:
-        lent = self.memory.numpy()[:]
+    def lend(self, size: int) -> torch.Tensor:
+        lent = self.memory.numpy()[:size]
         self.lent = weakref.ref(lent)
         return torch.from_numpy(lent)
 
 
-class Packed(NamedTuple):
-    """Packed batches; unpickling them returns the batches themselves."""
+class Call:
+    """Pickled as a call, and unpickled as its result: one, wherever the message has this object."""
 
-    batches: Any
+    def __init__(self, function: Callable[..., Any], *values: Any) -> None:
+        self._call = function, values
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return unpack, (self.batches,)
+        return self._call
 
 
-def unpack(batches: Any) -> Any:
-    """Return the batch that `Slots.pack` packed; call this in the main process."""
-    return _unpack({}, batches)
+def _received(ring: int, *block: Any) -> torch.Tensor:
+    return _RINGS[ring].receive(*block)
 
 
-def _unpack(blocks: dict[tuple[int, int], torch.Tensor], value: Any) -> Any:
-    if isinstance(value, _Sent):
-        key = value.worker, value.slot
-        if key not in blocks:
-            blocks[key] = _RINGS[value.ring].receive(value)
-        return blocks[key].view(value.dtype).as_strided(value.size, value.stride, value.offset)
-    if isinstance(value, _Inline):
-        return torch.from_numpy(value.values).as_strided(value.size, value.stride)
-    return map_tensors(partial(_unpack, blocks), value)
+def _viewed(block: torch.Tensor, dtype: torch.dtype, *layout: Any) -> torch.Tensor:
+    return block.view(dtype).as_strided(*layout)
 
 
-class _Sent(NamedTuple):
-    """A block in a slot."""
-
-    ring: int
-    worker: int
-    slot: int
-    memory: torch.Tensor | None
-    """The slot itself, the first time."""
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-class _Inline(NamedTuple):
-    """A small tensor: its values in memory order."""
-
-    values: Any
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
+def _laid_out(values: Any, *layout: Any) -> torch.Tensor:
+    return torch.from_numpy(values).as_strided(*layout)
 
 
 def _is_plain(value: torch.Tensor) -> bool:
@@ -218,29 +217,12 @@ def _is_plain(value: torch.Tensor) -> bool:
     return on_cpu and value.dtype in _PLAIN and not value.requires_grad
 
 
-def _is_dense(value: torch.Tensor) -> bool:
-    """Return whether a tensor fills one range of memory without gaps or overlaps."""
-    expected = 1
-    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 _PLAIN = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool} | {
     torch.float16,
     torch.float32,
     torch.float64,
 }
 """Types that NumPy has too."""
-
-
-def _shared(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in shared memory: a failure raises here and does not block a queue."""
-    if not value.is_shared():  # type: ignore[no-untyped-call]
-        value.share_memory_()  # type: ignore[no-untyped-call]
-    return value
 
 
 _NUMBERS = itertools.count()

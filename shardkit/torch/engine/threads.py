@@ -75,7 +75,7 @@ class ThreadEngine(Engine):
         self._is_low = settings.is_low
         self._new_block = allocate
         self._marks = marks or [None] * self._threads
-        self._pool = BlockPool((self._prefetch + 2) * fetch.views)
+        self._pool = BlockPool((self._prefetch + 2) * fetch.blocks)
 
     def run(self, requests: Iterator[Request]) -> Batches:
         """Yield each request with its batch.

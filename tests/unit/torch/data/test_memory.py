@@ -201,6 +201,19 @@ def test_blocks_are_reused_by_size_not_shape() -> None:
     assert again.is_contiguous()
 
 
+def test_a_smaller_block_takes_the_memory_of_a_larger_one() -> None:
+    pool = BlockPool(2)
+    block = pool.new((4, 6))
+    place = address(block)
+    del block
+    smaller = pool.new((2, 6))
+    assert address(smaller) == place
+    smaller.fill_(3)
+    del smaller
+    assert address(pool.new((1, 6))) != place
+    assert address(pool.new((4, 6))) == place
+
+
 def test_the_number_of_free_blocks_is_limited() -> None:
     pool = BlockPool(2)
     blocks = [pool.new((1 << 12,)) for _ in range(5)]

@@ -96,9 +96,9 @@ def test_images_come_in_reused_memory(
     """Batches that a thread reads at once share a block, which is sent once."""
     blocks, received = [], Ring.receive
 
-    def receive(ring: Ring, sent: Any) -> torch.Tensor:
-        blocks.append(sent.memory is not None)
-        return received(ring, sent)
+    def receive(ring: Ring, worker: int, slot: int, sent: Any) -> torch.Tensor:
+        blocks.append(sent is not None)
+        return received(ring, worker, slot, sent)
 
     monkeypatch.setattr(Ring, "receive", receive)
     loader = load(open_dataset(place, decode=CenterCrop(crop)), num_workers=1)

@@ -183,6 +183,18 @@ def test_an_unpicklable_dataset_is_refused_at_once(place: Path, engine: str) -> 
             load(engine, dataset, collate_fn=chosen)
 
 
+def with_a_function(samples: Any) -> Any:
+    return collate(samples), lambda: None
+
+
+@engines
+def test_a_batch_that_cannot_be_sent_is_an_error_at_once(place: Path, engine: str) -> None:
+    dataset = open_dataset(place, decode="torch")
+    loader = load(engine, dataset, collate_fn=with_a_function)
+    with refused(LoaderFailed, "with_a_function.<locals>.<lambda>", "engine='thread'"):
+        next(iter(loader))
+
+
 def no_room(size: int) -> torch.Tensor:
     raise RuntimeError(f"unable to allocate shared memory of {size} bytes")
 

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from shardkit import make_loader
 from shardkit.torch.data.read_context import new_block
-from shardkit.torch.engine.ring import INLINE_BYTES, Packed, Ring, Slots
+from shardkit.torch.engine.ring import INLINE_BYTES, Ring, Slots
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -37,7 +37,7 @@ class Link:
         self.sent_bytes = 0
 
     def send(self, batch: Any) -> Any:
-        packed = bytes(ForkingPickler.dumps(Packed(self.slots.pack(batch))))
+        packed = bytes(ForkingPickler.dumps(self.slots.pack(batch)))
         self.sent_bytes = len(packed)
         return pickle.loads(packed)
 
@@ -285,6 +285,28 @@ def test_batches_of_changing_sizes_arrive(link: Link) -> None:
             assert_all(tensor, expected)
 
 
+def test_a_smaller_block_takes_the_memory_of_a_larger_one(link: Link) -> None:
+    """An epoch ends with a smaller batch, and the next one begins with a whole one."""
+    places = set()
+    for value, rows in enumerate((4, 3, 4, 2, 4)):
+        received = link.send(link.block(value, (rows, 6)))
+        assert_all(received, value)
+        assert received.shape == (rows, 6)
+        places.add(received.data_ptr())
+        del received
+    assert len(places) == 1
+
+
+def test_a_much_smaller_block_leaves_the_memory_to_larger_ones(link: Link) -> None:
+    small, large = (1, 6), (4, 6)
+    assert_all(link.send(link.block(1, large)), 1)
+    one = link.send(link.block(2, small))
+    other = link.send(link.block(3, large))
+    assert link.taken() == [1, 1, 0]
+    assert_all(one, 2)
+    assert_all(other, 3)
+
+
 def test_workers_do_not_share_slots() -> None:
     ring = Ring(2, 2)
     sides = [Slots(ring.number, worker, ring.flags) for worker in range(2)]
@@ -293,7 +315,7 @@ def test_workers_do_not_share_slots() -> None:
         slots.new((4,)).fill_(9)
         block = slots.new((4,))
         block.fill_(value)
-        received.append(pickle.loads(bytes(ForkingPickler.dumps(Packed(slots.pack(block))))))
+        received.append(pickle.loads(bytes(ForkingPickler.dumps(slots.pack(block)))))
     assert ring.flags.tolist() == [[1, 0], [1, 0]]
     assert_all(received[0], 0)
     assert_all(received[1], 1)

@@ -12,11 +12,12 @@ import torch
 from helpers import make_dataset, make_tree, png
 from loading import prints_of
 
-from shardkit import collate, make_loader, open_dataset
+from shardkit import Sample, collate, convert, make_loader, open_dataset
 from shardkit.torch.engine import fetch, preflight
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import LoaderOptions
-from shardkit.torch.engine.processes import ProcessEngine
+from shardkit.torch.engine.processes import SPARE_SLOTS, ProcessEngine
+from shardkit.torch.engine.ring import Ring
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -52,6 +53,30 @@ def test_batches_of_one_block_are_those_read_one_by_one(images: Path) -> None:
         for _ in range(4):  # more blocks than the worker has: none is that of a kept batch
             assert prints_of(list(together)) == prints_of(expected)
         assert prints_of(kept) == prints_of(expected)
+
+
+def test_each_block_of_a_batch_has_reused_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [
+        Sample(key=str(n), one=np.full(9, n), two=np.full((2, 8), -n, "f4")) for n in range(ROWS)
+    ]
+    convert(samples, tmp_path / "arrays", to="lmdb")
+    memory, received = list[bool](), Ring.receive
+
+    def receive(ring: Ring, worker: int, slot: int, sent: Any) -> torch.Tensor:
+        memory.append(sent is not None)
+        return received(ring, worker, slot, sent)
+
+    monkeypatch.setattr(Ring, "receive", receive)
+    held = list[Any]()
+    with closing(in_workers(tmp_path / "arrays", prefetch_factor=2)) as loader:
+        for _ in range(2):
+            for one, two in loader:
+                assert (one[:, 0] == -two[:, 1, 7]).all()
+                held = [*held[-1:], (one, two)]  # this batch and the one before it
+    assert len(memory) == 2 * 2 * ROWS // BATCH, "no block came in new memory"
+    assert sum(memory) <= 2 * (2 + SPARE_SLOTS)
 
 
 def drawn(_: Any) -> torch.Tensor:
