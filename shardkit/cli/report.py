@@ -68,9 +68,6 @@ class ReportOptions(Options):
         help="Find wrong labels, near duplicates and outliers by the embeddings in this field.",
         metavar="FIELD",
     )
-    seed: int = command_option(
-        0, help="Seed for choosing the pictures of the contact sheets.", metavar="N", minimum=0
-    )
 
     def __post_init__(self) -> None:
         if self.embedding is None:
@@ -110,7 +107,7 @@ def report_command(
     output = options.output
     exclude = options.exclude
     if output is not None:
-        write_result(output, page(measured, options.seed).encode())
+        write_result(output, page(measured).encode())
     lists = measured.save_exclude(exclude) if exclude is not None else []
     failed = measured.failed(options.fail_on)
     run.report(measured.as_dict, lambda: _show(measured, run.seconds))

@@ -27,7 +27,8 @@ _SIDE = 128
 
 _CLASSES = 24
 _PER_CLASS = 8
-"""Maximum contact sheets, and pictures on each."""
+_SEED = 0
+"""Maximum contact sheets, and pictures on each; seed of their choice."""
 
 _GROUPS = 10
 _PER_GROUP = 6
@@ -115,14 +116,10 @@ summary {{ cursor: pointer; font-weight: 600; }}
 """
 
 
-def page(report: DatasetReport, seed: int = 0) -> str:
+def page(report: DatasetReport) -> str:
     """Return a report as an HTML page of less than 5 MB, however many images there are.
 
     It makes no request and runs no script. It needs the datasets, whose images it shows.
-
-    Args:
-        report: The report.
-        seed: Seed of the choice of pictures for the contact sheets.
 
     Raises:
         CorruptDataset: If a dataset is damaged.
@@ -130,7 +127,7 @@ def page(report: DatasetReport, seed: int = 0) -> str:
     album = _Album(report)
     sections = {
         "Findings": _findings(report, album),
-        "Contact sheets": _sheets(report, album, seed),
+        "Contact sheets": _sheets(report, album),
         "Overview": _overview(report),
         "Channel statistics": _channels(report),
         "Distributions": _charts(report),
@@ -325,19 +322,19 @@ def _classes(report: DatasetReport) -> str:
     return note + legend + class_bars(dict(ranked), names)
 
 
-def _sheets(report: DatasetReport, album: _Album, seed: int) -> str:
+def _sheets(report: DatasetReport, album: _Album) -> str:
     images = report.images
     labels = np.where(images.present, images.labels, NO_LABEL - 1)
     numbers = [*range(len(images.classes)), NO_LABEL]
     counts = np.bincount(labels[labels >= NO_LABEL] - NO_LABEL, minlength=len(numbers))
     present = [number for number in numbers if counts[number - NO_LABEL]]
-    chosen = [present[n] for n in sampled_rows(len(present), _CLASSES, seed)]
+    chosen = [present[n] for n in sampled_rows(len(present), _CLASSES, _SEED)]
     parts = []
     if len(chosen) < len(present):
-        parts.append(f"<p>{len(chosen)} of {len(present):,} classes, drawn with seed {seed}.</p>")
+        parts.append(f"<p>{len(chosen)} of {len(present):,} classes, drawn at random.</p>")
     for number in chosen:
         rows = np.flatnonzero(labels == number)
-        drawn = rows[sampled_rows(len(rows), _PER_CLASS, seed)]
+        drawn = rows[sampled_rows(len(rows), _PER_CLASS, _SEED)]
         name = "Without a label" if number == NO_LABEL else images.classes[number]
         parts.append(f"<h3>{_safe(name)} ({_amount(len(rows), 'image')})</h3>")
         parts.append(album.items(drawn.tolist()))

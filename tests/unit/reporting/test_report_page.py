@@ -156,7 +156,7 @@ def test_the_page_stays_small(made: DatasetReport, monkeypatch: pytest.MonkeyPat
 
     assert len(small) < whole / 2
     assert "more. <code>shardkit report --json</code> lists all" in small
-    assert "1 of 3 classes, drawn with seed 0" in small
+    assert "1 of 3 classes, drawn at random" in small
     assert "--exclude DIR" in small
 
     monkeypatch.setattr(page_module, "_EMBEDDED", 2000)
