@@ -245,12 +245,12 @@ def _intact_records(
         CorruptDataset: If one is damaged.
     """
     files = shards.files
-    read = partial(open_records, get_format(shards.manifest.format))
     cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(files.numbers(rows)) != 0)) + 1
     for run in np.split(rows, cuts):
         shard, first = files.locate(int(run[0]))
         records: Sequence[Record] = ()
         if shards.dataset.is_store and shards.manifest.shards[shard].holds_records:
+            read = partial(open_records, get_format(shards.manifest.format))
             part = shards.part(range(int(run[0]), int(run[-1]) + 1))
             inside = range(first, first + len(run))
             work = partial(read_intact, rows=inside, part=part)
