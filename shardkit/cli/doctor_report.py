@@ -13,11 +13,10 @@ from shardkit.measure.doctor.judgement import TORCH_THREADS, Diagnosis, LoopDiag
 from shardkit.measure.doctor.lines import Line
 from shardkit.measure.doctor.pipeline import Setup
 from shardkit.measure.doctor.profile import OWN_CODE, WAITS, Profile
-from shardkit.measure.doctor.stored import Group
 from shardkit.measure.doctor.tail import Tail
 from shardkit.measure.runner.gil import HOLDS
 from shardkit.record import PLANES
-from shardkit.system.formatting import amount, significant
+from shardkit.system.formatting import amount
 from shardkit.system.machine import OtherLoad
 from shardkit.system.text import printable
 
@@ -51,7 +50,7 @@ def report_lines(report: DoctorReport) -> list[str]:
     before += _lines(name, _cause(diagnosis.cause, profile))
     cause = len(before)
     lines = [_line("" if number else "lines", line) for number, line in enumerate(profile.lines)]
-    if profile.tail and not profile.group:
+    if profile.tail:
         before += _lines("tail", _tail(profile.tail))
     if report.loop is not None:
         before += _lines("loop", _loop(report.loop))
@@ -151,7 +150,7 @@ def _cause(cause: str, profile: Profile) -> str:
             f"computes and holds the GIL {profile.held:.0%} of that time, so threads do not help"
         )
         text += ", but worker processes, as here, can" if setup.engine == "process" else ""
-    return text + (f"; {_group(profile.group)}" if profile.group else "")
+    return text
 
 
 def _stage(stage: str, profile: Profile) -> str:
@@ -165,19 +164,6 @@ def _stage(stage: str, profile: Profile) -> str:
         "transform": f"the transform {setup.transform}",
         "collate": f"the collate function {setup.collate}" if setup.collate else "collating",
     }[stage]
-
-
-def _group(group: Group) -> str:
-    who, take = {
-        "class": (f"class {group.name!r}", "takes"),
-        "encoding": (f"{group.name.upper()} images", "take"),
-        "size": ("the largest images", "take"),
-    }[group.by]
-    detail = "" if group.by == "encoding" else f"{group.kind.upper()}, "
-    return (
-        f"{who} ({group.images:.0%} of the images; {detail}"
-        f"{significant(group.megapixels)} megapixels) {take} {group.time:.0%} of the time"
-    )
 
 
 def _line(name: str, line: Line) -> str:
@@ -340,7 +326,7 @@ def _next(report: DoctorReport, diagnosis: Diagnosis, profile: Profile) -> list[
 
 def _look_at(diagnosis: Diagnosis, profile: Profile) -> str:
     """Return where the time is."""
-    if profile.tail and not profile.group:
+    if profile.tail:
         return "the images in the tail"
     return _stage(diagnosis.cause, profile)
 

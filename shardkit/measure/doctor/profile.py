@@ -20,7 +20,7 @@ from shardkit.errors import UsageError
 from shardkit.measure.doctor.clock import Cost, timed
 from shardkit.measure.doctor.lines import Line
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Setup
-from shardkit.measure.doctor.stored import Group, innermost, slowest_group, stored_images
+from shardkit.measure.doctor.stored import innermost, stored_images
 from shardkit.measure.doctor.tail import Sample, Tail, find_tail
 from shardkit.measure.runner import steps
 from shardkit.measure.runner.gil import HOLDS, held_fraction
@@ -84,17 +84,15 @@ class Profile:
     crop: int = 0
     """Shorter side of the loaded images, in pixels; 0 if unknown, as all that follows."""
     kind: str = ""
-    """Most frequent encoding of the stored images, or of `group`."""
+    """Encoding of the stored images that take most of the time."""
     side: float = 0.0
     """Median of the shorter sides of the stored images, in pixels."""
     pixels: float = 0.0
     """Mean number of pixels of a stored image."""
     stored_bytes: float = 0.0
     """Mean stored size of an image."""
-    group: Group | None = None
-    """Few images that take most of the time, if there are such."""
     tail: Tail | None = None
-    """Few images that take most of the time, if there are such, whatever they have in common."""
+    """Few images that take most of the time, if there are such."""
     lines: Sequence[Line] = ()
     """Lines of code that take most of the time in the workers, those of the user first."""
     resident_bytes: int = 0
@@ -201,14 +199,14 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
     images = sample.headers(len(rows))
     if not images:
         return measured
-    classes = getattr(innermost(dataset), "classes", None)
-    group = slowest_group(times, images, classes)
-    (kind, _), *_rest = Counter(image.kind for image in images).most_common()
+    kinds = Counter[str]()
+    for image, taken in zip(images, times.tolist(), strict=True):
+        kinds[image.kind] += taken
+    ((kind, _),) = kinds.most_common(1)
     return replace(
         measured,
         files=[] if "read" in stages else sample.files[: len(rows)],
-        group=group,
-        kind=group.kind if group else kind,
+        kind=kind,
         side=statistics.median(min(image.width, image.height) for image in images),
         pixels=statistics.fmean(image.width * image.height for image in images),
         stored_bytes=statistics.fmean(image.bytes for image in images),

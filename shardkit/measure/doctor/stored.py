@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset, Subset
 
 from shardkit.codecs.image import SNIFF_BYTES, ImageInfo, inspect, sniff
@@ -31,16 +27,6 @@ from shardkit.torch.data.reader_options import ReaderOptions
 FORMAT = "lmdb"
 """Format of the samples, and of what a folder is converted to."""
 
-_LARGEST = 0.1
-"""Fraction of the images that count as the largest."""
-
-_MOST_IMAGES = 0.4
-_LEAST_TIME = 0.5
-_RATIO = 2.0
-_TIE = 0.05
-"""Most images of a group, least time, and its time per image; groups within the last are tied."""
-
-
 _SAMPLES = ("transform", "target_transform", "decode", "fields", "follow", "as_dict", "windows")
 """Options of a dataset that make its samples of the stored bytes."""
 
@@ -54,24 +40,6 @@ class Header(NamedTuple):
     height: int
     bytes: int
     label: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Images that take more than their part of the time."""
-
-    by: str
-    """``class``, ``encoding`` or ``size``."""
-    name: str
-    """Class or encoding; empty for the largest images."""
-    images: float
-    """Their fraction of all images."""
-    time: float
-    """Their fraction of the time."""
-    kind: str
-    """Their most frequent encoding."""
-    megapixels: float
-    """Their median size."""
 
 
 class Files(Dataset[Any]):
@@ -125,37 +93,6 @@ def headers(dataset: Any, rows: Sequence[int]) -> list[Header]:
 
 def _kind_of(data: bytes) -> str:
     return PLANES if sniff_planes(data) else sniff(data[:SNIFF_BYTES]) or ""
-
-
-def slowest_group(
-    times: npt.NDArray[np.float64], headers: Sequence[Header], classes: Sequence[str] | None
-) -> Group | None:
-    """Return the group of images that dominates the time, or None.
-
-    Of groups that explain it equally well: a class before an encoding before the largest images.
-    Names of ``classes`` are in the order of labels.
-    """
-    kinds, widths, heights, _, labels = map(np.array, zip(*headers, strict=True))
-    pixels = widths * heights
-    largest = np.argsort(np.argsort(pixels, kind="stable")) >= (1 - _LARGEST) * len(pixels)
-    groups = [
-        ("class", classes[n] if classes else str(n), labels == n) for n in sorted(set(labels))
-    ]
-    groups += [("encoding", str(kind), kinds == kind) for kind in sorted(set(kinds))]
-    dominant = []
-    for by, name, members in [*groups, ("size", "", largest)]:
-        images = float(members.mean())
-        time = float(times[members].sum() / times.sum())
-        if images > _MOST_IMAGES or time < max(_LEAST_TIME, _RATIO * images):
-            continue
-        if np.median(times[members]) < _RATIO * np.median(times[~members]):
-            continue  # one outlier
-        (kind, _), *_rest = Counter(kinds[members].tolist()).most_common()
-        size = float(np.median(pixels[members])) / 1e6
-        group = Group(by=by, name=name, images=images, time=time, kind=kind, megapixels=size)
-        dominant.append(group)
-    best = max((group.time - group.images for group in dominant), default=0.0)
-    return next((group for group in dominant if group.time - group.images > best - _TIE), None)
 
 
 def write_images(session: Session, *, rows: list[int], files: Sequence[str], folder: Path) -> None:

@@ -15,7 +15,6 @@ from shardkit.measure.doctor.doctor import DoctorReport
 from shardkit.measure.doctor.judgement import Measured, diagnose
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
-from shardkit.measure.doctor.stored import Group
 from shardkit.measure.runner.spec import Subject
 from shardkit.recipe import Recipe
 from shardkit.system.machine import OtherLoad
@@ -92,7 +91,6 @@ NOISY, BUSY, HALF = (
 NOTHING: dict[str, Any] = {"command": "", "hints": []}
 UNCLEAR = (RAW, [60.0, 150.0, 400.0])
 LONG = Remedy(name=" ".join(["word"] * 30), recipe=Recipe())
-MAPS = Group(by="class", name="maps", images=0.1, time=0.83, kind="png", megapixels=12.0)
 
 
 def crop(busy: float = 1.0, name: str = "crop") -> Profile:
@@ -142,10 +140,6 @@ def crop(busy: float = 1.0, name: str = "crop") -> Profile:
             ("reading takes 47% of an image's time, decoding 47%",),
         ),
         ({"found": profile(kind="raw")}, ("copying raw pixels takes 80%",)),
-        (
-            {"found": profile(group=MAPS)},
-            ("class 'maps' (10% of the images; PNG, 12.0 megapixels) takes 83%",),
-        ),
         ({"found": crop(name="a\x1b[2J\nb")}, (r"a\x1b[2J\nb",)),
     ],
 )

@@ -20,7 +20,7 @@ from shardkit.cli.doctor_report import _tail
 from shardkit.measure.doctor import clock
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.remedies import together
-from shardkit.measure.doctor.stored import Group, Header, headers, slowest_group, stored_images
+from shardkit.measure.doctor.stored import headers, stored_images
 from shardkit.measure.doctor.tail import Sample, Tail, find_tail
 from shardkit.recipe import Recipe
 
@@ -173,32 +173,7 @@ def test_remedies_add_up_unless_they_exclude_each_other() -> None:
         assert together(one, other) is None
 
 
-# Stored images are known without decoding, and those that take most of the time are named.
-
-HEADERS = [Header("jpg", 400, 300, 9000, n % 4) for n in range(90)]
-
-
-def slowest(slow: list[Header], seconds: float = 0.1) -> Group | None:
-    times = np.array([0.001] * len(HEADERS) + [seconds] * len(slow))
-    return slowest_group(times, [*HEADERS, *slow], ["a", "b", "c", "d", "maps"])
-
-
-def test_a_class_is_named_before_its_encoding_and_size() -> None:
-    found = slowest([Header("png", 4000, 3000, 9, 4)] * 10)
-
-    assert found is not None
-    assert (found.by, found.name, found.kind, found.images) == ("class", "maps", "png", 0.1)
-    assert round(found.time, 2) == 0.92
-    assert found.megapixels == 12
-    for kind, by, name in (("png", "encoding", "png"), ("jpg", "size", "")):
-        found = slowest([Header(kind, 4000, 3000, 9, n % 4) for n in range(10)])
-        assert found is not None
-        assert (found.by, found.name, found.kind) == (by, name, kind)
-
-
-def test_one_outlier_is_not_a_group() -> None:
-    assert slowest([Header("jpg", 400, 300, 9, n % 4) for n in range(9)], 0.0015) is None
-    assert slowest_group(np.array([0.001] * 89 + [5.0]), HEADERS, None) is None
+# Stored images are known without decoding.
 
 
 class Folder(Dataset[Any]):
