@@ -162,13 +162,13 @@ class PackedEntries(Sequence[Entry]):
 
 
 class StoredEntries(Sequence[Entry]):
-    """Entries in pieces, the last used of which is in memory, to be read in order.
+    """Entries in chunks, the last used of which is in memory, to be read in order.
 
-    A slice shares that piece. Threads may read at once. A pickled copy is a list.
+    A slice shares that chunk. Threads may read at once. A pickled copy is a list.
 
     Args:
-        load: Returns the entries of a piece.
-        cuts: First row of each piece, then the number of rows.
+        load: Returns the entries of a chunk.
+        cuts: First row of each chunk, then the number of rows.
     """
 
     def __init__(self, load: Callable[[int], Sequence[Entry]], cuts: Sequence[int]) -> None:
@@ -191,17 +191,17 @@ class StoredEntries(Sequence[Entry]):
             taken._rows = self._rows[row]
             return taken
         position = self._rows[row]
-        piece = self._piece(position)
-        return self._load(piece)[position - self._cuts[piece]]
+        chunk = self._chunk(position)
+        return self._load(chunk)[position - self._cuts[chunk]]
 
     def __iter__(self) -> Iterator[Entry]:
         start = self._rows.start
         stop = self._rows.stop
         cuts = self._cuts
         while start < stop:
-            piece = self._piece(start)
-            yield from self._load(piece)[start - cuts[piece] : stop - cuts[piece]]
-            start = cuts[piece + 1]
+            chunk = self._chunk(start)
+            yield from self._load(chunk)[start - cuts[chunk] : stop - cuts[chunk]]
+            start = cuts[chunk + 1]
 
     def divide(
         self, part_of: Callable[[Sequence[Entry]], Iterable[Any]]
@@ -212,31 +212,31 @@ class StoredEntries(Sequence[Entry]):
             part_of: Returns the part of each of some entries, which depends on these alone. It is
                 called again when entries are read.
         """
-        pieces = len(self._cuts) - 1
+        chunks = len(self._cuts) - 1
         counts: dict[Any, array[int]] = {}
-        for piece in range(pieces):
-            for part, count in Counter(part_of(self._of_piece(piece))).items():
-                counts.setdefault(part, array("q", bytes(8 * pieces)))[piece] = count
+        for chunk in range(chunks):
+            for part, count in Counter(part_of(self._of_chunk(chunk))).items():
+                counts.setdefault(part, array("q", bytes(8 * chunks)))[chunk] = count
 
         def entries_of(part: Any) -> StoredEntries:
-            def load(piece: int) -> list[Entry]:
-                entries = self._of_piece(piece)
+            def load(chunk: int) -> list[Entry]:
+                entries = self._of_chunk(chunk)
                 return [e for e, its in zip(entries, part_of(entries), strict=True) if its == part]
 
             return StoredEntries(load, [0, *accumulate(counts[part])])
 
         return {part: entries_of(part) for part in counts}
 
-    def _of_piece(self, piece: int) -> Sequence[Entry]:
-        first = self._cuts[piece]
+    def _of_chunk(self, chunk: int) -> Sequence[Entry]:
+        first = self._cuts[chunk]
         rows = self._rows
-        entries = self._load(piece)
+        entries = self._load(chunk)
         return entries[max(rows.start - first, 0) : max(rows.stop - first, 0)]
 
     def __reduce__(self) -> tuple[type[list[Entry]], tuple[list[Entry]]]:
         return list, (list(self),)
 
-    def _piece(self, row: int) -> int:
+    def _chunk(self, row: int) -> int:
         return bisect.bisect_right(self._cuts, row) - 1
 
 

@@ -26,7 +26,7 @@ RUN = 50_000
 _BUCKETS = 1024
 """Buckets of a run. Of 100 million images, one has 100,000, which take 50 MB in memory."""
 
-_PIECE = 20_000
+_CHUNK = 20_000
 """Images to sort in memory, if buckets are smaller."""
 
 
@@ -64,7 +64,7 @@ def sort_entries(entries: Iterable[Entry], seed: int) -> StoredEntries:
     runs = list[Run]()
     path = folder.path / "runs"
     with full_disk_named(), path.open("xb") as file:
-        while some := list(islice(rest, _PIECE)):
+        while some := list(islice(rest, _CHUNK)):
             runs.append(write_run(file, path, some, seed))
             del some  # before the next ones are read
     return read_runs(runs, seed, folder)
@@ -105,17 +105,17 @@ def read_runs(
     """
     if seed is None:
         return StoredEntries(
-            lambda piece: _read(runs[piece], 0, 1), [0, *accumulate(run.images for run in runs)]
+            lambda chunk: _read(runs[chunk], 0, 1), [0, *accumulate(run.images for run in runs)]
         )
     buckets = [0]
     cuts = [0]
     for bucket, end in enumerate(np.cumsum(_bucket_sizes(runs)).tolist(), 1):
-        if end - cuts[-1] > _PIECE or bucket == _BUCKETS:
+        if end - cuts[-1] > _CHUNK or bucket == _BUCKETS:
             buckets.append(bucket)
             cuts.append(end)
 
-    def load(piece: int, _kept: TemporaryFolder | None = folder) -> list[Entry]:
-        first, last = buckets[piece : piece + 2]
+    def load(chunk: int, _kept: TemporaryFolder | None = folder) -> list[Entry]:
+        first, last = buckets[chunk : chunk + 2]
         entries = [entry for run in runs for entry in _read(run, first, last)]
         return [entries[row] for row in stored_order([entry.path for entry in entries], seed)]
 

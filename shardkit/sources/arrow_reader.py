@@ -125,9 +125,9 @@ def listing(path: str, stamp: int, group: int, columns: Sequence[str | None]) ->
     return [sizes, places, labels, places if name == image else names]
 
 
-def rows(path: str, stamp: int, group: int, piece: Range, columns: list[str]) -> bytes:
+def rows(path: str, stamp: int, group: int, span: Range, columns: list[str]) -> bytes:
     """Return as JSON the values of some rows of a group, as a list for each column."""
-    table = _open(path, stamp).group(group, columns).slice(*piece)
+    table = _open(path, stamp).group(group, columns).slice(*span)
     values = [table.column(name).to_pylist() for name in columns]
     return json.dumps(values, default=_plain).encode()
 

@@ -13,7 +13,7 @@ _POLYNOMIAL = 0x82F63B78
 _LANE = 256
 """Bytes of a lane."""
 _LANE_LOG = 8
-_PIECE = 1 << 18
+_CHUNK = 1 << 18
 """Bytes of the lanes that are looked up together; each needs 12 bytes of memory."""
 _FEW = 64
 """Bytes below which a loop over them is faster."""
@@ -43,8 +43,8 @@ def crc32c(data: bytes | memoryview) -> int:
     table, places = _lane_table()
     crcs = np.concatenate(
         [
-            np.bitwise_xor.reduce(table[piece.reshape(-1, _LANE) + places], axis=1)
-            for piece in (buffer[n : n + _PIECE] for n in range(0, len(buffer), _PIECE))
+            np.bitwise_xor.reduce(table[chunk.reshape(-1, _LANE) + places], axis=1)
+            for chunk in (buffer[n : n + _CHUNK] for n in range(0, len(buffer), _CHUNK))
         ]
     )
     level = _LANE_LOG

@@ -76,7 +76,7 @@ class Listing:
         """Hashes of names, and of paths without suffix."""
         self._rows = self._problems = 0
         self._counts = array("q")
-        """The rows in each piece of the log."""
+        """The rows in each chunk of the log."""
         self._names: _Names | None = None
         """Only while nothing was added to the log since."""
 
@@ -145,18 +145,18 @@ class Listing:
         """Return the images; those of a long listing are read from the log when they are used."""
         names = self._resolve()
 
-        def load(piece: int) -> list[Entry]:
+        def load(chunk: int) -> list[Entry]:
             return [
                 Entry(row[0], names.key(row[0]), labels.of(row[1]), *row[2:6])
-                for position, row in enumerate(self._log.piece(piece), self._log.start(piece))
+                for position, row in enumerate(self._log.chunk(chunk), self._log.start(chunk))
                 if len(row) >= _ROW and position not in names.left_out
             ]
 
-        if self._log.pieces == 1:
+        if self._log.chunks == 1:
             return PackedEntries(load(0))
         counts = self._counts[:]
         for position in names.left_out:
-            counts[self._log.piece_of(position)] -= 1
+            counts[self._log.chunk_of(position)] -= 1
         return StoredEntries(load, [0, *accumulate(counts)])
 
     def _add(self, row: Row, logged: Sequence[Any]) -> None:
@@ -168,7 +168,7 @@ class Listing:
         self._append(logged)
 
     def _append(self, logged: Sequence[Any]) -> None:
-        if self._log.pieces > len(self._counts):
+        if self._log.chunks > len(self._counts):
             self._counts.append(0)
         self._counts[-1] += len(logged) >= _ROW
         self._log.append(logged)

@@ -20,7 +20,7 @@ from shardkit.system.helper import Library
 
 h5py = Library("h5py")
 
-MAX_PIECE = 1 << 30
+MAX_READ = 1 << 30
 """Maximum bytes of one row, and of one chunk, which HDF5 reads as one."""
 
 OTHERS = ("lists", "compounds", "references", "others")
@@ -327,8 +327,8 @@ def _dataset(path: str, stamp: int, name: str, *, is_whole: bool = False) -> Any
     part = ("value", dataset.shape or ()) if is_whole else ("row", dataset.shape[1:])
     for what, sides in (part, ("chunk", dataset.chunks or ())):
         count = dataset.dtype.itemsize * math.prod(sides)
-        if count > MAX_PIECE:
+        if count > MAX_READ:
             raise ConversionFailed(
-                f"a {what} of {name} has {size(count)}, over the limit of {size(MAX_PIECE)}"
+                f"a {what} of {name} has {size(count)}, over the limit of {size(MAX_READ)}"
             )
     return dataset

@@ -33,7 +33,7 @@ _LONGEST = 1 << 14
 """Maximum bytes of a header; those of plain arrays have 118."""
 _MOST_UNPACKED = 1 << 28
 """Maximum bytes to unpack in memory."""
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 """Bytes to compare at a time."""
 _MOST_LABELS = 1 << 30
 _LABELS = 1 << 14
@@ -145,8 +145,8 @@ def require_intact(path: str, member: str) -> None:
 def _compare(view: OpenedFile | _Bytes, member: str, crc: int) -> None:
     """Compare the bytes of a member with their CRC-32."""
     actual = 0
-    for offset in range(0, view.size, _PIECE):
-        actual = zlib.crc32(view.read(offset, _PIECE), actual)
+    for offset in range(0, view.size, _CHUNK):
+        actual = zlib.crc32(view.read(offset, _CHUNK), actual)
     if actual != crc:
         raise BadImage(f"the CRC-32 of {member} is not the one that the archive states")
 

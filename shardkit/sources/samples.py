@@ -30,7 +30,7 @@ from shardkit.kinds.values import as_numpy
 from shardkit.record import IMAGE, LABEL, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.sources.given_pixels import other_pixels
 from shardkit.sources.opening import SAMPLES, Described, SampleOptions
-from shardkit.sources.row_log import PIECE
+from shardkit.sources.row_log import CHUNK
 from shardkit.sources.spool import Spool
 from shardkit.system.text import name_list, quoted, shortened
 
@@ -136,16 +136,16 @@ class Samples(Source):
             )
         size = self._mean_bytes()
         self._warn_if_random()
-        starts = [*range(0, count, PIECE), count]
+        starts = [*range(0, count, CHUNK), count]
 
-        def load(piece: int) -> list[Entry]:
-            numbers = range(*starts[piece : piece + 2])
+        def load(chunk: int) -> list[Entry]:
+            numbers = range(*starts[chunk : chunk + 2])
             return [
                 Entry(_name(self._first + number), self._key(number), NO_LABEL, size, 0, number)
                 for number in numbers
             ]
 
-        few = count <= PIECE
+        few = count <= CHUNK
         entries = PackedEntries(load(0)) if few else StoredEntries(load, starts)
         return Scan(
             source=self,

@@ -21,8 +21,8 @@ MAX_SPARSE = 1 << 26
 
 _BLOCK = 512
 _LONGEST_EXTENSION = 1 << 20
-_MOST_PIECES = 1 << 16
-_PIECE = 1 << 20
+_MOST_EXTENTS = 1 << 16
+_CHUNK = 1 << 20
 
 _FILES = (b"0", b"\0", b"7", b"S")
 _SPARSE = b"S"
@@ -36,11 +36,11 @@ _DECIMAL = re.compile(rb"[0-9]{1,18}")
 _PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
 
 
-class Piece(NamedTuple):
+class Extent(NamedTuple):
     """A part of a member's content."""
 
     position: int
-    """Where it is in the content; between pieces are zeros."""
+    """Where it is in the content; between extents are zeros."""
     offset: int
     """Where it is in the archive."""
     length: int
@@ -55,7 +55,7 @@ class Member(NamedTuple):
     what: str
     """Its kind if it is not a file, such as "a folder", or ""."""
     size: int
-    pieces: tuple[Piece, ...]
+    extents: tuple[Extent, ...]
 
 
 class _Header(NamedTuple):
@@ -78,7 +78,7 @@ class _Content(NamedTuple):
     start: int
     """Offset of the bytes that the member's header counts."""
     size: int
-    pieces: tuple[Piece, ...]
+    extents: tuple[Extent, ...]
 
 
 def members(view: OpenedFile, start: int = 0) -> Iterator[Member]:
@@ -100,7 +100,7 @@ def members(view: OpenedFile, start: int = 0) -> Iterator[Member]:
         end = body.start + stored
         if end > view.size:
             raise BadImage(f"the archive is truncated in the member {quoted(name)}")
-        yield Member(header.start, name, what, body.size, body.pieces)
+        yield Member(header.start, name, what, body.size, body.extents)
         offset = end + -stored % _BLOCK
     _check_end(view, offset)
 
@@ -113,17 +113,17 @@ def content(view: OpenedFile, member: Member) -> bytes:
     """
     if member.size > MAX_IMAGE_BYTES:
         raise BadImage(f"it has {member.size:,} bytes, over the limit of {MAX_IMAGE_BYTES:,}")
-    if len(member.pieces) == 1 and member.pieces[0].length == member.size:
-        data = view.read(member.pieces[0].offset, member.size)
+    if len(member.extents) == 1 and member.extents[0].length == member.size:
+        data = view.read(member.extents[0].offset, member.size)
     else:
         if member.size > MAX_SPARSE:
             raise BadImage(f"it is a sparse file of over {MAX_SPARSE:,} bytes")
         buffer = bytearray(member.size)
-        for piece in member.pieces:
-            part = view.read(piece.offset, piece.length)
-            if len(part) < piece.length:
+        for extent in member.extents:
+            part = view.read(extent.offset, extent.length)
+            if len(part) < extent.length:
                 raise BadImage("the archive is truncated in it")
-            buffer[piece.position : piece.position + piece.length] = part
+            buffer[extent.position : extent.position + extent.length] = part
         data = bytes(buffer)
     if len(data) != member.size:
         raise BadImage("the archive is truncated in it")
@@ -238,8 +238,8 @@ def _content_of(view: OpenedFile, header: _Header) -> _Content:
         else:
             wanted = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
             numbers = [value for keyword, value in header.said if keyword in wanted]
-        return _Content(start, size, _pieces(header, start, size, numbers))
-    return _Content(start, header.size, (Piece(0, start, header.size),))
+        return _Content(start, size, _extents(header, start, size, numbers))
+    return _Content(start, header.size, (Extent(0, start, header.size),))
 
 
 def _sparse_map_in_content(
@@ -260,10 +260,10 @@ def _sparse_map_in_content(
         lines += complete
         if wanted == 1 and lines:
             count = _decimal(lines[0], header.start)
-            if count > _MOST_PIECES:
-                raise BadImage(f"the sparse file at byte {header.start} has {count} pieces")
+            if count > _MOST_EXTENTS:
+                raise BadImage(f"the sparse file at byte {header.start} has {count} extents")
             wanted += 2 * count
-    return _Content(header.content, size, _pieces(header, start, size, lines[1:wanted]))
+    return _Content(header.content, size, _extents(header, start, size, lines[1:wanted]))
 
 
 def _old_sparse(view: OpenedFile, header: _Header) -> _Content:
@@ -274,12 +274,12 @@ def _old_sparse(view: OpenedFile, header: _Header) -> _Content:
     more = header.block[482]
     while more:
         block = view.read(start, _BLOCK)
-        if len(block) < _BLOCK or len(numbers) > 2 * _MOST_PIECES:
+        if len(block) < _BLOCK or len(numbers) > 2 * _MOST_EXTENTS:
             raise BadImage(f"the sparse file at byte {header.start} has no map")
         numbers += _sparse_pairs(block[:504], header.start)
         start = start + _BLOCK
         more = block[504]
-    return _Content(start, size, _pieces(header, start, size, numbers))
+    return _Content(start, size, _extents(header, start, size, numbers))
 
 
 def _sparse_pairs(table: bytes, offset: int) -> list[bytes]:
@@ -288,26 +288,28 @@ def _sparse_pairs(table: bytes, offset: int) -> list[bytes]:
     return [b"%d" % _number(field, offset) for field in used]
 
 
-def _pieces(header: _Header, offset: int, size: int, numbers: Sequence[bytes]) -> tuple[Piece, ...]:
-    """Return the pieces of a sparse file from the pairs of position and length."""
-    pieces = []
+def _extents(
+    header: _Header, offset: int, size: int, numbers: Sequence[bytes]
+) -> tuple[Extent, ...]:
+    """Return the extents of a sparse file from the pairs of position and length."""
+    extents = []
     before = 0
     for place in range(0, len(numbers) - 1, 2):
         position, length = (_decimal(number, header.start) for number in numbers[place : place + 2])
         if position < before or position + length > size:
             raise BadImage(f"the sparse file at byte {header.start} has a map that is damaged")
-        pieces.append(Piece(position, offset, length))
+        extents.append(Extent(position, offset, length))
         offset = offset + length
         before = position + length
-    return tuple(pieces)
+    return tuple(extents)
 
 
 def _check_end(view: OpenedFile, offset: int) -> None:
     """Refuse an archive without its end: only this finds a truncation between members."""
     if view.size - offset < _BLOCK:
         raise BadImage("the archive ends without its end marker, so it may be truncated")
-    for start in range(offset, view.size, _PIECE):
-        if view.read(start, _PIECE).strip(b"\0"):
+    for start in range(offset, view.size, _CHUNK):
+        if view.read(start, _CHUNK).strip(b"\0"):
             raise BadImage(
                 f"bytes follow the end of the archive at byte {offset}: archives that were joined "
                 "are not read further"

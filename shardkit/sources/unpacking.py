@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from shardkit.contracts import Range
 from shardkit.errors import BadImage, UsageError
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 _SHORT = 1 << 13
 _MOST_RATIO = 1100
 """Maximum of unpacked bytes for each packed one; zlib reaches 1,032, datasets rarely 10."""
@@ -96,7 +96,7 @@ class _Packed:
         self.at = inside.offset
         self.stop = inside.offset + inside.length
 
-    def read(self, size: int = _PIECE) -> bytes:
+    def read(self, size: int = _CHUNK) -> bytes:
         """Return up to ``size`` more bytes, of which there are none at the end."""
         data = os.pread(self._source, min(size, self.stop - self.at), self.at)
         self.at += len(data)
@@ -106,18 +106,18 @@ class _Packed:
         """Return up to ``size`` bytes at an offset of the file."""
         return os.pread(self._source, max(0, min(size, self.stop - at)), at)
 
-    def pieces(self, size: int = _PIECE) -> Iterator[bytes]:
+    def chunks(self, size: int = _CHUNK) -> Iterator[bytes]:
         """Yield the bytes, ``size`` at a time."""
-        while piece := self.read(size):
-            yield piece
+        while chunk := self.read(size):
+            yield chunk
 
 
 def _unpack(packed: _Packed, packing: str, store: _Store, most: tuple[int, str]) -> int:
     """Append unpacked bytes to the store; return their number. ``most`` is a limit and why."""
     end = store.end
     try:
-        for piece in _UNPACKERS[packing](packed):
-            view = memoryview(piece)
+        for chunk in _UNPACKERS[packing](packed):
+            view = memoryview(chunk)
             if end + len(view) - store.end > most[0]:
                 raise BadImage(f"it unpacks to over {most[0]:,} bytes, {most[1]}")
             while view:
@@ -136,8 +136,8 @@ def _inflate(window: int, packed: _Packed) -> Iterator[bytes]:
     """Unpack DEFLATE; ``window`` is that of `zlib.decompressobj`. Only gzip may have members."""
     unpacker = zlib.decompressobj(window)
     # The end of a member copies what follows, which must be short: it may have two bytes.
-    for piece in packed.pieces(_SHORT):
-        waiting = piece
+    for chunk in packed.chunks(_SHORT):
+        waiting = chunk
         while waiting:
             if unpacker.eof:
                 if not waiting.strip(b"\0"):  # padding
@@ -146,12 +146,12 @@ def _inflate(window: int, packed: _Packed) -> Iterator[bytes]:
                     raise BadImage(_FOLLOWED)
                 unpacker = zlib.decompressobj(window)
             try:
-                data = unpacker.decompress(waiting, _PIECE)
+                data = unpacker.decompress(waiting, _CHUNK)
             except zlib.error as error:
                 raise BadImage(f"it cannot be unpacked: {error}") from error
             waiting = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
             yield data
-    while data := unpacker.decompress(unpacker.unconsumed_tail, _PIECE):  # held back by zlib
+    while data := unpacker.decompress(unpacker.unconsumed_tail, _CHUNK):  # held back by zlib
         yield data
     if not unpacker.eof:
         raise BadImage(_TRUNCATED)
@@ -163,11 +163,11 @@ _TRUNCATED = "it cannot be unpacked: the compressed file is truncated"
 
 def _bunzip(packed: _Packed) -> Iterator[bytes]:
     unpacker = bz2.BZ2Decompressor()
-    for piece in packed.pieces():
+    for chunk in packed.chunks():
         try:
-            yield unpacker.decompress(piece, _PIECE)
+            yield unpacker.decompress(chunk, _CHUNK)
             while not (unpacker.eof or unpacker.needs_input):
-                yield unpacker.decompress(b"", _PIECE)
+                yield unpacker.decompress(b"", _CHUNK)
         except (OSError, ValueError) as error:
             raise BadImage(f"it cannot be unpacked: {error}") from error
         if unpacker.unused_data:
@@ -179,17 +179,17 @@ def _bunzip(packed: _Packed) -> Iterator[bytes]:
 def _unbrotli(packed: _Packed) -> Iterator[bytes]:
     brotli = import_module("brotli")
     if not hasattr(brotli.Decompressor, "can_accept_more_data"):
-        raise ImportError("its pieces have no limit", name="brotli 1.2 or newer")
+        raise ImportError("its chunks have no limit", name="brotli 1.2 or newer")
     unpacker = brotli.Decompressor()
-    for piece in packed.pieces():
+    for chunk in packed.chunks():
         try:
-            yield unpacker.process(piece, output_buffer_limit=_PIECE)
+            yield unpacker.process(chunk, output_buffer_limit=_CHUNK)
             while not unpacker.can_accept_more_data():
-                yield unpacker.process(b"", output_buffer_limit=_PIECE)
+                yield unpacker.process(b"", output_buffer_limit=_CHUNK)
         except brotli.error as error:
             raise BadImage(f"it cannot be unpacked: {error}") from error
     # It may need no more data, and still hold back the end of what it unpacked.
-    while rest := unpacker.process(b"", output_buffer_limit=_PIECE):
+    while rest := unpacker.process(b"", output_buffer_limit=_CHUNK):
         yield rest
     if not unpacker.is_finished():
         raise BadImage(_TRUNCATED)
@@ -201,7 +201,7 @@ def _unzstd(packed: _Packed) -> Iterator[bytes]:
     unpacker = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
     try:
         with unpacker.stream_reader(packed, read_across_frames=True) as stream:
-            while data := stream.read(_PIECE):
+            while data := stream.read(_CHUNK):
                 yield data
     except zstandard.ZstdError as error:
         raise BadImage(f"it cannot be unpacked: {error}") from error
@@ -241,7 +241,7 @@ _REPEATED = 1
 
 
 def _unsnap(packed: _Packed) -> Iterator[bytes]:
-    """Unpack Snappy without frames, which has no pieces; its first bytes state the size."""
+    """Unpack Snappy without frames, which has no chunks; its first bytes state the size."""
     snappy = import_module("snappy")
     data = packed.read(packed.stop - packed.at)
     size = 0

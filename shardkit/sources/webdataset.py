@@ -374,9 +374,9 @@ class _Members(Cells):
 
     def offset(self, name: str) -> int | None:
         member = self._members[name]
-        (piece, *others) = member.pieces or (None,)
-        whole = piece is not None and not others and piece.length == member.size
-        return piece.offset if piece is not None and whole else None
+        (extent, *others) = member.extents or (None,)
+        whole = extent is not None and not others and extent.length == member.size
+        return extent.offset if extent is not None and whole else None
 
 
 def _plain(name: str) -> str:

@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide small sources as if they were large."""
     monkeypatch.setattr(parted_scan, "_PARTS", 3)
     monkeypatch.setattr(parted_scan, "RUN", 7)
-    monkeypatch.setattr(stored_order, "_PIECE", 5)
+    monkeypatch.setattr(stored_order, "_CHUNK", 5)
     monkeypatch.setattr(build_all, "_FEW", 10)
 
 

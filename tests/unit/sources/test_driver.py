@@ -144,8 +144,8 @@ def test_a_long_list_is_that_in_memory(
 
     whole = scanned()
     entries = list(whole.splits[""].entries)
-    monkeypatch.setattr(row_log, "PIECE", 3)
-    monkeypatch.setattr(samples_module, "PIECE", 3)
+    monkeypatch.setattr(row_log, "CHUNK", 3)
+    monkeypatch.setattr(samples_module, "CHUNK", 3)
     monkeypatch.setattr(dataset_source, "_AT_ONCE", 3)
     monkeypatch.setattr(dataset_source, "_MANY", 3)
     parts = scanned()
@@ -176,8 +176,8 @@ def test_a_long_list_is_divided(
     (tmp_path / "list.csv").write_text(f"file_name\n{rows}")
     source = open_source("table", tmp_path / "list.csv")
     sides = []
-    for piece in (100, 3):
-        monkeypatch.setattr(row_log, "PIECE", piece)
+    for chunk in (100, 3):
+        monkeypatch.setattr(row_log, "CHUNK", chunk)
         scan = divided(source, val=0.3, test=0.2, stratify=False, group=group, seed=1).scan()
         sides.append({name: list(images.entries) for name, images in scan.splits.items()})
     assert all(sides[0].values())
