@@ -210,11 +210,7 @@ def _attached_before(target: Path) -> dict[str, AttachedManifest]:
 
 
 def _has_whole_files(source: Source) -> bool:
-    """Return whether each image is a file of its own, on this machine.
-
-    Raises:
-        UsageError: If they are elsewhere.
-    """
+    """Return whether each image is a file of its own, on this machine."""
     attaching = get_source(source.kind).attaching if source.kind in source_names() else None
     if attaching is None or not attaching.whole_files:
         return False

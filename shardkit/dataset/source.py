@@ -239,11 +239,7 @@ def _labeled(record: Record, label: int) -> Record:
 def _intact_records(
     shards: ShardSet, rows: npt.NDArray[np.int64]
 ) -> Iterator[tuple[Record, str] | None]:
-    """Yield records that equal the index, with their paths; None for others, and those of layers.
-
-    Raises:
-        CorruptDataset: If one is damaged.
-    """
+    """Yield records that equal the index, with their paths; None for others and for layers."""
     files = shards.files
     cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(files.numbers(rows)) != 0)) + 1
     for run in np.split(rows, cuts):

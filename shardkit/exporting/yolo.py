@@ -80,11 +80,7 @@ def _description(fields: dict[str, Field], splits: Sequence[str]) -> str:
 
 
 def _rows(fields: dict[str, Field], record: Record, info: ImageInfo) -> Iterator[list[str]]:
-    """Yield the words of each line of labels.
-
-    Raises:
-        UsageError: If a box is outside of the picture.
-    """
+    """Yield the words of each line of labels."""
     size = info.width, info.height
     turn = Geometry(size, info.orientation, size, size)
     boxes = turned(record.meta.get("boxes") or [], turn, 4)

@@ -405,11 +405,7 @@ def _are_splits(place: Place, folders: Sequence[str]) -> bool:
 
 
 def _require_distinct(splits: Mapping[str, Iterable[str]], classes: Sequence[str]) -> None:
-    """Refuse new classes whose names look like others: they are one class, spelled in two ways.
-
-    Raises:
-        UsageError: If names differ only in case or in the normal form of Unicode.
-    """
+    """Refuse new classes whose names look like others: they are one class, spelled in two ways."""
     first = {_as_seen(name): name for name in classes}
     for split, names in splits.items():
         for name in sorted(set(names).difference(classes)):
@@ -425,11 +421,7 @@ def _require_distinct(splits: Mapping[str, Iterable[str]], classes: Sequence[str
 
 
 def _require_labels(place: Place, splits: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a split without class folders next to others, such as ImageNet's val.
-
-    Raises:
-        UsageError: If there is one that is no test split.
-    """
+    """Refuse a split without class folders next to others, such as ImageNet's val."""
     flat = [name for name, classes in splits.items() if not classes]
     unlabeled = [name for name in flat if not name.lower().startswith("test")]
     if any(splits.values()) and unlabeled:

@@ -136,11 +136,7 @@ class Pairs(AnnotatedSource):
         self.settle(images=layout.images, masks=",".join(map(str, self.kept_files)))
 
     def _choose_beside(self, options: PairsOptions) -> None:
-        """Set splits and fields for masks next to images.
-
-        Raises:
-            UsageError: If options contradict each other.
-        """
+        """Set splits and fields for masks next to images."""
         if options.images or options.masks or options.pattern:
             raise UsageError(
                 f"{setting('mask_suffix')} is for masks next to images",
@@ -181,11 +177,7 @@ class Pairs(AnnotatedSource):
     def _called(
         self, split: str, kept: Kept, images: Mapping[str, str], masks: Mapping[str, str]
     ) -> str:
-        """Return the pattern of the names of masks.
-
-        Raises:
-            UsageError: If no mask has a name like its image.
-        """
+        """Return the pattern of the names of masks."""
         if self._beside:
             return f"{{}}{kept.source}"
         patterns = [self.options.pattern] if self.options.pattern else _patterns(images, masks)
@@ -285,11 +277,7 @@ class Pairs(AnnotatedSource):
     def _partner(
         self, names: Names, kept: Kept, masks: Mapping[str, str], stem: str
     ) -> list[object]:
-        """Return name, size and time of a mask; nothing if it is missing and may be.
-
-        Raises:
-            BadImage: If it is missing, or cannot be read.
-        """
+        """Return name, size and time of a mask; nothing if it is missing and may be."""
         if stem not in masks:
             if kept.optional:
                 return []
@@ -300,11 +288,7 @@ class Pairs(AnnotatedSource):
 
 
 def _by_stem(names: Names, folder: str) -> dict[str, str]:
-    """Return the images below a folder by their path in it, without suffix.
-
-    Raises:
-        UsageError: If two have one name.
-    """
+    """Return the images below a folder by their path in it, without suffix."""
     by_stem: dict[str, str] = {}
     for path in names.images(folder):
         stem = str(PurePosixPath(path.removeprefix(f"{folder}/")).with_suffix(""))
@@ -316,11 +300,7 @@ def _by_stem(names: Names, folder: str) -> dict[str, str]:
 
 
 def _require_pattern(pattern: str) -> None:
-    """Refuse a pattern without the place of the image's name.
-
-    Raises:
-        UsageError: If a part of it has not one.
-    """
+    """Refuse a pattern without the place of the image's name."""
     parts = pattern.split(":")
     if len(parts) > 2 or any(part.count("{}") != 1 for part in parts):
         raise UsageError(f"pattern={pattern!r} is not MASK or IMAGE:MASK with {{}} in each")

@@ -490,11 +490,7 @@ def _column(text: str | None, option: str, columns: Sequence[str] = ()) -> _Colu
 
 
 def _ones(row: Mapping[str, Any], classes: Sequence[str]) -> list[int]:
-    """Return the positions of columns that are 1.
-
-    Raises:
-        BadImage: If one is neither 0 nor 1.
-    """
+    """Return the positions of columns that are 1."""
     values = [bit_of(row.get(name)) for name in classes]
     if None in values:
         name = classes[values.index(None)]

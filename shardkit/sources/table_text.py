@@ -242,11 +242,7 @@ def _usual(path: str) -> str:
 
 
 def _encoding_of(path: str) -> str:
-    """Return the encoding of a file: UTF-8, UTF-16, or Windows-1252 if nothing speaks against it.
-
-    Raises:
-        UsageError: If it is another one.
-    """
+    """Return the encoding of a file: UTF-8, UTF-16, or Windows-1252 if nothing contradicts it."""
     with opened(path) as file:
         if wide := _wide(bytes(file.buffer.read(_SAMPLE))):
             return wide

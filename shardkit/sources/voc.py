@@ -204,11 +204,7 @@ def _refuse(*_: object) -> NoReturn:
 
 
 def _image_of(of_id: Sequence[str], stated: str) -> str:
-    """Return the image of an annotation: the one of its ID, as torchvision does, or as stated.
-
-    Raises:
-        BadImage: If several images have its ID.
-    """
+    """Return the image of an annotation: the one of its ID, as torchvision does, or as stated."""
     if not of_id or stated in of_id:
         return stated
     if len(of_id) > 1:

@@ -222,11 +222,7 @@ class Yolo(AnnotatedSource):
         return values
 
     def _row(self, line: str) -> _Row:
-        """Return a row of labels.
-
-        Raises:
-            ValueError: If it is not one.
-        """
+        """Return a row of labels."""
         label, *numbers = map(float, line.split())
         if not (label >= 0 and label.is_integer()):
             raise ValueError(f"{label:g} is not a class")
@@ -315,11 +311,7 @@ class Yolo(AnnotatedSource):
         return [_listed_image(self.root, folder, line.strip()) for line in lines if line.strip()]
 
     def _without(self, split: str, entry: str) -> list[str]:
-        """Return no images for a test split that is not there.
-
-        Raises:
-            UsageError: If it is another split, or elsewhere on this machine.
-        """
+        """Return no images for a test split that is not there."""
         stated = self._stated(entry)
         if os.path.exists(stated):
             root = self._stated("") if self.description.folder else stated.partition("/images")[0]
@@ -424,11 +416,7 @@ def _looks_like_description(content: bytes) -> bool:
 
 
 def _read_description(path: Path) -> _Description:
-    """Return what a file such as data.yaml states.
-
-    Raises:
-        UsageError: If it cannot be read, or states something else.
-    """
+    """Return what a file such as data.yaml states."""
     if path.suffix != _DARKNET and find_spec("yaml") is None:
         raise UsageError(f"{path} needs pyyaml", remedy="pip install 'shardkit[yolo]'")
     try:
@@ -458,11 +446,7 @@ def _read_description(path: Path) -> _Description:
 
 
 def _values_in(path: Path) -> Any:
-    """Return the content of a description.
-
-    Raises:
-        UsageError: If it is not YAML.
-    """
+    """Return the content of a description."""
     content = read_small(path)
     if path.suffix == _DARKNET:
         lines = (line.partition("=") for line in content.decode().splitlines())

@@ -107,11 +107,7 @@ class _Directory(NamedTuple):
 
 
 def _directory(path: str) -> _Directory:
-    """Return the members of an archive, read once in each process.
-
-    Raises:
-        UsageError: If it is missing, or no whole archive.
-    """
+    """Return the members of an archive, read once in each process."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -491,11 +487,7 @@ class _Inside(Overview):
 
 
 def _refuse_other_kinds(place: _ZipFolder) -> None:
-    """Refuse an archive of another layout.
-
-    Raises:
-        UsageError: If another kind of source recognizes it for certain, or a file may list labels.
-    """
+    """Refuse an archive of another layout."""
     seen = _Inside(place)
     certain = [it for it in recognized(seen) if it.by.certain]
     others = [it for it in certain if it.kind != DEFAULT_SOURCE]
