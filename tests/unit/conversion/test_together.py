@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,14 @@ import pytest
 from fields import make_fields
 from helpers import FORMATS, make_dataset, make_folder
 
-from shardkit import convert, open_source
+from shardkit import convert, open_dataset, open_source
+from shardkit.changes.field_source import LayerSource
+from shardkit.changes.field_table import TableValues
+from shardkit.changes.field_values import FileValues
 from shardkit.contracts import Images, Source
 from shardkit.conversion import build
 from shardkit.conversion.bulk import Prepared
+from shardkit.dataset.opened import open_one
 from shardkit.record import Record
 
 
@@ -36,10 +41,32 @@ def arrays(place: Path) -> Source:
     return open_source("npy", place / "arrays", arrays=True)
 
 
+def table(place: Path) -> Source:
+    """Return texts, numbers and arrays for rows of labels, in another order; some lack a text."""
+    dataset = place / "labels"
+    convert([{"label": number % 3} for number in range(20)], dataset, to="lmdb", workers=1)
+    keys = [*open_dataset(dataset).keys]
+    rows = [
+        {"key": key, "text": f"é {n}" if n % 4 else None, "age": n, "vector": [n, 2.5]}
+        for n, key in enumerate(keys)
+    ]
+    path = place / "table.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
+    np.save(place / "latent.npy", np.arange(60, dtype=np.float32).reshape(20, 3))
+    opened = [open_one(dataset)]
+    names = ["text?", "age", "vector:array"]
+    values = (
+        TableValues(path, opened, None, names),
+        FileValues(place / "latent.npy", "latent", opened),
+    )
+    return LayerSource({"": opened[0]}, values)
+
+
 SOURCES: dict[str, Callable[[Path], Source]] = {
     "fields": fields,
     "images": images,
     "arrays": arrays,
+    "table": table,
 }
 
 
