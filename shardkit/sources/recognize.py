@@ -249,7 +249,8 @@ class Recognized(NamedTuple):
         options = itertools.pairwise(self.by.words)
         roots = [place[3:] for option, place in options if option == "--root"]
         file = self.by.inside.rpartition("/")
-        return [self.by.inside, *(roots or [file[0]] * ("." in file[2]))]
+        is_list = "." in file[2] and not file[2].endswith(".zip")
+        return [self.by.inside, *(roots or [file[0]] * is_list)]
 
     @property
     def name(self) -> str:

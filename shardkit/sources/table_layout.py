@@ -101,6 +101,7 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
     folders = list(dict.fromkeys(folder for top in tops for folder in _folders(seen, top)))
     full = [folder for folder in folders if seen.images(folder)]
     if not full:
+        yield from _lists_of_parts(seen, inside)
         return
     images = [name for folder in full for name in seen.images(folder)[:_MOST]]
     words = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
@@ -116,6 +117,26 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
                     file,
                     ", and ".join([way, *(f"shardkit convert {o} --to lmdb" for o in others)]),
                 )
+
+
+def _lists_of_parts(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
+    """Yield the tables of labels of images in folders that look like classes, but are not."""
+    parts: dict[str, tuple[str, str]] = {}  # the folder of an image, and the suffix that it lacks
+    for folder in _inner(seen, top):
+        for image in seen.images(folder):
+            for name, suffix in ((image, ""), (_stem(image), PurePath(image).suffix)):
+                parts[name] = ("", "") if name in parts else (PurePath(folder).name, suffix)
+    for file in (below(top, name) for name in seen.files(top, (".csv", ".tsv"))):
+        header, *rows = first_rows(seen.ends(file)[:_START], file)[: _MOST + 1] or [[]]
+        columns = dict(zip(header, zip(*rows, strict=False), strict=False))
+        for name, values in columns.items():
+            found = [parts.get(value, ("", "")) for value in values]
+            folders, suffixes = zip(*found, strict=True) if found else ((), ())
+            label = usual_label(other for other in header if other != name)
+            if label and 2 * sum(map(bool, folders)) > len(rows) and folders != columns[label]:
+                words = ["DST", "--to", "lmdb", "--image", name, "--label", label]
+                words += ["--suffix", suffix] * bool(suffix := max(suffixes))
+                yield file, f"shardkit convert {shell('table', seen.path / file, *words)}"
 
 
 def _inner(seen: Overview, top: str) -> list[str]:

@@ -52,6 +52,7 @@ from shardkit.sources.places import (
 )
 from shardkit.sources.recognize import Overview, recognized
 from shardkit.sources.table_layout import refuse_unread_lists
+from shardkit.sources.table_rows import SUFFIXES
 from shardkit.system.files import as_text, require_local
 from shardkit.system.formatting import amount
 
@@ -511,8 +512,10 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
         if seen.path.suffix.lower() == ".zip":
             yield Recognition("a file .zip")
     elif not any(map(seen.images, ("", *seen.folders()[:1]))):
+        tables = seen.files(suffix=(*SUFFIXES, ".json", ".xlsx"))
+        lost = f", whose labels may be in {tables[0]} (unpack it for these)" if tables else ""
         for name in seen.files(suffix=".zip")[:3]:
-            yield Recognition(name, inside=name)
+            yield Recognition(f"{name}{lost}", certain=not lost, inside=name)
 
 
 SOURCE = SourceKind(

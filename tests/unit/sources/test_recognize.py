@@ -6,6 +6,7 @@ import contextlib
 import json
 import shlex
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -386,6 +387,31 @@ def test_what_cannot_be_read_gets_another_way(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "zip", {"t.csv": b"path\n1.jpg\n", "i.zip": b"PK"})
     words = ("--to", "lmdb", "--image", "path", "--root", source / "i.zip")
     refuses(2, "convert", "table", source / "t.csv", "DST", *words, facts=("i.zip", "unpack"))
+
+
+def test_parts_of_a_listed_set_are_no_classes(tmp_path: Path) -> None:
+    """As HAM10000, whose table names images of two folders by ID."""
+    files = {"part1/a.jpg": JPEG, "part2/b.jpg": JPEG}
+    source = make_tree(tmp_path / "src", {**files, "meta.csv": b"image_id,dx\na,mel\nb,nv\n"})
+    done = refuses(2, "convert", source, "DST", "--to", "lmdb", facts=("meta.csv", "--classes"))
+    command = done.stderr.split("run shardkit ")[1].split(". Pass ")[0]
+    target = tmp_path / "out"
+    assert run_main(*shlex.split(command.replace("DST", str(target)))).returncode == 0
+    assert open_dataset(target).classes == ["mel", "nv"]
+    make_tree(source, {"meta.csv": b"image_id,dx\na,part1\nb,part2\n"})
+    convert(source, tmp_path / "made", to="lmdb")
+    assert open_dataset(tmp_path / "made").classes == ["part1", "part2"]
+
+
+def test_a_table_next_to_a_zip_archive_is_not_lost(tmp_path: Path) -> None:
+    """As Kaggle's downloads."""
+    with zipfile.ZipFile(make_tree(tmp_path / "src", {"a.txt": b""}) / "i.zip", "w") as archive:
+        archive.writestr("train/1.jpg", JPEG)
+    done = run_main("convert", tmp_path / "src", "DST", "--to", "lmdb", "--dry-run", "--json")
+    assert json.loads(done.stdout)["not_read"] == ["a.txt"]
+    make_tree(tmp_path / "src", {"train.csv": b"id,label\n1,a\n"})
+    facts = ("train.csv", "convert zip", "i.zip")
+    refuses(2, "convert", tmp_path / "src", "DST", "--to", "lmdb", facts=facts)
 
 
 def test_the_command_of_a_table_names_all_fields(tmp_path: Path) -> None:
