@@ -13,7 +13,7 @@ from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import UsageError, setting
 from shardkit.system.files import as_name, remove_leftovers, state_folder, write_atomically
-from shardkit.system.text import as_command
+from shardkit.system.text import as_command, printable
 
 
 def confirmed_folder(dataset: OpenedDataset) -> Path:
@@ -27,7 +27,8 @@ def confirmed_folder(dataset: OpenedDataset) -> Path:
     folder = Path(os.path.realpath(dataset.path / as_name(manifest.archives)))
     if not os.path.exists(_mark(dataset.path, manifest)):
         raise UsageError(
-            f"{dataset.path} reads files in {folder}, but you have not attached them here",
+            f"{dataset.path} reads files in {printable(str(folder))}, but you have not attached "
+            "them here",
             remedy=f"If you trust it, name their folder ({setting('root')} in Python, "
             "--root of `shardkit verify`), or name the files: "
             f"{as_command('attach', manifest.format, 'ARCHIVES', dataset.path)}",

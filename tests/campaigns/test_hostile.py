@@ -393,7 +393,7 @@ VERBS = (
     *(("info", "{place}", "--json"), ("show", "{place}"), ("show", "{place}", "0")),
     *(("verify", "{place}"), ("verify", "{place}", "--level", "decode")),
     *(("verify", "{place}", "--against", "{source}"), ("repair", "{place}", "--from", "{source}")),
-    *(("index", "{place}"), ("report", "{place}", "--out", "{new}.html")),
+    *(("index", "{place}"), ("report", "{place}", "-o", "{new}.html")),
     *(("export", "{place}", "{new}"), ("export", "{place}", "{new}", "--raw-as-png")),
     *(("export", "{place}", "{new}", "--layout", to) for to in ("csv", "parquet", "webdataset")),
     ("append", "{place}", "--from", "{source}", "--skip-existing"),
@@ -404,7 +404,7 @@ VERBS = (
     ("fields", "add", "{place}", "--from", "{table}", "--field", "cap"),
     ("fields", "replace", "{place}", "--from", "{table}", "--field", "caption=cap"),
     *(("fields", "remove", "{place}", "label"), ("fields", "undo", "{place}")),
-    *(("split", "{place}", "--val", "0.3"), ("index-export", "{place}", "{new}", "--as", "wids")),
+    ("split", "{place}", "--val", "0.3"),
     ("load", "{place}"),
 )
 """Commands, and the calls of a training script."""
