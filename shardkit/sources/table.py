@@ -54,6 +54,8 @@ _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9
 _ANY_TEXT = "any text"
 """The kind of a text in a table of texts: all values of the column are texts then."""
 
+_SIDES = ("train", "test", "val")
+
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")
 """Suffixes to try if names have none."""
 
@@ -336,7 +338,10 @@ class Table(NamedSource):
                 if not suffix:
                     return
                 self._refuse_without(name, name + suffix)
-        paths = [path for path in names.images() if "/" in path]
+        # An image that the training set lacks must not come from the test set.
+        sides = _sides(Path(self._lists.paths[0]).stem)
+        nested = [path for path in names.images() if "/" in path]
+        paths = [path for path in nested if sides & _sides(path.partition("/")[0])]
         count = Counter(path.rpartition("/")[2] for path in paths)
         by_name = {path.rpartition("/")[2]: path for path in paths}
         self._nested = {of: path for of, path in by_name.items() if count[of] == 1}
@@ -474,6 +479,11 @@ class Table(NamedSource):
             return _name(self._labels if name == "labels" else self._boxes)
         (kept,) = (kept for kept in (*self.kept_files, *self._keep) if kept.name == name)
         return f"{'files of ' if kept in self.kept_files else ''}{_name(kept)}"
+
+
+def _sides(name: str) -> set[str]:
+    """Return the sides of a split that a name speaks of; if of none, all."""
+    return set(re.findall(rf"(?<![a-z])(?:{'|'.join(_SIDES)})", name.lower())) or set(_SIDES)
 
 
 def _column(text: str | None, option: str, columns: Sequence[str] = ()) -> _Column | None:

@@ -370,6 +370,20 @@ def test_files_in_subfolders_are_found_by_a_name_that_is_unique(tmp_path: Path) 
         scan(write_table(root / "t.csv", [{"path": "a"}, {"path": "b"}]), image="path")
 
 
+@pytest.mark.parametrize(
+    ("table", "missing"),
+    [("train.csv", {"c.png"}), ("test_labels.csv", {"a.png", "b.png"}), ("labels.csv", set())],
+)
+def test_a_table_of_one_split_takes_no_image_of_the_other(
+    tmp_path: Path, table: str, missing: set[str]
+) -> None:
+    """Names are unique over both folders, and the training set lacks one of its files."""
+    files = {"train_images/a.png": IMAGES[0], "train_images/b.png": IMAGES[1]}
+    root = make_tree(tmp_path, {**files, "test_images/c.png": IMAGES[2]})
+    path = write_table(root / table, [{"path": name} for name in ("a.png", "b.png", "c.png")])
+    assert problems(scan(path, image="path")).keys() == missing
+
+
 def test_the_column_called_label_is_the_label(root: Path, tmp_path: Path) -> None:
     cells: dict[str, list[Any]] = {"label": ["b", "a", "b"], "target": [7, 8, 9], "x": [1, 2, 3]}
     path = write_table(tmp_path / "t.csv", rows(**cells))
