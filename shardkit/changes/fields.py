@@ -390,6 +390,12 @@ def _providers(
             remedy='pass a dict, as in {"caption": values}',
         )
     path = Path(given)
+    if path.is_dir() and any(map(is_table, path.iterdir())):
+        raise UsageError(
+            f"{path} is a folder of tables",
+            remedy="give one table for all splits, whose keys or paths may start with the split "
+            "and a slash",
+        )
     if path.suffix == ".npy" or path.is_dir():
         if len(options.field) != 1 or options.key:
             raise UsageError(

@@ -18,6 +18,7 @@ from shardkit.kinds.field import Field, Schema
 from shardkit.record import LABEL
 from shardkit.sources.divided import is_divided
 from shardkit.sources.samples import FIRST, Samples
+from shardkit.system.formatting import amount
 from shardkit.system.text import name_list, quoted
 from shardkit.system.text_hashes import TextHashes
 
@@ -76,8 +77,8 @@ def new_images(
     new = NewImages(replace(scan, splits=splits, problems=problems, ignored=ignored), left_out)
     if changed:
         raise UsageError(
-            f"{len(changed)} images of {source} have the names of images in {directory} and "
-            f"other content ({_some(changed)})",
+            f"{amount(len(changed), 'image')} of {source} with names of images in {directory} "
+            f"differ from these ({_some(changed)})",
             remedy="rename them, or convert everything again",
         )
     remedy = f"{setting('skip_existing', True)} leaves these out"

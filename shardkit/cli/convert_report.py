@@ -25,6 +25,7 @@ from shardkit.conversion.plan import Plan
 from shardkit.dataset.manifest import Manifest
 from shardkit.errors import Problem
 from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL
+from shardkit.registry import get_source
 from shardkit.reporting.describe import summarize
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import printable, shell
@@ -158,7 +159,9 @@ def show_converted(
             line("labels", printable(text))
     unused = understood.get("unused", "nothing")
     if unused not in _ALL_USED:
-        line("unused", printable(unused))
+        kind = next(iter(converted.manifests.values())).source["kind"]
+        more = "; --keep NAME stores one" * hasattr(get_source(kind).options, "keep")
+        line("unused", printable(unused) + more)
     if converted.reused_shards:
         line("resumed", f"{amount(converted.reused_shards, 'shard')} kept from an earlier run")
     if lost:

@@ -172,7 +172,7 @@ def _show(dataset: Path, changed: Changed, text: str, run: Run) -> None:
             ("unknown", matched.unknown, matched.unknown_count),
         ):
             if count:
-                line(what, f"{count:,}: {some(names, counted=False)}")
+                line(what, f"{count:,}: {some(names)}{' ...' * (len(names) < count)}")
     stored = sum(layer.bytes for m in changed.manifests.values() for layer in m.layers)
     if changed.written and stored:
         line("layers", size(stored))

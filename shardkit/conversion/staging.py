@@ -592,5 +592,5 @@ def _refuse_split(target: Path) -> None:
     if is_file(parent, MANIFEST_NAME) and target.name in OpenedDirectory(parent).splits:
         raise UsageError(
             f"{target} is a split of the dataset in {parent}",
-            remedy="convert or append to all of its splits at once, or choose another directory",
+            remedy=f"name {parent}, whose splits change together, or choose another directory",
         )

@@ -454,7 +454,7 @@ def _values_in(path: Path) -> Any:
     try:
         return load("yaml:safe_load")(content)
     except load("yaml:YAMLError") as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        raise UsageError(f"{path} is not YAML: {error}") from error
 
 
 def _points_of(values: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:

@@ -33,6 +33,7 @@ _READERS = {"fields": "shardkit.changes.layer_source:LayerFile"}
 
 It gets a source that a user named, a dataset with the layer, and the description of the source.
 """
+_WITH_REMEDY = "shardkit.verification.other_source:with_remedy"
 
 
 class NamedSource(Protocol):
@@ -132,16 +133,16 @@ class Sources:
                     f"{root} is the dataset itself", remedy="name what it was made from"
                 )
             stores = [dataset for dataset in bases.values() if number < len(dataset.parts)]
-            scan = _scan(root, {store.split: store.parts[number].manifest for store in stores})
             same = [other for other, source in enumerate(sources) if _is_same(source, root)]
             try:
+                scan = _scan(root, {store.split: store.parts[number].manifest for store in stores})
                 here = [
                     match_part(store, number, scan, stored[store.split], same) for store in stores
                 ]
                 require_files(here, scan)
             except UsageError as error:
                 if count == 1:
-                    raise
+                    raise load(_WITH_REMEDY)(error, root, names[0], first.top) from error.__cause__
                 raise UsageError(
                     f"{remedy}. For part {number + 1}: {error.problem}", remedy=error.remedy
                 ) from error
@@ -156,7 +157,7 @@ def _scan(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     kinds = {manifest.source["kind"] for manifest in manifests.values()}
     classes = [manifest.classes for manifest in manifests.values() if manifest.classes]
     if len(kinds) != 1:
-        raise UsageError(f"the splits come from sources of different kinds: {sorted(kinds)}")
+        raise UsageError(f"the splits are of kinds {sorted(kinds)}", remedy="check each by itself")
     (kind,) = kinds
     if is_dataset(root) and kind != DATASET:  # one with the same records
         return open_source(DATASET, root).scan(classes[0] if classes else ())

@@ -22,6 +22,9 @@ from shardkit.registry import get_format
 from shardkit.system.text import is_within
 from shardkit.verification.shard_check import Finding
 
+OTHER_FOLDER = "is it the right folder?"
+"""The remedy where a source has none of the files."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceMatch:
@@ -109,7 +112,7 @@ def require_files(matches: Sequence[SourceMatch], scan: Scan) -> None:
         {entry.path for entry in match.images.entries}.isdisjoint(match.stored or ())
         for match in known
     ):  # otherwise there would be a finding for every file
-        why = "is it the right folder?"
+        why = OTHER_FOLDER
         if scan.classes is not None and all(
             match.part.manifest.classes is None for match in matches
         ):
@@ -117,7 +120,8 @@ def require_files(matches: Sequence[SourceMatch], scan: Scan) -> None:
         is_part = any(len(match.store.parts) > 1 for match in matches)
         raise UsageError(
             f"{scan.source} contains none of the files that {'this part of ' * is_part}{top} was "
-            f"made from; {why}"
+            "made from;",
+            remedy=why,
         )
     names = OpenedDirectory(top).splits.keys()
     matches[0].findings.extend(

@@ -380,9 +380,11 @@ def test_a_folder_has_the_arrays_of_all_splits(tmp_path: Path) -> None:
     }
     folder.mkdir()
     np.save(folder / "train.npy", arrays["train"])
+    tables = make_tree(tmp_path / "tables", {"train.csv": b"path,vector\n", "val.csv": b""})
     for source, facts in (
         (folder / "train.npy", ("train.npy", "val.npy")),
         (folder, ("vectors", "val.npy")),
+        (tables, (tables, "one table for all splits")),
     ):
         with refused(UsageError, *facts):
             add_fields(made, source, field=["vector"])
@@ -817,6 +819,12 @@ def test_the_commands_do_the_same(made: Path, tmp_path: Path) -> None:
     dry = invoke("fields", "add", made, *given, "--dry-run")
     assert (dry.exit_code, tree(made)) == (0, before)
     assert "caption: text" in dry.output
+    rows = [f"{name},1" for name in (paths_of(made)[0], *"abcdef")]
+    (tmp_path / "few.csv").write_text("\n".join(("path,n", *rows)))
+    few = ("--from", tmp_path / "few.csv", "--field", "n", "--missing", "skip", "--unknown", "skip")
+    told = invoke("fields", "add", made, *few, "--dry-run").output
+    assert f"missing   5: {', '.join(paths_of(made)[1:])}\n" in told
+    assert "unknown   6: a, b, c, d, e ...\n" in told
     done = invoke("fields", "add", made, *given, "--json")
     assert json.loads(done.output)["fields"][0]["name"] == "caption"
     again = invoke("fields", "add", made, *given)

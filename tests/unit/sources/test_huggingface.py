@@ -175,7 +175,7 @@ def test_a_dry_run_shows_what_was_understood(tmp_path: Path) -> None:
     ):
         assert line in shown.stdout
     made = run_main("convert", "huggingface", path, tmp_path / "x", "--to", "lmdb")
-    assert "  unused    caption (text)" in made.stdout
+    assert "  unused    caption (text); --keep NAME stores one" in made.stdout
 
 
 @pytest.mark.parametrize("name", ["../x.arrow", "/etc/passwd", "a/b.arrow", "", None, 7])

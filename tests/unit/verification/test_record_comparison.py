@@ -35,7 +35,7 @@ from hostile.forging import (
     with_other_pillow,
 )
 from refusals import refused
-from stated import stated
+from stated import done, stated
 
 from shardkit import UsageError, verify
 
@@ -503,3 +503,27 @@ def test_a_damaged_index_is_not_blamed_on_records(
     assert set(blamed(place, jpegs)) == {f"index/{column}.npy"} | (
         {"index/rows.npy"} if column == "rows" else set()
     )
+
+
+def test_the_source_is_found_in_a_folder_that_convert_takes(tmp_path: Path) -> None:
+    photos = make_folder(tmp_path / "unpacked" / "pets" / "photos")
+    made = make_dataset(photos, tmp_path / "made")
+    for folder in (tmp_path / "unpacked", tmp_path / "unpacked" / "pets"):
+        with refused(UsageError, folder, f"try {photos}"):
+            verify(made, against=folder)
+
+
+def test_the_source_of_all_splits_is_not_that_of_one(tmp_path: Path) -> None:
+    line = b"0 0.5 0.5 0.5 0.5"
+    source = make_tree(
+        tmp_path / "boxes",
+        {
+            "data.yaml": b"train: train/images\nval: val/images\nnames: [cat]\n",
+            **{f"{split}/images/{split}.jpg": jpeg() for split in ("train", "val")},
+            **{f"{split}/labels/{split}.txt": line for split in ("train", "val")},
+        },
+    )
+    done("convert", source, tmp_path / "made", "--to", "lmdb", "--workers", 1)
+    with refused(UsageError, source, f"all splits, check them at once: {tmp_path / 'made'}"):
+        verify(tmp_path / "made" / "train", against=source)
+    assert verify(tmp_path / "made", against=source).ok
