@@ -73,8 +73,7 @@ def _rows(index: Index, rows: range) -> Iterator[_Row]:
 def check_listing(dataset: OpenedDataset) -> tuple[list[Finding], set[str]]:
     """Compare names, sizes and times of all images in the folder with the index.
 
-    Returns:
-        Changed, missing and new files, and the names of the shards whose files can be checked.
+    Return changed, missing and new files, and the names of the shards whose files can be checked.
     """
     manifest = dataset.manifest
     try:

@@ -28,9 +28,7 @@ _LEFT = (MANIFEST_NAME, f"*/{MANIFEST_NAME}", ".shardkit*", "index/rows.npy")
 def index_of(path: str | os.PathLike[str], split: str | None) -> Path | None:
     """Return the index of a folder of images, made or as it was; None if it is no such folder.
 
-    Raises:
-        UsageError: If it has splits and ``split`` names none, or the index cannot be written.
-        BadImages: If some of its files are not images, or cannot be read in place.
+    It raises `BadImages` if some of its files are not images, or cannot be read in place.
     """
     folder = Path(path).expanduser()
     if not os.path.isdir(folder) or any(any(folder.glob(name)) for name in _LEFT):

@@ -47,12 +47,9 @@ class Unlike(ValueError):
 
 
 class LooseFile(ShardFile):
-    """A file that was opened below a folder.
+    """A file of ``size`` bytes, opened below a folder; ``path`` is for messages.
 
-    Args:
-        descriptor: The open file, which is closed with this object.
-        path: Its path, for messages.
-        size: Its size in bytes.
+    It owns ``descriptor``, and closes it.
     """
 
     def __init__(self, descriptor: int, path: Path, size: int) -> None:
@@ -62,11 +59,7 @@ class LooseFile(ShardFile):
 
 
 class Folder:
-    """A folder of the user, and those below it that were opened; all are closed at the end.
-
-    Args:
-        root: The folder.
-    """
+    """A folder of the user, and those below it that were opened; all are closed at the end."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -80,16 +73,10 @@ class Folder:
         self._stack.close()
 
     def open(self, path: str, size: int, modified: int) -> LooseFile:
-        """Open a file that was indexed.
+        """Open a file that was indexed with ``size`` in bytes and ``modified`` in nanoseconds.
 
-        Args:
-            path: As the index has it.
-            size: The size in bytes that it must have.
-            modified: The time in nanoseconds at which it must have been modified.
-
-        Raises:
-            Unlike: If it is missing, a link or in one, or another file.
-            OSError: If it cannot be read for another reason.
+        It raises `Unlike` if the file is missing, another one, a link or in one; OSError if it
+        cannot be read for another reason.
         """
         try:
             name = as_name(path)
@@ -131,14 +118,7 @@ def difference(size: int, modified: int, old_size: int, old_modified: int) -> st
 
 
 class LooseFiles(ShardFiles):
-    """The files of a dataset's rows, opened for each batch.
-
-    Args:
-        dataset: The dataset.
-
-    Raises:
-        UsageError: If the user has not named their folder.
-    """
+    """Files of a dataset's rows, opened for each batch; the user must have named their folder."""
 
     def __init__(self, dataset: OpenedDataset) -> None:
         super().__init__(dataset)
@@ -167,10 +147,9 @@ class LooseFiles(ShardFiles):
     def open_rows(
         self, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> list[ShardFile]:
-        """Return the files of some rows, open, given their sizes.
+        """Return the files of some rows, open, given their sizes in bytes.
 
-        Raises:
-            CorruptRecord: If one is missing, or another file than was indexed.
+        It raises `CorruptRecord` if one is missing, or another file than was indexed.
         """
         files = list[ShardFile]()
         with Folder(self._folder) as folder:
@@ -211,13 +190,7 @@ class LooseFiles(ShardFiles):
 
 
 class LooseRows(BatchShards, Sequence[ShardFile]):
-    """The files of the rows of a batch, each opened when it is asked for.
-
-    Args:
-        files: The files of all rows.
-        rows: The rows.
-        lengths: The size in bytes of each.
-    """
+    """The files of a batch's rows, each opened when it is asked for; ``lengths`` are in bytes."""
 
     def __init__(
         self,

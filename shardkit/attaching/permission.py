@@ -17,11 +17,7 @@ from shardkit.system.text import as_command, printable
 
 
 def confirmed_folder(dataset: OpenedDataset) -> Path:
-    """Return the folder of the archives of an attached dataset.
-
-    Raises:
-        UsageError: If the user has not named them, as `remember` notes.
-    """
+    """Return the folder of an attached dataset, which the user must have named; see `remember`."""
     manifest = dataset.manifest
     assert manifest.archives is not None
     folder = Path(os.path.realpath(dataset.path / as_name(manifest.archives)))

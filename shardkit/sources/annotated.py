@@ -82,11 +82,7 @@ class AnnotatedSource(NamedSource):
                 self.settle(annotated=rules.get((width, height)))
 
     def info_of(self, name: str) -> ImageInfo:
-        """Return what the header of an image file states.
-
-        Raises:
-            BadImage, OSError, ValueError: If it cannot be read.
-        """
+        """Return what an image's header states; BadImage, OSError, ValueError if unreadable."""
         with open(self._path(name), "rb") as file:
             head = file.read(_HEAD)
         return inspect(head, image_field_of(BytesIO(head)))
@@ -110,11 +106,7 @@ class AnnotatedSource(NamedSource):
             self.notes.append(f"{self._outside:,} {verb} outside of the picture")
 
     def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
-        """Return boxes and points in stored pixels.
-
-        Raises:
-            BadImage: If the file has another size than stated.
-        """
+        """Return boxes and points in stored pixels; BadImage if the image has another size."""
         size = values.pop(SIZE, None)
         field = record.image_field
         if field is None or not (size or self.options.annotated == UPRIGHT):

@@ -103,12 +103,8 @@ def describe(path: str, stamp: int) -> tuple[list[int], list[tuple[str, str, lis
 def listing(path: str, stamp: int, group: int, columns: Sequence[str | None]) -> list[list[Any]]:
     """Return, for each row of a group: size and path of the image, label and name.
 
-    Args:
-        path: The file.
-        stamp: Its modification time.
-        group: The group.
-        columns: The columns of images, labels and names; None without. The column of images stands
-            for the path in it.
+    ``columns`` are those of images, labels and names, or None. The column of images stands for the
+    path in it.
     """
     image, label, name = columns
     wanted = [column for column in columns if column is not None]

@@ -106,11 +106,7 @@ class Beton:
         return self.start + self.rows * self.row.itemsize
 
     def samples(self, view: OpenedFile, first: int, count: int) -> npt.NDArray[Any]:
-        """Return the rows of some samples.
-
-        Raises:
-            BadImage: If the file is truncated.
-        """
+        """Return the rows of some samples; BadImage if the file is truncated."""
         size = self.row.itemsize
         data = view.read(self.start + first * size, count * size)
         if len(data) != count * size:
@@ -119,10 +115,9 @@ class Beton:
 
 
 def parse_beton(view: OpenedFile) -> Beton:
-    """Return what a file states; only its first bytes are read.
+    """Return what a file states; BadImage if it is incomplete or not from FFCV.
 
-    Raises:
-        BadImage: If it is not a complete file of FFCV, or has a field of another program.
+    Only its first bytes are read.
     """
     head = view.read(0, _HEADER.size)
     if len(head) < _HEADER.size:
@@ -184,14 +179,8 @@ def _parse_field(data: bytes) -> tuple[str, BetonField]:
 class Allocations:
     """The byte ranges of a file that its samples own, none of which share a byte.
 
-    They are in memory: 24 bytes for each, and over twice that while they are sorted.
-
-    Args:
-        view: The file.
-        beton: What it states.
-
-    Raises:
-        BadImage: If ranges are outside of the data, or overlap.
+    They are in memory: 24 bytes for each, and over twice that while they are sorted. BadImage if
+    they are outside of the data, or overlap.
     """
 
     def __init__(self, view: OpenedFile, beton: Beton) -> None:

@@ -63,9 +63,7 @@ class CifarOptions(SplitOptions):
 class Cifar(ListedSource):
     """The binary version of CIFAR-10 or CIFAR-100; images become PNG files.
 
-    Args:
-        folder: The folder ``cifar-10-batches-bin`` or ``cifar-100-binary``.
-        options: The options.
+    The folder is ``cifar-10-batches-bin`` or ``cifar-100-binary``.
     """
 
     kind = "cifar"

@@ -51,9 +51,7 @@ class Coco(AnnotatedSource):
     image's entries as the file states them. Boxes, keypoints and annotations have one order.
     Categories are the classes of boxes, sorted by their IDs, which may have gaps.
 
-    Args:
-        path: The file of annotations; perhaps with ``@ROOT``.
-        options: The options.
+    The path is that of the annotations, perhaps with ``@ROOT``.
     """
 
     kind = "coco"
@@ -63,11 +61,7 @@ class Coco(AnnotatedSource):
         super().__init__(path, options, options.root)
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the images, in the order of the file.
-
-        Raises:
-            UsageError: If the file cannot be read, or states wrong categories.
-        """
+        """List the images, in the order of the file."""
         content = self._content()
         listing = NamedListing(listings[""], self.names())
         for number, image in enumerate(content.images):
@@ -134,10 +128,9 @@ class _Object(NamedTuple):
 
 
 class _Content:
-    """The content of a file. Annotations stay text, in half of the memory of their values.
+    """The content of a file; ValueError if it is not JSON, or its categories are wrong.
 
-    Raises:
-        ValueError: If it is not JSON, or its categories are wrong.
+    Annotations stay text, in half of the memory of their values.
     """
 
     def __init__(self, text: str) -> None:

@@ -49,12 +49,7 @@ class Shard(NamedTuple):
 
 
 class ColumnShards(ColumnSource, AttachableSource):
-    """A folder of shards with their index, or of such folders, which are splits.
-
-    Args:
-        path: The folder.
-        options: The options.
-    """
+    """A folder of shards with their index, or of such folders, which are splits."""
 
     format: str
     """Name of the format in messages."""
@@ -86,11 +81,9 @@ class ColumnShards(ColumnSource, AttachableSource):
     def parse_index(
         self, folder: Path, index: Mapping[str, Any]
     ) -> tuple[Sequence[Column], Sequence[Shard]]:
-        """Return the columns and shards that an index states.
+        """Return the columns and shards that an index states; UsageError for what is not supported.
 
-        Raises:
-            ValueError, KeyError, TypeError: If it is not an index.
-            UsageError: If it asks for what is not supported.
+        If it is not an index, it raises ValueError, KeyError or TypeError.
         """
 
     def _find_splits(self, path: Path) -> dict[str, Path]:
@@ -154,13 +147,9 @@ class ColumnShards(ColumnSource, AttachableSource):
 
 
 class _Sample(Cells):
-    """A sample.
+    """A sample: row ``row`` of the shard ``view``.
 
-    Args:
-        columns: Its columns.
-        view: The shard.
-        row: Its number.
-        span: Minimum offset of samples; its own offset, and that of its end.
+    ``span`` is the minimum offset of samples, the sample's own offset, and that of its end.
     """
 
     def __init__(
@@ -204,33 +193,21 @@ class _Sample(Cells):
 
 
 def whole_number(value: Any, what: str) -> int:
-    """Return an integer of an index.
-
-    Raises:
-        ValueError: If it is none, or negative.
-    """
+    """Return an integer of an index; ValueError if it is not one, or negative."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{what} is {quoted(value)}")
     return value
 
 
 def mapping(value: Any, what: str) -> dict[str, Any]:
-    """Return an object of an index.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Return an object of an index; ValueError if it is not one."""
     if not isinstance(value, dict):
         raise ValueError(f"{what} is {quoted(value)}")
     return value
 
 
 def text(value: Any, what: str) -> str:
-    """Return a text of an index.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Return a text of an index; ValueError if it is not one."""
     if not isinstance(value, str):
         raise ValueError(f"{what} is {quoted(value)}")
     return value
@@ -253,8 +230,7 @@ _MODES = {"L": 1, "LA": 2, "I;16": 2, "RGB": 3, "RGBA": 4}
 def png_of_pil(data: bytes) -> bytes:
     """Return the PNG file of pixels that start with width, height and mode, as both formats do.
 
-    Raises:
-        BadImage: If they are not of a mode that PNG has.
+    It raises BadImage if PNG does not have their mode.
     """
     width, height, length = struct.unpack_from("<3I", data)
     mode = data[12 : 12 + min(length, 16)].decode("ascii", "replace")

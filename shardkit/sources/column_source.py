@@ -99,12 +99,7 @@ class Cells:
 class Known(Cells):
     """A row whose values were read before, such as by a library.
 
-    Args:
-        at: The place.
-        values: Some values, by column.
-        size: Bytes of the image; None if it has none.
-        suffix: The suffix.
-        why: Why it has no image.
+    ``size`` is that of the image in bytes; None if it has none, and ``why`` states the reason.
     """
 
     def __init__(
@@ -133,12 +128,9 @@ class Known(Cells):
 
 
 class RowSource(ListedSource):
-    """Files of rows, each an image with values; an `Entry.place` is file and `Cells.place`.
+    """Files of rows, in order, each row an image with values.
 
-    Args:
-        path: The path that the user gave.
-        options: The options.
-        inputs: The files, in order.
+    An `Entry.place` is file and `Cells.place`.
     """
 
     rows_are = "rows"
@@ -158,22 +150,14 @@ class RowSource(ListedSource):
 
     @abstractmethod
     def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
-        """Return one row, perhaps that of anybody's plan.
-
-        Raises:
-            BadImage: If there is no such row, or it has changed.
-        """
+        """Return one row, perhaps of anybody's plan; BadImage if it is missing or changed."""
 
     def column_of(self, name: str) -> Column:
         """Return a column to keep."""
         raise NotImplementedError
 
     def fit(self, kept: Kept, value: Any) -> Any:
-        """Return what a field stores for a value.
-
-        Raises:
-            BadImage: If it is not a value of the field.
-        """
+        """Return what a field stores for a value; BadImage if it is not a value of the field."""
         raise NotImplementedError
 
     def paths(self) -> Sequence[Path]:
@@ -222,11 +206,7 @@ class RowSource(ListedSource):
         return with_fields(record, self.schema, values) if values else record
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
-        """Return each file with its images.
-
-        Raises:
-            UsageError: If a record has bytes that the files do not have as they are.
-        """
+        """Return each file with its images; UsageError if it lacks a record's bytes as they are."""
         for file in self.inputs:
             if packing_of(file.path):
                 raise UsageError(
@@ -284,14 +264,7 @@ class RowSource(ListedSource):
 
 
 class ColumnSource(RowSource):
-    """Files of rows with named columns.
-
-    Args:
-        path: The path that the user gave.
-        options: The options.
-        inputs: The files, in order.
-        columns: Their columns.
-    """
+    """Files of rows with named columns."""
 
     images: Sequence[str] = ("image", "bytes")
     """What columns of images may hold."""
@@ -331,11 +304,7 @@ class ColumnSource(RowSource):
 
     @abstractmethod
     def rows(self, file: RowFile, view: OpenedFile) -> Iterator[Cells]:
-        """Yield the rows of a file, in order.
-
-        Raises:
-            BadImage: If the file cannot be read further.
-        """
+        """Yield the rows of a file, in order; BadImage if it cannot be read further."""
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the rows of all files, in order.

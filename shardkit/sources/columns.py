@@ -44,10 +44,7 @@ PARSED = ("text", "json", "bytes")
 def usual_label(names: Iterable[str], image: str = "") -> str:
     """Return the column called label, or the only one with a usual name; "" if there is none.
 
-    Args:
-        names: The columns.
-        image: That of the images. Words of its name do not count: ``train_y`` goes with
-            ``train_x``.
+    Words in the name of the column ``image`` do not count: ``train_y`` goes with ``train_x``.
     """
     usual = {name: is_ for name in names if (is_ := _as_label(name, image))}
     called = [name for name, is_ in usual.items() if is_ == "label"]
@@ -70,8 +67,7 @@ _REMEDIES = {
 def one_hot(rows: npt.NDArray[Any], where: str) -> list[Value]:
     """Return the position of the only 1 in each row.
 
-    Raises:
-        BadImage: If a row has another value than 0, several 1 or none.
+    It raises BadImage if a row has another value than 0, several 1 or none.
     """
     bad = ~(((rows == 0) | (rows == 1)).all(1) & (rows.sum(1) == 1))
     if bad.any():
@@ -147,12 +143,9 @@ class Column(NamedTuple):
 
 
 def label_in(column: Column, value: Any) -> Value:
-    """Return the label that a column has for a row; "" if it is missing.
+    """Return the label that a column has for a row; "" if it is missing, BadImage if it is invalid.
 
     Of an array, it is the position of the only 1.
-
-    Raises:
-        BadImage: If it is no label, or too long.
     """
     if isinstance(value, np.ndarray):
         value = value.item() if value.size == 1 else one_hot(value.reshape(1, -1), column.name)[0]
@@ -202,19 +195,11 @@ class ColumnOptions(SourceOptions):
 
 
 class Columns:
-    """The columns of a source that a user chose.
+    """The columns of a source that a user chose; ``path`` is for messages.
 
-    Args:
-        path: The source, for messages.
-        columns: Its columns.
-        options: The choice. Without, the image has a usual name or is the only one, and the label
-            has names of classes or a usual name.
-        images: What columns of images may hold.
-        eager: Whether a label may be the only column of integers, and all others are kept, unless
-            the user chose.
-
-    Raises:
-        UsageError: If a column is missing, or cannot be what was chosen.
+    Without a choice, the image has a usual name or is the only one, and the label has names of
+    classes or a usual name. Columns of images hold one of ``images``. ``eager``: a label may be the
+    only column of integers, and all others are kept, unless the user chose.
     """
 
     def __init__(
@@ -254,9 +239,7 @@ class Columns:
     def describe(self, image: str, name: str | None = None) -> dict[str, str]:
         """Return how columns are used, for `Scan.understood`.
 
-        Args:
-            image: What the column of images holds.
-            name: The column of images' names.
+        ``image`` is what the column of images holds, ``name`` the column of their names.
         """
         used = {self.image, self.label, name, *(kept.source for kept in self.keep)}
         unused = [str(column) for column in self._columns.values() if column.name not in used]
@@ -271,11 +254,7 @@ class Columns:
         }
 
     def value(self, kept: Kept, value: Any) -> Any:
-        """Return what a field stores for a value: bytes, text, JSON or an array.
-
-        Raises:
-            BadImage: If it is not a value of the field.
-        """
+        """Return a value as a field stores it: bytes, text, JSON, array; BadImage if invalid."""
         field = self.schema[kept.name]
         if isinstance(value, np.ndarray):
             if field.kind == "image":  # an array would not tell where its channels are

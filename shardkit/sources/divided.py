@@ -82,12 +82,7 @@ class Division(DivisionOptions):
         return not self.stratify and self.group in (None, FOLDER)
 
     def divide(self, groups: Sequence[str], labels: Sequence[int]) -> dict[str, list[int]]:
-        """Return the rows of each side, in order.
-
-        Args:
-            groups: The group, or the path, of each row.
-            labels: The label of each row, for ``stratify``.
-        """
+        """Return the rows of each side, in order; ``groups`` may be the paths of the rows."""
         members: dict[str, list[int]] = defaultdict(list)
         for row, group in enumerate(groups):
             members[group].append(row)
@@ -108,11 +103,7 @@ class Division(DivisionOptions):
         return _side(self._number(group), self.val, self.test)
 
     def warn_if_off(self, rows: Mapping[str, Sized]) -> None:
-        """Warn if groups make a side much larger or smaller than requested.
-
-        Args:
-            rows: The rows of each side.
-        """
+        """Warn if groups make a side much larger or smaller than requested."""
         total = sum(map(len, rows.values()))
         for side in self.sides[1:]:
             share = getattr(self, side)
@@ -162,11 +153,8 @@ def _side(place: float, val: float, test: float) -> str:
 class Divided(Wrapper):
     """A source without splits, divided into some.
 
-    Args:
-        source: The source.
-        division: How to divide it.
-        names: The side of each split, by name, as a manifest states them; a side may then be empty.
-            None means all sides by their own names.
+    ``names`` is the side of each split, by name, as a manifest states them; a side may then be
+    empty. None means all sides by their own names.
     """
 
     def __init__(
@@ -191,11 +179,7 @@ class Divided(Wrapper):
         return self._division.stratify
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
-        """List the images of each side.
-
-        Raises:
-            UsageError: If the source has splits, lacks labels or groups, or a side is empty.
-        """
+        """List the images of each side, none of which may be empty."""
         scan = self._scan = self.source.scan(classes)
         self._require_whole(scan)
         if self._division.stratify and (scan.classes is None or not scan.known):
@@ -312,11 +296,7 @@ class DividedParts(Divided, PartedSource):
     def parts(
         self, most: int, classes: Sequence[str] | None = None
     ) -> tuple[Scan, Sequence[SourcePart]]:
-        """Return a scan without images, and the parts of the source.
-
-        Raises:
-            UsageError: If the source is missing or unreadable, or has splits.
-        """
+        """Return a scan without images, and the parts of the source."""
         scan, parts = self.source.parts(most, classes)
         self._require_whole(scan)
         first = next(iter(self._names))
@@ -335,11 +315,7 @@ class DividedParts(Divided, PartedSource):
         return listing._replace(entries=self._sides(entry for _, entry in listing.entries))
 
     def require_images(self, scan: Scan) -> None:
-        """Refuse a source of which a side is empty.
-
-        Raises:
-            UsageError: If there is one.
-        """
+        """Refuse a source of which a side is empty."""
         self.source.require_images(scan)
         self._require_sides(scan.splits)
         sides = {self._names[name]: images for name, images in scan.splits.items()}
@@ -353,11 +329,7 @@ class DividedParts(Divided, PartedSource):
 
 
 def divided(source: Source, **options: Any) -> Source:
-    """Return a source divided by the options of `Division`; the source itself without shares.
-
-    Raises:
-        UsageError: If the options are invalid.
-    """
+    """Return a source divided by the options of `Division`; the source itself without shares."""
     if options.get("val") or options.get("test"):
         division = Division(**options)
         in_parts = division.by_path and isinstance(source, PartedSource)
@@ -381,12 +353,7 @@ def reopen(
 ) -> Source:
     """Open the source that manifests describe, divided as they say.
 
-    Args:
-        find: Opens a source from its descriptions, by split.
-        described: The description of each split.
-
-    Raises:
-        CorruptDataset: If a description is damaged.
+    ``find`` opens a source from its descriptions, by split.
     """
     try:
         divisions = [dict(description[DIVISION]) for description in described.values()]

@@ -188,9 +188,7 @@ _ROW = len(Row._fields)
 class _Names:
     """Which rows of a log are images, and their keys. Only names that are alike are in memory.
 
-    Args:
-        alike: The hashes of names that repeat; those of other names may be among them.
-        log: The log.
+    ``alike`` are the hashes of names that repeat; those of other names may be among them.
     """
 
     def __init__(self, alike: set[int], log: RowLog) -> None:
@@ -394,11 +392,7 @@ class SplitOptions(SourceOptions):
 
 
 def split_names(chosen: str | None, names: Sequence[str]) -> dict[str, str]:
-    """Return the name of each split in the dataset, and in the source: "" if one was chosen.
-
-    Raises:
-        UsageError: If the chosen one is unknown.
-    """
+    """Return the name of each split in the dataset, and in the source: "" if one was chosen."""
     if chosen is None:
         return {name: name for name in names}
     if chosen not in names:

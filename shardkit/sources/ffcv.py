@@ -42,10 +42,6 @@ class Ffcv(ColumnSource, AttachableSource):
     """A file of FFCV, read without its package; nothing is unpickled.
 
     JPEGs keep their bytes, raw pixels become PNG files.
-
-    Args:
-        path: The file.
-        options: The options.
     """
 
     kind = "ffcv"
@@ -71,11 +67,7 @@ class Ffcv(ColumnSource, AttachableSource):
         """Images of each mode, by field; the mode of raw pixels has their size."""
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the samples, in order.
-
-        Raises:
-            UsageError: If the file is damaged.
-        """
+        """List the samples, in order."""
         self._modes = {name: Counter() for name in names_of(self._beton.fields, "image")}
         understood = super().list_images(listings)
         self.exact_sizes = all(mode == JPEG for mode, *_ in self._modes[self.image.name])
@@ -95,11 +87,7 @@ class Ffcv(ColumnSource, AttachableSource):
         return height, width, _CHANNELS
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
-        """Return the file with its images.
-
-        Raises:
-            UsageError: If a record has bytes that the file does not have as they are.
-        """
+        """Return the file with its images; UsageError if it lacks a record's bytes as they are."""
         modes = self._modes.get(self.image.name, Counter())
         raw = sum(count for (mode, *_), count in modes.items() if mode == RAW)
         if raw and not self.raw_shape:
@@ -183,14 +171,9 @@ class Ffcv(ColumnSource, AttachableSource):
 
 
 class _Sample(Cells):
-    """A sample.
+    """A sample: row ``row`` of a file.
 
-    Args:
-        beton: The header of the file.
-        view: The file.
-        row: Its number.
-        sample: Its row in the file.
-        sizes: The bytes of its images, by field; the image comes first.
+    ``sizes`` are the bytes of its images, by field; the image comes first.
     """
 
     def __init__(

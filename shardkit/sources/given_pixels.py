@@ -28,13 +28,7 @@ _Pixels = npt.NDArray[Any]
 def other_pixels(values: Mapping[str, Any], record: Record, schema: Schema) -> str:
     """Return which image of a record lacks the pixels that were given in Python, or "".
 
-    Args:
-        values: The values of the record's fields.
-        record: The record, whose images are encoded without loss.
-        schema: The fields.
-
-    Raises:
-        BadImage: If an image cannot be decoded.
+    The images of the record are encoded without loss; BadImage if one cannot be decoded.
     """
     for name, value in values.items():
         field = schema.get(name)

@@ -62,10 +62,8 @@ class Hdf5(ColumnSource, AttachableSource):
     last. A dataset of bytes (variable length, strings or opaque) must hold encoded images; to list
     their sizes, a scan reads all of them.
 
-    Args:
-        pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
-        options: The options. ``image`` names a dataset such as ``train/x``; kept numbers, texts and
-            arrays keep their types.
+    The option ``image`` names a dataset such as ``train/x``; kept numbers, texts and arrays keep
+    their types.
     """
 
     kind = "hdf5"
@@ -100,11 +98,7 @@ class Hdf5(ColumnSource, AttachableSource):
         self.exact_sizes = not self._shape
 
     def rows(self, file: RowFile, view: OpenedFile) -> Iterator[Cells]:
-        """Yield the rows of a file; their values are label and name.
-
-        Raises:
-            UsageError: If the datasets are missing, differ between files or cannot be images.
-        """
+        """Yield the rows of a file with label and name; UsageError if they cannot be images."""
         with refusing(file.path):
             yield from self._rows(file, view)
 
@@ -171,11 +165,7 @@ class Hdf5(ColumnSource, AttachableSource):
         return not self._shape or (len(self._shape) == 3 and self._shape[2] == 3)
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
-        """Return each file with its images.
-
-        Raises:
-            UsageError: If a record has bytes that the files do not have as they are.
-        """
+        """Return each file with its images; UsageError if it lacks a record's bytes as they are."""
         if not self.is_in_place(self.image, self.image.field):
             raise UsageError(
                 f"{self.image.name} has rows of {'x'.join(map(str, self._shape))}; arrays other "
@@ -202,14 +192,7 @@ class Hdf5(ColumnSource, AttachableSource):
 
 
 class _Row(Cells):
-    """A row.
-
-    Args:
-        path: The file.
-        entry: The image.
-        image: The column of images.
-        shape: Sides of arrays; none for encoded images.
-    """
+    """A row; ``shape`` has the sides of arrays, and is empty for encoded images."""
 
     def __init__(self, path: str, entry: Entry, image: Column, shape: Sequence[int]) -> None:
         _, self.place = place_of(entry.place)

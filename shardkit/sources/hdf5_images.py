@@ -74,12 +74,10 @@ class Hdf5Options(ColumnOptions):
 class Hdf5Images(RowSource):
     """HDF5 files with a dataset for each image: encoded bytes, or an array with channels last.
 
-    Args:
-        pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
-        options: The options. ``image`` is a pattern such as ``train/*``; without, all datasets are
-            images. ``label`` is ``folder``, for the group of an image; ``none``; or a pattern of
-            datasets with one label each, in which ``*`` stands for the same text as in ``image``.
-            Without, it is ``folder`` if there are groups.
+    The option ``image`` is a pattern such as ``train/*``; without, all datasets are images.
+    ``label`` is ``folder``, for the group of an image; ``none``; or a pattern of datasets with one
+    label each, in which ``*`` stands for the same text as in ``image``. Without, it is ``folder``
+    if there are groups.
     """
 
     kind = "hdf5"
@@ -130,11 +128,7 @@ class Hdf5Images(RowSource):
         return f"{self.inputs[place_of(entry.place)[0]].path}: {entry.values}"
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the datasets of all files, in the order of their names.
-
-        Raises:
-            UsageError: If a file cannot be read.
-        """
+        """List the datasets of all files, in the order of their names."""
         (listing,) = listings.values()
         listing.ignored += self.others
         for number, file in enumerate(self.inputs):
@@ -194,11 +188,7 @@ class Hdf5Images(RowSource):
 
 
 def datasets_of(path: str) -> dict[str, tuple[list[int], str]]:
-    """Return shape and type of each dataset of a file, by name.
-
-    Raises:
-        BadImage: If it cannot be read.
-    """
+    """Return shape and type of each dataset of a file, by name; BadImage if it cannot be read."""
     return call(hdf5_reader.datasets, os.path.abspath(path), stamp_of(path))
 
 

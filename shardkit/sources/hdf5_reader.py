@@ -121,8 +121,7 @@ def offsets(path: str, stamp: int, name: str, rows: list[int]) -> list[int | Non
     Rows have bytes of their own in contiguous datasets and in chunks of whole rows, unless a filter
     such as compression changes them. Bytes of variable length are in a heap.
 
-    Raises:
-        BadImage: If its chunks do not have the bytes of rows.
+    It raises BadImage if chunks do not have the bytes of rows.
     """
     data = _dataset(path, stamp, name)
     if _is_matlab(data) and data.ndim > 2:
@@ -217,12 +216,7 @@ class _Heaps:
 def value(path: str, stamp: int, name: str, row: int, optional: bool = False) -> bytes:
     """Return the value in a row: ``B`` and bytes, or ``N`` and an .npy file.
 
-    Args:
-        path: The file.
-        stamp: Its modification time.
-        name: The dataset.
-        row: The row.
-        optional: Whether to return nothing if there is no such dataset.
+    If ``optional``, a missing dataset gives no bytes.
     """
     if optional and _find(path, stamp, name) is None:
         return b""
@@ -235,11 +229,7 @@ def value(path: str, stamp: int, name: str, row: int, optional: bool = False) ->
 def whole(path: str, stamp: int, name: str, image: bool = True) -> bytes:
     """Return the value of a dataset: ``B`` and bytes, or ``N`` and an .npy file.
 
-    Args:
-        path: The file.
-        stamp: Its modification time.
-        name: The dataset.
-        image: Whether uint8 values in one axis are the bytes of an encoded image.
+    If ``image``, uint8 values in one axis are the bytes of an encoded image.
     """
     data = _dataset(path, stamp, name, is_whole=True)
     if image and data.ndim == 1 and data.dtype == np.uint8:

@@ -68,10 +68,8 @@ class HuggingFaceOptions(ColumnOptions):
 class HuggingFace(ColumnSource):
     """A folder from ``save_to_disk``, or Parquet files, read by pyarrow in a child process.
 
-    Args:
-        pattern: A folder with ``dataset_dict.json`` or ``state.json``; a Parquet file, or a folder
-            of them; or names with ``{000..999}``, ``*`` or ``?``.
-        options: The options.
+    The pattern is a folder with ``dataset_dict.json`` or ``state.json``; a Parquet file, or a
+    folder of them; or names with ``{000..999}``, ``*`` or ``?``.
     """
 
     kind = "huggingface"

@@ -26,11 +26,7 @@ CHANGED = "it changed since the scan"
 
 
 def require_inside(name: str) -> None:
-    """Refuse the name of an entry that leads out of its source: a plan may be anybody's.
-
-    Raises:
-        BadImage: If it is not a plain relative path.
-    """
+    """Raise BadImage for an entry's name that leads out of its source: a plan may be anybody's."""
     try:
         parts_of(as_name(name))
     except ValueError as error:
@@ -38,17 +34,11 @@ def require_inside(name: str) -> None:
 
 
 def read_file(path: str, size: int, stamp: int, *, image: bool = True) -> bytes:
-    """Return the content of a file.
+    """Return the content of a file whose size and modification time are those of the scan.
 
-    Args:
-        path: The file.
-        size: Its size in the scan.
-        stamp: Its modification time in the scan, in nanoseconds.
-        image: Whether it must be an image.
-
-    Raises:
-        BadImage: If it cannot be read, or changed since the scan.
-        ConversionFailed: If the folder is gone, too: then the source is not mounted, or was moved.
+    ``stamp`` is in nanoseconds. If ``image``, the content must be an image. It raises `BadImage` if
+    the file has changed or cannot be read; `ConversionFailed` if its folder is gone, too: then the
+    source is not mounted, or was moved.
     """
     try:
         # Creating a file object would take as long as reading.
@@ -103,12 +93,7 @@ def open_at_once(path: str, flags: int) -> int:
 
 
 def require_machine(error: OSError, path: str) -> None:
-    """Raise the error of a read unless this file alone is the cause: others would fail too.
-
-    Args:
-        error: The error.
-        path: The file, which a raised error names.
-    """
+    """Raise the error of a read unless this file alone is the cause: others would fail too."""
     if error.errno == errno.ENOMEM:
         raise MemoryError(f"{path}: {error.strerror}") from error
     if error.errno is not None and error.errno not in _OF_A_FILE:

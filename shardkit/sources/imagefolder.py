@@ -131,15 +131,14 @@ class ImageFolder(PartedSource):
     with images and no folders gives images without labels. Symbolic links are followed; below a
     class, no folder is entered twice.
 
-    Args:
-        root: The folder, or its URL: ``s3://BUCKET/PATH``, ``gs://`` or ``az://``.
-        options: The options. ``class_order``: ``plain`` sorts class names as torchvision does.
-            ``natural`` sorts numbers in them by value. Any other value is the path of a text file
-            with one class per line; it may name classes without a folder. ``splits``: whether the
-            folders in ``root`` are splits, each scanned like a root folder. None decides by name:
-            True if all are named like splits (`is_split_name`). It is an error if such a folder,
-            with class folders, is next to others. ``classes``: whether to take the folders as they
-            are, also where another kind of source recognizes them.
+    The root may be a URL: ``s3://BUCKET/PATH``, ``gs://`` or ``az://``.
+
+    ``class_order``: ``plain`` sorts class names as torchvision does, ``natural`` sorts numbers in
+    them by value. Any other value is the path of a text file with one class per line; it may name
+    classes without a folder. ``splits``: whether the folders in ``root`` are splits, each scanned
+    like a root folder. None decides by name: True if all are named like splits (`is_split_name`).
+    It is an error if such a folder, with class folders, is next to others. ``classes``: whether to
+    take the folders as they are, also where another kind of source recognizes them.
     """
 
     kind = "imagefolder"
@@ -191,12 +190,7 @@ class ImageFolder(PartedSource):
         return self.place.paths([below(split, entry.path) for entry in entries])
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
-        """List the images of each split, in the order of labels and paths.
-
-        Raises:
-            UsageError: If the folder is missing, unreadable or without images, the file of
-                ``class_order`` does not name each class once, or ``splits`` is required.
-        """
+        """List the images of each split, in the order of labels and paths."""
         scan, parts = self.parts(1, classes)
         ignored = dict[str, list[Problem]]()
         for split, images in scan.splits.items():
@@ -215,13 +209,7 @@ class ImageFolder(PartedSource):
     ) -> tuple[Scan, Sequence[SourcePart]]:
         """Return a scan without images, and the parts to list: some class folders each.
 
-        Args:
-            most: Maximum number of parts of a split, and one more for its own files.
-            classes: As for `scan`.
-
-        Raises:
-            UsageError: If the folder is missing or unreadable, the file of ``class_order`` does not
-                name each class once, or ``splits`` is required.
+        A split has at most ``most`` parts, and one more for its own files.
         """
         for archive in filter(Path.is_file, self.place.local()):
             load(_REFUSE_OTHERS)(archive, self.rest)
@@ -329,11 +317,7 @@ class ImageFolder(PartedSource):
         return PartListing(entries, finder.problems, finder.ignored)
 
     def require_images(self, scan: Scan) -> None:
-        """Refuse a folder without images.
-
-        Raises:
-            UsageError: If there are neither images nor problems.
-        """
+        """Refuse a folder with neither images nor problems."""
         if not any(map(len, scan.splits.values())) and not any(scan.problems.values()):
             if self.place.has(DATASET_FILE):
                 raise UsageError(
@@ -376,12 +360,7 @@ _READ = ImageFolder.read
 def scan_imagefolder(
     root: str | Path, *, class_order: str = "plain", splits: bool | None = None
 ) -> Scan:
-    """List the images below ``root``, and their classes; see `ImageFolder` for the arguments.
-
-    Raises:
-        UsageError: If the folder is missing, unreadable or without images, the file of
-            ``class_order`` does not name each class once, or ``splits`` is required.
-    """
+    """List the images below ``root``, and their classes; see `ImageFolder` for the arguments."""
     return ImageFolder(root, FolderOptions(class_order=class_order, splits=splits)).scan()
 
 

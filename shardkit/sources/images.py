@@ -63,8 +63,7 @@ def is_image(head: bytes) -> bool:
 def image_axes(dtype: npt.DTypeLike, shape: Sequence[int]) -> str:
     """Return the order of the axes of an array that is an image: ``HW``, ``HWC`` or ``CHW``.
 
-    Raises:
-        BadImage: If such an array is not an image with 1, 3 or 4 channels.
+    It raises BadImage if it is not uint8, or does not have 1, 3 or 4 channels.
     """
     if np.dtype(dtype) != np.uint8:
         raise BadImage(
@@ -84,11 +83,7 @@ def image_axes(dtype: npt.DTypeLike, shape: Sequence[int]) -> str:
 
 
 def require_pixels(shape: Sequence[int]) -> None:
-    """Refuse arrays of images by their shape, before one is read.
-
-    Raises:
-        BadImage: If they have over `MAX_PIXELS`.
-    """
+    """Raise BadImage for arrays of images over `MAX_PIXELS` by their shape, before one is read."""
     axes = image_axes(np.uint8, shape)
     count = math.prod(side for axis, side in zip(axes, shape, strict=True) if axis != "C")
     if count > MAX_PIXELS:
@@ -99,13 +94,8 @@ def require_pixels(shape: Sequence[int]) -> None:
 def pixel_record(entry: Entry, pixels: npt.NDArray[np.uint8]) -> Record:
     """Return the record of decoded pixels, losslessly encoded as a PNG file.
 
-    Args:
-        entry: The image.
-        pixels: Values of shape (height, width), or (height, width, channels) with 1, 3 or 4
-            channels.
-
-    Raises:
-        BadImage: If PNG does not support an image of this size.
+    Their shape is (height, width), or (height, width, channels) with 1, 3 or 4 channels; BadImage
+    if PNG does not support an image of this size.
     """
     return image_record(entry, encode(pixels if pixels.ndim == 3 else pixels[..., None], "png"))
 

@@ -45,11 +45,7 @@ def place_of(value: int) -> tuple[int, int]:
 
 
 def file_at(paths: Sequence[str], value: int) -> tuple[str, int]:
-    """Return the file and the offset of a `place`.
-
-    Raises:
-        BadImage: If there is no such file, such as one that was removed since the scan.
-    """
+    """Return the file and offset of a `place`; BadImage if it was removed since the scan."""
     number, offset = place_of(value)
     if not 0 <= number < len(paths):
         raise BadImage(CHANGED)
@@ -67,15 +63,10 @@ class InputFiles(NamedTuple):
 
 
 def find_files(pattern: str | Path, suffixes: Sequence[str]) -> InputFiles:
-    """Return the files of a path, a folder, or a pattern.
+    """Return the files of a path, a folder, or a pattern; each must exist, and be named once.
 
-    Args:
-        pattern: A file; a folder, for its files with one of ``suffixes``; or names with
-            ``{000..999}``, ``{a,b}``, ``*``, ``?`` or ``[...]``.
-        suffixes: Suffixes of the files to use in a folder.
-
-    Raises:
-        UsageError: If a file is missing, named twice, or there are none.
+    A folder has files with one of ``suffixes``. A pattern has ``{000..999}``, ``{a,b}``, ``*``,
+    ``?`` or ``[...]``.
     """
     require_local(pattern)
     text = str(pattern)
@@ -132,11 +123,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def expand(pattern: str) -> list[str]:
-    """Return the names that a pattern with braces stands for, as in a shell.
-
-    Raises:
-        UsageError: If the braces hold neither a range nor a list, or the names are too many.
-    """
+    """Return the names that a pattern with braces stands for, as in a shell."""
     match = _BRACES.search(pattern)
     if match is None:
         return [pattern]
@@ -173,8 +160,7 @@ def _some(names: Sequence[str]) -> str:
 def require_rows(path: str, count: int) -> None:
     """Refuse a file of a few KB that states many rows: each takes memory to list.
 
-    Raises:
-        ConversionFailed: If it states over 131,072 rows, and over one for each of its bytes.
+    It may have 131,072 rows, or one for each of its bytes if that is more.
     """
     most = _most_rows(path)
     if count > most:
@@ -205,16 +191,10 @@ def stem(name: str, suffixes: Iterable[str]) -> str:
 
 
 class OpenedFile:
-    """The bytes of an input file, unpacked if it is compressed.
+    """The bytes of an input file, unpacked if it is compressed; BadImage if that fails.
 
-    Args:
-        path: The file.
-        ahead: Bytes to read at a time.
-        stated: Its unpacked size, if that is known.
-
-    Raises:
-        OSError: If it cannot be opened, or is not a regular file.
-        BadImage: If it is a compressed file that cannot be unpacked.
+    ``ahead`` is how many bytes to read at a time, ``stated`` the unpacked size, if known. Only
+    regular files are opened: others raise OSError.
     """
 
     def __init__(self, path: str, *, ahead: int = 0, stated: int | None = None) -> None:
@@ -253,8 +233,7 @@ class OpenedFile:
     def enter(self, start: int, size: int, packed: bool, stated: int | None = None) -> None:
         """Go on with a part of the file, which may be compressed (DEFLATE) to ``size`` bytes.
 
-        Raises:
-            BadImage: If it ends outside of the file, or cannot be unpacked.
+        It raises BadImage if the part ends outside of the file, or cannot be unpacked.
         """
         if start + size > self.size:
             raise BadImage("the file is truncated")
@@ -301,11 +280,8 @@ def reading(
 ) -> Iterator[OpenedFile]:
     """Open an input file for one image; errors of the file are raised as `BadImage`.
 
-    Args:
-        path: The file.
-        stamp: Its modification time in the scan; None does not compare it.
-        ahead: Whether more images are read in the order of the file.
-        stated: Its unpacked size, if that is known.
+    ``stamp`` is its modification time in the scan; None does not compare it. ``ahead``: more images
+    are read in the order of the file. ``stated`` is its unpacked size, if known.
     """
     try:
         with OpenedFile(path, ahead=_AHEAD if ahead else 0, stated=stated) as view:
@@ -327,11 +303,7 @@ def refusing(path: str | Path) -> Iterator[None]:
 
 
 def stamp_of(path: str) -> int:
-    """Return a file's modification time, in nanoseconds.
-
-    Raises:
-        BadImage: If the file cannot be read.
-    """
+    """Return a file's modification time, in nanoseconds; BadImage if it cannot be read."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError as error:

@@ -46,15 +46,9 @@ class Kept(NamedTuple):
 
 
 def parse_keep(text: str | None, option: str = "keep", *, labels: bool = False) -> list[Kept]:
-    """Return the fields of the option ``--keep``.
+    """Return the fields of ``--keep``: ``[NAME=]SOURCE[:/PATH][:KIND][?]``, separated by commas.
 
-    Args:
-        text: The fields, separated by commas.
-        option: Name of the option in errors.
-        labels: Whether a field may be the primary label.
-
-    Raises:
-        UsageError: If it is not a list of ``[NAME=]SOURCE[:/PATH][:KIND][?]``.
+    ``option`` is its name in errors. If ``labels``, a field may be the primary label.
     """
     fields = []
     for item in text.split(",") if text else ():
@@ -103,8 +97,7 @@ def kind_of_bytes(data: bytes) -> str:
 def value_of(kept: Kept, field: Field, data: bytes) -> Any:
     """Return the value of a field in the bytes of a file, such as a member of an archive.
 
-    Raises:
-        BadImage: If they are not a value of the field.
+    It raises BadImage if they are not a value of the field.
     """
     try:
         if kept.pointer is not None:
@@ -119,8 +112,7 @@ def value_of(kept: Kept, field: Field, data: bytes) -> Any:
 def value_at(value: Any, pointer: str) -> Any:
     """Return the part of a JSON value at a path such as ``person/age``.
 
-    Raises:
-        KeyError, IndexError, TypeError, ValueError: If there is none.
+    If there is none, it raises KeyError, IndexError, TypeError or ValueError.
     """
     for part in filter(None, pointer.split("/")):
         value = value[int(part) if isinstance(value, list) else part]

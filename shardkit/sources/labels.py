@@ -90,14 +90,8 @@ class LabelValues:
     ) -> Labels:
         """Return the classes and the label of each code.
 
-        Args:
-            classes: Class names of an earlier conversion.
-            names: Class names that the user gave: the name of each number, or all names. True means
-                that the user gave ``classes`` then.
-
-        Raises:
-            UsageError: If a label is out of range, ``names`` lack one, only some are integers, or
-                two look the same.
+        ``classes`` are those of an earlier conversion. ``names`` are those that the user gave: the
+        name of each number, or all names. True means that the user gave ``classes`` then.
         """
         if isinstance(names, bool):
             names = classes
@@ -252,8 +246,7 @@ def _require_distinct(texts: Iterable[str]) -> None:
 def label_of(value: object, where: str) -> Value:
     """Return a label that a source states at ``where``; "" if it is missing.
 
-    Raises:
-        BadImage: If it is neither a number nor a text, or a list.
+    It raises BadImage if it is neither a number nor a text, or a list.
     """
     if isinstance(value, str):
         value = value.strip()
@@ -273,11 +266,7 @@ def label_of(value: object, where: str) -> Value:
 
 
 def checked_label(value: object, where: str) -> Value:
-    """Return a label of several, such as a box's, that must not be missing.
-
-    Raises:
-        BadImage: If it is missing, or as for `label_of`.
-    """
+    """Return a label of several, such as a box's; BadImage if missing, or as for `label_of`."""
     label = label_of(value, where)
     if label == "" or isinstance(value, bool):
         raise BadImage(f"its label at {where} is {quoted(value)}, neither an integer nor a text")
@@ -287,8 +276,7 @@ def checked_label(value: object, where: str) -> Value:
 def labels_of(value: object, where: str, separator: str) -> list[Value]:
     """Return the labels in a cell: a list, also as JSON, Python or NumPy writes it, or a text.
 
-    Raises:
-        BadImage: If it is not a list that can be read, or as for `label_of`.
+    It raises BadImage if it is not a list that can be read, or as for `label_of`.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -325,11 +313,7 @@ def classes_option(help: str = CLASSES_HELP, *, stored: str = "class_names") -> 
 def read_classes(path: str | bool | None) -> tuple[str, ...] | bool | None:
     """Return the class names in a text file, one in each line, or those of folders, sorted.
 
-    Args:
-        path: The file or folder; None for none. True, from a description, is returned as it is.
-
-    Raises:
-        UsageError: If it cannot be read, or names a class twice.
+    True, from a description, is returned as it is.
     """
     if path is None or isinstance(path, bool):
         return path

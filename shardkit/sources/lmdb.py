@@ -73,14 +73,11 @@ class Lmdb(ListedSource, AttachableSource):
     A manifest must not name code to run. If a function made its images, the user names it again, in
     the path: ``MODULE:FUNCTION@PATH``.
 
-    Args:
-        path: The folder of ``data.mdb``, or the file.
-        options: The options. ``layout``: ``ocr``: ``num-samples``, ``image-000000001``,
-            ``label-000000001``, ...; labels are texts. ``basicsr``: the images listed in
-            ``meta_info.txt``. ``images``: every key is the name of an image. ``module:callable``: a
-            function that gets each key and value, and returns an encoded image, or a pair of image
-            and label, or None. ``label``: ``folder`` uses the part of a key before the last slash
-            as class, for ``images``.
+    Layouts: ``ocr``: ``num-samples``, ``image-000000001``, ``label-000000001``, ...; labels are
+    texts. ``basicsr``: the images listed in ``meta_info.txt``. ``images``: every key is the name of
+    an image. ``module:callable``: a function that gets each key and value, and returns an encoded
+    image, or a pair of image and label, or None. The label ``folder`` uses the part of a key before
+    the last slash as class, for ``images``.
     """
 
     kind = "lmdb"
@@ -158,8 +155,7 @@ class Lmdb(ListedSource, AttachableSource):
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
         """Return the environment's only file, with all images.
 
-        Raises:
-            UsageError: If a function gives the images, so that the file need not have them.
+        It raises UsageError if a function gives the images, so that the file need not have them.
         """
         if ":" in self._layout:
             raise UsageError(
@@ -183,11 +179,7 @@ class Lmdb(ListedSource, AttachableSource):
         return f"{self._path}: {os.fsdecode(self._key(entry))}"
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the images: in the order of numbers, of ``meta_info.txt``, or of keys.
-
-        Raises:
-            UsageError: If keys cannot be read.
-        """
+        """List the images: in the order of numbers, of ``meta_info.txt``, or of keys."""
         (listing,) = listings.values()
         lists = {"ocr": self._list_numbers, "basicsr": self._list_names}
         try:

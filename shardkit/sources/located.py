@@ -20,14 +20,9 @@ def located_in(
 ) -> Iterator[Located | BadImage]:
     """Yield the record of each image of a file, after comparing it with the file's bytes.
 
-    Args:
-        path: The file.
-        entries: The images.
-        offsets: Returns the offset of each of some images, None for one without.
-        read: Returns the record of an image, as the library reads it.
-
-    Raises:
-        BadImage: If the file cannot be read at all, or changed since the scan.
+    ``offsets`` returns where images are, None for one without an offset; ``read`` returns a record
+    as the library reads it. BadImage is raised, not yielded, if the file cannot be read at all, or
+    changed since the scan.
     """
     for start in range(0, len(entries), _CHUNK):
         part = entries[start : start + _CHUNK]

@@ -53,12 +53,7 @@ class MnistOptions(SplitOptions):
 
 
 class Mnist(ListedSource):
-    """A folder of IDX files, perhaps compressed; images become grayscale PNG files.
-
-    Args:
-        folder: The folder of ``train-images-idx3-ubyte`` and the others.
-        options: The options.
-    """
+    """A folder of IDX files, perhaps compressed; images become grayscale PNG files."""
 
     kind = "mnist"
 
@@ -99,11 +94,7 @@ class Mnist(ListedSource):
         return f"{self._path(self._pairs[number].images)} at byte {offset}"
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the images of each split, in order.
-
-        Raises:
-            UsageError: If a file is damaged.
-        """
+        """List the images of each split, in order."""
         understood = {}
         for number, (name, split) in enumerate(self.splits.items()):
             shape = self._list(listings[name], number, split)

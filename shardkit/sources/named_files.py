@@ -59,13 +59,8 @@ class NamedSource(ListedSource):
     An `Entry.values` is a JSON object with the value of each field; of a file, its name, size and
     modification time.
 
-    Args:
-        path: The file or folder with the list; perhaps with ``@ROOT``.
-        options: The options.
-        root: The folder; None means that of the list, or that in the description.
-
-    Raises:
-        UsageError: If there is no such folder, or the description is damaged.
+    The path may end in ``@ROOT``. Without ``root``, the folder is that of the list, or that in the
+    description.
     """
 
     options: NamedOptions
@@ -167,18 +162,13 @@ class NamedSource(ListedSource):
         return with_fields(record, self.schema, values)
 
     def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
-        """Return the values of an image, as they fit its file.
-
-        Raises:
-            BadImage: If they do not.
-        """
+        """Return the values of an image, as they fit its file; BadImage if they do not."""
         return values
 
     def value_of(self, kept: Kept, content: bytes, record: Record) -> Any:
         """Return the value in a file of a record's image.
 
-        Raises:
-            BadImage: If it is no value of the field, or does not fit the image.
+        It raises BadImage if it is not a value of the field, or does not fit the image.
         """
         return value_of(kept, self.schema[kept.name], content)
 
@@ -243,8 +233,7 @@ def is_below(real: str, top: str) -> bool:
 def corners(numbers: object, order: str) -> list[float]:
     """Return left, top, right and bottom of a box in the order ``xyxy`` or ``xywh``.
 
-    Raises:
-        BadImage: If it is not four numbers.
+    It raises BadImage if it is not four numbers.
     """
     if (
         not isinstance(numbers, list)
@@ -259,11 +248,7 @@ def corners(numbers: object, order: str) -> list[float]:
 
 
 def names_in(path: Path) -> list[str]:
-    """Return the names in a list, one in each line.
-
-    Raises:
-        UsageError: If it cannot be read.
-    """
+    """Return the names in a list, one in each line."""
     try:
         lines = read_small(path).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
@@ -274,11 +259,8 @@ def names_in(path: Path) -> list[str]:
 class Names:
     """The files below a folder that a list names, while it is scanned.
 
-    Names are relative to the folder and must stay below it, also through links.
-
-    Args:
-        root: The folder.
-        follows_links: Whether links may lead out of the folder.
+    Names are relative to the folder and must stay below it, also through links, unless
+    ``follows_links``.
     """
 
     def __init__(self, root: str, *, follows_links: bool = False) -> None:
@@ -291,11 +273,7 @@ class Names:
         self._used = TextHashes()
 
     def find(self, name: object) -> tuple[str, os.stat_result]:
-        """Return the plain form of a name, and the status of its file.
-
-        Raises:
-            BadImage: If it names no file below the folder.
-        """
+        """Return the plain name and status of a file; BadImage if it is not below the folder."""
         if not isinstance(name, str) or not name:
             raise BadImage("it has no file name that is a text" if name else "it has no file name")
         plain = name[2:] if name.startswith("./") else name
@@ -304,11 +282,7 @@ class Names:
         return plain, status
 
     def status(self, plain: str) -> os.stat_result:
-        """Return the status of the file with a plain name.
-
-        Raises:
-            BadImage: If it names no file below the folder.
-        """
+        """Return the status of a file by its plain name; BadImage if not below the folder."""
         folder, _, last = plain.rpartition("/")
         try:
             is_checked = folder in self._folders and not plain.startswith("/")
@@ -418,12 +392,7 @@ class Names:
 
 
 class NamedListing:
-    """Adds the files that a list names to the listing of a split.
-
-    Args:
-        listing: The listing.
-        names: Finds the files.
-    """
+    """Adds the files that a list names to the listing of a split."""
 
     def __init__(self, listing: Listing, names: Names) -> None:
         self.names = names
@@ -434,12 +403,8 @@ class NamedListing:
     ) -> None:
         """Add an image by the name of its file; a file that cannot be used is a problem.
 
-        Args:
-            row: Where the list names it, for messages.
-            name: Its name.
-            code: As `Row.code`.
-            place: As `Entry.place`.
-            values: The values of its other fields, perhaps as JSON; none if no image has any.
+        ``row`` is where the list names it, for messages; ``code`` as in `Row`, ``place`` as in
+        `Entry`. ``values`` of its other fields may be JSON; there are none if no image has any.
         """
         try:
             text = values if isinstance(values, str) else _as_json(values)

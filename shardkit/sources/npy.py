@@ -57,10 +57,6 @@ class Npy(ListedSource):
     An .npz file, or a folder with .npy files, has an array of all images and one of all labels:
     ``images`` and ``labels``; or, with splits, ``train_images`` and ``train_labels``, or
     ``x_train`` and ``y_train``. A folder of class folders has one .npy file for each image.
-
-    Args:
-        path: The file or folder.
-        options: The options.
     """
 
     kind = "npy"
@@ -103,11 +99,7 @@ class Npy(ListedSource):
         return f"{path}{f': {member}' if member else ''} at row {place_of(entry.place)[1]}"
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the images in the order of rows or, in class folders, of names.
-
-        Raises:
-            UsageError: If an array is missing, damaged or of another shape or type.
-        """
+        """List the images in the order of rows or, in class folders, of names."""
         first = next(iter(listings.values()))
         if not self._pairs:
             if self.class_names is True:

@@ -92,10 +92,6 @@ class NpyArrays(ListedSource):
     A folder has one file for each sample, perhaps in folders of classes, or with their labels in
     a table. Of a single file, each row is a sample. An .npy file gives the field ``array``, an
     .npz file one field for each of its arrays. Values become little-endian and C-contiguous.
-
-    Args:
-        path: The file or folder.
-        options: The options.
     """
 
     kind = "npy"
@@ -125,21 +121,13 @@ class NpyArrays(ListedSource):
         self.splits = _splits(self.path)
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
-        """List the samples of each split, in order.
-
-        Raises:
-            UsageError: If a file cannot be read, or there are neither samples nor problems.
-        """
+        """List the samples of each split, in order."""
         scan = super().scan(classes)
         label = {n: field for n, field in default_schema(scan.classes).items() if n != IMAGE}
         return replace(scan, fields={**self.schema, **label})
 
     def read(self, split: str, entry: Entry) -> Record:
-        """Return the record of a sample.
-
-        Raises:
-            BadImage: If it cannot be read, or changed since the scan.
-        """
+        """Return the record of a sample."""
         if not self._rows:
             require_inside(entry.path)
         path = self._file(split, entry.path)
@@ -188,11 +176,7 @@ class NpyArrays(ListedSource):
         return f"{path} at row {place_of(entry.place)[1]}" if self._rows else path
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the samples in the order of rows or, in folders, of names.
-
-        Raises:
-            UsageError: If the arrays of a single file are damaged or cannot be stored.
-        """
+        """List the samples in the order of rows or, in folders, of names."""
         if self._rows:
             (listing,) = listings.values()
             try:

@@ -83,11 +83,7 @@ def opened_once(
 ) -> Iterator[OpenedFile | _Bytes]:
     """As `opened`, but unpack a member in memory: `opened` keeps it on disk for more reads.
 
-    Args:
-        path: The file.
-        member: The array of an .npz file, or "".
-        stamp: The modification time in the scan; None does not compare it.
-        header: Whether only the header is read.
+    If ``header``, only the header is read.
     """
     with reading(path, stamp) as view:
         if not member:
@@ -130,12 +126,7 @@ def members(path: str) -> list[str]:
 def require_intact(path: str, member: str) -> None:
     """Compare a member of an .npz file with its CRC-32, before its rows are read one by one.
 
-    Args:
-        path: The file.
-        member: As for `opened`; an .npy file has no checksum.
-
-    Raises:
-        BadImage: If it differs.
+    It raises BadImage if they differ; an .npy file has no checksum.
     """
     if member:
         with opened(path, member) as view:
@@ -210,8 +201,7 @@ class _Bytes:
 def parse_header(view: OpenedFile | _Bytes) -> Array:
     """Return the array that the header of an .npy file describes.
 
-    Raises:
-        BadImage: If it is not a complete .npy file of plain values.
+    It raises BadImage if it is not a complete .npy file of plain values.
     """
     head = view.read(0, 12)
     if head[:6] != _MAGIC or len(head) < 12:
@@ -249,11 +239,7 @@ def parse_header(view: OpenedFile | _Bytes) -> Array:
 
 
 def read_array(data: bytes) -> npt.NDArray[np.generic]:
-    """Return the array of an .npy file in memory.
-
-    Raises:
-        BadImage: If it is not a complete .npy file of plain values.
-    """
+    """Return the array of an .npy file in memory; BadImage as for `parse_header`."""
     array = parse_header(_Bytes(data))
     values: npt.NDArray[np.generic] = np.frombuffer(data, array.dtype, offset=array.start)
     return values.reshape(array.shape, order="F" if array.fortran else "C")
@@ -262,11 +248,7 @@ def read_array(data: bytes) -> npt.NDArray[np.generic]:
 def values(
     view: OpenedFile | _Bytes, array: Array, row: int, count: int
 ) -> npt.NDArray[np.generic]:
-    """Return some rows of an array that is not in Fortran order.
-
-    Raises:
-        BadImage: If the file is truncated.
-    """
+    """Return rows of an array that is not in Fortran order; BadImage if the file is truncated."""
     data = view.read(array.start + row * array.row_bytes, count * array.row_bytes)
     if len(data) != count * array.row_bytes:
         raise BadImage("the file is truncated")
@@ -276,8 +258,7 @@ def values(
 def labels_of(path: str, member: str, name: str, rows: int) -> Iterator[Value]:
     """Return the labels of all rows, which are read when they are used.
 
-    Raises:
-        BadImage: If the array ``name`` does not hold a label for each row.
+    It raises BadImage if the array ``name`` does not hold a label for each row.
     """
     with opened(path, member) as view:
         array = parse_header(view)

@@ -113,15 +113,8 @@ def open_given(
 ) -> Source:
     """Return the source that the arguments of `shardkit.convert` mean.
 
-    Args:
-        source: A folder, samples or a source.
-        folder: The options of a folder.
-        samples: The options of samples.
-        wrapping: Options that ask for wrappers, inside out: objects of the keys of `_BY_OPTION`.
-        seed: The seed of the conversion.
-
-    Raises:
-        UsageError: If it cannot be opened, or options do not go with it.
+    ``wrapping`` has the options that ask for wrappers, inside out: objects of the keys of
+    `_BY_OPTION`.
     """
     opened = _unwrapped(source, folder, samples)
     for options in wrapping:
@@ -143,17 +136,9 @@ def _unwrapped(source: Any, folder: FolderOptions, samples: SampleOptions) -> So
 
 
 def reopen(kind: str, root: Any, described: Described, schema: Schema) -> Source:
-    """Open the source of a dataset.
+    """Open the source of a dataset; ``root`` is its path, or the samples.
 
-    Args:
-        kind: Its kind, as the manifest states it.
-        root: Its path, or the samples.
-        described: What the manifests state about it.
-        schema: The fields of the dataset.
-
-    Raises:
-        UsageError: If ``root`` cannot be its source.
-        CorruptDataset: If the description of a wrapper is damaged.
+    It raises `CorruptDataset` if a description in the manifest is damaged.
     """
     is_path = isinstance(root, (str, Path))
     if kind == SAMPLES:

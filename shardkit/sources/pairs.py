@@ -96,10 +96,6 @@ class Pairs(AnnotatedSource):
 
     A record has the image and a field for each folder or suffix of masks. Splits are folders with
     both, or folders of the same names in both. Next to masks, images have their folder as label.
-
-    Args:
-        path: The folder.
-        options: The options.
     """
 
     kind = "pairs"
@@ -206,11 +202,7 @@ class Pairs(AnnotatedSource):
         return listing.code(folder, is_name=True) if self._beside else NO_LABEL
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the images of each split, in the order of their paths.
-
-        Raises:
-            UsageError: If no mask has a name like its image.
-        """
+        """List the images of each split, in the order of their paths."""
         names = self.names()
         alone = list[Problem]()
         known = set[str]()

@@ -61,11 +61,7 @@ _PLACES = {
 
 
 def open_place(path: str | Path) -> Place:
-    """Return the place of a path or URL.
-
-    Raises:
-        UsageError: If the URL has credentials or an unknown scheme.
-    """
+    """Return the place of a path or URL, which must not have credentials."""
     scheme, place = scheme_and_place(path)
     opened: Place = load(_PLACES[scheme])(place)
     return opened
@@ -99,8 +95,7 @@ class Place(ABC):
     def folders(self) -> list[str]:
         """Return the sorted names of the folders in it that are data: see `why_left_out`.
 
-        Raises:
-            UsageError: If it is missing or cannot be read.
+        It raises UsageError if the place is missing or cannot be read.
         """
 
     @abstractmethod
@@ -121,11 +116,7 @@ class Place(ABC):
 
     @abstractmethod
     def read(self, entry: Entry, path: str) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            BadImage: If it cannot be read, or changed since it was listed.
-        """
+        """Return a file's content; BadImage if unreadable, or changed since it was listed."""
 
     def ahead(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
         """Start to read files, in this order, in bounded memory."""

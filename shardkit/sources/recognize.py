@@ -101,9 +101,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def having(*names: str, suffixes: tuple[str, ...] = ()) -> Recognizer:
     """Return what recognizes a folder with one of some names, or files with one of some suffixes.
 
-    Args:
-        names: Names; ``*`` and the like are allowed.
-        suffixes: Suffixes of a file, or of files in a folder without images, or in its first one.
+    In names, ``*`` and the like are allowed. Suffixes are those of a file, or of files in a folder
+    without images, or in its first one.
     """
 
     def recognize(seen: Overview) -> Iterator[Recognition]:
@@ -316,15 +315,10 @@ def _is_certainly_other(kind: Recognized) -> bool:
 def the_kinds(
     path: str | Path, rest: Sequence[str] = (), only: str = ""
 ) -> Mapping[str, Recognized]:
-    """Return the kind of a source, or of the file of each split.
+    """Return the kind of a source, or of the file of each split; exactly one must be certain.
 
-    Args:
-        path: The source.
-        rest: Arguments of the command after the source, for messages.
-        only: The kind that the user has named, if any.
-
-    Raises:
-        UsageError: If not exactly one kind is certain.
+    ``rest`` are the command's arguments after the source, for messages; ``only`` is the kind that
+    the user has named, if any.
     """
     kinds = [kind for kind in recognized(path) if only in ("", kind.kind)]
     certain = [kind for kind in kinds if kind.by.certain]
@@ -383,13 +377,8 @@ def left_out(path: str | Path, kinds: Iterable[Recognized]) -> list[str]:
 def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = False) -> None:
     """Refuse a folder of images that another kind of source recognizes for certain.
 
-    Args:
-        path: The folder.
-        rest: Arguments of the command after the source, for messages.
-        splits: Whether the user says that its folders are splits, not a wrapper of the classes.
-
-    Raises:
-        UsageError: If one does; the message has its command.
+    The message has the command of that kind; ``rest`` are the arguments after the source. If
+    ``splits``, the user says that the folders are splits, not a wrapper of the classes.
     """
     kinds = [
         kind

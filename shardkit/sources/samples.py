@@ -69,11 +69,9 @@ class Sample:
 class Samples(Source):
     """A sequence of samples as a `shardkit.contracts.Source`.
 
-    Args:
-        samples: Any object with ``len()`` and ``[number]``, or an iterable, which is read once,
-            into a temporary file. Each sample is a dict of values by field, a `Sample`, or a
-            tuple. It must be picklable for several workers.
-        options: The options.
+    ``samples`` is any object with ``len()`` and ``[number]``, picklable for several workers; or an
+    iterable, which is read once, into a temporary file. Each sample is a dict of values by field, a
+    `Sample`, or a tuple.
     """
 
     kind = SAMPLES
@@ -95,16 +93,7 @@ class Samples(Source):
 
     @classmethod
     def restored(cls, samples: Any, schema: Schema, described: Described) -> Samples:
-        """Return the samples that a dataset was made from.
-
-        Args:
-            samples: The samples.
-            schema: The fields of the dataset.
-            described: What the manifests state about them.
-
-        Raises:
-            CorruptDataset: If a description is damaged.
-        """
+        """Return the samples that a dataset was made from."""
         description = next(iter(described.values()))
         first = description.get(FIRST, 0)
         if type(first) is not int or first < 0:
@@ -120,11 +109,7 @@ class Samples(Source):
         return []
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
-        """List the samples, and estimate their size from some of them.
-
-        Raises:
-            UsageError: If there are none, or ``classes`` are not those of the schema.
-        """
+        """List the samples, and estimate their size from some of them."""
         count = len(self._samples)
         label = self._schema.get(LABEL)
         names = None if label is None else label.classes
@@ -161,10 +146,8 @@ class Samples(Source):
     ) -> Samples:
         """Return the samples to append to ``count`` others.
 
-        Args:
-            count: The number of samples before these.
-            with_keys: Whether to read all samples to list them with their own keys.
-            optional: Fields that the first sample may lack; None means all.
+        ``with_keys`` reads all samples, to list them with their own keys. The first sample may lack
+        the fields ``optional``; None means all.
         """
         later = copy.copy(self)
         later._first = count
@@ -180,11 +163,7 @@ class Samples(Source):
         return {"name": self._name, **self._options.describe(), **first}
 
     def read(self, split: str, entry: Entry) -> Record:
-        """Return the record of a sample.
-
-        Raises:
-            BadImage: If it cannot be read, or a value is not one of its field.
-        """
+        """Return the record of a sample."""
         return self.read_given(split, entry)[0]
 
     def read_given(self, split: str, entry: Entry) -> tuple[Record, Comparison]:

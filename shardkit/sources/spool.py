@@ -21,9 +21,6 @@ class Spool:
 
     The file is in the folder for temporary files (``TMPDIR``), readable by its user only. It is
     removed with the last reference in the process that made it.
-
-    Raises:
-        UsageError: If the iterable raises an exception, or a sample cannot be pickled.
     """
 
     def __init__(self, samples: Iterable[Any]) -> None:

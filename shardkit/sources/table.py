@@ -163,11 +163,10 @@ class TableOptions(NamedOptions):
 class Table(NamedSource):
     """A table with a row for each image file.
 
-    Args:
-        path: A table, a folder of tables, or names with ``{000..999}``, ``*`` or ``?``. The suffix
-            states the format. ``TABLE@ROOT`` also names the folder.
-        options: The options. Without ``image``, the column is ``file_name``, and columns such as
-            ``mask_file_name`` are files, too. Columns may be a part of JSON: ``info:/class``.
+    The path is a table, a folder of tables, or names with ``{000..999}``, ``*`` or ``?``. The
+    suffix states the format. ``TABLE@ROOT`` also names the folder. Without ``image``, the column is
+    ``file_name``, and columns such as ``mask_file_name`` are files, too. Columns may be a part of
+    JSON: ``info:/class``.
     """
 
     kind = "table"
@@ -264,11 +263,7 @@ class Table(NamedSource):
         return [*map(Path, self._lists.paths), Path(self.root)]
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the rows of all tables, in order.
-
-        Raises:
-            UsageError: If a table cannot be read or lacks a column, or labels are out of range.
-        """
+        """List the rows of all tables, in order."""
         names = self.names()
         scan = _Scan(NamedListing(listings[""], names), listings[""].labels)
         unused: dict[str, None] = {}
@@ -596,12 +591,7 @@ def kind_of_cells(kinds: Set[str]) -> str:
 
 
 def kinds_in(value: Any, of_text: bool) -> set[str]:
-    """Return the kinds that a cell decides.
-
-    Args:
-        value: The value of the cell.
-        of_text: Whether all values of the table are texts.
-    """
+    """Return the kinds that a cell decides; ``of_text``: all values of the table are texts."""
     return _kinds_of_text(value) if of_text else {_kind_of(value)}
 
 

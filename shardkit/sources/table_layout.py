@@ -80,12 +80,7 @@ def _lists(seen: Overview, top: str) -> list[str]:
 def refuse_unread_lists(seen: Overview, inside: str = "") -> None:
     """Refuse images that would have no labels, or all the same, next to what may list labels.
 
-    Args:
-        seen: The folder.
-        inside: The folder below it whose images are meant.
-
-    Raises:
-        UsageError: If there is such a file; the message names it.
+    The message names the list. ``inside`` is the folder below ``seen`` whose images are meant.
     """
     for file, way in unread_lists(seen, inside):
         raise UsageError(

@@ -51,11 +51,7 @@ def is_text(path: str) -> bool:
 
 
 def columns_of(path: str, given: Dialect = DETECTED) -> list[str]:
-    """Return the columns of a table; of JSON lines, those of the first row.
-
-    Raises:
-        UsageError: If it cannot be read, or has no columns.
-    """
+    """Return the columns of a table; of JSON lines, those of the first row."""
     columns: Sequence[str]
     if not path.endswith(_NAMED):
         csv_file = os.path.splitext(path)[0] + ".csv"
@@ -91,11 +87,7 @@ def columns_of(path: str, given: Dialect = DETECTED) -> list[str]:
 
 
 def rows_of(path: str, columns: Sequence[str], given: Dialect = DETECTED) -> Iterator[Row]:
-    """Yield the rows of a table; a row with ``columns`` may have others.
-
-    Raises:
-        UsageError: If it cannot be read.
-    """
+    """Yield the rows of a table; a row with ``columns`` may have others."""
     if path.endswith(".parquet"):
         return _parquet_rows(path, columns)
     return _text_rows(path, given) if is_text(path) else _json_rows(path)

@@ -74,11 +74,7 @@ DETECTED = Dialect()
 
 
 def stated(delimiter: str | None, encoding: str | None, no_quotes: bool) -> Dialect:
-    """Return what a user states.
-
-    Raises:
-        UsageError: If a delimiter is not one character, or an encoding unknown.
-    """
+    """Return the dialect that a user states."""
     delimiter = _SPELLED.get(delimiter or "", delimiter)
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"delimiter={delimiter!r} is not one character, such as ; or tab")
@@ -94,11 +90,7 @@ def stated(delimiter: str | None, encoding: str | None, no_quotes: bool) -> Dial
 
 
 def dialect_of(path: str, given: Dialect = DETECTED) -> Dialect:
-    """Return how a file is written.
-
-    Raises:
-        UsageError: If it cannot be read, or its encoding is unknown.
-    """
+    """Return how a file is written."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -121,9 +113,7 @@ def _detect(path: str, given: Dialect, _: object) -> Dialect:
 def rows_of_text(path: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
     """Yield the line and the values of each row that is not empty; the first one is the header.
 
-    Raises:
-        csv.Error: If a row cannot be parsed; its second argument is the line.
-        ConversionFailed: If a row is too long to be one.
+    If a row cannot be parsed, the second argument of csv.Error is the line.
     """
     if not dialect.header:
         yield from _rows_of_list(path, dialect)
@@ -204,9 +194,7 @@ def opened(path: str, encoding: str | None = _UTF8) -> io.TextIOWrapper:
 class Lines(Generic[AnyStr]):
     """The lines of a file, of which a parser may join several to a row.
 
-    Raises:
-        ConversionFailed: If a row is too long to be one: a file may have no line end at all.
-        UsageError: If the file is not in its encoding.
+    A row that is too long raises `ConversionFailed`: a file may have no line end at all.
     """
 
     def __init__(self, path: str, file: IO[AnyStr]) -> None:

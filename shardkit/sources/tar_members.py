@@ -84,8 +84,7 @@ class _Content(NamedTuple):
 def members(view: OpenedFile, start: int = 0) -> Iterator[Member]:
     """Yield the members of an archive from an offset on.
 
-    Raises:
-        BadImage: At the first byte that cannot be read: a truncated or damaged archive.
+    BadImage is raised at the first byte that cannot be read: a truncated or damaged archive.
     """
     offset = start
     while (header := _header(view, offset)) is not None:
@@ -106,11 +105,7 @@ def members(view: OpenedFile, start: int = 0) -> Iterator[Member]:
 
 
 def content(view: OpenedFile, member: Member) -> bytes:
-    """Return the content of a member.
-
-    Raises:
-        BadImage: If the archive is truncated in it, or it is a sparse file over `MAX_SPARSE`.
-    """
+    """Return a member's content; BadImage if truncated, or a sparse file over `MAX_SPARSE`."""
     if member.size > MAX_IMAGE_BYTES:
         raise BadImage(f"it has {member.size:,} bytes, over the limit of {MAX_IMAGE_BYTES:,}")
     if len(member.extents) == 1 and member.extents[0].length == member.size:

@@ -43,12 +43,9 @@ class Feature:
 
 
 def features(read: Read, start: int, end: int) -> dict[str, Feature]:
-    """Return the features of the Example between two offsets, by name.
+    """Return the features of the Example between two offsets, by name; BadImage if it is not one.
 
     As protocol buffers require, the last one counts if a name occurs twice.
-
-    Raises:
-        BadImage: If it is not a tf.train.Example.
     """
     result: dict[str, Feature] = {}
     for number, outer in _messages(read, start, end):

@@ -55,9 +55,7 @@ class TFRecord(ColumnSource):
     Files that end in ``.gz`` are unpacked to a temporary file. Every checksum is compared. Images
     are named by file and position, or by a feature.
 
-    Args:
-        pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
-        options: The options. The first records show which columns, called features, there are.
+    The first records show which columns, called features, there are.
     """
 
     kind = "tfrecord"
@@ -113,12 +111,9 @@ class TFRecord(ColumnSource):
 
 
 class _Example(Cells):
-    """A record.
+    """A record, which starts at ``start`` in the bytes that ``read`` returns.
 
-    Args:
-        record: Where it is in the file.
-        read: Returns bytes of the file, or of the record alone.
-        start: Where the record starts in these.
+    These are of the file, or of the record alone.
     """
 
     def __init__(self, record: Place, read: Read, start: int) -> None:

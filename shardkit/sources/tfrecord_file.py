@@ -27,11 +27,7 @@ class Place(NamedTuple):
 
 
 def records(view: OpenedFile) -> Iterator[Place]:
-    """Yield the records of a file.
-
-    Raises:
-        BadImage: If a length does not match its checksum, or the file is truncated.
-    """
+    """Yield the records of a file; BadImage if a length's checksum differs, or it is truncated."""
     offset = 0
     while offset < view.size:
         length = length_of(view, offset)
@@ -45,11 +41,7 @@ def records(view: OpenedFile) -> Iterator[Place]:
 
 
 def length_of(view: OpenedFile, offset: int) -> int:
-    """Return the length of the record at an offset.
-
-    Raises:
-        BadImage: If it does not match its checksum.
-    """
+    """Return the length of the record at an offset; BadImage if its checksum differs."""
     header = view.read(offset, HEADER.size)
     if len(header) < HEADER.size:
         raise BadImage(f"the file is truncated in the record at byte {offset}")

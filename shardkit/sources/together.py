@@ -28,12 +28,9 @@ class Member(NamedTuple):
 
 
 class Together(Source):
-    """Sources of one kind, each of which is a split.
+    """Sources of one kind, each of which is a split, in the folder ``root``.
 
-    Args:
-        root: The folder that has all of them.
-        members: The source of each split.
-        commands: What converts each by itself, for messages.
+    ``commands`` convert each by itself; they are for messages.
     """
 
     def __init__(
@@ -60,11 +57,7 @@ class Together(Source):
         return {**source.describe(""), "name": name, MEMBER: list(places)}
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
-        """List the images of all splits, which share their classes.
-
-        Raises:
-            UsageError: If a source cannot be listed, or their fields differ.
-        """
+        """List the images of all splits, which share their classes."""
         scans = {name: member.source.scan(classes) for name, member in self.members.items()}
         known = _united([scan.classes or () for scan in scans.values()], classes)
         if any(scan.classes != known for scan in scans.values() if scan.classes):
@@ -137,13 +130,7 @@ def _united(
 def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, Any]) -> Together:
     """Return the source of splits that were recognized in a folder.
 
-    Args:
-        root: The folder.
-        kinds: What was recognized, by split.
-        options: The options of all of them; those that were recognized fill in for None.
-
-    Raises:
-        UsageError: If one cannot be opened.
+    ``options`` are those of all of them; those that were recognized fill in for None.
     """
     _require_own_roots(root, kinds, options.get("root"))
     members = {}
@@ -173,11 +160,7 @@ def _require_own_roots(root: Path, kinds: Mapping[str, Recognized], given: str |
 
 
 def open_folder(kind: str, folder: str | Path, options: Mapping[str, Any]) -> Together:
-    """Return all sources of a kind in a folder, as splits.
-
-    Raises:
-        UsageError: If there is none, it is not clear which are meant, or one cannot be opened.
-    """
+    """Return all sources of a kind in a folder, as splits."""
     kinds = the_kinds(folder, only=kind)
     source = together(Path(folder), kinds, options)
     source.unread = left_out(folder, kinds.values())
@@ -185,12 +168,7 @@ def open_folder(kind: str, folder: str | Path, options: Mapping[str, Any]) -> To
 
 
 def reopen(kind: str, root: Path, described: Described) -> Together:
-    """Return the source that the manifests of splits describe.
-
-    Raises:
-        CorruptDataset: If a description is damaged.
-        UsageError: If a source cannot be opened.
-    """
+    """Return the source that the manifests of splits describe."""
     members = {}
     for name, description in described.items():
         file, folder = _places(description)

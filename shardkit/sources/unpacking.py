@@ -48,16 +48,10 @@ def unpacked(
 ) -> Unpacked:
     """Return the unpacked content of a part of a file, unpacked when it is first asked for.
 
-    Args:
-        key: Path, modification time, and the size or start of the part.
-        source: The open file.
-        inside: The part.
-        packing: As `packing_of`, or `DEFLATED`.
-        stated: Bytes that it unpacks to, if that is known.
-
-    Raises:
-        BadImage: If it is damaged, or unpacks to more than ``stated``, or 1,100 times its size.
-        UsageError: If it needs a package that is not installed.
+    ``key`` is path, modification time, and the size or start of the part; ``packing`` as
+    `packing_of`, or `DEFLATED`. It raises BadImage if the part is damaged, or unpacks to more than
+    ``stated`` bytes, or 1,100 times its size; UsageError if it needs a package that is not
+    installed.
     """
     if os.getpid() not in _STORES:
         _STORES.setdefault(os.getpid(), _Store())

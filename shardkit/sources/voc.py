@@ -59,10 +59,8 @@ class Voc(AnnotatedSource):
     the file states about each object, as texts. Pixels of VOC's boxes count from 1 and include the
     last: a box from 1 to 10 becomes 0 to 10.
 
-    Args:
-        path: The folder.
-        options: The options. Without ``split``, the splits are train, val and test, as far as these
-            exist, or trainval; or all annotations.
+    Without ``split``, the splits are train, val and test, as far as these exist, or trainval; or
+    all annotations.
     """
 
     kind = "voc"
@@ -83,11 +81,7 @@ class Voc(AnnotatedSource):
         self._box_names = read_classes(options.classes)
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the images of each split, in the order of its file.
-
-        Raises:
-            UsageError: If a file of ``ImageSets`` cannot be read, or the classes lack one.
-        """
+        """List the images of each split, in the order of its file."""
         images = self.names()
         is_shared = self._images == self._annotations
         annotations = images if is_shared else self.names(self.path / self._annotations)
@@ -181,8 +175,7 @@ class Voc(AnnotatedSource):
 def parse(content: bytes) -> Element:
     """Return the root element of an XML file.
 
-    Raises:
-        BadImage: If it is not XML, or declares a document type, which could define entities.
+    It raises BadImage if it is not XML, or declares a document type, which could define entities.
     """
     builder = TreeBuilder()
     parser = expat.ParserCreate()

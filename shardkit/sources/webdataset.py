@@ -87,15 +87,12 @@ class WebDataset(RowSource, AttachableSource):
     them. Samples are in the order of their first members. Archives that end in ``.gz`` or ``.tgz``
     are unpacked to a temporary file.
 
-    Args:
-        pattern: A file, a folder, or names with ``{000..999}``, ``*`` or ``?``.
-        options: The options. ``grouping``: names are divided at the first dot after the last slash,
-            with the suffix in lower case (``webdataset``); the same, but suffixes differ by case
-            (``huggingface``); or at the last dot (``basename``). Without ``image``, the image is
-            the only member whose suffix is that of an image. ``label``: ``cls`` or another suffix,
-            for an integer or text; ``json:/path``, for a value in a JSON object; ``folder``, for
-            the part of the key before the last slash; or ``none``. Without, it is ``cls``, or
-            another member of a usual name, if the first samples have one.
+    ``grouping``: names are divided at the first dot after the last slash, with the suffix in lower
+    case (``webdataset``); the same, but suffixes differ by case (``huggingface``); or at the last
+    dot (``basename``). Without ``image``, the image is the only member whose suffix is that of an
+    image. ``label``: ``cls`` or another suffix, for an integer or text; ``json:/path``, for a value
+    in a JSON object; ``folder``, for the part of the key before the last slash; or ``none``.
+    Without, it is ``cls``, or another member of a usual name, if the first samples have one.
     """
 
     kind = "webdataset"

@@ -15,11 +15,7 @@ from shardkit.record import Record
 
 
 class Wrapper(Source):
-    """The images of another source, changed.
-
-    Args:
-        source: The other source.
-    """
+    """The images of another source, changed."""
 
     def __init__(self, source: Source) -> None:
         self.kind = source.kind
@@ -87,12 +83,7 @@ class Wrapper(Source):
 
 
 class SomeFields(Wrapper):
-    """The images of a source with some of their fields.
-
-    Args:
-        scan: The scan of the source.
-        names: The names of the wanted fields.
-    """
+    """The images of a source, scanned before, with some of their fields."""
 
     def __init__(self, scan: Scan, names: Collection[str]) -> None:
         super().__init__(scan.source)

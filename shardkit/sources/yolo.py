@@ -84,9 +84,7 @@ class Yolo(AnnotatedSource):
     A record has the image and ``boxes``; ``polygons`` if rows are polygons: of each box its points
     as fractions of the upright picture; and ``keypoints`` if the description states ``kpt_shape``.
 
-    Args:
-        path: The folder, or its file ``data.yaml``.
-        options: The options.
+    The path is the folder, or its file ``data.yaml``.
     """
 
     kind = "yolo"
@@ -111,11 +109,7 @@ class Yolo(AnnotatedSource):
         self.box_names = named or self.description.names or self._listed()
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
-        """List the images of each split, in the order of their paths or of a list.
-
-        Raises:
-            UsageError: If a list cannot be read, or no image has labels.
-        """
+        """List the images of each split, in the order of their paths or of a list."""
         names = self.names()
         found = _Found([], set(), set())
         total = 0

@@ -377,13 +377,6 @@ class ZipImages(ImageFolder, AttachableSource):
     Its folders mean what those of an `ImageFolder` mean. If there is only one folder, and that has
     folders, it is taken for the root. `Entry.stamp` is a member's CRC-32, and
     `Entry.values` its compressed size.
-
-    Args:
-        path: The archive.
-        options: The options.
-
-    Raises:
-        UsageError: If it cannot be read, or is no whole archive.
     """
 
     kind = "zip"
@@ -426,11 +419,7 @@ class ZipImages(ImageFolder, AttachableSource):
         return scan.splits[split].entries if split in scan.splits else ()
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
-        """Return the archive with its images.
-
-        Raises:
-            UsageError: If some are compressed.
-        """
+        """Return the archive with its images; UsageError if some are compressed."""
         if packed := sum(bool(entry.values) for entry in images.entries):
             raise UsageError(
                 f"{self.place.path} has {amount(packed, 'compressed image')}, which cannot be read "
